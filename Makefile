@@ -1,0 +1,38 @@
+# Every target sets up its own environment. PYTHON: the interpreter to build it with (3.11 or newer).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-gpu lint types setup regen clean
+
+demo: $(READY)
+	$(BIN)/fusion-advisor analyze examples/llama_block.py --out build/demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/pyright
+
+# Rewrite the golden files from what the code does now; read the diff before committing it.
+regen: $(READY)
+	$(BIN)/python -m pytest -n 2 -m "not gpu" --regen
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("PYTHON must be 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[hf,dev]"
+	touch $@
+
+clean:
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,558 @@
+"""Check one emitted kernel against its own reference in fp64; run by `verify` as a child process.
+
+A line in is a `CheckJob`, a line out is a `Check`. Under the interpreter the environment needs
+nothing: this module sets `TRITON_INTERPRET=1` itself when it finds no GPU.
+
+What is held, for each case and seed:
+
+- an integer or bool output equals eager's or the fp64 reference's, element by element;
+- NaN and infinities are where the reference (rounded to the output's type) or eager has them;
+- max|ours − ref| ≤ max|eager − ref| + 1 ulp of the output type at max|ref|, over the elements
+  that are finite in all three. Another order of summation is sometimes luckier: a kernel that
+  is beyond it is held against eager's largest error, in ulps, over EAGER_DRAWS further draws
+  of the same distribution. And for each row of the last dimension
+  max|ours − ref| ≤ ROW_SLACK · (max|eager − ref| + 1 ulp at the row's max|ref|), so that a row of
+  small numbers is not hidden by a row of large ones;
+- where eager alone overflowed, ours is as eager's or within LOST_ULPS of the reference;
+- shape, dtype, strides and structure are the reference's; inputs stay bit for bit as they were;
+- interpreter: addresses in bounds, no races, traffic equal to the plan's to the byte;
+  GPU: a second launch gives the same bits.
+"""
+
+# Triton and torch's dispatch types are partly untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
+from fusion_advisor.records import Tensor
+
+ROW_SLACK = 4.0
+"""How much more error than eager (plus 1 ulp) one row may have: rows are few, luck is large."""
+MIN_ROW = 16
+"""Shorter rows have too few elements to compare two maxima."""
+EAGER_DRAWS = 16
+"""Draws that say how far eager itself can be off; only made when one draw does not settle it."""
+LOST_ULPS = 16.0
+"""Where eager overflowed there is no eager error to stand beside."""
+
+DISTRIBUTIONS = ("mixed", "special", "tiny", "large", "normal")
+"""Seed s draws from entry s, cyclically."""
+
+_GUARD = 64
+"""Poisoned elements around each input on a GPU, where addresses cannot be checked."""
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Fault(Exception):
+    """One line: what is wrong, and where."""
+
+
+class TooFar(Fault):
+    """The error is beyond eager's error of this one draw."""
+
+
+# --- inputs --------------------------------------------------------------------------------------
+
+
+def _scales(rows: int, distribution: str, dtype: torch.dtype, gen: torch.Generator) -> torch.Tensor:
+    """One scale for each row: powers of ten that the dtype's squares survive, mostly."""
+    half = dtype == torch.float16
+    if distribution == "large":
+        return torch.full((rows,), 200.0 if half else 1e3)
+    if distribution == "tiny":
+        return torch.full((rows,), 1e-3)
+    if distribution == "mixed":
+        ladder = [1.0, 1e-3, 20.0, 1e-2] if half else [1.0, 1e-3, 30.0, 1e-6, 1e-13]
+        start = int(torch.randint(len(ladder), (), generator=gen))
+        return torch.tensor([ladder[(start + row) % len(ladder)] for row in range(rows)])
+    return torch.ones(rows)
+
+
+def _floats(spec: Tensor, distribution: str, gen: torch.Generator) -> torch.Tensor:
+    dtype = getattr(torch, spec.dtype)
+    values = torch.randn(spec.shape, generator=gen, dtype=torch.float64)
+    rows = math.prod(spec.shape[:-1])
+    if rows > 1 or distribution in ("large", "tiny"):
+        scales = _scales(rows, distribution, dtype, gen).to(torch.float64)
+        shape = (*spec.shape[:-1], 1) if spec.shape else ()
+        if distribution == "large":  # all of a row far from zero: no element saves a wrong maximum
+            sides = torch.randint(0, 2, scales.shape, generator=gen) * 2 - 1
+            values += 5.0 * sides.reshape(shape)
+        values *= scales.reshape(shape)
+    if distribution == "special" and values.numel():
+        _sprinkle(values, gen)
+    top = torch.finfo(dtype).max
+    return torch.where(values.isfinite(), values.clamp(-top, top), values).to(dtype)
+
+
+def _sprinkle(values: torch.Tensor, gen: torch.Generator) -> None:
+    """Put NaN and ±inf into a third of the rows, one each, so that the other rows stay finite."""
+    flat = values.reshape(-1, values.shape[-1]) if values.dim() else values.reshape(1, 1)
+    if flat.shape[0] == 1 and flat.shape[1] > 8:
+        spots = torch.randperm(flat.shape[1], generator=gen)[:3]
+        flat[0, spots] = torch.tensor([math.nan, math.inf, -math.inf], dtype=values.dtype)
+        return
+    for row in range(0, flat.shape[0], 2):
+        column = int(torch.randint(flat.shape[1], (), generator=gen))
+        flat[row, column] = (math.nan, math.inf, -math.inf)[row // 2 % 3]
+
+
+def _integers(spec: Tensor, bounds: tuple[int, int] | None, gen: torch.Generator) -> torch.Tensor:
+    dtype = getattr(torch, spec.dtype)
+    if dtype == torch.bool:
+        return _flags(spec.shape, gen)
+    low, high = bounds or ((0, 8) if spec.dtype.startswith("u") else (-8, 8))
+    return torch.randint(low, high, spec.shape, generator=gen).to(dtype)
+
+
+def _flags(shape: tuple[int, ...], gen: torch.Generator) -> torch.Tensor:
+    """Random, but a quarter of the rows all false and a quarter all true."""
+    rows = torch.randint(0, 4, (*shape[:-1], 1) if shape else (), generator=gen)
+    mixed = torch.randint(0, 2, shape, generator=gen).bool()
+    return torch.where(rows == 0, False, torch.where(rows == 1, True, mixed))
+
+
+def _poison(storage: torch.Tensor) -> torch.Tensor:
+    """Fill with NaN, or with an odd byte pattern where there is none."""
+    if storage.is_floating_point():
+        return storage.fill_(math.nan)
+    storage.view(torch.uint8).fill_(0xA5)
+    return storage
+
+
+def _lay_out(spec: Tensor, values: torch.Tensor, device: str) -> torch.Tensor:
+    """`values` at the spec's strides and alignment, with poison in every gap.
+
+    A broadcast dimension (stride 0) takes the values of its first index. The offset is kept
+    modulo 64 elements: the alignment is the same and a slice of a huge tensor stays small.
+    """
+    guard = _GUARD if device != "cpu" else 0
+    offset = spec.offset if spec.offset < 128 else 64 + spec.offset % 64
+    strides = zip(spec.shape, spec.stride, strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in strides) if spec.numel else 0
+    storage = torch.empty(guard + offset + extent + guard, dtype=values.dtype, device=device)
+    _poison(storage)
+    view = storage.as_strided(spec.shape, spec.stride, guard + offset)
+    narrow = tuple(slice(None) if stride else slice(0, 1) for stride in spec.stride)
+    view[narrow].copy_(values[narrow])
+    return view
+
+
+def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") -> Tensors:
+    """The case's tensors filled with random data: the same for the same arguments."""
+    gen = torch.Generator().manual_seed(seed)
+    bounds = case.ranges or (None,) * len(case.inputs)
+    return tuple(
+        _lay_out(
+            spec,
+            _floats(spec, distribution, gen)
+            if getattr(torch, spec.dtype).is_floating_point
+            else _integers(spec, limit, gen),
+            device,
+        )
+        for spec, limit in zip(case.inputs, bounds, strict=True)
+    )
+
+
+# --- references ----------------------------------------------------------------------------------
+
+
+class Float64Mode(TorchDispatchMode):
+    """Run every operation in float64, whatever float dtype it names or would return."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default):
+            args = (*args[:2], False)  # half_to_float: float64 is wide enough
+        widened = tree_map(_widen, (args, kwargs or {}))
+        return tree_map(_widen, func(*widened[0], **widened[1]))
+
+
+def _widen(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value.is_floating_point else value
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value if value.dtype == torch.float64 else value.double()
+    return value
+
+
+def _as_tuple(result: Any) -> Tensors:
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def _reference64(module: ModuleType, inputs: Tensors) -> Tensors:
+    with Float64Mode():
+        return _as_tuple(module.reference(*(_widen(tensor) for tensor in inputs)))
+
+
+# --- the launch ----------------------------------------------------------------------------------
+
+_ALLOCATORS = ("empty_strided", "empty", "empty_like")
+
+
+@contextmanager
+def _poisoned_outputs() -> Generator[None, None, None]:
+    """Every tensor that the launcher allocates starts as NaN or an odd pattern."""
+    originals = {name: getattr(torch, name) for name in _ALLOCATORS}
+
+    def poisoning(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor = allocate(*args, **kwargs)
+            size = tensor.untyped_storage().nbytes() // tensor.element_size()
+            _poison(tensor.as_strided((size,), (1,), 0))
+            return tensor
+
+        return wrapper
+
+    for name, original in originals.items():
+        setattr(torch, name, poisoning(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch, name, original)
+
+
+def cause(error: BaseException) -> str:
+    """The innermost cause in one line: the interpreter wraps exceptions by their repr."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def _launch(module: ModuleType, entry: str, inputs: Tensors) -> Tensors:
+    before = [tensor.untyped_storage().clone() for tensor in inputs]
+    try:
+        with _poisoned_outputs():
+            result = _as_tuple(getattr(module, entry)(*inputs))
+    except Exception as error:
+        raise Fault(cause(error)) from error
+    for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):
+        after = torch.tensor([], dtype=torch.uint8, device=tensor.device)
+        after.set_(tensor.untyped_storage())
+        kept = torch.tensor([], dtype=torch.uint8, device=tensor.device)
+        kept.set_(copy)
+        if not torch.equal(after, kept):
+            raise Fault(f"input {index} was changed by the kernel")
+    return result
+
+
+# --- comparison ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Error:
+    """Absolute errors of one output, and what was allowed."""
+
+    ours: float = 0.0
+    eager: float = 0.0
+    tolerance: float = 0.0
+
+    @property
+    def tightness(self) -> float:
+        return self.ours / self.tolerance if self.tolerance else 0.0
+
+
+def _ulp(magnitude: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The spacing of `dtype` at a float64 magnitude. Units: those of the values."""
+    info = torch.finfo(dtype)
+    _, exponent = torch.frexp(magnitude.clamp_min(info.tiny))
+    return torch.ldexp(torch.full_like(magnitude, info.eps), exponent - 1)
+
+
+def _where(index: int, mask: torch.Tensor, ours: torch.Tensor, expected: torch.Tensor) -> str:
+    spot = tuple(int(i) for i in mask.nonzero()[0])
+    return f"output {index}{list(spot)}: ours {ours[spot].item()}, expected {expected[spot].item()}"
+
+
+def _worst(index: int, error: torch.Tensor, ours: torch.Tensor, expected: torch.Tensor) -> str:
+    return _where(index, error == error.max(), ours, expected)
+
+
+def _same_class(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """NaN with NaN, an infinity with the same infinity, finite with finite."""
+    nan, inf = left.isnan() & right.isnan(), left.isinf() & (left == right)
+    return nan | inf | (left.isfinite() & right.isfinite())
+
+
+def _compare_floats(
+    index: int, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, eager_ulps: float
+) -> Error:
+    dtype = ours.dtype
+    rounded = exact.to(dtype).double()
+    ours, eager = ours.double(), eager.double()
+    wrong = ~(_same_class(ours, rounded) | _same_class(ours, eager))
+    if wrong.any():
+        raise Fault(_where(index, wrong, ours, rounded) + " (NaN or infinity)")
+
+    finite = ours.isfinite() & exact.isfinite() & rounded.isfinite()
+    lost = finite & ~eager.isfinite()
+    finite &= ~lost
+    zero = torch.zeros_like(exact)
+    gap = torch.where(finite | lost, (ours - exact).abs(), zero)
+    far = lost & (gap > LOST_ULPS * _ulp(exact.abs().nan_to_num(0.0), dtype))
+    if far.any():
+        raise Fault(
+            _where(index, far, ours, exact) + f" (over {LOST_ULPS:g} ulp; eager overflowed)"
+        )
+
+    our_error = torch.where(finite, gap, zero)
+    eager_error = torch.where(finite, (eager - exact).abs(), zero)
+    size = torch.where(finite, exact.abs(), zero)
+    ulp = _ulp(size.max(), dtype).item()
+    eager_most = max(eager_error.max().item(), eager_ulps * ulp)
+    error = Error(our_error.max().item(), eager_most, eager_most + ulp)
+    if error.ours > error.tolerance:
+        raise TooFar(
+            _worst(index, our_error, ours, exact)
+            + f" (error {error.ours:.3g}, eager's {error.eager:.3g}, allowed {error.tolerance:.3g})"
+        )
+    if ours.dim() and ours.shape[-1] >= MIN_ROW:
+        allowed = ROW_SLACK * (eager_error.amax(-1) + _ulp(size.amax(-1), dtype))
+        over = our_error.amax(-1) > allowed
+        if over.any():
+            excess = torch.where(over.unsqueeze(-1), our_error / allowed.unsqueeze(-1), zero)
+            raise Fault(_worst(index, excess, ours, exact) + " (beyond its row's tolerance)")
+    return error
+
+
+def _eager_ulps(eager: torch.Tensor, exact: torch.Tensor) -> float:
+    """Eager's largest error in ulps of the largest magnitude, over what is finite in both."""
+    if not (eager.is_floating_point() and eager.numel()):
+        return 0.0
+    finite = eager.isfinite() & exact.to(eager.dtype).isfinite()
+    zero = torch.zeros_like(exact)
+    error = torch.where(finite, (eager.double() - exact).abs(), zero).max()
+    return (error / _ulp(torch.where(finite, exact.abs(), zero).max(), eager.dtype)).item()
+
+
+def _compare_exactly(
+    index: int, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor
+) -> Error:
+    if ours.dtype == torch.bool:  # a poisoned byte must not pass for True
+        ours, eager, exact = (t.contiguous().view(torch.uint8) for t in (ours, eager, exact))
+    wrong = (ours != eager) & (ours != exact.to(ours.dtype))
+    if wrong.any():
+        raise Fault(_where(index, wrong, ours, eager))
+    return Error()
+
+
+def _strides_that_matter(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
+
+
+def compare(
+    ours: Tensors, eager: Tensors, exact: Tensors, eager_ulps: Sequence[float] = ()
+) -> Error:
+    """The tightest of the outputs' errors; Fault for the first output that is wrong.
+
+    `eager_ulps`: eager's error of each output by other draws, in ulps; TooFar asks for it.
+    """
+    if len(ours) != len(eager):
+        raise Fault(f"{len(ours)} outputs, the reference has {len(eager)}")
+    tightest = Error()
+    for index, (mine, theirs, truth) in enumerate(zip(ours, eager, exact, strict=True)):
+        for what, got, expected in (
+            ("shape", tuple(mine.shape), tuple(theirs.shape)),
+            ("dtype", mine.dtype, theirs.dtype),
+            ("strides", _strides_that_matter(mine), _strides_that_matter(theirs)),
+        ):
+            if got != expected:
+                raise Fault(f"output {index} has {what} {got}, the reference has {expected}")
+        if not mine.numel():
+            continue
+        if mine.is_floating_point():
+            known = eager_ulps[index] if eager_ulps else 0.0
+            error = _compare_floats(index, mine, theirs, truth, known)
+        else:
+            error = _compare_exactly(index, mine, theirs, truth)
+        tightest = max(tightest, error, key=lambda e: (e.tightness, e.tolerance))
+    return tightest
+
+
+# --- one kernel ----------------------------------------------------------------------------------
+
+_modules = count()
+
+
+def load_module(text: str, folder: Path) -> ModuleType:
+    """The emitted file as a module; jit functions need their source on disk."""
+    name = f"emitted_{next(_modules)}"
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise Fault(f"the file does not import: {cause(error)}") from error
+    return module
+
+
+def _describe(case: Case) -> str:
+    tensors = (f"{'x'.join(map(str, t.shape)) or 'scalar'} {t.dtype}" for t in case.inputs)
+    return f"{case.name}: {', '.join(tensors)}"
+
+
+def _check_traffic(case: Case, loaded: int, stored: int) -> None:
+    for what, planned, seen in (
+        ("loaded", case.loaded_bytes, loaded),
+        ("stored", case.stored_bytes, stored),
+    ):
+        if planned is not None and planned != seen:
+            raise Fault(f"{what} {seen} bytes, the plan says {planned}")
+
+
+def _launch_twice(kernel: Kernel, module: ModuleType, inputs: Tensors) -> Tensors:
+    """Launch on a GPU; Fault when a second launch gives other bits."""
+    ours, again = (_launch(module, kernel.entry, inputs) for _ in range(2))
+    if not all(_same_bits(a, b) for a, b in zip(ours, again, strict=True)):
+        raise Fault("a second launch gave different bits")
+    return ours
+
+
+def _other_draws(module: ModuleType, case: Case, run: _Run) -> list[float]:
+    """Eager's largest error of each output, in ulps, over further draws like this run's."""
+    draws: list[list[float]] = []
+    for draw in range(1, EAGER_DRAWS + 1):
+        inputs = build_inputs(case, run.distribution, run.seed + 1000 * draw, run.device)
+        eager, exact = _as_tuple(module.reference(*inputs)), _reference64(module, inputs)
+        draws.append([_eager_ulps(e, x) for e, x in zip(eager, exact, strict=True)])
+    return [max(column) for column in zip(*draws, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Run:
+    seed: int
+    device: str
+
+    @property
+    def distribution(self) -> str:
+        return DISTRIBUTIONS[self.seed % len(DISTRIBUTIONS)]
+
+
+def _judge(module: ModuleType, case: Case, run: _Run, inputs: Tensors, ours: Tensors) -> Error:
+    """Compare with eager and fp64; look at further draws when one does not settle it."""
+    eager, exact = _as_tuple(module.reference(*inputs)), _reference64(module, inputs)
+    try:
+        return compare(ours, eager, exact)
+    except TooFar:
+        return compare(ours, eager, exact, _other_draws(module, case, run))
+
+
+def _check_once(kernel: Kernel, module: ModuleType, case: Case, run: _Run) -> Error:
+    inputs = build_inputs(case, run.distribution, run.seed, run.device)
+    try:
+        if run.device != "cpu":
+            return _judge(module, case, run, inputs, _launch_twice(kernel, module, inputs))
+        from fusion_advisor.interpreting import counting
+
+        with counting() as traffic:
+            ours = _launch(module, kernel.entry, inputs)
+        error = _judge(module, case, run, inputs, ours)
+        _check_traffic(case, traffic.loaded, traffic.stored)
+        return error
+    except Fault as fault:
+        where = f"case {case.name}, seed {run.seed} ({run.distribution})"
+        raise Fault(f"{where}: {fault}") from fault
+
+
+def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
+
+
+def check(kernel: Kernel, seeds: int, where: str, device: str, folder: Path) -> Check:
+    """Every case with every seed; stops at the first failure."""
+    passed = Check(kernel.name, where, True, tuple(_describe(case) for case in kernel.cases), seeds)
+    tightest = Error()
+    try:
+        module = load_module(kernel.text, folder)
+        if not kernel.cases or seeds < 1:
+            raise Fault("nothing to check: no cases or no seeds")
+        for case in kernel.cases:
+            for seed in range(seeds):
+                error = _check_once(kernel, module, case, _Run(seed, device))
+                tightest = max(tightest, error, key=lambda e: (e.tightness, e.tolerance))
+    except Fault as fault:
+        return replace(passed, passed=False, failure=" ".join(str(fault).split()))
+    except Exception as error:  # noqa: BLE001 (the reference may raise anything: it is named)
+        return replace(passed, passed=False, failure=f"the check itself failed: {cause(error)}")
+    return replace(
+        passed, max_error=tightest.ours, eager_error=tightest.eager, tolerance=tightest.tolerance
+    )
+
+
+# --- the child -----------------------------------------------------------------------------------
+
+
+def prepare(where: str) -> tuple[str, str]:
+    """Set the process up for `where` (auto, interpreter, gpu): its full name and torch's device.
+
+    Fault when a GPU is asked for and there is none.
+    """
+    os.environ["FUSION_ADVISOR_STRICT"] = "1"
+    has_gpu = where != "interpreter" and torch.cuda.is_available()
+    if has_gpu:
+        os.environ.pop("TRITON_INTERPRET", None)
+        return f"cuda:{torch.cuda.get_device_name()}", "cuda"
+    if where == "gpu":
+        raise Fault("verification on a GPU was asked for and torch sees none")
+    os.environ["TRITON_INTERPRET"] = "1"
+    torch.set_num_threads(1)
+    from fusion_advisor.interpreting import install
+
+    install()
+    return "interpreter", "cpu"
+
+
+def serve(lines: Iterator[str], answer: Callable[[str], None], where: str) -> None:
+    """Answer each job's line with a check's line."""
+    try:
+        place, device = prepare(where)
+    except Fault as fault:
+        for line in lines:
+            kernel = from_json(CheckJob, line).kernel
+            answer(to_json(Check(kernel.name, where, False, failure=str(fault))))
+        return
+    with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
+        for line in lines:
+            job = from_json(CheckJob, line)
+            answer(to_json(check(job.kernel, job.seeds, place, device, Path(folder))))
+
+
+def main(where: str) -> None:
+    """The child's life: `where` is auto, interpreter or gpu."""
+    from fusion_advisor.verify import protocol
+
+    warnings.simplefilter("ignore")
+    with protocol() as (lines, answer):
+        serve(lines, answer, where)

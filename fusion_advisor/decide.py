@@ -1,0 +1,137 @@
+"""Stage: the verdict on a set of launches. Every gate runs; one that fails, or cannot be known,
+is enough not to fuse."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from fusion_advisor.annotate import seconds_of_arithmetic
+from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.express import boundary, express
+from fusion_advisor.gates import GATES, Subject
+from fusion_advisor.gates.traffic_saving import fused_bytes
+from fusion_advisor.plan import plan
+from fusion_advisor.region import NotExpressible
+from fusion_advisor.rulebook import Rulebook
+
+Outcome = Literal["holds", "fails", "unknown"]
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """One gate's reading and what it means."""
+
+    code: str
+    name: str
+    measured: float | None
+    comparison: str
+    limit: float
+    unit: str
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Everything known of a set of launches, with the verdict. Times are microseconds."""
+
+    subject: Subject
+    gates: tuple[GateResult, ...]
+    fused_bytes: int
+    unfused_us: float
+    fused_us: float
+
+    @property
+    def accepted(self) -> bool:
+        return len(self.subject.launches) > 1 and all(g.outcome == "holds" for g in self.gates)
+
+    @property
+    def deciding(self) -> GateResult | None:
+        """The first gate of the flow that fails, else the one that nothing is known for."""
+        fails = next((g for g in self.gates if g.outcome == "fails"), None)
+        return fails or next((g for g in reversed(self.gates) if g.outcome == "unknown"), None)
+
+    @property
+    def unfused_bytes(self) -> int:
+        return self.subject.unfused_bytes
+
+    @property
+    def hopeless(self) -> bool:
+        """No larger set that contains this one can be accepted either: it has no plan, or its
+        tile is too large already."""
+        names = (
+            "compute-bound",
+            "on-chip",
+            "parallel-pattern",
+            "register-spill",
+            "discontinuous",
+            "no-schedule",
+        )
+        return any(g.outcome != "holds" and g.name in names for g in self.gates)
+
+
+def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> Subject:
+    """Express and plan a set of launches as far as that goes."""
+    chosen = tuple(sorted(launches))
+    border = boundary(flow, chosen)
+    device = flow.annotated.device
+    try:
+        expressed = express(flow, border)
+    except NotExpressible as problem:
+        return Subject(flow, chosen, border, None, None, str(problem), device, rulebook)
+    planned = plan(expressed.region, device, rulebook)
+    return Subject(flow, chosen, border, expressed, planned, "", device, rulebook)
+
+
+def decide(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> Decision:
+    """Run every gate on a set of launches and compare."""
+    subject = subject_of(flow, launches, rulebook)
+    results: list[GateResult] = []
+    for name, measure in GATES.items():
+        rule, reading = rulebook.gate(name), measure(subject)
+        outcome: Outcome = "unknown"
+        if reading.measured is not None:
+            held = _COMPARE[rule.comparison](reading.measured, reading.limit)
+            outcome = "holds" if held else "fails"
+        results.append(
+            GateResult(
+                rule.code,
+                name,
+                reading.measured,
+                rule.comparison,
+                reading.limit,
+                rule.unit,
+                outcome,
+                reading.why,
+            )
+        )
+    return Decision(
+        subject,
+        tuple(results),
+        fused_bytes(subject),
+        sum(subject.cost(i).time_us for i in subject.launches),
+        _fused_us(subject),
+    )
+
+
+def _fused_us(subject: Subject) -> float:
+    """One launch, and the longer of the memory's time and the arithmetic's."""
+    device = subject.device
+    memory = fused_bytes(subject) / device.bandwidth
+    arithmetic = sum(
+        seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
+        for cost in map(subject.cost, subject.launches)
+    )
+    launches = subject.plan.launches if subject.plan else 1
+    return max(memory, arithmetic) * 1e6 + launches * device.launch_us

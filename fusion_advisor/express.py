@@ -1,0 +1,148 @@
+"""Stage: some nodes of a graph as one region form, with what flows in and out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusion_advisor.annotate import element_set
+from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.ops import REGISTRY, state
+from fusion_advisor.records import Ref, Tensor
+from fusion_advisor.region import Builder, Dims, NotExpressible, Region, Value, finish
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a set of nodes reads from and leaves in memory. `members` are the launches and the
+    views between them, in the graph's order."""
+
+    members: tuple[int, ...]
+    inputs: tuple[Ref, ...]
+    outputs: tuple[Ref, ...]
+
+
+@dataclass(frozen=True)
+class Expressed:
+    """A region form together with the tensors that it stands for.
+
+    `inputs[i]` is the tensor behind the region's input i, `outputs` those that it stores; `dims`
+    gives every tensor inside the region its resolved axes.
+    """
+
+    region: Region
+    inputs: tuple[Ref, ...]
+    outputs: tuple[Ref, ...]
+    members: tuple[int, ...]
+    dims: dict[Ref, Dims]
+
+
+def boundary(flow: Dataflow, launches: Iterable[int]) -> Boundary:
+    """Find the views inside a set of launches, and what crosses its border."""
+    inside = set(launches)
+    views: set[int] = set()
+    inputs: dict[Ref, None] = {}
+
+    def internal(ref: Ref) -> bool:
+        number = flow.position[ref.node]
+        if number in inside:
+            return True
+        if not flow.is_view(number) or not internal(flow.operands[number][0]):
+            return False
+        views.add(number)
+        return True
+
+    for number in sorted(inside):
+        for ref in flow.operands[number]:
+            if not internal(ref):
+                inputs[ref] = None
+    made = (
+        Ref(flow.nodes[number].name, i)
+        for number in sorted(inside)
+        for i, tensor in enumerate(flow.nodes[number].outputs)
+        if tensor is not None
+    )
+    outputs = [ref for ref in made if any(use not in inside for use in flow.uses(ref))]
+    return Boundary(tuple(sorted(inside | views)), tuple(inputs), tuple(outputs))
+
+
+def bytes_crossing(flow: Dataflow, border: Boundary) -> tuple[int, int]:
+    """Bytes that one kernel for the set would read and write: each element once."""
+    tensors = flow.annotated.tensors
+    read = {element_set(tensors[ref]): tensors[ref].bytes for ref in border.inputs}
+    return sum(read.values()), sum(tensors[ref].bytes for ref in border.outputs)
+
+
+def express(flow: Dataflow, border: Boundary) -> Expressed:
+    """State the meanings of the nodes one after the other over one builder.
+
+    Raises NotExpressible where the region form has no place for a node or a view.
+    """
+    builder = Builder()
+    tensors = flow.annotated.tensors
+    values: dict[Ref, Value] = {}
+    order: list[Ref] = []
+    shared = _seen_in_several_ways(flow, border)
+
+    def load(ref: Ref) -> Value:
+        order.append(ref)
+        return builder.input(tensors[ref])
+
+    def value_of(ref: Ref) -> Value:
+        if ref not in values:
+            number = flow.position[ref.node]
+            if ref in shared and flow.is_view(number):
+                _state(number)
+            else:
+                values[ref] = load(ref)
+        return values[ref]
+
+    def _state(number: int) -> None:
+        node = flow.nodes[number]
+        op = REGISTRY.get(node.op)
+        if op is None:
+            raise NotExpressible(f"{node.op} is not in the registry")
+        resolved = iter(flow.operands[number])
+        found = state(op, builder, node, lambda _: value_of(next(resolved)))
+        for i, value in enumerate(found):
+            if value is not None:
+                values[Ref(node.name, i)] = value
+        first = values.get(Ref(node.name))
+        if first is not None and op.pattern != "view":
+            builder.labels.setdefault(first.id, node.name)
+            builder.results.setdefault(first.id, node.name)
+
+    for number in border.members:
+        _state(number)
+    missing = [ref for ref in border.outputs if ref not in values]
+    if missing:
+        raise NotExpressible(f"output {missing[0].output} of {missing[0].node} has no meaning")
+    region = finish(builder, [(values[ref], tensors[ref]) for ref in border.outputs])
+    resolve = builder.axes.resolve
+    dims = {ref: tuple(resolve(d) for d in value.dims) for ref, value in values.items()}
+    return Expressed(region, tuple(order), border.outputs, border.members, dims)
+
+
+def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:
+    """Inputs that are views of one tensor with the same elements: loaded once, as that tensor.
+
+    Only where every view on the way can be pulled through.
+    """
+    ways: dict[object, list[Ref]] = {}
+    for ref in border.inputs:
+        ways.setdefault(element_set(flow.annotated.tensors[ref]), []).append(ref)
+    shared: set[Ref] = set()
+    for refs in ways.values():
+        if len({_layout(flow.annotated.tensors[ref]) for ref in refs}) < 2:
+            continue
+        for ref in refs:
+            while flow.is_view(number := flow.position[ref.node]):
+                if not flow.annotated.costs[ref.node].fusible:
+                    break
+                shared.add(ref)
+                ref = flow.operands[number][0]
+    return shared
+
+
+def _layout(tensor: Tensor) -> object:
+    return tensor.shape, tensor.stride

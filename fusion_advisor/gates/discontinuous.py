@@ -1,0 +1,24 @@
+"""FA801: values that feed a step (comparison, rounding, arg-reduction) unlike eager's rounding."""
+
+from __future__ import annotations
+
+from fusion_advisor.gates.base import Reading, Subject
+from fusion_advisor.ops import REGISTRY
+from fusion_advisor.region import FLOAT_DTYPES
+
+
+def measure(subject: Subject) -> Reading:
+    """How many floating values computed inside feed an op that can jump."""
+    flow, inside = subject.flow, set(subject.launches)
+    found: list[str] = []
+    for launch in subject.launches:
+        node = flow.nodes[launch]
+        op = REGISTRY.get(node.op)
+        if op is None or not op.discrete:
+            continue
+        for ref in flow.operands[launch]:
+            source = flow.base(ref)
+            tensor = flow.annotated.tensors[ref]
+            if flow.position[source.node] in inside and tensor.dtype in FLOAT_DTYPES:
+                found.append(f"{source.node} feeds {node.name}")
+    return Reading(len(found), 0, "; ".join(found) if found else "none")

@@ -1,0 +1,394 @@
+"""What the user calls MODEL, resolved to a module and its inputs. No weights, no GPU.
+
+Everything is built under fake tensors: a 70B model takes no memory. CUDA devices asked for by the
+user's code are read as the host's, since the layouts are the same and there may be no GPU.
+"""
+# A model file is somebody's code: everything that comes out of it is Any.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from fusion_advisor.errors import AdvisorError, CaptureError
+from fusion_advisor.frames import source_of_traceback
+from fusion_advisor.scenario import Scenario
+
+aten = torch.ops.aten
+
+_CONSTANT_ELEMENTS = 4096
+_FACTORIES = {
+    aten.linspace.default,
+    aten.arange.default,
+    aten.arange.start,
+    aten.arange.start_step,
+    aten.zeros.default,
+    aten.ones.default,
+    aten.full.default,
+    aten.scalar_tensor.default,
+}
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A module in its scenario's mode with the inputs of one forward pass, all fake."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    fake: FakeTensorMode
+    source: str
+    assumed: list[str] = field(default_factory=list[str])
+    program: torch.export.ExportedProgram | None = None
+
+
+class HostFakeMode(FakeTensorMode):
+    """Fake tensors that remember small constants, so that `linspace(...)[i].item()` is a number."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+    def may_turn_const(self, t: torch.Tensor) -> bool:
+        return (
+            t.numel() <= _CONSTANT_ELEMENTS
+            and t.layout == torch.strided
+            and t.device.type == "cpu"
+            and not self.is_our_fake(t)
+        )
+
+    def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        result = super()._dispatch_impl(func, types, args, kwargs)
+        if func in _FACTORIES and _small_constant(result, args, kwargs):
+            with torch._C._DisableTorchDispatch():
+                real = func(*args, **kwargs)
+            return self.fake_tensor_converter.from_real_tensor(self, real, make_constant=True)
+        return result
+
+
+def _small_constant(result: Any, args: Any, kwargs: Any) -> bool:
+    return (
+        result.numel() <= _CONSTANT_ELEMENTS
+        and result.device.type == "cpu"
+        and all(not isinstance(x, torch.SymInt) for x in pytree.tree_leaves((args, kwargs)))
+    )
+
+
+class OnHost(TorchFunctionMode):
+    """Reads every CUDA device in the user's code as the host."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "cuda" and args and isinstance(args[0], torch.Tensor):
+            return args[0]
+        if _names_cuda(args) or (kwargs and _names_cuda(tuple(kwargs.values()))):
+            args = tuple(_host(value) for value in args)
+            kwargs = {name: _host(value) for name, value in (kwargs or {}).items()}
+        return func(*args, **(kwargs or {}))
+
+
+def _names_cuda(values: Any) -> bool:
+    return any(
+        (isinstance(v, torch.device) and v.type == "cuda")
+        or (isinstance(v, str) and v.startswith("cuda"))
+        for v in values
+    )
+
+
+def _host(value: Any) -> Any:
+    if _names_cuda((value,)):
+        return torch.device("cpu")
+    return value
+
+
+def load(model: str, scenario: Scenario) -> Loaded:
+    """Resolves MODEL and builds it under `scenario`; CaptureError names what failed and where."""
+    fake = HostFakeMode()
+    if model.startswith("hf:"):
+        from fusion_advisor.transformers_models import load_config
+
+        loaded = load_config(model.removeprefix("hf:"), scenario, fake)
+    elif model.endswith(".pt2"):
+        loaded = _load_program(model, fake)
+    else:
+        loaded = _load_python(model, scenario, fake)
+    loaded.module.train(scenario.mode == "train") if loaded.program is None else None
+    return loaded
+
+
+# Files and modules.
+
+
+def _load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
+    with building(scenario, fake):
+        namespace, name, file = _import(model)
+        module, given, assumed = _find(namespace, name, file)
+        args, kwargs = inputs_of(given, file)
+    args, kwargs = under_scenario(module, args, kwargs, scenario, fake)
+    assumed.append(f"mode={scenario.mode}")
+    if scenario.dtype is None:
+        assumed.append("dtype as the model has it")
+    return Loaded(module, args, kwargs, fake, model, assumed)
+
+
+@contextmanager
+def building(scenario: Scenario, fake: FakeTensorMode) -> Iterator[None]:
+    """Fake tensors, the scenario's default dtype, CUDA read as the host."""
+    before = torch.get_default_dtype()
+    if scenario.dtype is not None:
+        torch.set_default_dtype(getattr(torch, scenario.dtype))
+    try:
+        with fake, OnHost():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _import(model: str) -> tuple[ModuleType, str, str]:
+    """The Python module that MODEL names, the name wanted from it, and its file."""
+    path, _, name = model.partition(":")
+    if path.endswith(".py") or "/" in path:
+        return _import_file(path), name, path
+    if not name:
+        raise CaptureError(
+            f"model {model!r}: no such file; give FILE.py, FILE.py:NAME, package.module:NAME, "
+            "hf:config.json or FILE.pt2"
+        )
+    sys.path.insert(0, str(Path.cwd()))
+    namespace = guarded(f"importing {path}", lambda: importlib.import_module(path))
+    return namespace, name, getattr(namespace, "__file__", None) or path
+
+
+def _import_file(path: str) -> ModuleType:
+    file = Path(path)
+    if not file.is_file():
+        raise CaptureError(f"{path}: no such file; give the path of a Python file with a model")
+    sys.path.insert(0, str(file.resolve().parent))
+    identity = "".join(c if c.isalnum() else "_" for c in file.stem)
+    spec = importlib.util.spec_from_file_location(
+        f"fusion_advisor_model_{identity}", file.resolve()
+    )
+    if spec is None or spec.loader is None:
+        raise CaptureError(f"{path}: not a Python file; MODEL files end in .py or .pt2")
+    namespace = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = namespace
+    loader = spec.loader
+    guarded(f"importing {path}", lambda: loader.exec_module(namespace))
+    return namespace
+
+
+def _find(namespace: ModuleType, name: str, file: str) -> tuple[torch.nn.Module, Any, list[str]]:
+    """The module, the inputs it comes with, and what was assumed in finding them."""
+    assumed: list[str] = []
+    if not name:
+        name = next((n for n in ("Model", "model") if hasattr(namespace, n)), "")
+        if not name:
+            name = _only_module_class(namespace, file)
+            assumed.append(f"model={name}")
+    found: Any = namespace
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise CaptureError(f"{file}: has no {name!r}; name a module, a class or a factory")
+        found = getattr(found, part)
+    module = found
+    if not isinstance(found, torch.nn.Module):
+        if not callable(found):
+            raise CaptureError(
+                f"{file}: {name} is a {type(found).__name__}; "
+                "expected a module, a class or a factory"
+            )
+        args, kwargs = (), {}
+        if hasattr(namespace, "get_init_inputs"):
+            given = guarded("get_init_inputs()", namespace.get_init_inputs)
+            args, kwargs = inputs_of(given, f"{file}: get_init_inputs()")
+        module = guarded(f"building {name}(...)", lambda: found(*args, **kwargs))
+    if not isinstance(module, torch.nn.Module):
+        module = _wrap_function(module, found, file, name)
+    return module, _inputs(namespace, module, name, file), assumed
+
+
+def _only_module_class(namespace: ModuleType, file: str) -> str:
+    classes = [
+        n
+        for n, value in vars(namespace).items()
+        if isinstance(value, type)
+        and issubclass(value, torch.nn.Module)
+        and value.__module__ == namespace.__name__
+    ]
+    if len(classes) == 1:
+        return classes[0]
+    choice = f" (it has {', '.join(classes)})" if classes else ""
+    raise CaptureError(
+        f"{file}: no Model and no model found{choice}; define Model and get_inputs(), "
+        f"or name one as {file}:NAME"
+    )
+
+
+def _wrap_function(made: Any, found: Any, file: str, name: str) -> torch.nn.Module:
+    raise CaptureError(
+        f"{file}: {name} made a {type(made).__name__}, not a torch.nn.Module; "
+        "name a module, a class or a factory of one"
+    )
+
+
+def _inputs(namespace: ModuleType, module: torch.nn.Module, name: str, file: str) -> Any:
+    for holder in (module, namespace):
+        for attribute in ("get_inputs", "example_inputs"):
+            value = getattr(holder, attribute, None)
+            if value is not None:
+                return guarded(f"{attribute}()", value) if callable(value) else value
+    return None
+
+
+def guarded(stage: str, action: Callable[[], Any]) -> Any:
+    """Runs the user's code; whatever it raises becomes one line with its file and line."""
+    try:
+        return action()
+    except AdvisorError:
+        raise
+    except ModuleNotFoundError as error:
+        raise failure(stage, error, f"install {error.name} or correct the import") from error
+    except SystemExit as error:
+        raise failure(stage, error, "remove the call that ends the process") from error
+    except Exception as error:
+        raise failure(stage, error, "correct it there") from error
+
+
+def failure(stage: str, error: BaseException, advice: str) -> CaptureError:
+    """`file:line: stage raised Type: message; advice` for an exception in the user's code."""
+    source = source_of_traceback(error)
+    where = f"{source.file}:{source.line}: " if source else ""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = f": {lines[0][:300]}" if lines else ""
+    return CaptureError(f"{where}{stage} raised {type(error).__name__}{message}; {advice}")
+
+
+def inputs_of(given: Any, file: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A list or tuple, a dict of keywords, `(args, kwargs)`, or one tensor."""
+    if given is None:
+        return (), {}
+    if isinstance(given, dict):
+        return (), {str(key): value for key, value in given.items()}
+    if isinstance(given, torch.Tensor):
+        return (given,), {}
+    if isinstance(given, (list, tuple)):
+        if (
+            len(given) == 2
+            and isinstance(given[0], (list, tuple))
+            and isinstance(given[1], dict)
+            and all(isinstance(key, str) for key in given[1])
+        ):
+            return tuple(given[0]), dict(given[1])
+        return tuple(given), {}
+    raise CaptureError(
+        f"{file}: inputs are a {type(given).__name__}; "
+        "return a list, a dict of keywords or (args, kwargs)"
+    )
+
+
+# The scenario on inputs.
+
+
+def under_scenario(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    scenario: Scenario,
+    fake: FakeTensorMode,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args, kwargs = _named(module, args, kwargs, scenario, fake)
+    leading = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    sizes = {dim: next((x.shape[dim] for x in leading if x.dim() > dim), None) for dim in (0, 1)}
+    wanted = {0: scenario.batch, 1: scenario.seq}
+
+    def adjusted(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        shape = [
+            wanted[dim] if dim in (0, 1) and wanted[dim] and size == sizes[dim] else size
+            for dim, size in enumerate(value.shape)
+        ]
+        dtype = value.dtype
+        if scenario.dtype is not None and dtype.is_floating_point:
+            dtype = getattr(torch, scenario.dtype)
+        if shape == list(value.shape) and dtype == value.dtype:
+            return value if fake.is_our_fake(value) else fake.from_tensor(value)
+        with fake:
+            return torch.empty(shape, dtype=dtype)
+
+    return pytree.tree_map(adjusted, (args, kwargs))
+
+
+def _named(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    scenario: Scenario,
+    fake: FakeTensorMode,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Replaces or adds the inputs that `--input NAME=SHAPE:DTYPE` names."""
+    if not scenario.inputs:
+        return args, kwargs
+    try:
+        names = list(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):
+        names = []
+    positional = list(args)
+    keywords = dict(kwargs)
+    for spec in scenario.inputs:
+        if names and spec.name not in names:
+            raise CaptureError(
+                f"--input {spec.name}: forward takes {', '.join(names)}; name one of them"
+            )
+        place = names.index(spec.name) if spec.name in names else len(positional)
+        old = positional[place] if place < len(positional) else keywords.get(spec.name)
+        dtype = getattr(torch, spec.dtype) if spec.dtype else None
+        if dtype is None and isinstance(old, torch.Tensor):
+            dtype = old.dtype
+        if dtype is None and scenario.dtype is not None:
+            dtype = getattr(torch, scenario.dtype)
+        with fake:
+            tensor = torch.empty(spec.shape, dtype=dtype)
+        if place < len(positional):
+            positional[place] = tensor
+        else:
+            keywords[spec.name] = tensor
+    return tuple(positional), keywords
+
+
+# Exported programs.
+
+
+def _load_program(path: str, fake: FakeTensorMode) -> Loaded:
+    if not Path(path).is_file():
+        raise CaptureError(f"{path}: no such file; give the path of a torch.export program")
+    program = guarded(f"loading {path}", lambda: torch.export.load(path))
+    return Loaded(program.module(), (), {}, fake, path, ["mode and dtype as exported"], program)
+
+
+def read_json(path: str) -> dict[str, Any]:
+    """A JSON object from a file; CaptureError when there is none."""
+    try:
+        content = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise CaptureError(f"{path}: {error.strerror}; give the path of a config.json") from error
+    except ValueError as error:
+        raise CaptureError(f"{path}: not JSON ({error}); give a config.json") from error
+    if not isinstance(content, dict):
+        raise CaptureError(f"{path}: not a JSON object; give a config.json")
+    return content

@@ -1,0 +1,639 @@
+"""Seeded mutants of an emitted kernel: the checker is only as good as what it catches.
+
+`mutants` changes one thing in a `@triton.jit` function (or one program in the launch grid) of
+the file's text. A mutant that no check can tell from the original carries the argument why in
+`equivalent`; such mutants are returned too, so that they can be counted and read, never silently
+dropped. The arguments are:
+
+- ALWAYS_TRUE: a tile of one row (the constexpr is 1) makes `row < rows` true for every program;
+- UNREAD: the value that a masked lane loads reaches only masked stores and re-masked reductions;
+- STORE_CASTS: `tl.store` itself rounds to the type of the pointer;
+- SAME_TYPE: a cast of a load to the type that its pointer already has;
+- LESS_ROUNDING: taking a rounding away brings the value nearer to fp64, which the criterion
+  (no further from fp64 than eager) allows by design;
+- ONLY_SQUARED: the sign of a difference that is only ever squared;
+- NEUTRAL_ALREADY: the masked lanes hold the neutral element already, from their loads' `other`;
+- PROMOTED: Triton widens this operand by itself, because the other one is fp32;
+- NAN_AGAIN: a softmax's maximum only shifts: every NaN of the row reaches its sum anyway;
+- SENTINEL: a masked score of −10⁴ or less; its exponential is 0 either way, and among fp16
+  scores it is no row's maximum;
+- WRAPPED: the load's index is taken modulo the size, so it is in range on every lane;
+- EQUAL_STRIDES: in every case both tensors have the same strides: the cases are to blame.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fusion_advisor.kernels import Kernel
+
+ALWAYS_TRUE = "the tile is one row high, so the row mask is true in every program"
+UNREAD = "masked lanes of this load reach only masked stores and re-masked reductions"
+STORE_CASTS = "tl.store rounds to the pointer's type itself"
+SAME_TYPE = "the load has this type already"
+LESS_ROUNDING = "a rounding less is nearer to fp64, which the criterion allows"
+ONLY_SQUARED = "the difference is only ever squared"
+NEUTRAL_ALREADY = "masked lanes hold the neutral element already, from their loads"
+PROMOTED = "the other operand is fp32, to which Triton widens this one"
+NAN_AGAIN = "the maximum only shifts a softmax, whose sum sees every NaN itself"
+SENTINEL = "a masked score, whose exponential is 0 either way"
+WRAPPED = "the index is taken modulo the size: in range on every lane"
+EQUAL_STRIDES = "both tensors have the same strides in every case"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A changed file. `equivalent` is the argument why it cannot be told from the original."""
+
+    kind: str
+    description: str
+    text: str
+    equivalent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    """Replace `old`, a node of the original tree, by `new`."""
+
+    kind: str
+    old: ast.AST
+    new: ast.AST
+    equivalent: str | None = None
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """One jit function, and what the arguments need to know about it."""
+
+    function: ast.FunctionDef
+    constants: dict[str, object]
+    types: dict[str, str]
+    strides: dict[str, tuple[tuple[int, ...], ...]]
+    """The strides of each input in each case, by the input's name."""
+
+    def nodes(self) -> Iterator[ast.AST]:
+        for statement in self.function.body:
+            yield from ast.walk(statement)
+
+    def assignments(self) -> Iterator[tuple[str, ast.expr]]:
+        for node in self.nodes():
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                yield node.targets[0].id, node.value
+
+    def definition(self, name: str) -> ast.expr | None:
+        return dict(self.assignments()).get(name)
+
+
+# --- reading the tree ----------------------------------------------------------------------------
+
+
+def _callee(node: ast.AST) -> str:
+    """`tl.load` for the call `tl.load(…)`; empty for other nodes."""
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def _keyword(call: ast.Call, name: str) -> ast.keyword | None:
+    return next((keyword for keyword in call.keywords if keyword.arg == name), None)
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+
+
+def _is_jit(function: ast.FunctionDef) -> bool:
+    return any(
+        ast.unparse(decorator).startswith("triton.jit") for decorator in function.decorator_list
+    )
+
+
+def _is_combine(function: ast.FunctionDef) -> bool:
+    """A combine function or helper: it neither loads nor stores."""
+    return not any(_callee(node) in ("tl.load", "tl.store") for node in ast.walk(function))
+
+
+def _is_reduction(node: ast.AST) -> bool:
+    return _callee(node) in ("tl.sum", "tl.max", "tl.min", "tl.reduce", "tl.argmax", "tl.argmin")
+
+
+def _copy_without_keywords(call: ast.Call, *dropped: str) -> ast.Call:
+    changed = copy.deepcopy(call)
+    changed.keywords = [k for k in changed.keywords if k.arg not in dropped]
+    return changed
+
+
+# --- the arguments -------------------------------------------------------------------------------
+
+
+def _always_true(scope: _Scope, term: ast.AST) -> str | None:
+    """A comparison `index < size` whose index steps by a constexpr tile of 1."""
+    if not (isinstance(term, ast.Compare) and isinstance(term.left, ast.Name)):
+        return None
+    index = scope.definition(term.left.id)
+    tiles = {name for name in (_names(index) if index else ()) if name in scope.constants}
+    return ALWAYS_TRUE if tiles and all(scope.constants[name] == 1 for name in tiles) else None
+
+
+def _unread(scope: _Scope, load: ast.Call) -> str | None:
+    """No path from the load to a reduction that does not pass a `tl.where`."""
+    tainted: set[str] = set()
+
+    def reaches(node: ast.AST) -> bool:
+        if node is load or (isinstance(node, ast.Name) and node.id in tainted):
+            return True
+        if _callee(node) == "tl.where":
+            return False  # re-masked
+        return any(reaches(child) for child in ast.iter_child_nodes(node))
+
+    for name, value in scope.assignments():
+        for node in ast.walk(value):
+            if _is_reduction(node) and any(reaches(argument) for argument in _arguments(node)):
+                return None
+        if reaches(value):
+            tainted.add(name)
+    for node in scope.nodes():
+        if _callee(node) == "tl.store" and isinstance(node, ast.Call):
+            if _keyword(node, "mask") is None and any(map(reaches, node.args)):
+                return None
+            if reaches(node.args[0]):
+                return None
+    return UNREAD
+
+
+def _arguments(node: ast.AST) -> list[ast.expr]:
+    return node.args if isinstance(node, ast.Call) else []
+
+
+def _cast_argument(scope: _Scope, cast: ast.Call, parents: dict[ast.AST, ast.AST]) -> str | None:
+    """Why dropping this cast changes nothing that the criterion holds."""
+    assert isinstance(cast.func, ast.Attribute)
+    inner, parent = cast.func.value, parents.get(cast)
+    if _callee(parent or cast) == "tl.store":
+        return STORE_CASTS
+    target = ast.unparse(cast.args[0])
+    if isinstance(inner, ast.Call) and _callee(inner) == "tl.load":
+        pointers = [scope.types[name] for name in _names(inner.args[0]) if name in scope.types]
+        if target == "tl.float32" and "*fp32" in pointers:
+            return SAME_TYPE
+    if target in ("tl.bfloat16", "tl.float16"):
+        return LESS_ROUNDING
+    return None
+
+
+def _only_squared(scope: _Scope, difference: ast.AST) -> str | None:
+    for name, value in scope.assignments():
+        if value is difference:
+            uses = [
+                node
+                for node in scope.nodes()
+                if isinstance(node, ast.Name) and node.id == name and node.lineno > value.lineno
+            ]
+            squares = [
+                node
+                for node in scope.nodes()
+                if isinstance(node, ast.BinOp)
+                and isinstance(node.op, ast.Mult)
+                and ast.unparse(node) == f"{name} * {name}"
+            ]
+            return ONLY_SQUARED if uses and len(uses) == 2 * len(squares) else None
+    return None
+
+
+def _on_masked_lanes(scope: _Scope, node: ast.expr) -> float | None:
+    """The value of an expression where its loads are masked off; None: not known."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
+        return float(node.value)
+    if isinstance(node, ast.Name):
+        definition = scope.definition(node.id)
+        return _on_masked_lanes(scope, definition) if definition else None
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        negated = _on_masked_lanes(scope, node.operand)
+        return None if negated is None else -negated
+    if isinstance(node, ast.Call):
+        other = _keyword(node, "other")
+        if _callee(node) == "tl.where":
+            taken = _on_masked_lanes(scope, node.args[0])
+            return None if taken is None else _on_masked_lanes(scope, node.args[1 if taken else 2])
+        if _callee(node) == "tl.load" and other:
+            return _on_masked_lanes(scope, other.value)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "to":
+            return _on_masked_lanes(scope, node.func.value)
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.NotEq):
+        sides = [_on_masked_lanes(scope, side) for side in (node.left, node.comparators[0])]
+        return None if None in sides else float(sides[0] != sides[1])
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub, ast.Mult)):
+        left, right = (_on_masked_lanes(scope, side) for side in (node.left, node.right))
+        if left is not None and right is not None:
+            operations = {ast.Add: left + right, ast.Sub: left - right, ast.Mult: left * right}
+            return operations[type(node.op)]
+    return None
+
+
+def _neutral_already(scope: _Scope, where: ast.Call) -> str | None:
+    """The mask of a `tl.where` can go: its value and its neutral element agree there."""
+    held = _on_masked_lanes(scope, where.args[1])
+    if held is None:
+        return None
+    if held <= -1e4 and "-inf" in ast.unparse(where.args[2]) and "*fp16" in scope.types.values():
+        return SENTINEL
+    return NEUTRAL_ALREADY if held == _on_masked_lanes(scope, where.args[2]) else None
+
+
+def _is_fp32(scope: _Scope, node: ast.expr) -> bool:
+    """Certainly a block of fp32."""
+    callee = _callee(node)
+    if isinstance(node, ast.Name):
+        definition = scope.definition(node.id)
+        return definition is not None and _is_fp32(scope, definition)
+    if isinstance(node, ast.BinOp):
+        return _is_fp32(scope, node.left) or _is_fp32(scope, node.right)
+    if callee.endswith(".to") and isinstance(node, ast.Call):
+        return ast.unparse(node.args[0]) == "tl.float32"
+    if callee in ("tl.div_rn", "tl.sum") and isinstance(node, ast.Call):
+        return _is_fp32(scope, node.args[0])
+    return callee.startswith("libdevice.")
+
+
+def _promoted(scope: _Scope, cast: ast.Call) -> str | None:
+    """Every use of the name that holds this cast meets an fp32 operand in plain arithmetic."""
+    name = next((name for name, value in scope.assignments() if value is cast), None)
+    if name is None:
+        return None
+    uses = [node for node in scope.nodes() if isinstance(node, ast.Name) and node.id == name]
+    met: set[int] = set()
+    for node in scope.nodes():
+        if isinstance(node, ast.BinOp):
+            for mine, other in ((node.left, node.right), (node.right, node.left)):
+                is_it = isinstance(mine, ast.Name) and mine.id == name
+                if is_it and name not in _names(other) and _is_fp32(scope, other):
+                    met.add(id(mine))
+    reads = [use for use in uses if isinstance(use.ctx, ast.Load)]
+    return PROMOTED if reads and all(id(use) in met for use in reads) else None
+
+
+def _wrapped(scope: _Scope, load: ast.Call) -> str | None:
+    """Every index in the load's address is `something % size`."""
+    names = {name for name, _ in scope.assignments()} & _names(load.args[0])
+    definitions = [scope.definition(name) for name in names]
+    wrapped = all(isinstance(d, ast.BinOp) and isinstance(d.op, ast.Mod) for d in definitions)
+    return WRAPPED if definitions and wrapped and _callee(load) == "tl.load" else None
+
+
+def _sentinel(scope: _Scope, constant: ast.Constant) -> str | None:
+    """A large constant in a kernel that takes exponentials."""
+    assert isinstance(constant.value, float)
+    takes_exp = any(_callee(node).endswith(".exp") for node in scope.nodes())
+    return SENTINEL if takes_exp and abs(constant.value) >= 1e4 else None
+
+
+def _nan_again(scope: _Scope, combine: str) -> str | None:
+    """Every reduction by `combine` gives an `m` used only in `e = exp(x - m)`, and e is summed."""
+    found = False
+    for name, value in scope.assignments():
+        if _callee(value) != "tl.reduce" or combine not in _names(value):
+            continue
+        found = True
+        users = [(user, expr) for user, expr in scope.assignments() if name in _names(expr)]
+        for user, expr in users:
+            summed = any(
+                _callee(node) == "tl.sum" and user in _names(node) for node in scope.nodes()
+            )
+            shifts = f"- {name})" in ast.unparse(expr) and "exp(" in ast.unparse(expr)
+            if not (summed and shifts):
+                return None
+    return NAN_AGAIN if found else None
+
+
+# --- the mutations: each yields edits of one kind ------------------------------------------------
+
+
+def _masks(scope: _Scope) -> Iterator[_Edit]:
+    """Drop the mask of a load or store."""
+    for node in scope.nodes():
+        if isinstance(node, ast.Call) and _callee(node) in ("tl.load", "tl.store"):
+            mask = _keyword(node, "mask")
+            if mask is None:
+                continue
+            meaning = mask.value
+            if isinstance(meaning, ast.Name):
+                meaning = scope.definition(meaning.id) or meaning
+            changed = _copy_without_keywords(node, "mask", "other")
+            why = _always_true(scope, meaning) or _wrapped(scope, node)
+            yield _Edit("mask dropped", node, changed, why)
+
+
+def _mask_terms(scope: _Scope) -> Iterator[_Edit]:
+    """Keep one side of `a & b`: the mask widens."""
+    for node in scope.nodes():
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+            yield _Edit("mask widened", node, node.left, _always_true(scope, node.right))
+            yield _Edit("mask widened", node, node.right, _always_true(scope, node.left))
+
+
+def _bounds(scope: _Scope) -> Iterator[_Edit]:
+    """`i < n` becomes `i < n - 1` (the tail is lost) or `i <= n` (one too many)."""
+    for node in scope.nodes():
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt):
+            shorter, longer = copy.deepcopy(node), copy.deepcopy(node)
+            less = ast.BinOp(shorter.comparators[0], ast.Sub(), ast.Constant(1))
+            shorter.comparators = [less]
+            longer.ops = [ast.LtE()]
+            yield _Edit("tail lost", node, shorter)
+            yield _Edit("one too many", node, longer, _always_true(scope, node))
+
+
+def _neutral_elements(scope: _Scope) -> Iterator[_Edit]:
+    """Another value for masked lanes: of a load's `other`, of a reduction's `tl.where`."""
+    for node in scope.nodes():
+        if not isinstance(node, ast.Call):
+            continue
+        other = _keyword(node, "other")
+        if _callee(node) == "tl.load" and other is not None:
+            yield _Edit("neutral element", other.value, _flip(other.value), _unread(scope, node))
+        if _is_reduction(node) and node.args and _callee(node.args[0]) == "tl.where":
+            where = node.args[0]
+            assert isinstance(where, ast.Call)
+            yield _Edit("neutral element", where.args[2], _flip(where.args[2]))
+            yield _Edit("neutral element", where, where.args[1], _neutral_already(scope, where))
+
+
+def _flip(value: ast.expr) -> ast.expr:
+    return ast.Constant(1.0 if ast.unparse(value) in ("0.0", "0") else 0.0)
+
+
+def _strides(scope: _Scope) -> Iterator[_Edit]:
+    """A stride off by one, or another tensor's."""
+    names = [name for name in scope.types if "stride" in name]
+    for node in scope.nodes():
+        if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
+            plus = ast.BinOp(ast.Name(node.id), ast.Add(), ast.Constant(1))
+            yield _Edit("stride changed", node, plus)
+            twice = ast.BinOp(ast.Name(node.id), ast.Mult(), ast.Constant(2))
+            yield _Edit("stride changed", node, twice)
+            yield from _swaps(scope, node, names)
+
+
+def _swaps(scope: _Scope, stride: ast.Name, names: list[str]) -> Iterator[_Edit]:
+    """The same stride of each other input, whose strides the cases give."""
+    tensor, _, axis = stride.id.partition("_stride")
+    for name in names:
+        other, _, other_axis = name.partition("_stride")
+        known = tensor in scope.strides and other in scope.strides
+        if known and tensor != other and axis == other_axis:
+            same = scope.strides[tensor] == scope.strides[other]
+            why = EQUAL_STRIDES if same else None
+            yield _Edit("stride swapped", stride, ast.Name(name), why)
+
+
+def _tiles(scope: _Scope) -> Iterator[_Edit]:
+    """Programs that step further than their tile, or all do the first."""
+    for node in scope.nodes():
+        if isinstance(node, ast.BinOp) and _callee(node.left) == "tl.program_id":
+            further = ast.BinOp(node.right, ast.Add(), ast.Constant(1))
+            yield _Edit("wrong tile", node, ast.BinOp(node.left, node.op, further))
+            yield _Edit("wrong tile", node, ast.Constant(0))
+
+
+def _offsets(scope: _Scope) -> Iterator[_Edit]:
+    """A pointer one element further."""
+    for node in scope.nodes():
+        if _callee(node) in ("tl.load", "tl.store") and isinstance(node, ast.Call):
+            changed = copy.deepcopy(node)
+            changed.args[0] = ast.BinOp(changed.args[0], ast.Add(), ast.Constant(1))
+            yield _Edit("wrong offset", node, changed)
+
+
+def _casts(scope: _Scope) -> Iterator[_Edit]:
+    """A cast to fp32 dropped or made narrow; any other cast dropped."""
+    parents = {child: node for node in scope.nodes() for child in ast.iter_child_nodes(node)}
+    for node in scope.nodes():
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        if node.func.attr != "to" or "int" in ast.unparse(node.args[0]):
+            continue
+        why = _cast_argument(scope, node, parents) or _promoted(scope, node)
+        widens = ast.unparse(node.args[0]) == "tl.float32"
+        inner = node.func.value
+        if widens and _callee(inner).endswith(".to"):
+            continue  # the pair is one rounding point, mutated at the inner cast
+        yield _Edit("cast dropped", node, inner, why)
+        if widens and why in (None, PROMOTED):
+            narrow = copy.deepcopy(node)
+            narrow.args[0] = ast.parse("tl.float8e5", mode="eval").body
+            yield _Edit("cast narrowed", node, narrow)
+
+
+def _narrowings(scope: _Scope) -> Iterator[_Edit]:
+    """A sum rounded to two bits of mantissa (bf16 would hide behind bf16 outputs)."""
+    for node in scope.nodes():
+        if _callee(node) == "tl.sum":
+            assert isinstance(node, ast.expr)
+            narrow = ast.parse("x.to(tl.float8e5).to(tl.float32)", mode="eval").body
+            yield _Edit("result narrowed", node, _fill(narrow, node))
+
+
+def _fill(template: ast.expr, value: ast.expr) -> ast.expr:
+    """`template` with its name `x` replaced by `value`."""
+
+    class Filler(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return copy.deepcopy(value) if node.id == "x" else node
+
+    result = Filler().visit(template)
+    assert isinstance(result, ast.expr)
+    return result
+
+
+def _missing_stores(scope: _Scope) -> Iterator[_Edit]:
+    for node in scope.nodes():
+        if isinstance(node, ast.Expr) and _callee(node.value) == "tl.store":
+            yield _Edit("missing store", node, ast.Pass())
+
+
+def _axes(scope: _Scope) -> Iterator[_Edit]:
+    for node in scope.nodes():
+        if _is_reduction(node) and isinstance(node, ast.Call):
+            changed = copy.deepcopy(node)
+            axis = _keyword(changed, "axis")
+            place = axis.value if axis else changed.args[1] if len(changed.args) > 1 else None
+            if isinstance(place, ast.Constant) and place.value == 1:
+                place.value = 0
+                yield _Edit("wrong axis", node, changed)
+
+
+def _reductions(scope: _Scope) -> Iterator[_Edit]:
+    """Sum instead of max and the other way round."""
+    for node in scope.nodes():
+        if _is_reduction(node) and isinstance(node, ast.Call):
+            changed = _copy_without_keywords(node)
+            name = "max" if _callee(node) == "tl.sum" else "sum"
+            changed.func = ast.parse(f"tl.{name}", mode="eval").body
+            if _callee(node) == "tl.reduce":
+                changed.args = changed.args[:2]  # without the combine function
+            yield _Edit("other reduction", node, changed)
+
+
+def _operands(scope: _Scope) -> Iterator[_Edit]:
+    """`a - b` and `a / b` the other way round."""
+    for node in scope.nodes():
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Sub, ast.Div)):
+            swapped = ast.BinOp(node.right, node.op, node.left)
+            yield _Edit("operands swapped", node, swapped, _only_squared(scope, node))
+        if _callee(node) == "tl.div_rn" and isinstance(node, ast.Call):
+            changed = copy.deepcopy(node)
+            changed.args.reverse()
+            yield _Edit("operands swapped", node, changed)
+
+
+def _signs(scope: _Scope) -> Iterator[_Edit]:
+    """A float addition turned into a subtraction."""
+    for node in scope.nodes():
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            text = ast.unparse(node)
+            if not any(word in text for word in ("_ptr", "program_id", "arange", "stride")):
+                yield _Edit("sign changed", node, ast.BinOp(node.left, ast.Sub(), node.right))
+
+
+def _constants(scope: _Scope) -> Iterator[_Edit]:
+    """A float constant of the arithmetic times 1000, where it is not a neutral element."""
+    neutral = {
+        id(constant)
+        for node in scope.nodes()
+        if isinstance(node, ast.Call) and _callee(node) in ("tl.where", "tl.load")
+        for constant in (*node.args[2:], *(k.value for k in node.keywords if k.arg == "other"))
+    }
+    for node in scope.nodes():
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, float)):
+            continue
+        if node.value and id(node) not in neutral:
+            changed = ast.Constant(node.value * 1000.0)
+            yield _Edit("constant changed", node, changed, _sentinel(scope, node))
+
+
+def _nan_rules(function: ast.FunctionDef, scopes: list[_Scope]) -> Iterator[_Edit]:
+    """A combine function that drops NaN, or takes the other extreme."""
+    users = [scope for scope in scopes if function.name in _names(scope.function)]
+    reasons = [_nan_again(scope, function.name) for scope in users]
+    why = NAN_AGAIN if reasons and all(reasons) else None
+    for node in ast.walk(function):
+        if _callee(node) in ("tl.maximum", "tl.minimum") and isinstance(node, ast.Call):
+            if _keyword(node, "propagate_nan"):
+                changed = _copy_without_keywords(node, "propagate_nan")
+                yield _Edit("NaN dropped", node, changed, why)
+            other = copy.deepcopy(node)
+            name = "minimum" if _callee(node) == "tl.maximum" else "maximum"
+            other.func = ast.parse(f"tl.{name}", mode="eval").body
+            yield _Edit("other reduction", node, other)
+
+
+def _grids(tree: ast.Module, jitted: set[str]) -> Iterator[_Edit]:
+    """The launch short by one program along each axis of its grid."""
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)):
+            continue
+        if node.value.id in jitted and isinstance(node.slice, ast.Tuple):
+            for axis, size in enumerate(node.slice.elts):
+                changed = copy.deepcopy(node)
+                assert isinstance(changed.slice, ast.Tuple)
+                changed.slice.elts[axis] = ast.BinOp(size, ast.Sub(), ast.Constant(1))
+                yield _Edit("grid short", node, changed)
+
+
+_MUTATIONS: tuple[Callable[[_Scope], Iterator[_Edit]], ...] = (
+    _masks,
+    _mask_terms,
+    _bounds,
+    _neutral_elements,
+    _strides,
+    _tiles,
+    _offsets,
+    _casts,
+    _narrowings,
+    _missing_stores,
+    _axes,
+    _reductions,
+    _operands,
+    _signs,
+    _constants,
+)
+
+
+# --- applying ------------------------------------------------------------------------------------
+
+
+class _Replace(ast.NodeTransformer):
+    """Replace one node, found by identity through the markers of `_mark`."""
+
+    def __init__(self, old: ast.AST, new: ast.AST) -> None:
+        self._mark: object = getattr(old, "mutation_mark", None)
+        self._new = new
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if getattr(node, "mutation_mark", None) == self._mark:
+            return self._new
+        return self.generic_visit(node)
+
+
+def _apply(tree: ast.Module, edit: _Edit) -> str:
+    changed = _Replace(edit.old, copy.deepcopy(edit.new)).visit(copy.deepcopy(tree))
+    return ast.unparse(ast.fix_missing_locations(changed)) + "\n"
+
+
+def _edits(tree: ast.Module, kernel: Kernel) -> Iterator[_Edit]:
+    jitted = [node for node in tree.body if isinstance(node, ast.FunctionDef) and _is_jit(node)]
+    scopes = [_scope(function, kernel) for function in jitted if not _is_combine(function)]
+    for scope in scopes:
+        for mutate in _MUTATIONS:
+            yield from mutate(scope)
+    for function in jitted:
+        if _is_combine(function):
+            yield from _nan_rules(function, scopes)
+    yield from _grids(tree, {function.name for function in jitted})
+
+
+def _scope(function: ast.FunctionDef, kernel: Kernel) -> _Scope:
+    launch = next((x for x in kernel.launches if x.jit_name == function.name), None)
+    strides = {
+        name: tuple(case.inputs[index].stride for case in kernel.cases)
+        for index, name in enumerate(kernel.inputs)
+    }
+    constants = dict(launch.constants) if launch else {}
+    return _Scope(function, dict(constants), dict(launch.signature) if launch else {}, strides)
+
+
+def all_mutants(kernel: Kernel) -> list[Mutant]:
+    """Every mutant there is, in the order of the file; the equivalent ones with their argument."""
+    tree = ast.parse(kernel.text)
+    for mark, node in enumerate(ast.walk(tree)):
+        node.mutation_mark = mark  # pyright: ignore[reportAttributeAccessIssue]
+    original = ast.unparse(tree) + "\n"
+    found: dict[str, Mutant] = {}
+    for edit in _edits(tree, kernel):
+        text = _apply(tree, edit)
+        line = getattr(edit.old, "lineno", 0)
+        what = f"line {line}: {_short(edit.old)} → {_short(edit.new)}"
+        if text != original:
+            found.setdefault(text, Mutant(edit.kind, what, text, edit.equivalent))
+    return list(found.values())
+
+
+def _short(node: ast.AST) -> str:
+    text = " ".join(ast.unparse(ast.fix_missing_locations(copy.deepcopy(node))).split())
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def mutants(kernel: Kernel, seed: int, count: int) -> list[Mutant]:
+    """`count` mutants (fewer when there are not as many), drawn evenly over the kinds."""
+    generator = random.Random(seed)
+    kinds: dict[str, list[Mutant]] = {}
+    for mutant in all_mutants(kernel):
+        kinds.setdefault(mutant.kind, []).append(mutant)
+    for group in kinds.values():
+        generator.shuffle(group)
+    chosen: list[Mutant] = []
+    while len(chosen) < count and any(kinds.values()):
+        chosen.extend(group.pop() for group in kinds.values() if group)
+    return chosen[:count]

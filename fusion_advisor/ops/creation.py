@@ -1,0 +1,140 @@
+"""Tensors made from nothing: written once, read never. `empty` launches no kernel at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusion_advisor.ops.registry import Call, creation, formula, pointwise
+from fusion_advisor.records import Arg
+from fusion_advisor.region import Builder, Scalar, Value
+
+
+def _filled(b: Builder, value: Scalar) -> Value:
+    assert b.out is not None
+    return b.full(b.out.shape, value, b.out.dtype)
+
+
+@creation("aten.full.default", sizes={0: "{shape}"})
+def full(b: Builder, shape: Sequence[int], value: Scalar, **_: Arg) -> Value:
+    return _filled(b, value)
+
+
+@creation("aten.scalar_tensor.default")
+def scalar_tensor(b: Builder, value: Scalar, **_: Arg) -> Value:
+    return _filled(b, value)
+
+
+@creation("aten.zeros.default", sizes={0: "{shape}"})
+def zeros(b: Builder, shape: Sequence[int], **_: Arg) -> Value:
+    return _filled(b, 0)
+
+
+@creation("aten.ones.default", sizes={0: "{shape}"})
+def ones(b: Builder, shape: Sequence[int], **_: Arg) -> Value:
+    return _filled(b, 1)
+
+
+def _nothing_read(call: Call) -> tuple[int, int]:
+    """Only the shape of the operand is used."""
+    return 0, call.out.bytes
+
+
+@creation("aten.full_like.default", traffic=_nothing_read)
+def full_like(b: Builder, x: Value, value: Scalar, **_: Arg) -> Value:
+    return _filled(b, value)
+
+
+@creation("aten.zeros_like.default", traffic=_nothing_read)
+def zeros_like(b: Builder, x: Value, **_: Arg) -> Value:
+    return _filled(b, 0)
+
+
+@creation("aten.ones_like.default", traffic=_nothing_read)
+def ones_like(b: Builder, x: Value, **_: Arg) -> Value:
+    return _filled(b, 1)
+
+
+@creation("aten.new_zeros.default", sizes={1: "{shape}"}, traffic=_nothing_read)
+def new_zeros(b: Builder, x: Value, shape: Sequence[int], **_: Arg) -> Value:
+    return _filled(b, 0)
+
+
+@creation("aten.new_ones.default", sizes={1: "{shape}"}, traffic=_nothing_read)
+def new_ones(b: Builder, x: Value, shape: Sequence[int], **_: Arg) -> Value:
+    return _filled(b, 1)
+
+
+@creation("aten.new_full.default", sizes={1: "{shape}"}, traffic=_nothing_read)
+def new_full(b: Builder, x: Value, shape: Sequence[int], value: Scalar, **_: Arg) -> Value:
+    return _filled(b, value)
+
+
+def _ramp(b: Builder, start: Scalar, step: Scalar) -> Value:
+    assert b.out is not None
+    place = b.cast(b.index(b.out.shape[0]), b.out.dtype)
+    scaled = place if step == 1 else place * step
+    return scaled if start == 0 else scaled + start
+
+
+@creation("aten.arange.default")
+def arange(b: Builder, end: Scalar, **_: Arg) -> Value:
+    return _ramp(b, 0, 1)
+
+
+@creation("aten.arange.start")
+def arange_start(b: Builder, start: Scalar, end: Scalar, **_: Arg) -> Value:
+    return _ramp(b, start, 1)
+
+
+@creation("aten.arange.start_step")
+def arange_step(b: Builder, start: Scalar, end: Scalar, step: Scalar = 1, **_: Arg) -> Value:
+    return _ramp(b, start, step)
+
+
+@pointwise("aten.tril.default")
+def tril(b: Builder, x: Value, diagonal: int = 0) -> Value:
+    keep = b.index_of(x, -1) - b.index_of(x, -2) <= diagonal
+    return b.apply("where", keep, x, 0)
+
+
+@pointwise("aten.triu.default")
+def triu(b: Builder, x: Value, diagonal: int = 0) -> Value:
+    keep = b.index_of(x, -1) - b.index_of(x, -2) >= diagonal
+    return b.apply("where", keep, x, 0)
+
+
+formula(
+    "allocation",
+    "aten.empty.memory_format",
+    "aten.empty_like.default",
+    "aten.empty_strided.default",
+    "aten.new_empty.default",
+    "aten.new_empty_strided.default",
+    "aten.empty_permuted.default",
+    traffic=lambda call: (0, 0),
+)
+formula(
+    "random",
+    "aten.rand.default",
+    "aten.randn.default",
+    "aten.randint.low",
+    "aten.randint.default",
+    "aten.randperm.default",
+    "aten.rand_like.default",
+    "aten.randn_like.default",
+    "aten.bernoulli.default",
+    "aten.normal_functional.default",
+    "aten.linspace.default",
+    "aten.eye.default",
+    "aten.eye.m",
+    traffic=lambda call: (0, call.out.bytes),
+)
+formula(
+    "random",
+    "aten.bernoulli_.float",
+    "aten.bernoulli_.Tensor",
+    "aten.uniform_.default",
+    "aten.normal_.default",
+    "aten.exponential_.default",
+    traffic=lambda call: (0, call.out.bytes),
+)

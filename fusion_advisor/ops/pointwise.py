@@ -1,0 +1,495 @@
+"""Ops that compute each element of the result from the elements at the same place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from fusion_advisor.ops.registry import Call, Meaning, meaning_of, pointwise
+from fusion_advisor.records import Arg
+from fusion_advisor.region import FLOAT_DTYPES, Builder, NotExpressible, Scalar, Value
+
+Operand = Value | Scalar
+
+for _name in [
+    "abs",
+    "neg",
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "sqrt",
+    "rsqrt",
+    "sin",
+    "cos",
+    "sigmoid",
+    "erf",
+    "erfc",
+    "erfinv",
+    "expm1",
+    "log1p",
+    "log10",
+    "tan",
+    "tanh",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "lgamma",
+]:
+
+    def _same(b: Builder, x: Value, _op: str = _name) -> Value:
+        return b.apply(_op, x)
+
+    pointwise(f"aten.{_name}.default")(_same)
+
+for _name in ["floor", "ceil", "trunc"]:
+
+    def _step(b: Builder, x: Value, _op: str = _name) -> Value:
+        return b.apply(_op, x) if x.logical in FLOAT_DTYPES else x
+
+    pointwise(f"aten.{_name}.default", discrete=True)(_step)
+
+
+@pointwise("aten.round.default", discrete=True)
+def round_half_even(b: Builder, x: Value) -> Value:
+    return b.apply("round", x) if x.logical in FLOAT_DTYPES else x
+
+
+@pointwise("aten.frac.default", discrete=True)
+def frac(b: Builder, x: Value) -> Value:
+    return x - b.apply("trunc", x)
+
+
+@pointwise("aten.add.Tensor", "aten.add.Scalar")
+def add(b: Builder, x: Value, y: Operand, alpha: Scalar = 1) -> Value:
+    return x + (
+        y if alpha == 1 else b.apply("mul", y, alpha) if isinstance(y, Value) else y * alpha
+    )
+
+
+@pointwise("aten.sub.Tensor", "aten.sub.Scalar")
+def sub(b: Builder, x: Value, y: Operand, alpha: Scalar = 1) -> Value:
+    return x - (
+        y if alpha == 1 else b.apply("mul", y, alpha) if isinstance(y, Value) else y * alpha
+    )
+
+
+@pointwise("aten.rsub.Scalar", "aten.rsub.Tensor")
+def rsub(b: Builder, x: Value, y: Operand, alpha: Scalar = 1) -> Value:
+    return b.apply("sub", y, x if alpha == 1 else x * alpha)
+
+
+@pointwise("aten.mul.Tensor", "aten.mul.Scalar")
+def mul(b: Builder, x: Value, y: Operand) -> Value:
+    return b.apply("and", x, y) if x.dtype == "bool" and isinstance(y, Value) else x * y
+
+
+def _floor_mod(b: Builder, x: Value, y: Operand) -> Value:
+    """Python's remainder: the sign of the divisor."""
+    if x.dtype not in ("float32", "float64"):
+        raise NotExpressible("an integer remainder")
+    rest = b.apply("fmod", x, y)
+    signs_differ = b.apply("lt", b.apply("mul", rest, y), 0.0)
+    return b.apply("where", signs_differ, b.apply("add", rest, y), rest)
+
+
+@pointwise("aten.div.Tensor", "aten.div.Scalar")
+def div(b: Builder, x: Value, y: Operand) -> Value:
+    return x / y
+
+
+@pointwise("aten.div.Tensor_mode", "aten.div.Scalar_mode", discrete=True)
+def div_mode(b: Builder, x: Value, y: Operand, rounding_mode: str | None = None) -> Value:
+    if rounding_mode is None:
+        return x / y
+    if x.dtype not in ("float32", "float64"):
+        raise NotExpressible("an integer division with rounding")
+    return b.apply("floor" if rounding_mode == "floor" else "trunc", x / y)
+
+
+@pointwise("aten.remainder.Scalar", "aten.remainder.Tensor", discrete=True)
+def remainder(b: Builder, x: Value, y: Operand) -> Value:
+    return _floor_mod(b, x, y)
+
+
+@pointwise("aten.fmod.Scalar", "aten.fmod.Tensor", discrete=True)
+def fmod(b: Builder, x: Value, y: Operand) -> Value:
+    return b.apply("fmod", x, y)
+
+
+@pointwise("aten.reciprocal.default")
+def reciprocal(b: Builder, x: Value) -> Value:
+    return 1.0 / x
+
+
+@pointwise("aten.square.default")
+def square(b: Builder, x: Value) -> Value:
+    return x * x
+
+
+@pointwise("aten.pow.Tensor_Scalar")
+def pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
+    """The special cases are those of eager's own kernel."""
+    if exponent == 2:
+        return x * x
+    if exponent == 3:
+        return x * x * x
+    if exponent == 1:
+        return x
+    if x.dtype not in ("float32", "float64"):
+        raise NotExpressible("an integer power")
+    if exponent == 0.5:
+        return b.apply("sqrt", x)
+    if exponent == -0.5:
+        return b.apply("rsqrt", x)
+    if exponent == -1:
+        return 1.0 / x
+    if exponent == -2:
+        return 1.0 / (x * x)
+    return b.apply("pow", x, exponent)
+
+
+@pointwise("aten.pow.Tensor_Tensor")
+def pow_tensor(b: Builder, x: Value, exponent: Value) -> Value:
+    if x.dtype not in ("float32", "float64"):
+        raise NotExpressible("an integer power")
+    return b.apply("pow", x, exponent)
+
+
+@pointwise("aten.pow.Scalar")
+def pow_of_scalar(b: Builder, base: Scalar, exponent: Value) -> Value:
+    if exponent.dtype not in ("float32", "float64"):
+        raise NotExpressible("an integer power")
+    return b.apply("pow", base, exponent)
+
+
+@pointwise("aten.atan2.default")
+def atan2(b: Builder, y: Value, x: Value) -> Value:
+    return b.apply("atan2", y, x)
+
+
+@pointwise("aten.hypot.default")
+def hypot(b: Builder, x: Value, y: Value) -> Value:
+    return b.apply("hypot", x, y)
+
+
+@pointwise("aten.sign.default", discrete=True)
+def sign(b: Builder, x: Value) -> Value:
+    positive = b.apply("where", x > 0, 1, b.apply("where", x < 0, -1, b.const(0, x.logical)))
+    return b.cast(positive, x.logical)
+
+
+# -- activations -----------------------------------------------------------------------------------
+
+
+@pointwise("aten.relu.default")
+def relu(b: Builder, x: Value) -> Value:
+    return b.apply("maximum", x, 0)
+
+
+@pointwise("aten.relu6.default")
+def relu6(b: Builder, x: Value) -> Value:
+    return b.apply("minimum", b.apply("maximum", x, 0), 6)
+
+
+@pointwise("aten.hardtanh.default")
+def hardtanh(b: Builder, x: Value, low: Scalar = -1, high: Scalar = 1) -> Value:
+    return b.apply("minimum", b.apply("maximum", x, low), high)
+
+
+@pointwise("aten.leaky_relu.default")
+def leaky_relu(b: Builder, x: Value, slope: Scalar = 0.01) -> Value:
+    return b.apply("where", x > 0, x, x * slope)
+
+
+@pointwise("aten._prelu_kernel.default")
+def prelu(b: Builder, x: Value, weight: Value) -> Value:
+    return b.apply("where", x > 0, x, x * weight)
+
+
+@pointwise("aten.threshold.default", discrete=True)
+def threshold(b: Builder, x: Value, limit: Scalar, value: Scalar) -> Value:
+    return b.apply("where", x <= limit, value, x)
+
+
+@pointwise("aten.elu.default")
+def elu(
+    b: Builder, x: Value, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1
+) -> Value:
+    below = b.apply("expm1", x if input_scale == 1 else x * input_scale) * (alpha * scale)
+    return b.apply("where", x > 0, x if scale == 1 else x * scale, below)
+
+
+@pointwise("aten.celu.default")
+def celu(b: Builder, x: Value, alpha: Scalar = 1.0) -> Value:
+    return elu(b, x, alpha, 1, 1.0 / alpha)
+
+
+@pointwise("aten.selu.default")
+def selu(b: Builder, x: Value) -> Value:
+    return elu(b, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+@pointwise("aten.gelu.default")
+def gelu(b: Builder, x: Value, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))
+        return 0.5 * x * (1.0 + b.apply("tanh", inner))
+    return x * 0.5 * (1.0 + b.apply("erf", x * math.sqrt(0.5)))
+
+
+@pointwise("aten.silu.default")
+def silu(b: Builder, x: Value) -> Value:
+    return x * b.apply("sigmoid", x)
+
+
+def _softplus(b: Builder, x: Value) -> Value:
+    """log(1 + e^x) without overflow."""
+    return b.apply("maximum", x, 0.0) + b.apply("log1p", b.apply("exp", -b.apply("abs", x)))
+
+
+@pointwise("aten.mish.default")
+def mish(b: Builder, x: Value) -> Value:
+    return x * b.apply("tanh", _softplus(b, x))
+
+
+@pointwise("aten.softplus.default")
+def softplus(b: Builder, x: Value, beta: Scalar = 1, limit: Scalar = 20) -> Value:
+    scaled = x if beta == 1 else x * beta
+    value = b.apply("log1p", b.apply("exp", scaled))
+    return b.apply("where", scaled > limit, x, value if beta == 1 else value / beta)
+
+
+@pointwise("aten.hardsigmoid.default")
+def hardsigmoid(b: Builder, x: Value) -> Value:
+    return b.apply("minimum", b.apply("maximum", x + 3.0, 0.0), 6.0) * (1.0 / 6.0)
+
+
+@pointwise("aten.hardswish.default")
+def hardswish(b: Builder, x: Value) -> Value:
+    return x * b.apply("minimum", b.apply("maximum", x + 3.0, 0.0), 6.0) * (1.0 / 6.0)
+
+
+@pointwise("aten.log_sigmoid_forward.default")
+def log_sigmoid(b: Builder, x: Value) -> tuple[Value, None]:
+    return b.apply("minimum", x, 0.0) - b.apply("log1p", b.apply("exp", -b.apply("abs", x))), None
+
+
+@pointwise("aten.softshrink.default")
+def softshrink(b: Builder, x: Value, limit: Scalar = 0.5) -> Value:
+    below = b.apply("where", x < -limit, x + limit, 0.0 * x)
+    return b.apply("where", x > limit, x - limit, below)
+
+
+@pointwise("aten.hardshrink.default", discrete=True)
+def hardshrink(b: Builder, x: Value, limit: Scalar = 0.5) -> Value:
+    inside = b.apply("and", x >= -limit, x <= limit)
+    return b.apply("where", inside, 0.0, x)
+
+
+# -- selection and clamping ------------------------------------------------------------------------
+
+
+@pointwise("aten.maximum.default")
+def maximum(b: Builder, x: Value, y: Value) -> Value:
+    return b.apply("maximum", x, y)
+
+
+@pointwise("aten.minimum.default")
+def minimum(b: Builder, x: Value, y: Value) -> Value:
+    return b.apply("minimum", x, y)
+
+
+@pointwise("aten.clamp.default", "aten.clamp.Tensor")
+def clamp(b: Builder, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
+    low = x if min is None else b.apply("maximum", x, min)
+    return low if max is None else b.apply("minimum", low, max)
+
+
+@pointwise("aten.clamp_min.default", "aten.clamp_min.Tensor")
+def clamp_min(b: Builder, x: Value, min: Operand) -> Value:
+    return b.apply("maximum", x, min)
+
+
+@pointwise("aten.clamp_max.default", "aten.clamp_max.Tensor")
+def clamp_max(b: Builder, x: Value, max: Operand) -> Value:
+    return b.apply("minimum", x, max)
+
+
+@pointwise("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", inputs="raw")
+def where(b: Builder, condition: Value, x: Operand, y: Operand) -> Value:
+    assert b.out is not None
+    chosen = [
+        b.cast(v, b.out.dtype) if isinstance(v, Value) else b.const(v, b.out.dtype) for v in (x, y)
+    ]
+    return b.apply("where", condition, *chosen)
+
+
+@pointwise("aten.masked_fill.Scalar", "aten.masked_fill.Tensor", inputs="raw")
+def masked_fill(b: Builder, x: Value, mask: Value, value: Operand) -> Value:
+    filling = b.cast(value, x.logical) if isinstance(value, Value) else b.const(value, x.logical)
+    return b.apply("where", mask, filling, x)
+
+
+@pointwise("aten.lerp.Scalar", "aten.lerp.Tensor")
+def lerp(b: Builder, x: Value, end: Value, weight: Operand) -> Value:
+    """As eager: from the nearer end."""
+    if isinstance(weight, Value):
+        near = b.apply("lt", b.apply("abs", weight), 0.5)
+        return b.apply("where", near, x + weight * (end - x), end - (end - x) * (1.0 - weight))
+    if abs(weight) < 0.5:
+        return x + weight * (end - x)
+    return end - (end - x) * (1.0 - weight)
+
+
+@pointwise("aten.addcmul.default")
+def addcmul(b: Builder, x: Value, t1: Value, t2: Value, value: Scalar = 1) -> Value:
+    product = t1 * t2
+    return x + (product if value == 1 else product * value)
+
+
+@pointwise("aten.addcdiv.default")
+def addcdiv(b: Builder, x: Value, t1: Value, t2: Value, value: Scalar = 1) -> Value:
+    quotient = t1 / t2
+    return x + (quotient if value == 1 else quotient * value)
+
+
+# -- comparisons and logic: steps, never rounded differently than eager ----------------------------
+
+for _name in ["eq", "ne", "lt", "le", "gt", "ge"]:
+
+    def _compared(b: Builder, x: Value, y: Operand, _op: str = _name) -> Value:
+        return b.apply(_op, x, y)
+
+    pointwise(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar", inputs="raw", discrete=True)(
+        _compared
+    )
+
+for _aten, _name in (("logical_and", "and"), ("logical_or", "or"), ("logical_xor", "xor")):
+
+    def _logical(b: Builder, x: Value, y: Value, _op: str = _name) -> Value:
+        return b.apply(_op, _truth(b, x), _truth(b, y))
+
+    pointwise(f"aten.{_aten}.default", inputs="raw", discrete=True)(_logical)
+
+for _aten, _name in (("bitwise_and", "and"), ("bitwise_or", "or"), ("bitwise_xor", "xor")):
+
+    def _bitwise(b: Builder, x: Value, y: Operand, _op: str = _name) -> Value:
+        return b.apply(_op, x, y)
+
+    pointwise(f"aten.{_aten}.Tensor", f"aten.{_aten}.Scalar")(_bitwise)
+
+
+def _truth(b: Builder, x: Value) -> Value:
+    return x if x.dtype == "bool" else b.apply("ne", x, 0)
+
+
+@pointwise("aten.logical_not.default", inputs="raw", discrete=True)
+def logical_not(b: Builder, x: Value) -> Value:
+    return b.apply("not", x) if x.dtype == "bool" else b.apply("eq", x, 0)
+
+
+@pointwise("aten.bitwise_not.default")
+def bitwise_not(b: Builder, x: Value) -> Value:
+    return b.apply("not", x)
+
+
+@pointwise("aten.isnan.default", inputs="raw")
+def isnan(b: Builder, x: Value) -> Value:
+    return b.apply("ne", x, x)
+
+
+@pointwise("aten.isinf.default", inputs="raw")
+def isinf(b: Builder, x: Value) -> Value:
+    return b.apply("eq", b.apply("abs", x), math.inf)
+
+
+# -- copies and constants --------------------------------------------------------------------------
+
+
+def _converted(b: Builder, x: Value) -> Value:
+    """What a copy into the node's result does to a value."""
+    assert b.out is not None
+    if b.out.dtype not in FLOAT_DTYPES and x.logical in FLOAT_DTYPES and b.out.dtype != "bool":
+        raise NotExpressible("a conversion from float to integer")
+    if b.out.dtype == "bool" and x.dtype != "bool":
+        return b.apply("ne", x, 0)
+    return b.convert(x, b.out.dtype)
+
+
+@pointwise("aten._to_copy.default", inputs="raw")
+def to_copy(b: Builder, x: Value, **_: Arg) -> Value:
+    return _converted(b, x)
+
+
+@pointwise(
+    "aten.clone.default", "aten.lift_fresh_copy.default", "aten.alias_copy.default", inputs="raw"
+)
+def clone(b: Builder, x: Value, memory_format: Arg = None) -> Value:
+    return x
+
+
+def _overwritten(call: Call) -> tuple[int, int]:
+    """The target is written and not read."""
+    return sum(t.bytes for t in call.operands[1:]), call.operand(0).bytes
+
+
+def _overwriting(name: str) -> Callable[[Meaning], Meaning]:
+    return meaning_of("pointwise", name, inputs="raw", also_in_place=True, traffic=_overwritten)
+
+
+@_overwriting("aten.copy.default")
+def copy(b: Builder, target: Value, source: Value, non_blocking: bool = False) -> Value:
+    assert b.out is not None
+    return b.expand(_converted(b, source), b.out.shape)
+
+
+@_overwriting("aten.fill.Scalar")
+def fill(b: Builder, target: Value, value: Scalar) -> Value:
+    return b.full(target.shape, value, target.logical)
+
+
+@_overwriting("aten.zero.default")
+def zero(b: Builder, target: Value) -> Value:
+    return b.full(target.shape, 0, target.logical)
+
+
+# -- gradients -------------------------------------------------------------------------------------
+
+
+@pointwise("aten.threshold_backward.default")
+def threshold_backward(b: Builder, grad: Value, x: Value, limit: Scalar) -> Value:
+    return b.apply("where", x <= limit, 0, grad)
+
+
+@pointwise("aten.sigmoid_backward.default")
+def sigmoid_backward(b: Builder, grad: Value, y: Value) -> Value:
+    return grad * (1.0 - y) * y
+
+
+@pointwise("aten.tanh_backward.default")
+def tanh_backward(b: Builder, grad: Value, y: Value) -> Value:
+    return grad * (1.0 - y * y)
+
+
+@pointwise("aten.silu_backward.default")
+def silu_backward(b: Builder, grad: Value, x: Value) -> Value:
+    gate = b.apply("sigmoid", x)
+    return grad * gate * (1.0 + x * (1.0 - gate))
+
+
+@pointwise("aten.gelu_backward.default")
+def gelu_backward(b: Builder, grad: Value, x: Value, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        scale = math.sqrt(2.0 / math.pi)
+        t = b.apply("tanh", scale * (x + 0.044715 * (x * x * x)))
+        slope = scale * (1.0 + 3.0 * 0.044715 * (x * x))
+        return grad * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope)
+    below = 0.5 * (1.0 + b.apply("erf", x * math.sqrt(0.5)))
+    density = b.apply("exp", x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
+    return grad * (below + x * density)

@@ -1,0 +1,338 @@
+"""Ops that combine values along dimensions, and the normalisations that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusion_advisor.ops.registry import Call, formula, meaning_of, reduction
+from fusion_advisor.records import Arg
+from fusion_advisor.region import Builder, NotExpressible, Scalar, Value
+
+Dims = int | Sequence[int] | None
+
+
+def _dims(dim: Dims) -> tuple[int, ...]:
+    if dim is None:
+        return ()
+    return (dim,) if isinstance(dim, int) else tuple(dim)
+
+
+def _in_result(b: Builder, x: Value) -> Value:
+    """The operand in the dtype in which eager accumulates."""
+    assert b.out is not None
+    return b.cast(x, b.out.dtype)
+
+
+# -- plain reductions ------------------------------------------------------------------------------
+
+
+@reduction("aten.sum.default", "aten.sum.dim_IntList")
+def sum_(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False, dtype: Arg = None) -> Value:
+    return b.reduce("sum", _in_result(b, x), _dims(dim), keepdim)
+
+
+@reduction("aten.mean.default", "aten.mean.dim")
+def mean(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False, dtype: Arg = None) -> Value:
+    value = _in_result(b, x)
+    return b.reduce("sum", value, _dims(dim), keepdim) / _count(b, value, dim)
+
+
+def _count(b: Builder, x: Value, dim: Dims) -> Value:
+    return b.cast(b.extent(x, _dims(dim)), x.dtype)
+
+
+@reduction("aten.amax.default")
+def amax(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    return b.reduce("max", x, _dims(dim), keepdim)
+
+
+@reduction("aten.amin.default")
+def amin(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    return b.reduce("min", x, _dims(dim), keepdim)
+
+
+@reduction("aten.max.default")
+def max_all(b: Builder, x: Value) -> Value:
+    return b.reduce("max", x, ())
+
+
+@reduction("aten.min.default")
+def min_all(b: Builder, x: Value) -> Value:
+    return b.reduce("min", x, ())
+
+
+@reduction("aten.max.dim")
+def max_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    return b.reduce("max", x, (dim,), keepdim), _arg(b, "argmax", x, (dim,), keepdim)
+
+
+@reduction("aten.min.dim")
+def min_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    return b.reduce("min", x, (dim,), keepdim), _arg(b, "argmin", x, (dim,), keepdim)
+
+
+def _arg(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
+    """The position of the extreme; counted as part of the extreme's own pass."""
+    flops, special = b.flops, b.special_flops
+    found = b.reduce(op, x, dims, keepdim)
+    b.flops, b.special_flops = flops, special
+    return b.cast(found, "int64")
+
+
+@reduction("aten.argmax.default", discrete=True)
+def argmax(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    return b.cast(b.reduce("argmax", x, _dims(dim), keepdim), "int64")
+
+
+@reduction("aten.argmin.default", discrete=True)
+def argmin(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    return b.cast(b.reduce("argmin", x, _dims(dim), keepdim), "int64")
+
+
+@reduction("aten.prod.default")
+def prod(b: Builder, x: Value, dtype: Arg = None) -> Value:
+    return b.reduce("prod", _in_result(b, x), ())
+
+
+@reduction("aten.prod.dim_int")
+def prod_dim(b: Builder, x: Value, dim: int, keepdim: bool = False, dtype: Arg = None) -> Value:
+    return b.reduce("prod", _in_result(b, x), (dim,), keepdim)
+
+
+@reduction("aten.any.default", "aten.any.dim", "aten.any.dims", discrete=True)
+def any_(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    truth = x if x.dtype == "bool" else b.apply("ne", x, 0)
+    return b.apply("ne", b.reduce("max", b.cast(truth, "int32"), _dims(dim), keepdim), 0)
+
+
+@reduction("aten.all.default", "aten.all.dim", "aten.all.dims", discrete=True)
+def all_(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+    truth = x if x.dtype == "bool" else b.apply("ne", x, 0)
+    return b.apply("ne", b.reduce("min", b.cast(truth, "int32"), _dims(dim), keepdim), 0)
+
+
+def _moments(
+    b: Builder, x: Value, dim: Dims, correction: Scalar | None, keepdim: bool
+) -> tuple[Value, Value]:
+    """Variance and mean; the variance from the deviations, as eager's Welford is as exact."""
+    dims = _dims(dim)
+    count = _count(b, x, dim)
+    centre = b.reduce("sum", x, dims, True) / count
+    deviation = x - centre
+    lost = 1 if correction is None else correction
+    free = count if lost == 0 else b.apply("maximum", count - lost, 0.0)
+    variance = b.reduce("sum", deviation * deviation, dims, keepdim) / free
+    return variance, centre if keepdim else b.reduce("sum", x, dims, False) / count
+
+
+@reduction("aten.var.correction")
+def var(
+    b: Builder, x: Value, dim: Dims = None, correction: Scalar | None = None, keepdim: bool = False
+) -> Value:
+    return _moments(b, x, dim, correction, keepdim)[0]
+
+
+@reduction("aten.std.correction")
+def std(
+    b: Builder, x: Value, dim: Dims = None, correction: Scalar | None = None, keepdim: bool = False
+) -> Value:
+    return b.apply("sqrt", _moments(b, x, dim, correction, keepdim)[0])
+
+
+@reduction("aten.var_mean.correction")
+def var_mean(
+    b: Builder, x: Value, dim: Dims = None, correction: Scalar | None = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    return _moments(b, x, dim, correction, keepdim)
+
+
+@reduction("aten.linalg_vector_norm.default")
+def vector_norm(
+    b: Builder,
+    x: Value,
+    ord: Scalar = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: Arg = None,
+) -> Value:
+    value, dims = _in_result(b, x), _dims(dim)
+    if ord == 2:
+        return b.apply("sqrt", b.reduce("sum", value * value, dims, keepdim))
+    if ord == 1:
+        return b.reduce("sum", b.apply("abs", value), dims, keepdim)
+    if ord == float("inf"):
+        return b.reduce("max", b.apply("abs", value), dims, keepdim)
+    raise NotExpressible(f"a vector norm of order {ord}")
+
+
+# -- softmax ---------------------------------------------------------------------------------------
+
+
+@reduction("aten._softmax.default")
+def softmax(b: Builder, x: Value, dim: int, half_to_float: bool = False) -> Value:
+    raised = b.apply("exp", x - b.reduce("max", x, (dim,), True))
+    return raised / b.reduce("sum", raised, (dim,), True)
+
+
+@reduction("aten._log_softmax.default")
+def log_softmax(b: Builder, x: Value, dim: int, half_to_float: bool = False) -> Value:
+    shifted = x - b.reduce("max", x, (dim,), True)
+    return shifted - b.apply("log", b.reduce("sum", b.apply("exp", shifted), (dim,), True))
+
+
+@reduction("aten.logsumexp.default")
+def logsumexp(b: Builder, x: Value, dim: Dims, keepdim: bool = False) -> Value:
+    """The shift is dropped where the maximum is infinite, as eager does."""
+    dims = _dims(dim)
+    peak = b.reduce("max", _in_result(b, x), dims, True)
+    safe = b.apply("where", b.apply("eq", b.apply("abs", peak), float("inf")), 0.0, peak)
+    total = b.apply("log", b.reduce("sum", b.apply("exp", x - safe), dims, keepdim))
+    shift = safe if keepdim else b.reduce("max", _in_result(b, x), dims, False)
+    if not keepdim:
+        shift = b.apply("where", b.apply("eq", b.apply("abs", shift), float("inf")), 0.0, shift)
+    return total + shift
+
+
+# -- normalisations --------------------------------------------------------------------------------
+
+_LAST = {1: "{0}.shape[-len({1}) :]"}
+
+
+def _scaled(x: Value, weight: Value | None, bias: Value | None) -> Value:
+    scaled = x if weight is None else x * weight
+    return scaled if bias is None else scaled + bias
+
+
+@reduction("aten.native_layer_norm.default", sizes=_LAST)
+def layer_norm(
+    b: Builder,
+    x: Value,
+    shape: Sequence[int],
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    dims = tuple(range(-len(shape), 0))
+    variance, centre = _moments(b, x, dims, 0, True)
+    scale = b.apply("rsqrt", variance + eps)
+    return _scaled((x - centre) * scale, weight, bias), centre, scale
+
+
+@reduction("aten._fused_rms_norm.default", sizes=_LAST)
+def rms_norm(
+    b: Builder,
+    x: Value,
+    shape: Sequence[int],
+    weight: Value | None = None,
+    eps: float | None = None,
+) -> tuple[Value, Value]:
+    dims = tuple(range(-len(shape), 0))
+    if eps is None:
+        eps = {"float64": 2.220446049250313e-16}.get(x.dtype, 1.1920928955078125e-07)
+    power = b.reduce("sum", x * x, dims, True) / _count(b, x, dims)
+    scale = b.apply("rsqrt", power + eps)
+    return _scaled(x * scale, weight, None), scale
+
+
+@reduction(
+    "aten.native_group_norm.default",
+    sizes={3: "{0}.shape[0]", 4: "{0}.shape[1]", 5: "{0}[0, 0].numel()"},
+)
+def group_norm(
+    b: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    batch: int,
+    channels: int,
+    area: int,
+    groups: int,
+    eps: float,
+) -> tuple[Value, Value, Value]:
+    grouped = b.reshape(x, (batch, groups, channels // groups, area))
+    variance, centre = _moments(b, grouped, (2, 3), 0, True)
+    scale = b.apply("rsqrt", variance + eps)
+    normal = b.reshape((grouped - centre) * scale, (batch, channels, area))
+    scaled = _scaled(normal, *(_by_channel(b, p, 3) for p in (weight, bias)))
+    flat = (batch, groups)
+    return b.reshape(scaled, x.shape), b.reshape(centre, flat), b.reshape(scale, flat)
+
+
+def _by_channel(b: Builder, parameter: Value | None, rank: int) -> Value | None:
+    """A per-channel vector lined up with dimension 1."""
+    if parameter is None:
+        return None
+    return b.reshape(parameter, (*parameter.shape, *(1,) * (rank - 2)))
+
+
+def _batch_norm(
+    b: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    centre: Value,
+    variance: Value,
+    eps: float,
+) -> Value:
+    rank = len(x.dims)
+    middle, spread, gain, shift = (
+        None if p is None else _by_channel(b, b.cast(p, x.logical), rank)
+        for p in (centre, b.apply("rsqrt", variance + eps), weight, bias)
+    )
+    assert middle is not None and spread is not None
+    return _scaled((x - middle) * spread, gain, shift)
+
+
+@reduction("aten._native_batch_norm_legit_no_training.default")
+def batch_norm_eval(
+    b: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    var: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, None, None]:
+    return _batch_norm(b, x, weight, bias, mean, var, eps), None, None
+
+
+@reduction("aten.native_batch_norm.default")
+def batch_norm(
+    b: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, None, None]:
+    if training or mean is None or var is None:
+        raise NotExpressible("a batch norm in training mode")
+    return _batch_norm(b, x, weight, bias, mean, var, eps), None, None
+
+
+def _five_passes(call: Call) -> int:
+    return 8 * call.operand(0).numel
+
+
+formula(
+    "reduction",
+    "aten.cudnn_batch_norm.default",
+    "aten._native_batch_norm_legit.default",
+    "aten._native_batch_norm_legit.no_stats",
+    "aten._batch_norm_with_update.default",
+    "aten.miopen_batch_norm.default",
+    flops=_five_passes,
+)
+
+
+@meaning_of("reduction", "aten._safe_softmax.default", inputs="raw")
+def safe_softmax(b: Builder, x: Value, dim: int, dtype: Arg = None) -> Value:
+    """Rows that are masked whole give zeros."""
+    peak = b.reduce("max", x, (dim,), True)
+    raised = b.apply("exp", x - peak)
+    shares = raised / b.reduce("sum", raised, (dim,), True)
+    return b.apply("where", b.apply("eq", peak, float("-inf")), 0.0, shares)

@@ -1,0 +1,191 @@
+"""What an op is: one entry that holds its meaning, its parallel pattern, its FLOPs and its traffic.
+
+A meaning over a `Builder` gives the FLOPs, the kernel, and what a gate needs to know; ops without
+one (matrix products, gathers, convolutions) state FLOPs and traffic by formula and are never fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from fusion_advisor.records import Arg, Node, Ref, Tensor
+from fusion_advisor.region import Builder, NotExpressible, Value, compute_dtype
+
+Meaning = Callable[..., Any]
+Unit = Literal["cuda", "tensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A node together with the tensors that its arguments refer to."""
+
+    node: Node
+    tensors: Mapping[Ref, Tensor]
+
+    def arg(self, position: int, name: str = "", default: Arg = None) -> Arg:
+        """An argument by position, else by keyword, else the default."""
+        if position < len(self.node.args):
+            return self.node.args[position]
+        return dict(self.node.kwargs).get(name, default)
+
+    def tensor(self, position: int, name: str = "") -> Tensor | None:
+        found = self.arg(position, name)
+        return self.tensors.get(found) if isinstance(found, Ref) else None
+
+    def operand(self, position: int) -> Tensor:
+        """A tensor that must be there; ValueError names the node when it is not."""
+        found = self.tensor(position)
+        if found is None:
+            raise ValueError(f"{self.node.op} has no tensor as argument {position}")
+        return found
+
+    @property
+    def operands(self) -> tuple[Tensor, ...]:
+        return tuple(self.tensors[ref] for ref in self.node.refs() if ref in self.tensors)
+
+    @property
+    def out(self) -> Tensor:
+        return self.node.out
+
+
+Formula = Callable[[Call], int]
+Traffic = Callable[[Call], tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """`pattern` is how the op spreads over threads; `inputs` says how tensor operands are
+    converted before the meaning sees them: to the dtype of the result, or not at all."""
+
+    name: str
+    pattern: str
+    meaning: Meaning | None = None
+    flops: Formula | None = None
+    traffic: Traffic | None = None
+    unit: Unit = "cuda"
+    inputs: Literal["result", "raw"] = "result"
+    discrete: bool = False
+    """A small change of an operand can change the result by a step."""
+    sizes: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Arguments that repeat sizes, so that the eager reference serves other sizes too: Python
+    text by position, with `{0}` for the first argument and `{shape}` for the result's shape."""
+
+
+REGISTRY: dict[str, Op] = {}
+
+
+def register(op: Op) -> None:
+    if op.name in REGISTRY:
+        raise ValueError(f"op {op.name} is registered twice")
+    REGISTRY[op.name] = op
+
+
+def in_place(name: str) -> str:
+    """`aten.add.Tensor` to `aten.add_.Tensor`."""
+    namespace, base, overload = name.split(".", 2)
+    return f"{namespace}.{base}_.{overload}"
+
+
+def meaning_of(
+    pattern: str,
+    *names: str,
+    inputs: Literal["result", "raw"] = "result",
+    discrete: bool = False,
+    also_in_place: bool = False,
+    traffic: Traffic | None = None,
+    sizes: Mapping[int, str] | None = None,
+) -> Callable[[Meaning], Meaning]:
+    """Decorate the meaning shared by some overloads."""
+
+    def wrap(meaning: Meaning) -> Meaning:
+        for name in names:
+            op = Op(name, pattern, meaning, inputs=inputs, discrete=discrete, traffic=traffic)
+            register(op)
+            if also_in_place:
+                register(replace(op, name=in_place(name)))
+        return meaning
+
+    return wrap
+
+
+def pointwise(
+    *names: str,
+    inputs: Literal["result", "raw"] = "result",
+    discrete: bool = False,
+) -> Callable[[Meaning], Meaning]:
+    """One value an element; the in-place overloads come with it."""
+    return meaning_of("pointwise", *names, inputs=inputs, discrete=discrete, also_in_place=True)
+
+
+def reduction(
+    *names: str, discrete: bool = False, sizes: Mapping[int, str] | None = None
+) -> Callable[[Meaning], Meaning]:
+    """Values combined along dimensions; operands arrive in their own dtype."""
+    return meaning_of("reduction", *names, inputs="raw", discrete=discrete, sizes=sizes)
+
+
+def view(*names: str, sizes: Mapping[int, str] | None = None) -> Callable[[Meaning], Meaning]:
+    """Other dimensions over the same elements: no launch."""
+    return meaning_of("view", *names, inputs="raw", sizes=sizes)
+
+
+def creation(
+    *names: str, sizes: Mapping[int, str] | None = None, traffic: Traffic | None = None
+) -> Callable[[Meaning], Meaning]:
+    """A tensor made from nothing."""
+    return meaning_of("creation", *names, inputs="raw", sizes=sizes, traffic=traffic)
+
+
+def formula(
+    pattern: str,
+    *names: str,
+    flops: Formula | None = None,
+    traffic: Traffic | None = None,
+    unit: Unit = "cuda",
+) -> None:
+    """Register ops that are counted but have no meaning."""
+    for name in names:
+        register(Op(name, pattern, None, flops, traffic, unit))
+
+
+def state(
+    op: Op, builder: Builder, node: Node, operands: Callable[[Ref], Value], label: str = ""
+) -> tuple[Value | None, ...]:
+    """Add a node's meaning to a region: one value for each of its outputs.
+
+    Raises NotExpressible where the form has no place for what this call does.
+    """
+    if op.meaning is None:
+        raise NotExpressible(f"{op.name} has no meaning in the registry")
+    out = node.out
+    builder.out, builder.label = out, label or node.name
+    held = compute_dtype(out.dtype)
+
+    def ready(arg: Arg) -> Any:
+        if isinstance(arg, Ref):
+            value = operands(arg)
+            return builder.cast(value, held) if op.inputs == "result" else value
+        if isinstance(arg, tuple):
+            return tuple(ready(item) for item in arg)
+        return arg
+
+    args = [ready(arg) for arg in node.args]
+    kwargs = {name: ready(value) for name, value in node.kwargs}
+    try:
+        result: Any = op.meaning(builder, *args, **kwargs)
+    except TypeError as error:
+        raise NotExpressible(f"{node.op}: {error}") from error
+    values: Sequence[Value | None] = result if isinstance(result, tuple) else (result,)
+    found: list[Value | None] = []
+    for value, tensor in zip(values, node.outputs, strict=False):
+        if value is None or tensor is None:
+            found.append(None)
+            continue
+        if value.shape != tensor.shape:
+            raise NotExpressible(
+                f"{node.op} gives {tensor.shape} where its meaning gives {value.shape}"
+            )
+        found.append(value if op.pattern == "view" else builder.cast(value, tensor.dtype))
+    return tuple(found)

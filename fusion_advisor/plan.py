@@ -1,0 +1,30 @@
+"""Stage: the plans of a region. A plan says what the fused kernel reads, writes and holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusion_advisor.region import Region
+from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.schedules import SCHEDULES
+from fusion_advisor.schedules.base import Plan, Refused
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plans that serve a region, best first, and why the other schedules do not."""
+
+    plans: tuple[Plan, ...]
+    refusals: tuple[Refused, ...]
+
+
+def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
+    """Try every schedule on a region."""
+    plans: list[Plan] = []
+    refusals: list[Refused] = []
+    for schedule in SCHEDULES:
+        try:
+            plans.append(schedule.plan(region, device, rulebook))
+        except Refused as refusal:
+            refusals.append(refusal)
+    return Planned(tuple(plans), tuple(refusals))

@@ -1,0 +1,97 @@
+"""The eager reference of a group as Python: the same aten calls that eager launches, in order.
+
+Sizes that a call repeats (the shape given to a view) are written in terms of the inputs' sizes, so
+that the reference serves every size that the kernel serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.express import Expressed
+from fusion_advisor.ops import REGISTRY
+from fusion_advisor.ops.registry import Op
+from fusion_advisor.records import Arg, Node, Ref, Symbol
+from fusion_advisor.schedules.text import Names
+
+_DROPPED = ("layout", "pin_memory", "non_blocking")
+"""Keywords that say where a tensor lives, not what it holds."""
+
+
+def reference_lines(
+    flow: Dataflow, expressed: Expressed, inputs: Mapping[Ref, str], sizes: Mapping[int, str]
+) -> list[str]:
+    """The body of `reference`: one line a node, and the return. `sizes` names every axis."""
+    names = Names()
+    names.used |= set(inputs.values())
+    texts: dict[Ref, str] = dict(inputs)
+    lines: list[str] = []
+    device = next(iter(inputs.values()))
+
+    def shape_of(ref: Ref) -> str:
+        dims = expressed.dims.get(ref)
+        if dims is None:
+            return _tuple([str(n) for n in flow.annotated.tensors[ref].shape])
+        return _tuple([" * ".join(sizes[a] for a in dim) or "1" for dim in dims])
+
+    def text_of(ref: Ref) -> str:
+        if ref not in texts:
+            state(flow.position[ref.node])
+        return texts[ref]
+
+    def state(number: int) -> None:
+        node = flow.nodes[number]
+        operands = [text_of(ref) for ref in flow.operands[number]]
+        call = _call(node, operands, shape_of(Ref(node.name)), device)
+        name = names.claim(node.name)
+        lines.append(f"{name} = {call}")
+        single = len(node.outputs) == 1
+        for i in range(len(node.outputs)):
+            texts[Ref(node.name, i)] = name if single else f"{name}[{i}]"
+
+    for number in expressed.members:
+        if Ref(flow.nodes[number].name) not in texts:
+            state(number)
+    results = [texts[ref] for ref in expressed.outputs]
+    lines.append(f"return {results[0]}" if len(results) == 1 else f"return {', '.join(results)}")
+    return lines
+
+
+def _call(node: Node, operands: list[str], shape: str, device: str) -> str:
+    """One aten call. An in-place op is called by its functional overload."""
+    op = REGISTRY[node.op]
+    namespace, base, overload = node.op.split(".", 2)
+    functional = base[:-1] if node.mutates and base.endswith("_") else base
+    remaining = iter(operands)
+    raw = [_argument(arg, remaining) for arg in node.args]
+    keywords = [(name, _argument(value, remaining)) for name, value in node.kwargs]
+    written = [_sized(op, place, raw, shape) for place in range(len(raw))]
+    for name, text in keywords:
+        if name == "device":
+            written.append(f"device={device}.device")
+        elif name not in _DROPPED:
+            written.append(f"{name}={text}")
+    return f"torch.ops.{namespace}.{functional}.{overload}({', '.join(written)})"
+
+
+def _sized(op: Op, place: int, raw: list[str], shape: str) -> str:
+    template = op.sizes.get(place)
+    return template.format(*raw, shape=shape) if template else raw[place]
+
+
+def _argument(arg: Arg, operands: Iterator[str]) -> str:
+    if isinstance(arg, Ref):
+        return next(operands)
+    if isinstance(arg, Symbol):
+        return arg.text
+    if isinstance(arg, tuple):
+        return f"[{', '.join(_argument(item, operands) for item in arg)}]"
+    if isinstance(arg, float) and not math.isfinite(arg):
+        return f'float("{arg}")'
+    return repr(arg)
+
+
+def _tuple(items: list[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"

@@ -1,0 +1,634 @@
+"""The rulebook: every tuned number, with its unit and source, as typed data.
+
+`rules/` holds TOML; this module reads it, lays a user's own files over it and checks the result.
+A field of the rulebook has the same path in a file and in Python: `rules/gates/on-chip.toml`,
+`[limits] smem_fraction` is `gates.on-chip.limits.smem_fraction`. In one overlay file that path is
+the TOML key; an overlay folder is laid out as `rules/` is. An overlaid number replaces the shipped
+one whole, source included.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from fusion_advisor.errors import AdvisorError, UsageError
+from fusion_advisor.records import DTYPE_BYTES
+
+Unit = Literal["tensor", "cuda", "special"]
+"""Where an operator runs: tensor cores, CUDA cores, or the special function units
+(transcendentals)."""
+
+Comparison = Literal["<", "<=", ">", ">="]
+
+UNITS: dict[str, float] = {
+    "MHz": 1e6,
+    "us": 1e-6,
+    "B": 1,
+    "KiB": 1024,
+    "MiB": 1024**2,
+    "GiB": 1024**3,
+    "GB": 1e9,
+    "GB/s": 1e9,
+    "TB/s": 1e12,
+    "Gbit/s": 1e9,
+    "GFLOP/s": 1e9,
+    "TFLOP/s": 1e12,
+    "TOP/s": 1e12,
+    "FLOP/B": 1,
+    "share": 1,
+    "x": 1,
+    "bit": 1,
+    "ulp": 1,
+    "count": 1,
+    "elements": 1,
+    "multiprocessors": 1,
+    "nodes": 1,
+    "operators": 1,
+    "plans": 1,
+    "programs": 1,
+    "registers": 1,
+    "rows": 1,
+    "seeds": 1,
+    "stages": 1,
+    "threads": 1,
+    "warps": 1,
+}
+"""Each unit a rule may use, in its base unit: Hz, s, B, B/s, bit/s, FLOP/s, OP/s, or itself."""
+
+PEAK_DTYPES = (*DTYPE_BYTES, "float8", "tf32")
+"""What a peak may be given for: torch's dtypes, any float8, and float32 products in TF32."""
+
+Tree = dict[str, Any]
+"""Rules as TOML gives them."""
+
+
+def _table(value: Any) -> Tree | None:
+    return cast(Tree, value) if isinstance(value, dict) else None
+
+
+class _Rule(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, data: Any) -> Tree:
+        expected = ", ".join(cls.model_fields)
+        table = _table(data)
+        if table is None:
+            raise ValueError(f"{data!r}; expected a table with {expected}")
+        for key in table:
+            if key not in cls.model_fields:
+                raise ValueError(f"unknown field {key!r}; expected {expected}")
+        return table
+
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Number(_Rule):
+    """A value with its unit and where it comes from."""
+
+    value: float = Field(ge=0, allow_inf_nan=False)
+    unit: Text
+    source: Text
+
+    @property
+    def base(self) -> float:
+        """The value in the base unit: B/s of `4.8 TB/s`, s of `2.5 us`."""
+        return self.value * UNITS[self.unit]
+
+    @property
+    def count(self) -> int:
+        """The value in the base unit as a whole number, rounded down."""
+        return int(self.base)
+
+    def __str__(self) -> str:
+        return f"{self.value:g} {self.unit}"
+
+
+def _in(*units: str, zero: bool = False) -> AfterValidator:
+    """Accept a number in one of these units, above zero unless `zero`."""
+
+    def check(number: Number) -> Number:
+        if number.unit not in units:
+            raise ValueError(f"unit {number.unit!r}; expected {' or '.join(units)}")
+        if not (number.value or zero):
+            raise ValueError(f"{number}; expected more than 0")
+        return number
+
+    return AfterValidator(check)
+
+
+def _whole(unit: str) -> AfterValidator:
+    """Accept a whole number of this unit, 1 or more."""
+
+    def check(number: Number) -> Number:
+        if number.unit != unit or not number.value.is_integer() or not number.value:
+            raise ValueError(f"{number}; expected a whole number of {unit}, 1 or more")
+        return number
+
+    return AfterValidator(check)
+
+
+def _known_dtype(name: str) -> str:
+    if name not in PEAK_DTYPES:
+        raise ValueError(f"{name!r}; expected a dtype: {', '.join(PEAK_DTYPES)}")
+    return name
+
+
+AnyNumber = Annotated[Number, _in(*UNITS, zero=True)]
+Dtype = Annotated[str, AfterValidator(_known_dtype)]
+Frequency = Annotated[Number, _in("MHz")]
+Bytes = Annotated[Number, _in("B", "KiB", "MiB", "GiB", "GB")]
+Bandwidth = Annotated[Number, _in("GB/s", "TB/s")]
+DataRate = Annotated[Number, _in("Gbit/s")]
+Rate = Annotated[Number, _in("GFLOP/s", "TFLOP/s", "TOP/s")]
+Share = Annotated[Number, _in("share")]
+Speedup = Annotated[Number, _in("x")]
+Time = Annotated[Number, _in("us")]
+Bits = Annotated[Number, _whole("bit")]
+Elements = Annotated[Number, _whole("elements")]
+Nodes = Annotated[Number, _whole("nodes")]
+Operators = Annotated[Number, _whole("operators")]
+Programs = Annotated[Number, _whole("programs")]
+Registers = Annotated[Number, _whole("registers")]
+Rows = Annotated[Number, _whole("rows")]
+Seeds = Annotated[Number, _whole("seeds")]
+Stages = Annotated[Number, _whole("stages")]
+Threads = Annotated[Number, _whole("threads")]
+Ulps = Annotated[Number, _in("ulp", zero=True)]
+Warps = Annotated[Number, _whole("warps")]
+Multiprocessors = Annotated[Number, _whole("multiprocessors")]
+
+
+class Clock(_Rule):
+    """Boost clocks; some parts run their tensor cores slower."""
+
+    boost: Frequency
+    tensor: Frequency
+
+
+class Memory(_Rule):
+    """Device memory by its datasheet, and the L2 in front of it."""
+
+    size: Bytes
+    bandwidth: Bandwidth
+    bus_width: Bits
+    data_rate: DataRate
+    l2: Bytes
+
+
+class Multiprocessor(_Rule):
+    """What one multiprocessor holds, and how many there are."""
+
+    count: Multiprocessors
+    shared_memory: Bytes
+    shared_memory_per_block: Bytes
+    budget_of: Literal["block", "multiprocessor"]
+    """Whose shared memory the on-chip gate takes its share of."""
+    registers: Registers
+    registers_per_thread: Registers
+    threads: Threads
+    threads_per_block: Threads
+    warps: Warps
+    warp_size: Threads
+
+
+class Achieved(_Rule):
+    """What kernels reach of the datasheet: measured, or a share with where it was taken from."""
+
+    bandwidth: Bandwidth | None = None
+    bandwidth_share: Share | None = None
+    matmul_share: Share
+    launch: Time
+
+    @model_validator(mode="after")
+    def _one_bandwidth(self) -> Achieved:
+        if (self.bandwidth is None) == (self.bandwidth_share is None):
+            raise ValueError("expected either bandwidth (measured) or bandwidth_share")
+        return self
+
+
+class Peaks(_Rule):
+    """Dense peaks by unit and dtype."""
+
+    tensor: Mapping[Dtype, Rate]
+    cuda: Mapping[Dtype, Rate]
+    special: Mapping[Dtype, Rate]
+
+
+class Device(_Rule):
+    """A GPU."""
+
+    name: str
+    title: Text
+    aliases: tuple[str, ...] = ()
+    compute_capability: str = Field(pattern=r"^\d+\.\d+$")
+    clock: Clock
+    memory: Memory
+    multiprocessor: Multiprocessor
+    achieved: Achieved
+    peaks: Peaks
+
+    @property
+    def capability(self) -> int:
+        """The compute capability as compilers spell it: 90 for 9.0."""
+        return int(self.compute_capability.replace(".", ""))
+
+    @property
+    def sm_count(self) -> int:
+        return self.multiprocessor.count.count
+
+    @property
+    def warp_size(self) -> int:
+        return self.multiprocessor.warp_size.count
+
+    @property
+    def datasheet_bandwidth(self) -> float:
+        """HBM or GDDR bandwidth by the datasheet, B/s."""
+        return self.memory.bandwidth.base
+
+    @property
+    def bandwidth(self) -> float:
+        """What a copy reaches, read plus write, B/s: the figure that times are predicted with."""
+        if self.achieved.bandwidth is not None:
+            return self.achieved.bandwidth.base
+        assert self.achieved.bandwidth_share is not None
+        return self.datasheet_bandwidth * self.achieved.bandwidth_share.value
+
+    @property
+    def launch_us(self) -> float:
+        """What one queued kernel takes of the GPU's timeline at least, us."""
+        return self.achieved.launch.value
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """The shared memory that the on-chip gate takes its share of, B (`budget_of`)."""
+        sm = self.multiprocessor
+        return (sm.shared_memory_per_block if sm.budget_of == "block" else sm.shared_memory).count
+
+    def smem_budget_bytes(self, fraction: float) -> int:
+        """`fraction` of the shared memory, B, rounded down."""
+        return int(fraction * self.shared_memory_bytes)
+
+    def peak(self, unit: Unit, dtype: str) -> Number:
+        """The dense peak of `unit` in `dtype`, as the number that stands in the rules.
+
+        A dtype that the unit lacks runs elsewhere: IEEE float32 and float64 products on the CUDA
+        cores (torch's default is `allow_tf32=False`; ask for `tf32` by name), float8 products
+        without float8 cores as float16, 16-bit and float8 arithmetic without its own rate as
+        float32, other integers as int32, float64 transcendentals in software on the CUDA cores.
+        UsageError when `dtype` is unknown.
+        """
+        place: tuple[Unit, str] | None = (unit, dtype) if dtype in PEAK_DTYPES else None
+        while place is not None:
+            rates: Mapping[str, Number] = getattr(self.peaks, place[0])
+            if place[1] in rates:
+                return rates[place[1]]
+            place = _runs_as(*place)
+        raise UsageError(f"device {self.name} has no {unit} peak for dtype {dtype!r}")
+
+    def peak_flops(self, unit: Unit, dtype: str) -> float:
+        """`peak` in FLOP/s (OP/s for integers and transcendentals)."""
+        return self.peak(unit, dtype).base
+
+    def achieved_flops(self, unit: Unit, dtype: str) -> float:
+        """What a good kernel reaches, FLOP/s: a matrix product stays below the tensor peak."""
+        share = self.achieved.matmul_share.value if unit == "tensor" else 1.0
+        return self.peak_flops(unit, dtype) * share
+
+    @property
+    def special_rate(self) -> float:
+        """Transcendentals that the special function units deliver, OP/s."""
+        return self.peak_flops("special", "float32")
+
+    def ridge(self, unit: Unit, dtype: str) -> float:
+        """The arithmetic intensity where peak and datasheet bandwidth meet, FLOP/B."""
+        return self.peak_flops(unit, dtype) / self.datasheet_bandwidth
+
+
+def _runs_as(unit: Unit, dtype: str) -> tuple[Unit, str] | None:
+    """Where `dtype` runs on a device whose `unit` has no rate for it; None at the end."""
+    if dtype.startswith("complex"):
+        return unit, "float64" if dtype == "complex128" else "float32"
+    if dtype.startswith("float8_"):
+        return unit, "float8"
+    if unit == "special" and dtype != "float32":
+        return ("cuda", "float64") if dtype == "float64" else ("special", "float32")
+    if unit == "tensor":
+        narrow = {"uint8": "int8", "float8": "float16", "bfloat16": "float16"}
+        return ("tensor", narrow[dtype]) if dtype in narrow else ("cuda", dtype)
+    wide = "float32" if "float" in dtype or dtype == "tf32" else "int32"
+    return None if unit == "special" or dtype in ("float64", wide) else ("cuda", wide)
+
+
+class Gate(_Rule):
+    """An obstacle: what is asked, how the measure is compared, with which limits."""
+
+    name: str
+    code: str = Field(pattern=r"^FA\d{3}$")
+    order: int
+    question: Text
+    why: Text
+    comparison: Comparison
+    """The gate holds when `measured comparison limit`."""
+    unit: Annotated[str, Field(min_length=1)]
+    limit: Text
+    """In words: which of `limits`, and what of the device."""
+    limits: Mapping[str, AnyNumber]
+    fix: Text
+
+    def number(self, limit: str) -> Number:
+        """A limit by name; UsageError when the gate has none of that name."""
+        return _lookup(self.limits, limit, f"limit of gate {self.name}")
+
+
+class Pattern(_Rule):
+    """An idiom: what it is, who judges it, what is claimed for it."""
+
+    name: str
+    order: int
+    """A region that fits several idioms is called by the first."""
+    what: Text
+    gates: tuple[str, ...]
+    claimed: Speedup | None = None
+    claimed_up_to: Speedup | None = None
+    framework: Text | None = None
+    """The PyTorch line that computes it in as few bytes, if there is one."""
+
+
+class FlatSchedule(_Rule):
+    """A program takes a block of consecutive elements."""
+
+    block: Elements
+    warps: Warps
+    programs_per_multiprocessor: Programs
+
+
+class RowSchedule(_Rule):
+    """A program holds whole rows on chip."""
+
+    elements_per_thread: Elements
+    min_warps: Warps
+    max_warps: Warps
+    tile_elements: Elements
+    max_row_elements: Elements
+    persistent_row_elements: Elements
+    persistent_stages: Stages
+    programs_per_multiprocessor: Programs
+    sector_bytes: Bytes
+
+
+class Schedules(_Rule):
+    """How each schedule chooses its tile."""
+
+    flat: FlatSchedule
+    row: RowSchedule
+
+
+class Predict(_Rule):
+    """The share of copy bandwidth between which a fused kernel is expected."""
+
+    kernel_share_low: Share
+    kernel_share_high: Share
+
+
+class Route(_Rule):
+    """Who should run an accepted group."""
+
+    inductor_max_ops: Operators
+
+
+class Search(_Rule):
+    """How far the search over partitions is exact."""
+
+    exact_nodes: Nodes
+
+
+class Verify(_Rule):
+    """How a kernel is checked."""
+
+    seeds: Seeds
+    margin_ulps: Ulps
+    interpreted_elements: Elements
+    interpreted_rows: Rows
+
+
+class Rulebook(_Rule):
+    """All rules. Gates and patterns stand in their `order`, devices by name."""
+
+    version: Text
+    hash: Text
+    """sha256 of all rules, overlays included."""
+    devices: Mapping[str, Device]
+    gates: Mapping[str, Gate]
+    patterns: Mapping[str, Pattern]
+    schedules: Schedules
+    predict: Predict
+    route: Route
+    search: Search
+    verify: Verify
+
+    def device(self, name: str) -> Device:
+        """A device by name, alias or the name its driver gives it; UsageError names the known."""
+        names = {alias: d for d in self.devices.values() for alias in (d.name, *d.aliases)}
+        return _lookup(names, _slug(name), "device", known=self.devices)
+
+    def gate(self, name: str) -> Gate:
+        """A gate by name or code; UsageError names the known."""
+        names = {key: g for g in self.gates.values() for key in (g.name, g.code.lower())}
+        return _lookup(names, _slug(name), "gate", known=self.gates)
+
+    def pattern(self, name: str) -> Pattern:
+        """An idiom by name; UsageError names the known."""
+        return _lookup(self.patterns, _slug(name), "pattern")
+
+
+T = TypeVar("T")
+
+
+def _slug(name: str) -> str:
+    """`NVIDIA GeForce RTX 4090` as `geforce-rtx-4090`."""
+    return re.sub(r"[\s_]+", "-", name.strip().lower().removeprefix("nvidia").strip())
+
+
+def _lookup(table: Mapping[str, T], name: str, kind: str, known: Iterable[str] | None = None) -> T:
+    if name in table:
+        return table[name]
+    close = difflib.get_close_matches(name, table, n=2)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    names = ", ".join(table if known is None else known)
+    raise UsageError(f"unknown {kind} {name!r}: {hint}known: {names or 'none'}")
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+_FOLDERS = ("devices", "gates", "patterns", "schedules")
+_NAMED = ("devices", "gates", "patterns")
+
+Layers = Sequence[tuple[Path, Tree]]
+"""Files and their rules, each laid over the ones before it."""
+
+
+def load_rulebook(overlays: Sequence[Path] = ()) -> Rulebook:
+    """The shipped rules with `overlays` (TOML files or folders) laid over them, in order.
+
+    UsageError, one line, when an overlay is missing, is not TOML, or has a wrong field.
+    """
+    if not overlays:
+        return _shipped_rulebook()
+    layers = [*_shipped_layers(), *(layer for path in overlays for layer in _read(Path(path)))]
+    return _build(layers)
+
+
+@lru_cache(maxsize=1)
+def _shipped_rulebook() -> Rulebook:
+    return _build(_shipped_layers())
+
+
+@lru_cache(maxsize=1)
+def _shipped_layers() -> tuple[tuple[Path, Tree], ...]:
+    here = Path(__file__).resolve().parent
+    for root in (here / "rules", here.parent / "rules"):
+        if (root / "model.toml").is_file():
+            return tuple(_read(root))
+    raise AdvisorError(f"the shipped rules are missing beside {here}: reinstall fusion-advisor")
+
+
+def _read(path: Path) -> list[tuple[Path, Tree]]:
+    """Each TOML file at `path` with its rules, placed where the folder says."""
+    if path.is_file():
+        return [(path, _parse(path))]
+    if not path.is_dir():
+        raise UsageError(f"{path}: no such rules file or folder")
+    layers = [(file, _parse(file)) for file in sorted(path.glob("*.toml"))]
+    for folder in _FOLDERS:
+        for file in sorted((path / folder).glob("*.toml")):
+            layers.append((file, {folder: {file.stem: _parse(file)}}))
+    if not layers:
+        raise UsageError(f"{path}: no rules; expected TOML files in it or in {', '.join(_FOLDERS)}")
+    return layers
+
+
+def _parse(file: Path) -> Tree:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{file}: expected TOML: {error}") from error
+
+
+def _merge(under: Tree, over: Tree) -> Tree:
+    """`over` laid over `under`; a table that is a number replaces the one below whole."""
+    merged = dict(under)
+    for key, value in over.items():
+        below, above = _table(merged.get(key)), _table(value)
+        if below is None or above is None or "value" in above:
+            merged[key] = value
+        else:
+            merged[key] = _merge(below, above)
+    return merged
+
+
+def _build(layers: Layers) -> Rulebook:
+    tree: Tree = {}
+    for _, layer in layers:
+        tree = _merge(tree, layer)
+    text = json.dumps(tree, sort_keys=True, default=str)
+    tree["hash"] = hashlib.sha256(text.encode()).hexdigest()
+    for folder in _NAMED:
+        tree[folder] = _named(tree.get(folder))
+    try:
+        rulebook = Rulebook.model_validate(tree)
+    except ValidationError as error:
+        raise _first_fault(layers, error) from error
+    _check_names(rulebook, layers)
+    return rulebook
+
+
+def _named(entries: Any) -> Any:
+    """Give each entry the name of its table or file, and sort: by `order`, else by name."""
+    tables = _table(entries)
+    if tables is None:
+        return entries
+
+    def place(name: str) -> tuple[float, str]:
+        order = (_table(tables[name]) or {}).get("order")
+        return (order if isinstance(order, int) else 0, name)
+
+    return {name: _with_name(name, tables[name]) for name in sorted(tables, key=place)}
+
+
+def _with_name(name: str, entry: Any) -> Any:
+    table = _table(entry)
+    return entry if table is None else {**table, "name": name}
+
+
+def _check_names(rulebook: Rulebook, layers: Layers) -> None:
+    """What one field cannot see: names that must exist, and names that must be unique."""
+    for pattern in rulebook.patterns.values():
+        for gate in pattern.gates:
+            if gate not in rulebook.gates:
+                expected = ", ".join(rulebook.gates)
+                loc = ("patterns", pattern.name, "gates")
+                raise _fault(layers, loc, f"unknown gate {gate!r}; expected {expected}")
+    codes: dict[str, str] = {}
+    for gate in rulebook.gates.values():
+        if codes.setdefault(gate.code, gate.name) != gate.name:
+            taken = f"{gate.code} is taken by {codes[gate.code]}; expected a code of its own"
+            raise _fault(layers, ("gates", gate.name, "code"), taken)
+    names = {name: name for name in rulebook.devices}
+    for device in rulebook.devices.values():
+        for alias in device.aliases:
+            if names.setdefault(alias, device.name) != device.name:
+                taken = f"{alias!r} is taken by {names[alias]}; expected another"
+                raise _fault(layers, ("devices", device.name, "aliases"), taken)
+
+
+def _first_fault(layers: Layers, error: ValidationError) -> UsageError:
+    """The first of the faults, and how many more there are."""
+    first = error.errors(include_url=False)[0]
+    loc = [str(part) for part in first["loc"] if part != "[key]"]
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "missing":
+        return _fault(layers, loc[:-1], f"{loc[-1]!r} is missing; expected a value{more}")
+    if first["type"] != "value_error":
+        message = f"{first['input']!r}; {message}"
+    return _fault(layers, loc, message + more)
+
+
+def _fault(layers: Layers, loc: Sequence[str], message: str) -> UsageError:
+    """One line: the file, the field, what was expected."""
+    return UsageError(f"{_file_of(layers, loc)}: {'.'.join(loc) or 'rules'}: {message}")
+
+
+def _file_of(layers: Layers, loc: Sequence[str]) -> Path:
+    """The file that set the field, or that came nearest to it; of equals the last."""
+    return max(reversed(layers), key=lambda layer: _depth(layer[1], loc))[0]
+
+
+def _depth(tree: Tree, loc: Sequence[str]) -> int:
+    """How many steps of `loc` the tree has."""
+    node: Tree | None = tree
+    for steps, part in enumerate(loc):
+        if node is None or part not in node:
+            return steps
+        node = _table(node[part])
+    return len(loc)

@@ -1,0 +1,73 @@
+"""What a model is captured under, and what its capture may cost. Free of torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from fusion_advisor.errors import UsageError
+from fusion_advisor.records import DTYPE_BYTES
+
+_DTYPE_ALIASES = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "double": "float64",
+    "float": "float32",
+    "half": "float16",
+    "long": "int64",
+    "int": "int32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input given by the user: `NAME=SHAPE:DTYPE`. An empty dtype keeps the model's own."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """How the model is run. None means: as the model's own file has it."""
+
+    mode: Literal["eval", "train"] = "eval"
+    dtype: str | None = None
+    autocast: str | None = None
+    batch: int | None = None
+    seq: int | None = None
+    inputs: tuple[InputSpec, ...] = ()
+    dynamic: bool = False
+    phase: Literal["forward", "prefill", "decode"] = "forward"
+    kv_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What running somebody's model file may cost: wall seconds and resident bytes."""
+
+    seconds: float = 180.0
+    memory_bytes: int = 8 << 30
+
+
+def parse_dtype(text: str) -> str:
+    """`bf16`, `torch.bfloat16` or `bfloat16` as torch names it; UsageError when unknown."""
+    name = text.strip().removeprefix("torch.")
+    name = _DTYPE_ALIASES.get(name, name)
+    if name not in DTYPE_BYTES:
+        raise UsageError(f"unknown dtype {text!r}: one of {', '.join(DTYPE_BYTES)}")
+    return name
+
+
+def parse_input(text: str) -> InputSpec:
+    """`x=4x128x512:bf16` or `x=4,128,512`; a scalar tensor is `x=:int64`. UsageError otherwise."""
+    match = re.fullmatch(r"(\w+)=((?:\d+(?:[x,]\d+)*)?)(?::([\w.]+))?", text.strip())
+    if match is None:
+        raise UsageError(f"--input {text!r}: expected NAME=SHAPE:DTYPE, such as x=4x128:bfloat16")
+    name, shape, dtype = match.groups()
+    sizes = tuple(int(size) for size in re.split("[x,]", shape) if size)
+    return InputSpec(name, sizes, parse_dtype(dtype) if dtype else "")

@@ -1,0 +1,111 @@
+"""Reductions along one set of axes, with everything pointwise around them: a program holds whole
+rows on chip, so each input is read once and each result written once.
+
+"Row" is the reduced extent, whatever its place in memory. Where the contiguous axis is not among
+the reduced ones, a program takes several neighbouring rows, so that its accesses stay coalesced.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from fusion_advisor.region import Region
+from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.schedules.base import Plan, Refused, emission_order, peak_bytes
+from fusion_advisor.schedules.layout import Access, accesses, collapse, leading, ordered
+
+NAME = "row"
+
+
+def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
+    """The row plan of a region; Refused when its reductions do not share their axes."""
+    inner = _row_axes(region)
+    outer = frozenset(region.sizes) - inner
+    for output in region.outputs:
+        axes = frozenset(axis for dim in output.dims for axis in dim)
+        if not outer <= axes:
+            raise Refused("parallel-pattern", "a result does not depend on every row")
+        if axes & inner and not inner <= axes:
+            raise Refused("no-schedule", "a result spans a part of a row")
+    loads, stores = accesses(region)
+    everything = (*loads, *stores)
+    lead = leading(everything)
+    rows_of = ordered(sorted(outer), lead)
+    row = collapse(ordered(sorted(inner), lead), everything, region, "col")
+    block = _power_of_two(prod(group.size for group in row))
+    numbers = rulebook.schedules.row
+    order = emission_order(region)
+    coalesced = _rows_for_coalescing(everything, inner, numbers.sector_bytes.count)
+    peak = peak_bytes(region, order, _extents(region, order, inner, coalesced, block))
+    total_rows = prod(region.sizes[a] for a in outer)
+    rows = min(max(coalesced, numbers.tile_elements.count // block, 1), _power_of_two(total_rows))
+    warps = min(
+        max(
+            _power_of_two(
+                -(-rows * block // (numbers.elements_per_thread.count * device.warp_size))
+            ),
+            numbers.min_warps.count,
+        ),
+        numbers.max_warps.count,
+    )
+    full = peak_bytes(region, order, _extents(region, order, inner, rows, block))
+    return Plan(
+        schedule=NAME,
+        region=region,
+        loads=loads,
+        stores=stores,
+        outer=collapse(rows_of, everything, region, "row"),
+        inner=row,
+        order=order,
+        rows=rows,
+        block=block,
+        warps=warps,
+        stages=1,
+        smallest_tile=coalesced * block,
+        on_chip_bytes=peak,
+        registers=-(-full // (4 * warps * device.warp_size)),
+    )
+
+
+def _row_axes(region: Region) -> frozenset[int]:
+    """The one set of axes that every reduction combines."""
+    found: set[frozenset[int]] = set()
+    for number in region.live:
+        expr = region.exprs[number]
+        if expr.op == "reduce":
+            if expr.attr[0] in ("argmax", "argmin"):
+                raise Refused("no-schedule", "an arg-reduction has no schedule yet")
+            found.add(frozenset(expr.attr[1]))
+    if not found:
+        raise Refused("no-schedule", "the row schedule needs a reduction")
+    if len(found) > 1:
+        raise Refused("parallel-pattern", "the reductions run along different axes")
+    return found.pop()
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << max(0, count - 1).bit_length()
+
+
+def _rows_for_coalescing(
+    everything: tuple[Access, ...], inner: frozenset[int], sector_bytes: int
+) -> int:
+    """Neighbouring rows that fill a memory sector, when rows lie across the contiguous axis."""
+    needed = 1
+    for access in everything:
+        if not any(axis in inner for axis in access.strides):
+            continue
+        if not any(step == 1 and axis in inner for axis, step in access.strides.items()):
+            needed = max(needed, sector_bytes // access.tensor.itemsize)
+    return needed
+
+
+def _extents(
+    region: Region, order: tuple[int, ...], inner: frozenset[int], rows: int, block: int
+) -> dict[int, int]:
+    """Elements that each value holds in a tile of rows × block. A row's scalars (its maximum, its
+    sum) are a register each and not counted."""
+    return {
+        n: (rows if region.depends[n] - inner else 1) * block if region.depends[n] & inner else 0
+        for n in order
+    }

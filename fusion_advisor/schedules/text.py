@@ -1,0 +1,352 @@
+"""The body of a generated kernel: a plan's values as lines of Triton."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from fusion_advisor.primitives import MONOIDS, PRIMITIVES
+from fusion_advisor.region import Expr
+from fusion_advisor.schedules.base import Plan
+from fusion_advisor.schedules.layout import Access, Group, gaps
+
+TRITON_DTYPES = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint8": "u8",
+    "bool": "i1",
+}
+_LANGUAGE = {"bool": "int1", "float8_e4m3fn": "float8e4nv", "float8_e5m2": "float8e5"}
+_LIMITS = {
+    "int64": ("-9223372036854775808", "9223372036854775807"),
+    "int32": ("-2147483648", "2147483647"),
+    "int16": ("-32768", "32767"),
+    "int8": ("-128", "127"),
+    "uint8": ("0", "255"),
+}
+_RESERVED = frozenset(
+    [
+        "row",
+        "col",
+        "index",
+        "mask",
+        "row_mask",
+        "col_mask",
+        "rows",
+        "cols",
+        "count",
+        "tl",
+        "torch",
+        "triton",
+        "libdevice",
+        "and",
+        "or",
+        "not",
+        "is",
+        "in",
+        "if",
+        "for",
+        "while",
+        "def",
+        "class",
+        "return",
+        "lambda",
+        "global",
+        "with",
+        "as",
+        "pass",
+        "del",
+        "from",
+        "import",
+        "none",
+        "true",
+        "false",
+        "print",
+        "len",
+        "max",
+        "min",
+        "sum",
+        "abs",
+        "reference",
+        "main",
+        "ROWS",
+        "COLS",
+        "BLOCK",
+    ]
+)
+
+
+def language_dtype(dtype: str) -> str:
+    """`tl`'s name of a dtype."""
+    return f"tl.{_LANGUAGE.get(dtype, dtype)}"
+
+
+@dataclass
+class Names:
+    """Names that are unique within one file."""
+
+    used: set[str] = field(default_factory=lambda: set(_RESERVED))
+
+    def claim(self, wish: str) -> str:
+        name = re.sub(r"\W", "_", wish).strip("_") or "value"
+        name = f"v{name}" if name[0].isdigit() else name
+        candidate, number = name, 1
+        while candidate.lower() in self.used or candidate in self.used:
+            candidate, number = f"{name}_{number}", number + 1
+        self.used.add(candidate)
+        return candidate
+
+
+@dataclass
+class Body:
+    """A kernel in the making. `sizes` and `strides` collect the run-time arguments it needs, in
+    the order of first use: group sizes by group, strides by (tensor name, group)."""
+
+    plan: Plan
+    tensors: dict[str, str]
+    """Each access's own name to the name in the file."""
+    precise: bool
+    names: Names = field(default_factory=Names)
+    sizes: dict[str, Sequence[Group]] = field(default_factory=dict[str, Sequence[Group]])
+    strides: dict[str, tuple[Access, Group]] = field(
+        default_factory=dict[str, tuple[Access, Group]]
+    )
+    helpers: dict[str, None] = field(default_factory=dict[str, None])
+    coordinates: dict[str, None] = field(default_factory=dict[str, None])
+    texts: dict[int, str] = field(default_factory=dict[int, str])
+    lines: list[str] = field(default_factory=list[str])
+
+    # -- where a tensor's elements are ---------------------------------------------------------
+
+    def size(self, groups: Sequence[Group], name: str) -> str:
+        """The run-time argument that holds the extent of some groups."""
+        self.sizes.setdefault(name, groups)
+        return name
+
+    def total(self, groups: Sequence[Group]) -> str:
+        """The extent of all outer or all inner groups."""
+        if self.plan.schedule == "flat":
+            return self.size(groups, "count")
+        return self.size(groups, "cols" if groups == self.plan.inner else "rows")
+
+    def extent_of(self, group: Group) -> str:
+        for groups in (self.plan.outer, self.plan.inner):
+            if groups == (group,):
+                return self.total(groups)
+        return self.size((group,), f"{group.name}_size")
+
+    def offset(self, access: Access) -> str:
+        """Elements from the tensor's first to the one that a program's lane addresses."""
+        parts: list[str] = []
+        for groups, linear in ((self.plan.outer, self._outer_name), (self.plan.inner, "col")):
+            part = self._offset_within(access, groups, linear)
+            if part:
+                parts.append(part)
+        return " + ".join(parts)
+
+    @property
+    def _outer_name(self) -> str:
+        return "index" if self.plan.schedule == "flat" else "row"
+
+    def _offset_within(self, access: Access, groups: Sequence[Group], linear: str) -> str:
+        steps = gaps(access, (*self.plan.outer, *self.plan.inner))
+        if not any(group.name in steps for group in groups):
+            return ""
+        after = steps.get(groups[-1].name)
+        if all(steps.get(group.name) is not None for group in groups) and after is not None:
+            return self._times(linear, after)
+        terms: list[str] = []
+        for group in groups:
+            if group.name not in steps:
+                continue
+            place, later = self.coordinate(group, groups, linear), steps[group.name]
+            if later is None:
+                name = f"{self.tensors[access.name]}_stride_{group.name}"
+                self.strides.setdefault(name, (access, group))
+                terms.append(f"{place} * {name}")
+            else:
+                terms.append(self._times(place, later))
+        return " + ".join(terms)
+
+    def _times(self, place: str, groups: Sequence[Group]) -> str:
+        """A coordinate times the extents of the groups that it steps over."""
+        if tuple(groups) == self.plan.inner and groups:
+            return f"{place} * {self.total(groups)}"
+        return " * ".join([place, *(self.extent_of(group) for group in groups)])
+
+    def coordinate(self, group: Group, groups: Sequence[Group], linear: str) -> str:
+        """The index within one group, taken from the linear index over all of them."""
+        if len(groups) == 1:
+            return linear
+        if group.name not in self.coordinates:
+            self.coordinates[group.name] = None
+            after = groups[groups.index(group) + 1 :]
+            text = linear
+            for later in after:
+                text = f"{text} // {self.extent_of(later)}"
+            if group is not groups[0]:
+                text = f"{text} % {self.extent_of(group)}"
+            self.lines.append(f"{group.name} = {text}")
+        return group.name
+
+    def mask(self, access: Access) -> str:
+        """The lanes that address an element; empty when all do."""
+        inner = any(axis in access.strides for group in self.plan.inner for axis in group.axes)
+        outer = any(axis in access.strides for group in self.plan.outer for axis in group.axes)
+        if self.plan.schedule == "flat":
+            return "mask" if outer else ""
+        if self.plan.rows == 1:
+            return "col_mask" if inner else ""
+        if inner and outer:
+            return "mask"
+        return "col_mask" if inner else "row_mask" if outer else ""
+
+    # -- what a value is -----------------------------------------------------------------------
+
+    def render(self) -> list[str]:
+        """Every line from the first load to the last store."""
+        region = self.plan.region
+        loads = iter(self.plan.loads)
+        by_value = {
+            number: next(loads) for number in region.live if region.exprs[number].op == "load"
+        }
+        uses: dict[int, list[int]] = {}
+        for number in self.plan.order:
+            for arg in region.exprs[number].args:
+                uses.setdefault(arg, []).append(number)
+        stored = {output.value for output in region.outputs}
+        for number in self.plan.order:
+            expr = region.exprs[number]
+            if expr.op == "load":
+                self._load(number, by_value[number])
+                continue
+            text = self._text(expr)
+            readers = uses.get(number, [])
+            label = region.labels.get(number)
+            alone = len(readers) == 1 and region.labels.get(readers[0]) == label
+            inline = expr.op in ("const", "size") or (alone and number not in region.results)
+            if inline and number not in stored:
+                self.texts[number] = text
+            else:
+                self._assign(number, text)
+        for output, access in zip(region.outputs, self.plan.stores, strict=True):
+            self._store(access, self.texts[output.value])
+        return self.lines
+
+    def _assign(self, number: int, text: str) -> None:
+        region = self.plan.region
+        wish = region.results.get(number) or f"{region.labels.get(number, 'value')}_part"
+        name = self.names.claim(wish)
+        self.lines.append(f"{name} = {_bare(text)}")
+        self.texts[number] = name
+
+    def _load(self, number: int, access: Access) -> None:
+        name = self.names.claim(self.tensors[access.name])
+        offset, mask = self.offset(access), self.mask(access)
+        pointer = f"{self.tensors[access.name]}_ptr"
+        where = f"{pointer} + {offset}" if offset else pointer
+        held = self.plan.region.exprs[number].dtype
+        neutral = {"float32": "0.0", "float64": "0.0", "bool": "False"}.get(held, "0")
+        masked = f", mask={mask}, other={neutral}" if mask else ""
+        converted = f".to({language_dtype(held)})" if held != access.tensor.dtype else ""
+        self.lines.append(f"{name} = tl.load({where}{masked}){converted}")
+        self.texts[number] = name
+
+    def _store(self, access: Access, text: str) -> None:
+        offset, mask = self.offset(access), self.mask(access)
+        pointer = f"{self.tensors[access.name]}_ptr"
+        where = f"{pointer} + {offset}" if offset else pointer
+        masked = f", mask={mask}" if mask else ""
+        self.lines.append(f"tl.store({where}, {_bare(text)}{masked})")
+
+    def _text(self, expr: Expr) -> str:
+        operands = [self.texts[arg] for arg in expr.args]
+        if expr.op == "const":
+            return _literal(*expr.attr)
+        if expr.op == "size":
+            return self._extent(expr)
+        if expr.op == "index":
+            return self._index(expr)
+        if expr.op == "round":
+            return f"{operands[0]}.to({language_dtype(expr.attr)}).to(tl.float32)"
+        if expr.op == "cast":
+            return f"{_as_operand(operands[0])}.to({language_dtype(expr.attr)})"
+        if expr.op == "reduce":
+            return self._reduce(expr, operands[0])
+        primitive = PRIMITIVES[expr.op]
+        held = self.plan.region.exprs[expr.args[-1]].dtype
+        template = primitive.text
+        if held == "float64" and primitive.double:
+            template = primitive.double
+        elif held not in ("float32", "float64") and primitive.integer:
+            template = primitive.integer
+        elif held == "float32" and self.precise and primitive.precise:
+            template = primitive.precise
+        return template.format(*operands)
+
+    def _extent(self, expr: Expr) -> str:
+        for groups in (self.plan.inner, self.plan.outer):
+            if {a for g in groups for a in g.axes} == set(expr.attr):
+                return f"({self.total(groups)} * 1.0)"
+        return repr(float(prod(self.plan.region.sizes[axis] for axis in expr.attr)))
+
+    def _index(self, expr: Expr) -> str:
+        """The position along some axes, each of which is a group of its own."""
+        text = ""
+        for axis in expr.attr:
+            groups, linear = (self.plan.inner, "col")
+            if not any(axis in group.axes for group in groups):
+                groups, linear = self.plan.outer, self._outer_name
+            group = next(group for group in groups if axis in group.axes)
+            place = self.coordinate(group, groups, linear)
+            text = f"({text} * {self.extent_of(group)} + {place})" if text else place
+        return f"({text}).to({language_dtype(expr.dtype)})"
+
+    def _reduce(self, expr: Expr, operand: str) -> str:
+        monoid = MONOIDS[expr.attr[0]]
+        if monoid.helper:
+            self.helpers[monoid.helper] = None
+        neutral = monoid.neutral
+        if expr.dtype not in ("float32", "float64"):
+            low, high = _LIMITS[expr.dtype]
+            neutral = {"lowest": low, "highest": high}.get(
+                monoid.integer_neutral, monoid.integer_neutral
+            )
+        masked = f"tl.where(col_mask, {_bare(operand)}, {neutral})"
+        template = monoid.text
+        if self.plan.rows == 1:
+            template = template.replace(", keep_dims=True", "").replace("axis=1", "axis=0")
+            template = template.replace("{0}, 1,", "{0}, 0,")
+        return template.format(masked)
+
+
+def _literal(text: str, held: str) -> str:
+    if text in ("inf", "-inf", "nan"):
+        return f'float("{text}")'
+    return text
+
+
+def _bare(text: str) -> str:
+    """Without parentheses that enclose the whole."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if depth == 0 and place < len(text) - 1:
+            return text
+    return text[1:-1]
+
+
+def _as_operand(text: str) -> str:
+    return text if re.fullmatch(r"[\w.]+(\(.*\))?|\(.*\)", text) else f"({text})"

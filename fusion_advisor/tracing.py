@@ -1,0 +1,438 @@
+"""From a module and its inputs to FX graphs of ATen operators, with the fall-backs.
+
+`torch.export` (non-strict) comes first; where it refuses, `make_fx` follows the same eager run
+without export's contracts on inputs, outputs and state. Nothing here needs weights or a GPU:
+parameters and inputs are fake tensors.
+"""
+# torch carries Any in most of what is used here.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.utils.checkpoint
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from fusion_advisor.errors import CaptureError
+from fusion_advisor.frames import source_of_frame, source_of_traceback
+from fusion_advisor.launching import Launcher, identifier
+from fusion_advisor.opaque import opaque_triton
+from fusion_advisor.records import NodeKind, Ref, Source
+
+_KINDS: dict[InputKind, NodeKind] = {
+    InputKind.USER_INPUT: "input",
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "constant",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """What a graph is called with: a tensor, a number or None, and what it is to the model."""
+
+    name: str
+    kind: NodeKind
+    value: Any
+
+
+@dataclass(slots=True)
+class Traced:
+    """FX graphs in eager's order, and what is known about how they came about."""
+
+    module: torch.fx.GraphModule
+    placeholders: list[Placeholder]
+    captured_by: str
+    graph_breaks: list[str] = field(default_factory=list[str])
+    differs: list[str] = field(default_factory=list[str])
+    results: int | None = None
+    """How many of the graph's leading outputs are mutated state rather than results."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One way to trace; `note` is what using it says about the graph."""
+
+    name: str
+    run: Callable[[], Traced]
+    note: str = ""
+    masks: bool = True
+
+
+def trace(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    fake: FakeTensorMode,
+    *,
+    grad: bool = False,
+    dynamic: bool = False,
+) -> Traced:
+    """The graph of one forward pass; CaptureError names the user's line when none can be had."""
+    module, differs = _unwrap(module)
+    attempts: list[_Attempt] = [
+        _Attempt("export", lambda: _export(module, args, kwargs, fake, dynamic)),
+        _Attempt("make_fx", lambda: _make_fx(module, args, kwargs, fake)),
+    ]
+    if dynamic:
+        static = "sizes are static: export with dynamic sizes refused"
+        attempts.insert(
+            1, _Attempt("export", lambda: _export(module, args, kwargs, fake, False), note=static)
+        )
+    if "transformers.masking_utils" in sys.modules:
+        traced = "attention masks are materialised, as transformers does while it is traced"
+        attempts += [replace(attempt, masks=False, note=traced) for attempt in attempts]
+    failures: list[tuple[str, Exception]] = []
+    for attempt in attempts:
+        try:
+            with _tracing(grad, attempt.masks) as seen:
+                result = attempt.run()
+        except Exception as error:  # noqa: BLE001 whatever a tracer or a model raises
+            failures.append((attempt.name, error))
+            continue
+        if failures:
+            result.differs.append(f"{failures[0][0]} refused: {_first_line(failures[0][1])}")
+        if attempt.note:
+            result.differs.append(attempt.note)
+        result.differs += [*differs, *dict.fromkeys(seen)]
+        return result
+    raise _refusal(failures)
+
+
+def _refusal(failures: list[tuple[str, Exception]]) -> CaptureError:
+    """One line for what the plain run itself raises: the last attempt runs the model as eager."""
+    error = failures[-1][1]
+    source = source_of_traceback(error) or source_of_traceback(failures[0][1])
+    where = f"{source.file}:{source.line}: " if source else ""
+    advice = "correct the model or its inputs"
+    if _depends_on_data(error):
+        advice = "a size or a branch depends on the values of a tensor: make it a Python number"
+    refusal = CaptureError(
+        f"{where}forward raised {type(error).__name__}: {_first_line(error)}; {advice}"
+    )
+    refusal.__cause__ = error
+    return refusal
+
+
+def _depends_on_data(error: Exception) -> bool:
+    names = {cls.__name__ for cls in type(error).__mro__}
+    return bool(
+        names
+        & {
+            "DataDependentOutputException",
+            "DynamicOutputShapeException",
+            "GuardOnDataDependentSymNode",
+            "UserErrorType",
+        }
+    ) or "depends on data" in str(error)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else "no message"
+
+
+# Ways to trace.
+
+
+def _export(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    fake: FakeTensorMode,
+    dynamic: bool,
+) -> Traced:
+    shapes = None
+    if dynamic:
+        auto = torch.export.Dim.AUTO
+        shapes = pytree.tree_map(
+            lambda leaf: (
+                dict.fromkeys(range(leaf.dim()), auto) if isinstance(leaf, torch.Tensor) else None
+            ),
+            (args, kwargs),
+        )
+        shapes = (*shapes[0], *shapes[1].values())
+    with fake:
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+    return from_program(program)
+
+
+def from_program(program: torch.export.ExportedProgram) -> Traced:
+    """The graph of an exported program, `.pt2` files included."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    placeholders: list[Placeholder] = []
+    for spec in program.graph_signature.input_specs:
+        node = nodes[spec.arg.name]
+        value = node.meta.get("val")
+        if value is None and hasattr(spec.arg, "value"):
+            value = spec.arg.value
+        kind = _KINDS.get(spec.kind, "constant")
+        name = spec.target if spec.target and kind != "input" else node.name
+        placeholders.append(Placeholder(identifier(name), kind, value))
+    return Traced(program.graph_module, placeholders, "export")
+
+
+def _make_fx(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    fake: FakeTensorMode,
+) -> Traced:
+    """The operators of one plain run, without export's checks on inputs, outputs and state."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with fake:
+        state = dict(module.named_parameters()) | dict(module.named_buffers())
+        state = {name: _as_fake(fake, tensor) for name, tensor in state.items()}
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves = [_as_fake(fake, leaf) for leaf in leaves]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+        def run(state: dict[str, torch.Tensor], tensors: list[torch.Tensor]) -> Any:
+            given = iter(tensors)
+            filled = [next(given) if isinstance(x, torch.Tensor) else x for x in leaves]
+            inner_args, inner_kwargs = pytree.tree_unflatten(filled, spec)
+            result = torch.func.functional_call(module, state, inner_args, inner_kwargs)
+            return list(_tensors_in(result))
+
+        traced = make_fx(
+            run,
+            pre_dispatch=True,
+            record_module_stack=True,
+            record_stack_traces=True,
+            _allow_non_fake_inputs=True,
+        )(state, tensors)
+    kinds = {name: "parameter" for name, _ in module.named_parameters()}
+    placeholders = [
+        Placeholder(identifier(name), "parameter" if name in kinds else "buffer", tensor)
+        for name, tensor in state.items()
+    ]
+    names = _leaf_names(args, kwargs)
+    for name, leaf in zip(names, leaves, strict=True):
+        if isinstance(leaf, torch.Tensor):
+            placeholders.append(Placeholder(identifier(name), "input", leaf))
+    return Traced(traced, placeholders, "make_fx")
+
+
+def _leaf_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    paths = pytree.tree_flatten_with_path((args, kwargs))[0]
+    return ["input_" + "_".join(_key_text(key) for key in path[1:]) for path, _ in paths]
+
+
+def _key_text(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "idx", key)))
+
+
+def _as_fake(fake: FakeTensorMode, value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and not isinstance(value, torch._subclasses.FakeTensor):
+        return fake.from_tensor(value)
+    return value
+
+
+def _tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Every tensor a model returned, inside whatever object it returned."""
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list, set)):
+        for item in value:
+            yield from _tensors_in(item, seen)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item, seen)
+    elif hasattr(value, "__dict__") and not isinstance(value, torch.nn.Module):
+        for item in vars(value).values():
+            yield from _tensors_in(item, seen)
+
+
+# What surrounds a trace.
+
+
+@contextmanager
+def _tracing(grad: bool, masks: bool) -> Iterator[list[str]]:
+    """Quiet torch, opaque Triton launches, CUDA's autocast; yields what differs from eager."""
+    seen: list[str] = []
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        logger = logging.getLogger("torch")
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.CRITICAL)
+        stack.enter_context(torch.set_grad_enabled(grad))
+        stack.enter_context(opaque_triton())
+        stack.enter_context(_checkpoints_noted(seen))
+        common = "torch.cuda.amp.common.amp_definitely_not_available"
+        stack.enter_context(mock.patch(common, lambda: False))
+        stack.enter_context(mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True))
+        stack.enter_context(mock.patch("torch.fx.proxy.CapturedTraceback", _UserFrame))
+        stack.enter_context(mock.patch.object(torch.fx.GraphModule, "recompile", _recompile_later))
+        if masks:
+            stack.enter_context(_eager_masks(seen))
+        yield seen
+
+
+class _UserFrame:
+    """Stands in for torch's recorded traceback: the user's frame alone, ten times as fast."""
+
+    def __init__(self, source: Source | None) -> None:
+        self._source = source
+
+    @classmethod
+    def extract(cls, **_: Any) -> _UserFrame:
+        return cls(source_of_frame(sys._getframe(1)))
+
+    def summary(self) -> traceback.StackSummary:
+        """One frame, called `forward` because torch drops what comes before such a frame."""
+        if self._source is None:
+            return traceback.StackSummary()
+        frame = traceback.FrameSummary(
+            self._source.file, self._source.line, "forward", lookup_line=False, line=""
+        )
+        return traceback.StackSummary.from_list([frame])
+
+
+_recompile = torch.fx.GraphModule.recompile
+
+
+def _recompile_later(module: torch.fx.GraphModule) -> None:
+    """Writes a graph's Python when it is called, which most graphs never are."""
+
+    def forward(self: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        _recompile(self)
+        return type(self).forward(self, *args, **kwargs)
+
+    type(module).forward = forward
+
+
+@contextmanager
+def _eager_masks(seen: list[str]) -> Iterator[None]:
+    """Lets transformers skip attention masks as it does in eager.
+
+    While it sees a trace it materialises them, and attention leaves the flash kernel.
+    """
+    masking = sys.modules.get("transformers.masking_utils")
+    wanted = ("is_torchdynamo_exporting", "is_tracing", "find_packed_sequence_indices")
+    if masking is None or not all(hasattr(masking, name) for name in wanted):
+        yield
+        return
+
+    def unpacked(*_: Any, **__: Any) -> None:
+        seen.append(
+            "transformers' search for packed sequences (a few small kernels and a host sync) "
+            "is left out"
+        )
+
+    with (
+        mock.patch.object(masking, "is_torchdynamo_exporting", lambda: False),
+        mock.patch.object(masking, "is_tracing", lambda *_: False),
+        mock.patch.object(masking, "find_packed_sequence_indices", unpacked),
+    ):
+        yield
+
+
+@contextmanager
+def _checkpoints_noted(seen: list[str]) -> Iterator[None]:
+    """Notes every use of activation checkpointing, which tracing looks straight through."""
+    module = torch.utils.checkpoint
+    note = (
+        "torch.utils.checkpoint is used: the forward pass is captured, "
+        "its recomputation in backward is not"
+    )
+    plain = module._checkpoint_without_reentrant_generator
+    reentrant = module.CheckpointFunction.apply
+
+    def without_reentrant(*args: Any, **kwargs: Any) -> Any:
+        seen.append(note)
+        return plain(*args, **kwargs)
+
+    def apply(function: Any, preserve: Any, *args: Any) -> Any:
+        seen.append(note)
+        return function(*args)
+
+    with (
+        mock.patch.object(module, "_checkpoint_without_reentrant_generator", without_reentrant),
+        mock.patch.object(module.CheckpointFunction, "apply", apply),
+    ):
+        yield
+    _ = reentrant
+
+
+def _unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
+    """Takes wrappers off and says so: DDP, DataParallel, an inner torch.compile.
+
+    FSDP has no parameters of the model's own shape: one clear refusal.
+    """
+    notes: list[str] = []
+    for name, child in [*module.named_modules(remove_duplicate=False)]:
+        kind = type(child).__name__
+        place = f"submodule {name}" if name else "the model"
+        if kind in ("FullyShardedDataParallel", "FSDPModule") or kind.startswith("FSDP"):
+            raise CaptureError(
+                f"{place} is wrapped in {kind}, whose parameters are shards: "
+                "give the module before it is wrapped"
+            )
+        inner = None
+        if kind in ("DistributedDataParallel", "DataParallel"):
+            inner = child.module
+            notes.append(f"{place} is wrapped in {kind}: captured as one replica, unwrapped")
+        elif kind == "OptimizedModule":
+            inner = child._orig_mod
+            notes.append(f"{place} is compiled by torch.compile: captured as eager runs it")
+        elif getattr(child, "_compiled_call_impl", None) is not None:
+            child._compiled_call_impl = None
+            notes.append(f"{place} is compiled by torch.compile: captured as eager runs it")
+        if inner is not None:
+            if not name:
+                unwrapped, more = _unwrap(inner)
+                return unwrapped, notes + more
+            parent, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(parent), leaf, inner)
+            return module, notes + _unwrap(module)[1]
+    return module, notes
+
+
+def launch(traced: Traced, launcher: Launcher) -> tuple[Ref, ...]:
+    """Feeds the traced graph to `launcher`; the references to what the model returns."""
+    used = {n.name for n in traced.module.graph.nodes if n.op == "placeholder" and n.users}
+    names = [n.name for n in traced.module.graph.nodes if n.op == "placeholder"]
+    operands: list[Any] = []
+    storages: dict[int, int] = {}
+    for placeholder, name in zip(traced.placeholders, names, strict=True):
+        value = placeholder.value
+        if isinstance(value, torch.Tensor) and (placeholder.kind == "input" or name in used):
+            key = id(value)
+            made = launcher.tensor(placeholder.name, placeholder.kind, value, storages.get(key, -1))
+            storages[key] = made.tensor.storage
+            operands.append(made)
+        else:
+            operands.append(value)
+    results = launcher.graph(traced.module, operands)
+    return tuple(value.ref for value in _values_in(results))
+
+
+def _values_in(results: Any) -> Iterator[Any]:
+    if isinstance(results, (tuple, list)):
+        for item in results:
+            yield from _values_in(item)
+    elif isinstance(results, dict):
+        for item in results.values():
+            yield from _values_in(item)
+    elif hasattr(results, "ref"):
+        yield results

@@ -1,0 +1,266 @@
+"""Prove the emitted kernels: against fp64, and by compiling them for the device they are for.
+
+Both happen in long-lived child processes, because importing torch and Triton takes seconds and
+because the interpreter and the compiler cannot share a process. Start the workers early (while
+the model is captured), hand kernels in as they are emitted, collect the results at the end:
+
+    with checker() as check_worker, compiler() as compile_worker:
+        ...                                     # capture, group, plan, decide, emit
+        checks = verify(kernels, seeds=5, worker=check_worker)
+
+A child that crashes, hangs or fails to start gives one failed record; the next kernel gets a
+fresh child.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Literal
+
+from fusion_advisor.kernels import (
+    Check,
+    CheckJob,
+    Compiled,
+    CompileJob,
+    Kernel,
+    from_json,
+    to_json,
+)
+
+Where = Literal["auto", "interpreter", "gpu"]
+
+TIMEOUT_S = 60.0
+"""Wall seconds for one kernel, the child's start included."""
+
+
+_ROOT = str(Path(__file__).resolve().parent.parent)
+_START = """
+import importlib, sys
+root, module, *arguments = sys.argv[1:]
+sys.path.append(root)
+importlib.import_module(module).main(*arguments)
+"""
+"""The child imports this very package, and nothing from the current folder."""
+
+
+class WorkerError(Exception):
+    """The child did not answer: one line with the reason."""
+
+
+class Worker:
+    """A child process that answers lines with lines, in order.
+
+    `submit` never blocks: a thread writes the jobs, waits for the answers and restarts the
+    child after a crash or a timeout.
+    """
+
+    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None):
+        self._command = (sys.executable, "-P", "-c", _START, _ROOT, module, *arguments)
+        self._environment = {**os.environ, **(environment or {})}
+        self._jobs: queue.SimpleQueue[tuple[str, float, Future[str]] | None] = queue.SimpleQueue()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        self._pending = b""
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Worker:
+        """Launch the child; it imports what it needs while the caller goes on."""
+        if self._thread is None:
+            self._spawn()
+            self._thread = threading.Thread(target=self._work, daemon=True)
+            self._thread.start()
+        return self
+
+    def submit(self, line: str, timeout_s: float = TIMEOUT_S) -> Future[str]:
+        """The answer to come; its exception is a WorkerError."""
+        self.start()
+        answer: Future[str] = Future()
+        self._jobs.put((line, timeout_s, answer))
+        return answer
+
+    def close(self) -> None:
+        """Answer what was submitted, then end the child."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def __enter__(self) -> Worker:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _spawn(self) -> None:
+        self._pending = b""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _stop)
+        self._child = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=self._environment,
+        )
+
+    def _stop(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        child.kill()
+        child.wait()
+        for stream in (child.stdin, child.stdout, self._errors):
+            if stream is not None:
+                try:
+                    stream.close()
+                except BrokenPipeError:
+                    continue  # unwritten bytes for a child that is gone
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            line, timeout_s, answer = job
+            try:
+                answer.set_result(self._ask(line, timeout_s))
+            except (WorkerError, OSError) as error:
+                reason = f"{error}{self._last_words()}"
+                self._stop()
+                answer.set_exception(WorkerError(reason))
+        self._stop()
+
+    def _ask(self, line: str, timeout_s: float) -> str:
+        if self._child is None or self._child.poll() is not None:
+            self._stop()
+            self._spawn()
+        child = self._child
+        assert child is not None
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(line.encode() + b"\n")
+        child.stdin.flush()
+        descriptor = child.stdout.fileno()
+        while b"\n" not in self._pending:
+            ready, _, _ = select.select([descriptor], [], [], timeout_s)
+            if not ready:
+                raise WorkerError(f"no answer within {timeout_s:g} s")
+            chunk = os.read(descriptor, 1 << 16)
+            if not chunk:
+                raise WorkerError(f"the child ended with status {child.wait()}")
+            self._pending += chunk
+        reply, _, self._pending = self._pending.partition(b"\n")
+        return reply.decode()
+
+    def _last_words(self) -> str:
+        if self._errors is None:
+            return ""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return f" ({lines[-1].strip()})" if lines else ""
+
+
+@contextmanager
+def protocol() -> Generator[tuple[Iterator[str], Callable[[str], None]], None, None]:
+    """The child's side: job lines in, and a function that answers one.
+
+    The real standard output is kept for answers; whatever an emitted file, Triton or ptxas
+    prints goes to standard error.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def answer(line: str) -> None:
+        answers.write(line + "\n")
+        answers.flush()
+
+    with answers:
+        yield iter(sys.stdin.readline, ""), answer
+
+
+def checker(where: Where = "auto") -> Worker:
+    """A worker for `verify`: on the GPU, through the interpreter, or whichever is there."""
+    return Worker("fusion_advisor.checking", where)
+
+
+def compiler() -> Worker:
+    """A worker for `compile_offline`: never under the interpreter."""
+    return Worker("fusion_advisor.compiling", environment={"TRITON_INTERPRET": "0"})
+
+
+def submit_check(
+    worker: Worker, kernel: Kernel, *, seeds: int = 5, timeout_s: float = TIMEOUT_S
+) -> Future[str]:
+    """Hand one kernel in; `collect_check` gives its record."""
+    return worker.submit(to_json(CheckJob(kernel, seeds)), timeout_s)
+
+
+def collect_check(kernel: Kernel, answer: Future[str], *, seeds: int = 5) -> Check:
+    """Wait for the record; a child that did not answer is a failed check."""
+    try:
+        return from_json(Check, answer.result())
+    except WorkerError as error:
+        return Check(kernel.name, "nowhere", False, seeds=seeds, failure=str(error))
+
+
+def verify(
+    kernels: Sequence[Kernel],
+    *,
+    seeds: int = 5,
+    where: Where = "auto",
+    timeout_s: float = TIMEOUT_S,
+    worker: Worker | None = None,
+) -> tuple[Check, ...]:
+    """One check for each kernel, in order. Seeds 0 to 4 draw five different distributions.
+
+    `timeout_s` is wall seconds a kernel. Without `worker`, a child is started and ended here.
+    """
+    if worker is None:
+        with checker(where) as own:
+            return verify(kernels, seeds=seeds, timeout_s=timeout_s, worker=own)
+    answers = [submit_check(worker, k, seeds=seeds, timeout_s=timeout_s) for k in kernels]
+    return tuple(
+        collect_check(kernel, answer, seeds=seeds)
+        for kernel, answer in zip(kernels, answers, strict=True)
+    )
+
+
+def submit_compile(
+    worker: Worker, kernel: Kernel, capability: int, *, timeout_s: float = TIMEOUT_S
+) -> Future[str]:
+    """Hand one kernel in; `collect_compiled` gives its record."""
+    return worker.submit(to_json(CompileJob(kernel, capability)), timeout_s)
+
+
+def collect_compiled(kernel: Kernel, answer: Future[str]) -> Compiled:
+    """Wait for the record; a child that did not answer is a failed compile."""
+    try:
+        return from_json(Compiled, answer.result())
+    except WorkerError as error:
+        return Compiled(kernel.name, failure=str(error))
+
+
+def compile_offline(
+    kernels: Sequence[Kernel],
+    capability: int,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    worker: Worker | None = None,
+) -> tuple[Compiled, ...]:
+    """Each kernel's launches compiled for a device that need not be here (90: H100, H200).
+
+    Equal launches of equal texts are compiled once. `timeout_s` is wall seconds a kernel.
+    """
+    if worker is None:
+        with compiler() as own:
+            return compile_offline(kernels, capability, timeout_s=timeout_s, worker=own)
+    answers = [submit_compile(worker, k, capability, timeout_s=timeout_s) for k in kernels]
+    return tuple(
+        collect_compiled(kernel, answer) for kernel, answer in zip(kernels, answers, strict=True)
+    )

@@ -1,0 +1,102 @@
+"""A `Graph` as JSON and back, exactly: ints, floats (`Infinity`, `NaN`), bools and tuples survive.
+
+Pydantic cannot build a schema for the recursive `Arg`, so the few records are spelled out here.
+A reference is `{"node": ..., "output": ...}`, a torch constant `{"text": ...}`, a tuple a list.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Symbol, Tensor
+
+
+def graph_to_json(graph: Graph) -> bytes:
+    """The graph as one line of JSON."""
+    content = {
+        "nodes": [_encode_node(node) for node in graph.nodes],
+        "outputs": [[ref.node, ref.output] for ref in graph.outputs],
+        "captured_by": graph.captured_by,
+        "graph_breaks": graph.graph_breaks,
+        "differs_from_eager": graph.differs_from_eager,
+        "source": graph.source,
+        "seconds": graph.seconds,
+        "assumed": graph.assumed,
+    }
+    return json.dumps(content).encode()
+
+
+def graph_from_json(text: bytes | str) -> Graph:
+    """The graph that `graph_to_json` wrote; ValueError or KeyError when it is something else."""
+    content = json.loads(text)
+    return Graph(
+        nodes=tuple(_decode_node(node) for node in content["nodes"]),
+        outputs=tuple(Ref(node, output) for node, output in content["outputs"]),
+        captured_by=content["captured_by"],
+        graph_breaks=tuple(content["graph_breaks"]),
+        differs_from_eager=tuple(content["differs_from_eager"]),
+        source=content["source"],
+        seconds=content["seconds"],
+        assumed=tuple(content["assumed"]),
+    )
+
+
+def _encode_node(node: Node) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "op": node.op,
+        "kind": node.kind,
+        "args": [_encode(arg) for arg in node.args],
+        "kwargs": [[name, _encode(arg)] for name, arg in node.kwargs],
+        "outputs": [_encode_tensor(tensor) for tensor in node.outputs],
+        "mutates": node.mutates,
+        "source": [node.source.file, node.source.line] if node.source else None,
+        "module": node.module,
+    }
+
+
+def _decode_node(content: dict[str, Any]) -> Node:
+    return Node(
+        name=content["name"],
+        op=content["op"],
+        kind=content["kind"],
+        args=tuple(_decode(arg) for arg in content["args"]),
+        kwargs=tuple((name, _decode(arg)) for name, arg in content["kwargs"]),
+        outputs=tuple(_decode_tensor(tensor) for tensor in content["outputs"]),
+        mutates=tuple(content["mutates"]),
+        source=Source(*content["source"]) if content["source"] else None,
+        module=content["module"],
+    )
+
+
+def _encode_tensor(tensor: Tensor | None) -> list[Any] | None:
+    if tensor is None:
+        return None
+    return [tensor.shape, tensor.stride, tensor.dtype, tensor.storage, tensor.offset, tensor.dims]
+
+
+def _decode_tensor(content: list[Any] | None) -> Tensor | None:
+    if content is None:
+        return None
+    shape, stride, dtype, storage, offset, dims = content
+    return Tensor(tuple(shape), tuple(stride), dtype, storage, offset, tuple(dims))
+
+
+def _encode(arg: Arg) -> Any:
+    if isinstance(arg, Ref):
+        return {"node": arg.node, "output": arg.output}
+    if isinstance(arg, Symbol):
+        return {"text": arg.text}
+    if isinstance(arg, tuple):
+        return [_encode(item) for item in arg]
+    return arg
+
+
+def _decode(content: Any) -> Arg:
+    if isinstance(content, dict):
+        fields = cast("dict[str, Any]", content)
+        return Symbol(fields["text"]) if "text" in fields else Ref(fields["node"], fields["output"])
+    if isinstance(content, list):
+        return tuple(_decode(item) for item in cast("list[Any]", content))
+    return content

@@ -1,0 +1,60 @@
+"""The checker is checked: every mutant that differs is caught, every other has its argument."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from fusion_advisor.kernels import Kernel
+from fusion_advisor.mutating import Mutant, all_mutants, mutants
+from fusion_advisor.verify import checker, collect_check, submit_check
+
+from .sample_kernels import SAMPLES, add_rms_norm, layer_norm, softmax
+
+WANTED = 200
+
+
+def survivors(kernels: list[Kernel], chosen: list[list[Mutant]], seeds: int = 5) -> list[str]:
+    """The mutants that pass, checked in two warm processes."""
+    with checker("interpreter") as left, checker("interpreter") as right:
+        pending = [
+            (kernel, mutant, submit_check((left, right)[number % 2], mutated, seeds=seeds))
+            for kernel, group in zip(kernels, chosen, strict=True)
+            for number, mutant in enumerate(group)
+            for mutated in (replace(kernel, text=mutant.text),)
+        ]
+        return [
+            f"{kernel.name}: {mutant.kind}: {mutant.description}"
+            for kernel, mutant, answer in pending
+            if collect_check(kernel, answer).passed
+        ]
+
+
+def test_every_real_mutant_is_caught() -> None:
+    kernels = [sample() for sample in SAMPLES]
+    chosen = [[m for m in mutants(k, 0, 1000) if m.equivalent is None] for k in kernels]
+    assert sum(map(len, chosen)) >= WANTED
+    kinds = Counter(mutant.kind for group in chosen for mutant in group)
+    assert {
+        "mask dropped", "mask widened", "tail lost", "one too many", "neutral element",
+        "stride changed", "stride swapped", "cast dropped", "cast narrowed", "missing store",
+        "wrong axis", "other reduction", "operands swapped", "constant changed", "grid short",
+        "wrong offset", "wrong tile",
+    } <= set(kinds)  # fmt: skip
+    assert survivors(kernels, chosen) == []
+
+
+def test_the_arguments_are_few_and_right() -> None:
+    kernels = [softmax(), add_rms_norm(), layer_norm()]
+    equal = [[m for m in all_mutants(k) if m.equivalent] for k in kernels]
+    assert sum(map(len, equal)) <= 0.2 * sum(len(all_mutants(k)) for k in kernels)
+    assert len(survivors(kernels, equal, seeds=3)) == sum(map(len, equal))
+
+
+def test_mutants_are_seeded_and_differ_from_the_text() -> None:
+    kernel = softmax()
+    assert mutants(kernel, 3, 20) == mutants(kernel, 3, 20)
+    assert mutants(kernel, 3, 20) != mutants(kernel, 4, 20)
+    texts = [mutant.text for mutant in all_mutants(kernel)]
+    assert len(set(texts)) == len(texts)
+    assert kernel.text not in texts

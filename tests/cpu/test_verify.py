@@ -1,0 +1,243 @@
+"""The checker: what it accepts, and that each of its faults is caught and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
+from fusion_advisor.records import Tensor
+from fusion_advisor.verify import Worker, WorkerError, checker, verify
+
+from .sample_kernels import SAMPLES, layer_norm, softmax, swiglu
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with checker("interpreter") as worker:
+        yield worker
+
+
+def failure(worker: Worker, kernel: Kernel, seeds: int = 5) -> str:
+    """The failure of a kernel that must not pass."""
+    (check,) = verify([kernel], seeds=seeds, worker=worker)
+    assert not check.passed
+    assert check.failure is not None
+    assert "\n" not in check.failure
+    return check.failure
+
+
+def changed(kernel: Kernel, old: str, new: str) -> Kernel:
+    assert old in kernel.text
+    return replace(kernel, text=kernel.text.replace(old, new))
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.__name__)
+def test_right_kernels_pass(worker: Worker, sample: object) -> None:
+    assert callable(sample)
+    (check,) = verify([sample()], seeds=10, worker=worker)
+    assert check.failure is None
+    assert check.passed
+    assert check.where == "interpreter"
+    assert check.max_error <= check.tolerance
+    assert len(check.shapes) >= 3
+    assert check.seeds == 10
+
+
+def test_records_survive_the_pipe() -> None:
+    job = CheckJob(softmax(), 3)
+    assert from_json(CheckJob, to_json(job)) == job
+    check = Check("k", "interpreter", False, ("a",), 3, float("inf"), 0.0, 1.5, "no")
+    assert from_json(Check, to_json(check)) == check
+
+
+def test_traffic_is_compared_to_the_byte(worker: Worker) -> None:
+    kernel = softmax()
+    case = kernel.cases[0]
+    assert case.loaded_bytes is not None
+    wrong = replace(case, loaded_bytes=case.loaded_bytes + 4)
+    message = failure(worker, replace(kernel, cases=(wrong,)))
+    assert f"loaded {case.loaded_bytes} bytes, the plan says {wrong.loaded_bytes}" in message
+
+
+def test_out_of_bounds_is_a_failure_not_a_crash(worker: Worker) -> None:
+    kernel = changed(swiglu(), "a_ptr + row", "a_ptr + 1000000000 + row")
+    assert "load out of bounds" in failure(worker, kernel)
+    assert verify([swiglu()], worker=worker)[0].passed
+
+
+def test_missing_store_shows_the_poison(worker: Worker) -> None:
+    kernel = changed(softmax(), "y, mask=inside)", "y, mask=inside & (col != 3))")
+    message = failure(worker, kernel)
+    assert "output 0[0, 3]: ours nan" in message
+
+
+def test_two_values_at_one_address_are_a_race(worker: Worker) -> None:
+    kernel = changed(softmax(), "* y_stride + col, y", "* 0 + col, y")
+    assert "race" in failure(worker, kernel)
+
+
+def test_programs_may_not_read_each_other(worker: Worker) -> None:
+    kernel = changed(
+        softmax(),
+        "tl.store(",
+        "x += tl.load(y_ptr + col, mask=(row > 1) & (col < columns), other=0.0)\n    tl.store(",
+    )
+    assert "race: a program loads what another program stored" in failure(worker, kernel)
+
+
+def test_inputs_must_stay_as_they_were(worker: Worker) -> None:
+    kernel = changed(
+        softmax(), "    tl.store(", "    tl.store(x_ptr + row * x_stride + col, x + 1.0, "
+        "mask=inside)\n    tl.store("
+    )  # fmt: skip
+    assert "input 0 was changed" in failure(worker, kernel)
+
+
+def test_wrong_eps_shows_in_small_rows(worker: Worker) -> None:
+    assert "error" in failure(worker, changed(layer_norm(), "v + 1e-05", "v + 1.1e-05"))
+
+
+def test_dropped_nan_is_caught(worker: Worker) -> None:
+    clamp = """
+import torch, triton, triton.language as tl
+@triton.jit
+def relu_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n)
+    tl.store(y_ptr + i, tl.maximum(x, 0.0), mask=i < n)
+def relu(x):
+    y = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    relu_kernel[(1,)](x, y, x.numel(), 128)
+    return y
+def reference(x):
+    return torch.ops.aten.relu.default(x)
+"""
+    case = Case("n", (Tensor((100,), (1,), "float32"),), 400, 400)
+    kernel = Kernel("relu", "relu", clamp, ("x",), ("float32",), (case,))
+    assert "expected nan" in failure(worker, kernel)
+    whole = changed(kernel, "tl.maximum(x, 0.0)", "tl.maximum(x, 0.0, tl.PropagateNan.ALL)")
+    assert verify([whole], worker=worker)[0].failure is None
+
+
+def test_bf16_stores_round_to_nearest_even(worker: Worker) -> None:
+    copy = """
+import torch, triton, triton.language as tl
+@triton.jit
+def cast_kernel(x_ptr, y_ptr, z_ptr, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n)
+    tl.store(y_ptr + i, x, mask=i < n)
+    tl.store(z_ptr + i, x.to(tl.bfloat16).to(tl.float32) == x, mask=i < n)
+def cast(x):
+    y = torch.empty_strided(x.shape, x.stride(), dtype=torch.bfloat16, device=x.device)
+    z = torch.empty_strided(x.shape, x.stride(), dtype=torch.bool, device=x.device)
+    cast_kernel[(1,)](x, y, z, x.numel(), 1024)
+    if x.isfinite().all():
+        assert torch.equal(y, x.to(torch.bfloat16))
+    return y, z
+def reference(x):
+    y = torch.ops.aten._to_copy.default(x, dtype=torch.bfloat16)
+    return y, torch.ops.aten.eq.Tensor(torch.ops.aten._to_copy.default(y, dtype=torch.float32), x)
+"""
+    case = Case("n", (Tensor((1000,), (1,), "float32"),), 4000, 3000)
+    kernel = Kernel("cast", "cast", copy, ("x",), ("bfloat16", "bool"), (case,))
+    (check,) = verify([kernel], worker=worker)
+    assert check.failure is None
+
+
+def test_reductions_run_the_real_combine_function(worker: Worker) -> None:
+    text = """
+import torch, triton, triton.language as tl
+@triton.jit
+def later(v, i, w, j):
+    take = (w > v) | ((w == v) & (j < i)) | ((w != w) & ((v == v) | (j < i)))
+    take = take & ((v == v) | (w != w))
+    return tl.where(take, w, v), tl.where(take, j, i)
+@triton.jit
+def argmax_kernel(x_ptr, v_ptr, i_ptr, rows, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    col = tl.arange(0, BLOCK)[None, :]
+    x = tl.load(x_ptr + row * n + col, mask=col < n, other=float("-inf"))
+    v, i = tl.reduce((x, tl.broadcast_to(col, x.shape)), 1, later, keep_dims=True)
+    tl.store(v_ptr + row + tl.zeros((1, 1), tl.int32), v)
+    tl.store(i_ptr + row + tl.zeros((1, 1), tl.int32), i.to(tl.int64))
+def argmax(x):
+    v = torch.empty_strided((x.shape[0], 1), (1, 1), dtype=x.dtype, device=x.device)
+    i = torch.empty_strided((x.shape[0], 1), (1, 1), dtype=torch.int64, device=x.device)
+    argmax_kernel[(x.shape[0],)](x, v, i, x.shape[0], x.shape[1], 256)
+    return v, i
+def reference(x):
+    return torch.ops.aten.max.dim(x, 1, True)
+"""
+    case = Case("7x200", (Tensor((7, 200), (200, 1), "float32"),), 5600, 7 * 12)
+    kernel = Kernel("argmax", "argmax", text, ("x",), ("float32", "int64"), (case,))
+    (check,) = verify([kernel], seeds=10, worker=worker)
+    assert check.failure is None
+    assert "output 1" in failure(worker, changed(kernel, "i.to(tl.int64)", "(i + 1).to(tl.int64)"))
+
+
+def test_unserved_inputs_are_an_error_under_strict(worker: Worker) -> None:
+    kernel = softmax()
+    double = Case("fp64", (Tensor((3, 40), (40, 1), "float64"),))
+    assert "does not serve" in failure(worker, replace(kernel, cases=(double,)))
+
+
+def test_wrong_structure_dtype_and_strides(worker: Worker) -> None:
+    kernel = softmax()
+    assert "2 outputs" in failure(worker, changed(kernel, "return y\n", "return y, y\n"))
+    assert "dtype" in failure(worker, changed(kernel, "return y\n", "return y.double()\n"))
+    assert "strides" in failure(
+        worker, changed(kernel, "return y\n", "return y.t().contiguous().t()\n")
+    )
+
+
+def test_a_broken_file_is_named(worker: Worker) -> None:
+    kernel = softmax()
+    assert "does not import" in failure(worker, replace(kernel, text="import nowhere\n"))
+    assert "no cases" in failure(worker, replace(kernel, cases=()))
+
+
+def test_a_crash_and_a_hang_cost_one_kernel(worker: Worker) -> None:
+    kernel = softmax()
+    crash = replace(kernel, text="import os\nos._exit(7)\n")
+    hang = replace(kernel, text="while True: pass\n")
+    crashed, fine = verify([crash, kernel], seeds=1, worker=worker)
+    assert crashed.failure is not None
+    assert "status 7" in crashed.failure
+    assert fine.passed
+    with checker("interpreter") as own:
+        assert verify([kernel], seeds=1, worker=own)[0].passed
+        (hung,) = verify([hang], timeout_s=0.5, worker=own)
+        assert hung.failure == "no answer within 0.5 s"
+
+
+def test_a_gpu_that_is_not_there_is_said() -> None:
+    from torch.cuda import is_available
+
+    if is_available():
+        pytest.skip("there is a GPU")
+    (check,) = verify([softmax()], where="gpu")
+    assert not check.passed
+    assert "torch sees none" in (check.failure or "")
+
+
+def test_a_child_that_cannot_start_gives_its_last_words() -> None:
+    with Worker("fusion_advisor.no_such_module") as broken:
+        answer: Future[str] = broken.submit("{}")
+        with pytest.raises(WorkerError, match="no_such_module"):
+            answer.result()
+
+
+def test_zero_sized_tensors_pass(worker: Worker) -> None:
+    empty = Case("0x37", (Tensor((0, 37), (37, 1), "float32"),), 0, 0)
+    guarded = changed(
+        softmax(),
+        "    with torch.cuda",
+        "    if not y.numel():\n        return y\n    with torch.cuda",
+    )
+    (check,) = verify([replace(guarded, cases=(empty,))], worker=worker)
+    assert check.failure is None

@@ -1,0 +1,68 @@
+"""The wheel, built and run as somebody would who has no checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROBE = """
+import fusion_advisor.rulebook as rulebook
+rules = rulebook.load_rulebook()
+print(rulebook.__file__, rules.device("h200").name, rules.hash)
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """What a command prints, in an environment that knows nothing of the checkout."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean environment with the wheel; the dependencies come from this one, read only."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    run(
+        *(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
+        *("--wheel-dir", folder / "dist", ROOT),
+        cwd=folder,
+    )
+    (wheel,) = (folder / "dist").glob("fusion_advisor-*.whl")
+    clean = folder / "clean"
+    venv.create(clean, symlinks=True)
+    python = clean / "bin" / "python"
+    run(
+        *pip, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=folder
+    )
+    site = next((clean / "lib").glob("python*/site-packages"))
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return clean
+
+
+def test_the_rules_travel_with_the_wheel(installed: Path, tmp_path: Path) -> None:
+    from fusion_advisor.rulebook import load_rulebook
+
+    file, device, digest = run(installed / "bin" / "python", "-c", PROBE, cwd=tmp_path).split()
+    assert Path(file).is_relative_to(installed)
+    assert (device, digest) == ("h200", load_rulebook().hash)
+
+
+@pytest.mark.skipif(
+    not (ROOT / "fusion_advisor" / "cli.py").exists(), reason="there is no command line yet"
+)
+def test_the_command_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    assert "h200" in run(installed / "bin" / "fusion-advisor", "devices", cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
