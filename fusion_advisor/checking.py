@@ -45,6 +45,7 @@ from torch.utils._pytree import tree_map
 
 from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
 from fusion_advisor.records import Tensor
+from fusion_advisor.verify import protocol, restart
 
 ROW_SLACK = 4.0
 """How much more error than eager (plus 1 ulp) one row may have: rows are few, luck is large."""
@@ -546,13 +547,14 @@ def serve(lines: Iterator[str], answer: Callable[[str], None], where: str) -> No
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
         for line in lines:
             job = from_json(CheckJob, line)
-            answer(to_json(check(job.kernel, job.seeds, place, device, Path(folder))))
+            result = check(job.kernel, job.seeds, place, device, Path(folder))
+            answer(to_json(result))
+            if device == "cuda" and "CUDA error" in (result.failure or ""):
+                restart()
 
 
 def main(where: str) -> None:
     """The child's life: `where` is auto, interpreter or gpu."""
-    from fusion_advisor.verify import protocol
-
     warnings.simplefilter("ignore")
     with protocol() as (lines, answer):
         serve(lines, answer, where)

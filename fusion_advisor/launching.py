@@ -26,6 +26,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusion_advisor.errors import CaptureError
 from fusion_advisor.frames import source_of
 from fusion_advisor.records import Node, NodeKind, Ref, Source, Symbol, Tensor
 
@@ -105,6 +106,10 @@ _OPERAND = -1
 """`_Slot.op` of an operand of the FX node itself; `output` is then its position."""
 
 
+class UnknownSize(ValueError):
+    """A size that only the values of a tensor decide, as after `nonzero`."""
+
+
 class Launcher:
     """Collects the records of one model; feed it placeholders, then graphs, in eager's order."""
 
@@ -144,7 +149,10 @@ class Launcher:
             elif node.op == "output":
                 return _substitute(node.args[0], values)
             else:
-                values[node] = self._call(module, node, values, autocast, outer)
+                try:
+                    values[node] = self._call(module, node, values, autocast, outer)
+                except UnknownSize as error:
+                    raise _data_dependent(node, outer, error) from error
         return None
 
     def _attribute(self, module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
@@ -571,13 +579,13 @@ def describe(tensor: torch.Tensor) -> Tensor:
 
 
 def hint(size: Any) -> Any:
-    """The concrete value of a possibly symbolic number; ValueError when it has none."""
+    """The concrete value of a possibly symbolic number; UnknownSize when it has none."""
     if isinstance(size, (int, float)):
         return size
     node = size.node
     value = node.hint if node.has_hint() else None
     if value is None:
-        raise ValueError(f"size {node.expr} depends on data")
+        raise UnknownSize(f"size {node.expr} depends on data")
     return value
 
 
@@ -811,6 +819,17 @@ def _autocast(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 # Where a node comes from.
+
+
+def _data_dependent(
+    node: torch.fx.Node, outer: torch.fx.Node | None, error: UnknownSize
+) -> CaptureError:
+    source = _source(node, outer)
+    where = f"{source.file}:{source.line}: " if source else ""
+    return CaptureError(
+        f"{where}the size of what {_op_name(node.target)} returns depends on the values of a "
+        f"tensor ({error}); write it with a fixed size, for example with a mask or torch.where"
+    )
 
 
 def _source(node: torch.fx.Node, outer: torch.fx.Node | None) -> Source | None:

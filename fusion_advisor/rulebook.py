@@ -394,6 +394,7 @@ class RowSchedule(_Rule):
     persistent_stages: Stages
     programs_per_multiprocessor: Programs
     sector_bytes: Bytes
+    register_target: Registers
 
 
 class Schedules(_Rule):

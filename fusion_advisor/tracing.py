@@ -11,6 +11,7 @@ parameters and inputs are fake tensors.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import traceback
@@ -159,13 +160,13 @@ def _export(
     shapes = None
     if dynamic:
         auto = torch.export.Dim.AUTO
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
         shapes = pytree.tree_map(
-            lambda leaf: (
-                dict.fromkeys(range(leaf.dim()), auto) if isinstance(leaf, torch.Tensor) else None
-            ),
-            (args, kwargs),
+            lambda leaf: dict.fromkeys(range(leaf.dim()), auto)
+            if isinstance(leaf, torch.Tensor)
+            else None,
+            dict(bound.arguments),
         )
-        shapes = (*shapes[0], *shapes[1].values())
     with fake:
         program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     return from_program(program)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, NoReturn
 
 from fusion_advisor.kernels import (
     Check,
@@ -166,6 +166,9 @@ class Worker:
         return f" ({lines[-1].strip()})" if lines else ""
 
 
+_answers_descriptor = 1
+
+
 @contextmanager
 def protocol() -> Generator[tuple[Iterator[str], Callable[[str], None]], None, None]:
     """The child's side: job lines in, and a function that answers one.
@@ -173,7 +176,9 @@ def protocol() -> Generator[tuple[Iterator[str], Callable[[str], None]], None, N
     The real standard output is kept for answers; whatever an emitted file, Triton or ptxas
     prints goes to standard error.
     """
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    global _answers_descriptor
+    _answers_descriptor = os.dup(1)
+    answers = os.fdopen(_answers_descriptor, "w", encoding="utf-8")
     os.dup2(2, 1)
 
     def answer(line: str) -> None:
@@ -182,6 +187,15 @@ def protocol() -> Generator[tuple[Iterator[str], Callable[[str], None]], None, N
 
     with answers:
         yield iter(sys.stdin.readline, ""), answer
+
+
+def restart() -> NoReturn:
+    """The child begins anew in its own place: a CUDA context does not survive a bad address.
+
+    Its parent notices nothing: the pipes stay, and at most one unread job waits in them.
+    """
+    os.dup2(_answers_descriptor, 1)
+    os.execv(sys.executable, sys.orig_argv)
 
 
 def checker(where: Where = "auto") -> Worker:

@@ -101,7 +101,15 @@ def meaning_of(
 
     def wrap(meaning: Meaning) -> Meaning:
         for name in names:
-            op = Op(name, pattern, meaning, inputs=inputs, discrete=discrete, traffic=traffic)
+            op = Op(
+                name,
+                pattern,
+                meaning,
+                inputs=inputs,
+                discrete=discrete,
+                traffic=traffic,
+                sizes=sizes or {},
+            )
             register(op)
             if also_in_place:
                 register(replace(op, name=in_place(name)))

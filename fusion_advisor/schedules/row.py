@@ -37,18 +37,18 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     order = emission_order(region)
     coalesced = _rows_for_coalescing(everything, inner, numbers.sector_bytes.count)
     peak = peak_bytes(region, order, _extents(region, order, inner, coalesced, block))
-    total_rows = prod(region.sizes[a] for a in outer)
-    rows = min(max(coalesced, numbers.tile_elements.count // block, 1), _power_of_two(total_rows))
-    warps = min(
-        max(
-            _power_of_two(
-                -(-rows * block // (numbers.elements_per_thread.count * device.warp_size))
-            ),
-            numbers.min_warps.count,
-        ),
-        numbers.max_warps.count,
+    rows = min(
+        max(coalesced, numbers.tile_elements.count // block, 1),
+        _power_of_two(prod(region.sizes[a] for a in outer)),
     )
-    full = peak_bytes(region, order, _extents(region, order, inner, rows, block))
+    bytes_held = peak_bytes(region, order, _extents(region, order, inner, rows, block))
+    room = 4 * numbers.register_target.count * device.warp_size
+    most = numbers.max_warps.count
+    while rows > coalesced and bytes_held > room * most:
+        rows, bytes_held = rows // 2, bytes_held // 2
+    by_elements = rows * block // (numbers.elements_per_thread.count * device.warp_size)
+    wanted = _power_of_two(max(by_elements, -(-bytes_held // room)))
+    warps = min(max(wanted, numbers.min_warps.count), most)
     return Plan(
         schedule=NAME,
         region=region,
@@ -63,7 +63,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         stages=1,
         smallest_tile=coalesced * block,
         on_chip_bytes=peak,
-        registers=-(-full // (4 * warps * device.warp_size)),
+        registers=-(-bytes_held // (4 * warps * device.warp_size)),
     )
 
 

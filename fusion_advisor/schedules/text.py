@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,55 +37,11 @@ _LIMITS = {
     "uint8": ("0", "255"),
 }
 _RESERVED = frozenset(
-    [
-        "row",
-        "col",
-        "index",
-        "mask",
-        "row_mask",
-        "col_mask",
-        "rows",
-        "cols",
-        "count",
-        "tl",
-        "torch",
-        "triton",
-        "libdevice",
-        "and",
-        "or",
-        "not",
-        "is",
-        "in",
-        "if",
-        "for",
-        "while",
-        "def",
-        "class",
-        "return",
-        "lambda",
-        "global",
-        "with",
-        "as",
-        "pass",
-        "del",
-        "from",
-        "import",
-        "none",
-        "true",
-        "false",
-        "print",
-        "len",
-        "max",
-        "min",
-        "sum",
-        "abs",
-        "reference",
-        "main",
-        "ROWS",
-        "COLS",
-        "BLOCK",
-    ]
+    [*keyword.kwlist, *dir(builtins), "row", "col", "index", "mask", "row_mask", "col_mask"]
+    + ["rows", "cols", "count", "tl", "torch", "triton", "libdevice", "os", "warnings"]
+    + ["reference", "serves", "fall_back", "fallbacks", "problem", "ROWS", "COLS", "BLOCK"]
 )
+"""What a generated name must not hide."""
 
 
 def language_dtype(dtype: str) -> str:
@@ -101,7 +59,7 @@ class Names:
         name = re.sub(r"\W", "_", wish).strip("_") or "value"
         name = f"v{name}" if name[0].isdigit() else name
         candidate, number = name, 1
-        while candidate.lower() in self.used or candidate in self.used:
+        while candidate in self.used:
             candidate, number = f"{name}_{number}", number + 1
         self.used.add(candidate)
         return candidate
@@ -192,7 +150,7 @@ class Body:
             self.coordinates[group.name] = None
             after = groups[groups.index(group) + 1 :]
             text = linear
-            for later in after:
+            for later in reversed(after):
                 text = f"{text} // {self.extent_of(later)}"
             if group is not groups[0]:
                 text = f"{text} % {self.extent_of(group)}"
@@ -292,7 +250,7 @@ class Body:
             template = primitive.integer
         elif held == "float32" and self.precise and primitive.precise:
             template = primitive.precise
-        return template.format(*operands)
+        return _filled(template, operands)
 
     def _extent(self, expr: Expr) -> str:
         for groups in (self.plan.inner, self.plan.outer):
@@ -328,6 +286,15 @@ class Body:
             template = template.replace(", keep_dims=True", "").replace("axis=1", "axis=0")
             template = template.replace("{0}, 1,", "{0}, 0,")
         return template.format(masked)
+
+
+def _filled(template: str, operands: Sequence[str]) -> str:
+    """The operands in their places, without parentheses where they are whole arguments."""
+    whole = {int(n) for n in re.findall(r"(?<=[(,])\s*\{(\d)\}(?=[,)])", template)}
+    if template.startswith("("):
+        whole = set()
+    ready = [_bare(text) if n in whole else text for n, text in enumerate(operands)]
+    return template.format(*ready)
 
 
 def _literal(text: str, held: str) -> str:

@@ -1,0 +1,418 @@
+"""What capture gets wrong silently unless it is careful: one small model for each."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from fusion_advisor.capture import InputSpec, Scenario, capture_here, capture_module
+from fusion_advisor.errors import CaptureError
+from fusion_advisor.records import Graph, Node, Ref
+from fusion_advisor.wire import graph_from_json, graph_to_json
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def ops(graph: Graph) -> list[str]:
+    """The short names of what is launched, in order."""
+    return [node.op.split(".")[1] for node in graph.nodes if node.kind == "call"]
+
+
+def node(graph: Graph, name: str) -> Node:
+    return next(node for node in graph.nodes if node.name == name)
+
+
+class Function(nn.Module):
+    """A module around a plain function."""
+
+    def __init__(self, function: object) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> object:
+        return self.function(*args)  # type: ignore[operator]
+
+
+def captured(function: object, *args: Tensor, scenario: Scenario | None = None) -> Graph:
+    return capture_module(Function(function), args, scenario=scenario)
+
+
+# Launch level.
+
+
+def test_softmax_by_hand_is_five_kernels_and_two_views() -> None:
+    graph = capture_here(str(EXAMPLES / "softmax.py"))
+    assert ops(graph) == ["max", "unsqueeze", "sub", "exp", "sum", "unsqueeze", "div"]
+    maximum = next(n for n in graph.nodes if n.op == "aten.max.dim")
+    assert [t.dtype for t in maximum.outputs if t] == ["float32", "int64"]
+    assert maximum.source is not None
+    assert maximum.source.file.endswith("softmax.py")
+    assert maximum.source.line == 11 or maximum.source.line > 0
+    assert graph.captured_by == "export"
+
+
+def test_composites_are_expanded_as_cuda_launches_them() -> None:
+    def forward(x: Tensor, labels: Tensor, weight: Tensor) -> object:
+        return (
+            functional.cross_entropy(x, labels),
+            functional.layer_norm(x, (8,)),
+            functional.dropout(x, 0.5, training=True),
+            functional.rms_norm(x, (8,), weight),
+        )
+
+    graph = captured(forward, torch.randn(4, 8), torch.zeros(4, dtype=torch.long), torch.ones(8))
+    assert ops(graph) == [
+        "_log_softmax", "nll_loss_forward", "native_layer_norm", "native_dropout",
+        "_fused_rms_norm",
+    ]  # fmt: skip
+
+
+def test_attention_stays_whole_and_lays_its_output_out_as_flash_does() -> None:
+    def forward(x: Tensor) -> Tensor:
+        q = x.view(2, 16, 4, 8).transpose(1, 2)
+        out = functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        return out.transpose(1, 2).reshape(2, 16, 32)
+
+    graph = captured(forward, torch.randn(2, 16, 32, dtype=torch.bfloat16))
+    assert "scaled_dot_product_attention" in ops(graph)
+    assert "clone" not in ops(graph)
+    attention = node(graph, "scaled_dot_product_attention").out
+    assert attention.shape == (2, 4, 16, 8)
+    assert attention.stride == (512, 8, 32, 1)
+
+
+def test_recurrent_cells_stay_whole() -> None:
+    graph = capture_module(nn.GRU(8, 8, batch_first=True), (torch.randn(2, 4, 8),))
+    assert "aten.gru.input" in [n.op for n in graph.nodes]
+    assert node(graph, "gru").outputs[0] is not None
+
+
+def test_linear_of_three_dimensions_is_one_kernel_named_after_its_fx_node() -> None:
+    graph = capture_module(nn.Linear(8, 8), (torch.randn(2, 4, 8),))
+    assert node(graph, "linear").op == "aten.addmm.default"
+    assert node(graph, "linear_view").out.storage == node(graph, "input").out.storage
+    assert graph.outputs[0].node.startswith("linear_view")
+
+
+def test_a_parameter_used_twice_is_one_node() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.linear(functional.linear(x, self.weight), self.weight)
+
+    graph = capture_module(Tied(), (torch.randn(4, 8),))
+    assert [n.name for n in graph.nodes if n.kind == "parameter"] == ["weight"]
+
+
+def test_names_are_unique_identifiers_and_references_point_backwards() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Softmax(-1))
+    graph = capture_module(model, (torch.randn(4, 8),))
+    seen: set[str] = set()
+    for each in graph.nodes:
+        assert each.name.isidentifier()
+        assert each.name not in seen
+        assert all(ref.node in seen for ref in each.refs())
+        seen.add(each.name)
+    assert {n.module for n in graph.nodes if n.kind == "call"} == {"0", "1", "2", "3"}
+
+
+# In place and aliases.
+
+
+def test_in_place_ops_share_their_storage_and_say_what_they_write() -> None:
+    def forward(x: Tensor) -> Tensor:
+        y = x + 1
+        functional.relu(y, inplace=True)
+        y[:, 2] = x[:, 0]
+        return y.mul_(2)
+
+    graph = captured(forward, torch.randn(4, 8))
+    storage = node(graph, "add").out.storage
+    relu, copy, mul = (node(graph, name) for name in ("relu_", "copy_", "mul_"))
+    assert relu.mutates == copy.mutates == mul.mutates == (storage,)
+    assert copy.out.offset == 2
+    assert copy.out.shape == (4,)
+    assert copy.out.stride == (8,)
+
+
+def test_halves_of_one_storage_keep_their_offsets() -> None:
+    def forward(x: Tensor) -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        return functional.silu(a) * b
+
+    graph = captured(forward, torch.randn(4, 8))
+    first, second = node(graph, "split").outputs if "split" in [n.name for n in graph.nodes] else (
+        node(graph, "chunk").outputs
+    )
+    assert first is not None
+    assert second is not None
+    assert first.storage == second.storage == node(graph, "args_0").out.storage
+    assert (first.offset, second.offset) == (0, 4)
+
+
+def test_batch_norm_in_training_writes_its_statistics() -> None:
+    model = nn.BatchNorm2d(4)
+    args = (torch.randn(2, 4, 8, 8),)
+    eager = capture_module(model, args)
+    training = capture_module(model, args, scenario=Scenario(mode="train"))
+    assert node(eager, "batch_norm").mutates == ()
+    written = {node(training, name).out.storage for name in ("running_mean", "running_var")}
+    assert set(node(training, "batch_norm").mutates) == written
+    assert "add_" in ops(training)
+
+
+# Modes and regions.
+
+
+def test_eval_and_train_are_different_graphs() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    args = (torch.randn(4, 8),)
+    assert "native_dropout" not in ops(capture_module(model, args))
+    assert "native_dropout" in ops(capture_module(model, args, scenario=Scenario(mode="train")))
+    assert model.training
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_autocast_blocks_are_inlined_with_their_casts(device: str) -> None:
+    linear = nn.Linear(8, 8)
+
+    def forward(x: Tensor) -> Tensor:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            y = linear(x)
+        return y.float()
+
+    module = Function(forward)
+    module.linear = linear
+    graph = capture_module(module, (torch.randn(4, 8),))
+    assert not [n.op for n in graph.nodes if "wrap" in n.op]
+    assert next(n for n in graph.nodes if n.op == "aten.addmm.default").out.dtype == "bfloat16"
+    assert ops(graph).count("_to_copy") == 4
+
+
+def test_no_grad_blocks_are_inlined() -> None:
+    def forward(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = x.exp()
+        return y + x
+
+    graph = captured(forward, torch.randn(4), scenario=Scenario(mode="train"))
+    assert ops(graph) == ["exp", "add"]
+
+
+def test_scenario_autocast_casts_every_matmul() -> None:
+    scenario = Scenario(autocast="float16")
+    graph = capture_module(nn.Linear(8, 8), (torch.randn(4, 8),), scenario=scenario)
+    assert node(graph, graph.outputs[0].node).out.dtype == "float16"
+
+
+# Things that tracing looks straight through.
+
+
+def test_an_inner_compile_is_unwrapped_and_stated() -> None:
+    model = nn.Sequential(torch.compile(nn.Linear(8, 8)), nn.ReLU())  # type: ignore[arg-type]
+    graph = capture_module(model, (torch.randn(4, 8),))
+    assert ops(graph) == ["t", "addmm", "relu"]
+    assert any("torch.compile" in line for line in graph.differs_from_eager)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_is_stated(reentrant: bool) -> None:
+    def forward(x: Tensor) -> Tensor:
+        return checkpoint(torch.exp, x, use_reentrant=reentrant)
+
+    graph = captured(forward, torch.randn(4))
+    assert ops(graph) == ["exp"]
+    assert any("checkpoint" in line for line in graph.differs_from_eager)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_an_autograd_function_does_not_stop_capture(mode: str) -> None:
+    def forward(x: Tensor) -> Tensor:
+        return Doubled.apply(x.exp()) + 1
+
+    graph = captured(forward, torch.randn(4, requires_grad=True), scenario=Scenario(mode=mode))
+    assert ops(graph) == ["exp", "mul", "add"]
+
+
+@torch.library.custom_op("capture_test::opaque", mutates_args=())
+def opaque(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@opaque.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_a_custom_op_is_one_node_between_its_neighbours() -> None:
+    graph = captured(lambda x: opaque(x.exp()) + 1, torch.randn(4))
+    assert [n.op for n in graph.nodes if n.kind == "call"] == [
+        "aten.exp.default", "capture_test.opaque.default", "aten.add.Tensor",
+    ]  # fmt: skip
+
+
+def test_a_raw_triton_launch_is_one_node_that_writes_its_tensors() -> None:
+    triton = pytest.importorskip("triton")
+
+    @triton.jit
+    def kernel(x, y, n):  # noqa: ANN001, ANN202
+        pass
+
+    def forward(x: Tensor) -> Tensor:
+        x = x.exp()
+        y = torch.empty_like(x)
+        kernel[(1,)](x, y, 4)
+        return y + 1
+
+    graph = captured(forward, torch.randn(4))
+    assert ops(graph) == ["exp", "empty_like", "kernel", "add"]
+    launch = node(graph, "kernel")
+    assert launch.op == "triton.kernel.default"
+    assert set(launch.mutates) == {node(graph, n).out.storage for n in ("exp", "empty_like")}
+
+
+def test_data_parallel_is_unwrapped() -> None:
+    graph = capture_module(nn.DataParallel(nn.Linear(8, 8)), (torch.randn(4, 8),))
+    assert ops(graph) == ["t", "addmm"]
+    assert any("DataParallel" in line for line in graph.differs_from_eager)
+
+
+def test_fsdp_is_refused_in_one_line() -> None:
+    class FullyShardedDataParallel(nn.Module):
+        pass
+
+    with pytest.raises(CaptureError, match="give the module before it is wrapped"):
+        capture_module(FullyShardedDataParallel(), ())
+
+
+# Odd inputs.
+
+
+def test_integer_only_models() -> None:
+    graph = captured(lambda x: (x + 1).cumsum(0), torch.zeros(4, dtype=torch.long))
+    assert [n.out.dtype for n in graph.nodes] == ["int64"] * 3
+
+
+def test_zero_size_tensors() -> None:
+    graph = captured(lambda x: (x + 1).sum(), torch.empty(0, 4))
+    assert node(graph, "add").out.bytes == 0
+
+
+def test_an_empty_model_is_refused() -> None:
+    with pytest.raises(CaptureError, match="launches no kernel"):
+        capture_module(nn.Identity(), (torch.randn(4),))
+
+
+def test_a_size_that_depends_on_data_is_one_clear_line() -> None:
+    with pytest.raises(CaptureError, match=r"test_capture\.py:\d+: .*depends on the values"):
+        captured(lambda x: x[x > 0].exp(), torch.randn(4))
+
+
+def test_a_branch_that_depends_on_data_is_one_clear_line() -> None:
+    def forward(x: Tensor) -> Tensor:
+        return x + 1 if x.sum() > 0 else x
+
+    with pytest.raises(CaptureError, match=r"test_capture\.py:\d+: .*depends on the values"):
+        captured(forward, torch.randn(4))
+
+
+def test_an_output_that_export_refuses_falls_back() -> None:
+    class Answer:
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+
+    graph = captured(lambda x: Answer(x.exp()), torch.randn(4))
+    assert ops(graph) == ["exp"]
+    assert graph.captured_by == "make_fx"
+    assert any("export refused" in line for line in graph.differs_from_eager)
+    assert graph.nodes[-1].source is not None
+
+
+def test_dynamic_sizes_keep_their_expression() -> None:
+    graph = captured(lambda x: x.exp().sum(-1), torch.randn(4, 8), scenario=Scenario(dynamic=True))
+    exp = node(graph, "exp").out
+    assert exp.shape == (4, 8)
+    assert exp.dims != ()
+    assert all(not dim.isdigit() for dim in exp.dims)
+
+
+# Scenario on a file.
+
+MODEL = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+    def forward(self, x, scale=None):
+        y = self.linear(x)
+        return y if scale is None else y * scale
+def get_init_inputs():
+    return [16]
+def get_inputs():
+    return [torch.randn(4, 16, device="cuda")]
+"""
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> str:
+    file = tmp_path / "model.py"
+    file.write_text(MODEL)
+    return str(file)
+
+
+def test_dtype_and_batch_of_a_file(model_file: str) -> None:
+    graph = capture_here(model_file, Scenario(dtype="bfloat16", batch=32))
+    assert node(graph, "x").out.shape == (32, 16)
+    assert {n.out.dtype for n in graph.nodes} == {"bfloat16"}
+    assert "mode=eval" in graph.assumed
+
+
+def test_inputs_given_by_name(model_file: str) -> None:
+    inputs = (InputSpec("x", (2, 3, 16)), InputSpec("scale", (16,), "float32"))
+    graph = capture_here(model_file, Scenario(inputs=inputs))
+    assert node(graph, "x").out.shape == (2, 3, 16)
+    assert "mul" in ops(graph)
+
+
+def test_an_unknown_input_names_the_parameters(model_file: str) -> None:
+    with pytest.raises(CaptureError, match="forward takes x, scale"):
+        capture_here(model_file, Scenario(inputs=(InputSpec("z", (2,)),)))
+
+
+def test_an_exported_program(tmp_path: Path) -> None:
+    file = str(tmp_path / "model.pt2")
+    torch.export.save(torch.export.export(nn.Linear(8, 8), (torch.randn(4, 8),)), file)
+    graph = capture_here(file)
+    assert ops(graph) == ["t", "addmm"]
+
+
+def test_json_keeps_every_constant() -> None:
+    def forward(x: Tensor) -> Tensor:
+        return (x.clamp(-math.inf, 1.0) + 1).masked_fill(x > 0, math.inf).sum((0,), keepdim=True)
+
+    graph = captured(forward, torch.randn(4))
+    again = graph_from_json(graph_to_json(graph))
+    assert again == graph
+    types = [[type(arg) for arg in n.args] for n in again.nodes]
+    assert types == [[type(arg) for arg in n.args] for n in graph.nodes]
+    assert isinstance(again.outputs[0], Ref)

@@ -1,0 +1,92 @@
+"""The child process: what a model file can do wrong, each as one line with file and line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusion_advisor.capture import Limits, Scenario, capture
+from fusion_advisor.errors import CaptureError
+
+HEAD = "import torch\nclass Model(torch.nn.Module):\n"
+TAIL = "\ndef get_inputs():\n    return [torch.randn(4, 8)]\n"
+FORWARD = "    def forward(self, x):\n        "
+
+
+def write(folder: Path, text: str) -> str:
+    file = folder / "model.py"
+    file.write_text(text)
+    return str(file)
+
+
+def refused(folder: Path, text: str, limits: Limits | None = None) -> str:
+    """The one line that capturing this source ends in."""
+    with pytest.raises(CaptureError) as caught:
+        capture(write(folder, text), Scenario(), limits)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 3
+    return str(caught.value)
+
+
+def test_what_the_model_prints_does_not_reach_the_graph(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    body = "print('noise'); import os; os.write(1, b'more'); return x.exp()"
+    graph = capture(write(tmp_path, HEAD + FORWARD + body + TAIL))
+    assert [node.op for node in graph.nodes] == ["input", "aten.exp.default"]
+    assert graph.nodes[1].source is not None
+    assert graph.nodes[1].source.line == 4
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import not_there\n", "model.py:1: importing .* install not_there"),
+        ("def broken(:\n", "model.py:1: .*SyntaxError"),
+        ("x = 1\n", "no Model and no model found"),
+        ("import sys\nsys.exit(3)\n", "model.py:2: .*remove the call that ends the process"),
+        (HEAD + "    def __init__(self):\n        raise ValueError('bad')\n" + TAIL,
+         "model.py:4: building Model.*ValueError: bad"),
+        (HEAD + FORWARD + "return x + missing" + TAIL, "model.py:4: forward .*NameError"),
+        (HEAD + FORWARD + "return x @ x" + TAIL, "model.py:4: forward"),
+        (HEAD + "    def forward(self, x, y):\n        return x + y" + TAIL,
+         "model.py.*forward .*TypeError.*'y'"),
+        (HEAD + FORWARD + "return x" + TAIL, "launches no kernel"),
+        (HEAD + FORWARD + "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)" + TAIL,
+         "model.py:4: the model crashed its process .SIGSEGV."),
+        (HEAD + FORWARD + "import os; os._exit(7)" + TAIL, "model.py.*exit code 7"),
+    ],
+)  # fmt: skip
+def test_one_line_names_the_place(tmp_path: Path, text: str, expected: str) -> None:
+    message = refused(tmp_path, text)
+    import re
+
+    assert re.search(expected, message), message
+
+
+def test_a_hang_is_ended_and_named(tmp_path: Path) -> None:
+    text = HEAD + FORWARD + "\n        while True:\n            pass" + TAIL
+    message = refused(tmp_path, text, Limits(seconds=12))
+    assert "ran longer than 12 s" in message
+    assert "model.py:" in message
+
+
+def test_memory_is_limited(tmp_path: Path) -> None:
+    text = "import time\nblocks = [bytes([1]) * (64 << 20) for _ in range(80)]\ntime.sleep(60)\n"
+    message = refused(tmp_path, text, Limits(memory_bytes=1 << 30))
+    assert "used more than 1 GiB" in message
+    assert "model.py:" in message
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="no such file"):
+        capture(str(tmp_path / "none.py"))
+
+
+def test_the_parent_imports_no_torch() -> None:
+    code = "import sys, fusion_advisor.capture; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
