@@ -1,6 +1,6 @@
 """Captures a folder of KernelBench problems and transformers families; prints a table.
 
-    python benchmarks/sweep.py FOLDER [--levels 1,2,3,4] [--families] [--json FILE] [--markdown FILE]
+    python benchmarks/sweep.py FOLDER [--levels 1,2,3,4] [--families] [--json F] [--markdown F]
 
 FOLDER is a checkout's `KernelBench` folder (level1 ... level4). Level 4 names pretrained models;
 they are built here from their architectures' geometry, without weights and without a network.
@@ -9,6 +9,7 @@ they are built here from their architectures' geometry, without weights and with
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,7 @@ class Job:
     level: str
     problem: str
     model: str
-    scenario: Scenario = Scenario()
+    scenario: Scenario = field(default_factory=Scenario)
     pretrained: bool = False
 
 
@@ -248,10 +249,9 @@ def _families(scratch: Path) -> list[Job]:
 
 def _run(jobs: list[Job], processes: int) -> list[Row]:
     """Every job in a process of its own, forked from one that has torch imported."""
-    import torch._dynamo
-    import torch.export._trace  # noqa: F401
-
-    torch.set_num_threads(1)
+    importlib.import_module("torch._dynamo")
+    importlib.import_module("torch.export._trace")
+    importlib.import_module("torch").set_num_threads(1)
     rows: list[Row] = []
     with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
         for row in pool.imap_unordered(_capture, jobs):
@@ -308,7 +308,7 @@ def _too_long(*_: Any) -> None:
 
 def _build_from_geometry() -> None:
     """Lets `from_pretrained` build from a known geometry instead of a download."""
-    import transformers
+    transformers: Any = importlib.import_module("transformers")
 
     def config(name: str, **_: Any) -> Any:
         content = dict(PRETRAINED[name])

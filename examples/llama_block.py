@@ -1,4 +1,4 @@
-"""A Transformer of Llama-3-8B's geometry, written by hand: RMSNorm, RoPE, grouped attention, SwiGLU.
+"""A Transformer of Llama-3-8B's geometry by hand: RMSNorm, RoPE, grouped attention, SwiGLU.
 
 Two layers by default; `LLAMA_LAYERS=32` gives the whole model.
 """
@@ -107,9 +107,7 @@ class Model(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, hidden, dtype=DTYPE)
-        self.layers = nn.ModuleList(
-            Block(hidden, inner, heads, kv_heads) for _ in range(layers)
-        )
+        self.layers = nn.ModuleList(Block(hidden, inner, heads, kv_heads) for _ in range(layers))
         self.norm = RMSNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False, dtype=DTYPE)
         cos, sin = rotary_angles(8192, hidden // heads, theta=500000.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import json
 import os
 import re
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from fusion_advisor.models import Loaded
 
 __all__ = [
-    "InputSpec", "Limits", "Scenario", "capture", "capture_here", "capture_module", "graph_from_json",
-    "graph_to_json", "parse_dtype", "parse_input",
+    "InputSpec", "Limits", "Scenario", "capture", "capture_here", "capture_module",
+    "graph_from_json", "graph_to_json", "parse_dtype", "parse_input",
 ]  # fmt: skip
 
 _POLL_SECONDS = 0.05
@@ -100,7 +101,7 @@ def capture_here(model: str, scenario: Scenario | None = None) -> Graph:
 
     if model.startswith("hf:"):
         with contextlib.suppress(ModuleNotFoundError):  # told by load, in one line
-            import transformers  # noqa: F401
+            importlib.import_module("transformers")
     scenario = scenario or Scenario()
     started = time.perf_counter()
     return _translate(load(model, scenario), scenario, started)
@@ -228,7 +229,7 @@ def _read_reply(reply: bytes, model: str, code: int, verdict: str, printed: str)
 # The child's side.
 
 
-def _serve(descriptor: int, request: str) -> None:
+def serve(descriptor: int, request: str) -> None:
     """Captures as the request says and writes one reply to the pipe."""
     faulthandler.enable(all_threads=False)
     faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
@@ -242,9 +243,8 @@ def _answer(request: dict[str, Any]) -> bytes:
     scenario = _scenario(request["scenario"])
     try:
         # Imports are no part of the capture's seconds.
-        import torch._dynamo
-        import torch.export._trace  # noqa: F401
-
+        importlib.import_module("torch._dynamo")
+        importlib.import_module("torch.export._trace")
         return b"graph\n" + graph_to_json(capture_here(request["model"], scenario))
     except BaseException as error:  # noqa: BLE001 the parent tells the user, in one line
         traceback.print_exc()
@@ -260,10 +260,10 @@ def _scenario(content: dict[str, Any]) -> Scenario:
     specs = tuple(
         InputSpec(item["name"], tuple(item["shape"]), item["dtype"]) for item in content["inputs"]
     )
-    return Scenario(**{**content, "inputs": specs})
+    fields: dict[str, Any] = {**content, "inputs": specs}
+    return Scenario(**fields)
 
 
 if __name__ == "__main__":
-    from fusion_advisor.capture import _serve as serve
-
-    serve(int(sys.argv[1]), sys.argv[2])
+    # Under its own name, so that its classes exist once.
+    importlib.import_module("fusion_advisor.capture").serve(int(sys.argv[1]), sys.argv[2])

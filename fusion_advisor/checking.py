@@ -11,6 +11,7 @@ What is held, for each case and seed:
   that are finite in all three. Another order of summation is sometimes luckier: a kernel that
   is beyond it is held against eager's largest error, in ulps, over EAGER_DRAWS further draws
   of the same distribution. And for each row of the last dimension
+  (or of the dimensions that the kernel names)
   max|ours − ref| ≤ ROW_SLACK · (max|eager − ref| + 1 ulp at the row's max|ref|), so that a row of
   small numbers is not hidden by a row of large ones;
 - where eager alone overflowed, ours is as eager's or within LOST_ULPS of the reference;
@@ -49,6 +50,8 @@ from fusion_advisor.verify import protocol, restart
 
 ROW_SLACK = 4.0
 """How much more error than eager (plus 1 ulp) one row may have: rows are few, luck is large."""
+FLOAT64_ULPS = 16.0
+"""The margin of float64 outputs: their reference is no wider than they are, and rounds as often."""
 MIN_ROW = 16
 """Shorter rows have too few elements to compare two maxima."""
 EAGER_DRAWS = 16
@@ -304,7 +307,12 @@ def _same_class(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _compare_floats(
-    index: int, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, eager_ulps: float
+    index: int,
+    ours: torch.Tensor,
+    eager: torch.Tensor,
+    exact: torch.Tensor,
+    eager_ulps: float,
+    row: tuple[int, ...],
 ) -> Error:
     dtype = ours.dtype
     rounded = exact.to(dtype).double()
@@ -329,17 +337,19 @@ def _compare_floats(
     size = torch.where(finite, exact.abs(), zero)
     ulp = _ulp(size.max(), dtype).item()
     eager_most = max(eager_error.max().item(), eager_ulps * ulp)
-    error = Error(our_error.max().item(), eager_most, eager_most + ulp)
+    spacing = FLOAT64_ULPS if dtype == torch.float64 else 1.0
+    error = Error(our_error.max().item(), eager_most, eager_most + spacing * ulp)
     if error.ours > error.tolerance:
         raise TooFar(
             _worst(index, our_error, ours, exact)
             + f" (error {error.ours:.3g}, eager's {error.eager:.3g}, allowed {error.tolerance:.3g})"
         )
-    if ours.dim() and ours.shape[-1] >= MIN_ROW:
-        allowed = ROW_SLACK * (eager_error.amax(-1) + _ulp(size.amax(-1), dtype))
-        over = our_error.amax(-1) > allowed
+    if row and math.prod(ours.shape[d] for d in row) >= MIN_ROW:
+        in_row = eager_error.amax(row, keepdim=True)
+        allowed = ROW_SLACK * (in_row + spacing * _ulp(size.amax(row, keepdim=True), dtype))
+        over = our_error.amax(row, keepdim=True) > allowed
         if over.any():
-            excess = torch.where(over.unsqueeze(-1), our_error / allowed.unsqueeze(-1), zero)
+            excess = torch.where(over, our_error / allowed, zero)
             raise Fault(_worst(index, excess, ours, exact) + " (beyond its row's tolerance)")
     return error
 
@@ -370,9 +380,15 @@ def _strides_that_matter(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def compare(
-    ours: Tensors, eager: Tensors, exact: Tensors, eager_ulps: Sequence[float] = ()
+    ours: Tensors,
+    eager: Tensors,
+    exact: Tensors,
+    eager_ulps: Sequence[float] = (),
+    rows: Sequence[tuple[int, ...]] = (),
 ) -> Error:
     """The tightest of the outputs' errors; Fault for the first output that is wrong.
+
+    `rows`: the dimensions along which each output's rows lie; the last one where it says nothing.
 
     `eager_ulps`: eager's error of each output by other draws, in ulps; TooFar asks for it.
     """
@@ -391,7 +407,10 @@ def compare(
             continue
         if mine.is_floating_point():
             known = eager_ulps[index] if eager_ulps else 0.0
-            error = _compare_floats(index, mine, theirs, truth, known)
+            row = rows[index] if rows else ()
+            if not row and mine.dim():
+                row = (mine.dim() - 1,)
+            error = _compare_floats(index, mine, theirs, truth, known, row)
         else:
             error = _compare_exactly(index, mine, theirs, truth)
         tightest = max(tightest, error, key=lambda e: (e.tightness, e.tolerance))
@@ -461,25 +480,27 @@ class _Run:
         return DISTRIBUTIONS[self.seed % len(DISTRIBUTIONS)]
 
 
-def _judge(module: ModuleType, case: Case, run: _Run, inputs: Tensors, ours: Tensors) -> Error:
+def _judge(
+    kernel: Kernel, module: ModuleType, case: Case, run: _Run, inputs: Tensors, ours: Tensors
+) -> Error:
     """Compare with eager and fp64; look at further draws when one does not settle it."""
     eager, exact = _as_tuple(module.reference(*inputs)), _reference64(module, inputs)
     try:
-        return compare(ours, eager, exact)
+        return compare(ours, eager, exact, rows=kernel.rows)
     except TooFar:
-        return compare(ours, eager, exact, _other_draws(module, case, run))
+        return compare(ours, eager, exact, _other_draws(module, case, run), kernel.rows)
 
 
 def _check_once(kernel: Kernel, module: ModuleType, case: Case, run: _Run) -> Error:
     inputs = build_inputs(case, run.distribution, run.seed, run.device)
     try:
         if run.device != "cpu":
-            return _judge(module, case, run, inputs, _launch_twice(kernel, module, inputs))
+            return _judge(kernel, module, case, run, inputs, _launch_twice(kernel, module, inputs))
         from fusion_advisor.interpreting import counting
 
         with counting() as traffic:
             ours = _launch(module, kernel.entry, inputs)
-        error = _judge(module, case, run, inputs, ours)
+        error = _judge(kernel, module, case, run, inputs, ours)
         _check_traffic(case, traffic.loaded, traffic.stored)
         return error
     except Fault as fault:

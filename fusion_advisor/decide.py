@@ -68,17 +68,12 @@ class Decision:
 
     @property
     def hopeless(self) -> bool:
-        """No larger set that contains this one can be accepted either: it has no plan, or its
-        tile is too large already."""
-        names = (
-            "compute-bound",
-            "on-chip",
-            "parallel-pattern",
-            "register-spill",
-            "discontinuous",
-            "no-schedule",
+        """No larger set that contains this one can be accepted either: it has an op or a tile that
+        only gets worse, or two parts that no plan brings together."""
+        growing = ("compute-bound", "on-chip", "register-spill", "discontinuous")
+        return self.subject.hopeless or any(
+            gate.outcome == "fails" and gate.name in growing for gate in self.gates
         )
-        return any(g.outcome != "holds" and g.name in names for g in self.gates)
 
 
 def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> Subject:
@@ -89,9 +84,9 @@ def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> S
     try:
         expressed = express(flow, border)
     except NotExpressible as problem:
-        return Subject(flow, chosen, border, None, None, str(problem), device, rulebook)
+        return Subject(flow, chosen, border, None, None, problem, device, rulebook)
     planned = plan(expressed.region, device, rulebook)
-    return Subject(flow, chosen, border, expressed, planned, "", device, rulebook)
+    return Subject(flow, chosen, border, expressed, planned, None, device, rulebook)
 
 
 def decide(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> Decision:

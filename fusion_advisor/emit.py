@@ -91,6 +91,7 @@ def emit(
         outputs=tuple(output.tensor.dtype for output in plan.region.outputs),
         cases=_cases(file, rulebook, full_size),
         launches=(_launch(file),),
+        rows=tuple(_row_dims(plan, access) for access in plan.stores),
     )
 
 
@@ -405,6 +406,12 @@ def fall_back(problem, *tensors):
 # -- what to check and compile ---------------------------------------------------------------------
 
 
+def _row_dims(plan: Plan, access: Access) -> tuple[int, ...]:
+    """The dimensions of a result that hold elements of one row."""
+    inner = {axis for group in plan.inner for axis in group.axes}
+    return tuple(d for d, dim in enumerate(access.dims) if inner & set(dim))
+
+
 def _launch(file: _File) -> Launch:
     """The kernel as the device will compile it for the graph's sizes."""
     plan = file.plan
@@ -429,6 +436,7 @@ def _launch(file: _File) -> Launch:
         constants=tuple(constants),
         num_warps=plan.warps,
         num_stages=plan.stages,
+        fp_fusion=not file.body.precise,
         divisible=(*dict.fromkeys(pointers), *(n for n, v in values.items() if v % 16 == 0)),
     )
 

@@ -116,7 +116,8 @@ def express(flow: Dataflow, border: Boundary) -> Expressed:
         _state(number)
     missing = [ref for ref in border.outputs if ref not in values]
     if missing:
-        raise NotExpressible(f"output {missing[0].output} of {missing[0].node} has no meaning")
+        lost = f"output {missing[0].output} of {missing[0].node} has no meaning"
+        raise NotExpressible(lost, final=False)
     region = finish(builder, [(values[ref], tensors[ref]) for ref in border.outputs])
     resolve = builder.axes.resolve
     dims = {ref: tuple(resolve(d) for d in value.dims) for ref, value in values.items()}

@@ -225,7 +225,8 @@ def _solve(
         decision = decisions[mask] = decide(numbers[i] for i in bits(mask))
         return Verdict(decision.accepted, decision.hopeless, decision.fused_us)
 
-    cut = partition(component, judge, rulebook.search.exact_nodes.count)
+    search = rulebook.search
+    cut = partition(component, judge, search.exact_nodes.count, search.judged_sets.count)
     whole = component.everything
     legal = compatible(component, whole)
     if legal and whole not in decisions:
@@ -346,7 +347,7 @@ def _convex_cut(component: Component) -> tuple[tuple[int, ...], ...]:
     def agree(mask: int) -> Verdict:
         return Verdict(True, False, 0.0)
 
-    sets = partition(component, agree, 0).sets
+    sets = partition(component, agree, 0, 0).sets
     covered = 0
     for mask in sets:
         covered |= mask

@@ -51,6 +51,8 @@ class Launch:
     num_warps: int = 4
     num_stages: int = 3
     divisible: tuple[str, ...] = ()
+    fp_fusion: bool = True
+    """May the compiler contract a multiplication and an addition into one rounding?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ class Kernel:
     """The dtype of each output."""
     cases: tuple[Case, ...] = ()
     launches: tuple[Launch, ...] = ()
+    rows: tuple[tuple[int, ...], ...] = ()
+    """For each output, the dimensions along which one row lies: elements whose rounding hangs
+    together through a reduction. Empty: the last dimension."""
 
 
 @dataclass(frozen=True, slots=True)

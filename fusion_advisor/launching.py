@@ -4,8 +4,8 @@ Each FX node is run again on fake CUDA tensors under a dispatch mode, and every 
 arrives there becomes one record: `linear` becomes `view, t, addmm, view`, `cross_entropy` two
 kernels. No GPU is needed. What a CPU build cannot expand (a cuDNN GRU) stays one whole node.
 
-Values travel through the graph as `Value`s (layout, storage, who made it), never as the CPU
-tensors that tracing saw, so that strides are CUDA's. Equal nodes on equal layouts are expanded once.
+Values travel as `Value`s (layout, storage, who made it), never as the CPU tensors that tracing
+saw, so that strides are CUDA's. Equal nodes on equal layouts are expanded once.
 """
 # torch.fx carries Any in every node.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.frames import source_of
 from fusion_advisor.records import Node, NodeKind, Ref, Source, Symbol, Tensor
+from fusion_advisor.recurrent import RECURRENT, output_shape
 
 _log = logging.getLogger(__name__)
 
@@ -194,7 +195,7 @@ class Launcher:
         example = node.meta.get("val", node.meta.get("example_value"))
         if isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             self._host_read(node, target, args, outer)
-            return hint(example)
+            return hint(example) if example.node.has_hint() else example
         if not _tensors((args, kwargs)) and _plain(example):
             return example if example is not None else target(*args, **kwargs)
         return self._launch(node, target, args, kwargs, autocast, outer, example)
@@ -224,6 +225,9 @@ class Launcher:
         outer: torch.fx.Node | None,
         example: Any,
     ) -> Any:
+        for leaf in _leaves((args, kwargs)):
+            if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                hint(leaf)
         operands = _distinct((args, kwargs))
         key = _key(target, args, kwargs, operands, autocast)
         expansion = self._known.get(key)
@@ -305,7 +309,7 @@ class Launcher:
         """Writes the symbolic sizes that tracing saw over the outputs of the last launch."""
         if not isinstance(result, Value) or not isinstance(example, torch.Tensor):
             return
-        if all(isinstance(size, int) for size in example.shape) or not self.nodes:
+        if not _symbolic(example.shape) or not self.nodes:
             return
         last = self.nodes[-1]
         if last.name == result.ref.node and len(example.shape) == len(result.tensor.shape):
@@ -318,10 +322,8 @@ class Launcher:
         """The FX name for the only kernel (or the last view); suffixed names for the others."""
         launches = expansion.launches
         kernels = [index for index, launch in enumerate(launches) if launch.kernel]
-        if len(kernels) == 1:
-            main = kernels[0]
-        else:
-            main = -1 if kernels else len(launches) - 1
+        views_only = len(launches) - 1 if not kernels else -1
+        main = kernels[0] if len(kernels) == 1 else views_only
         return [
             self._unique(name if index == main else f"{name}_{_short(launch.op)}")
             for index, launch in enumerate(launches)
@@ -382,8 +384,7 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        whole = _whole(func, args, kwargs, {}) if func in _WHOLE else None
-        result = func(*args, **kwargs) if whole is None else _materialise(whole)
+        result = func(*args, **kwargs)
         if _qualified(func) in _IGNORED:
             return result
         self._record(func, args, kwargs, result)
@@ -473,8 +474,9 @@ def _rms_norm(args: Any, kwargs: Any, slots: dict[Ref, _Slot]) -> _Expansion | N
 def _attention(args: Any, kwargs: Any, slots: dict[Ref, _Slot]) -> _Expansion | None:
     """Flash or memory-efficient attention: one kernel for [B, H, S, D] operands.
 
-    Flash lays its output out as the query is, memory-efficient attention as [B, S, H, D]. The logsumexp that the kernel also writes is not modelled. Operands of other ranks than 4
-    take the unfused path on CUDA too.
+    Flash lays its output out as the query is, memory-efficient attention as [B, S, H, D]. The
+    logsumexp that the kernel also writes is not modelled. Operands of other ranks than 4 take the
+    unfused path on CUDA too.
     """
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
@@ -490,7 +492,7 @@ def _attention(args: Any, kwargs: Any, slots: dict[Ref, _Slot]) -> _Expansion | 
     out = _permuted((batch, heads, length, width), order, query.dtype)
     frozen = tuple(_freeze(arg, slots) for arg in args)
     options = tuple((name, _freeze(arg, slots)) for name, arg in kwargs.items())
-    return _single("aten.scaled_dot_product_attention.default", frozen, options, (out,), None)
+    return _single("aten.scaled_dot_product_attention.default", frozen, options, (out,), 0)
 
 
 def _batch_norm(args: Any, kwargs: Any, slots: dict[Ref, _Slot]) -> _Expansion | None:
@@ -514,9 +516,25 @@ def _batch_norm(args: Any, kwargs: Any, slots: dict[Ref, _Slot]) -> _Expansion |
     return replace(expansion, launches=(launch,))
 
 
+def _recurrent(operator: Any) -> Callable[[Any, Any, dict[Ref, _Slot]], _Expansion]:
+    """One node for a recurrent layer: every step's state, then the last states."""
+
+    def whole(args: Any, kwargs: Any, slots: dict[Ref, _Slot]) -> _Expansion:
+        x = _layout(args[0])
+        states = args[1] if isinstance(args[1], (tuple, list)) else (args[1],)
+        last = [_dense(_layout(state).shape, x.dtype) for state in states]
+        shape = output_shape(x.shape, last[0].shape, bool(args[7]))
+        out = _permuted(shape, (1, 0, 2), x.dtype) if args[8] else _dense(shape, x.dtype)
+        call = tuple(_freeze(arg, slots) for arg in args)
+        return _single(str(operator), call, (), (out, *last), None)
+
+    return whole
+
+
 _WHOLE: dict[Any, Callable[[Any, Any, dict[Ref, _Slot]], _Expansion | None]] = {
     aten.batch_norm.default: _batch_norm,
     aten.rms_norm.default: _rms_norm,
+    **{operator: _recurrent(operator) for operator in RECURRENT},
     aten.scaled_dot_product_attention.default: _attention,
 }
 
@@ -534,7 +552,7 @@ def _single(
 ) -> _Expansion:
     launch = _Launch(op, args, kwargs, tuple(_Output(tensor, None) for tensor in outputs), ())
     slots = tuple(_Slot(0, index) for index in range(len(outputs)))
-    return _Expansion((launch,), slots[result or 0])
+    return _Expansion((launch,), slots if result is None else slots[result])
 
 
 def _kept_whole(
@@ -567,14 +585,13 @@ def _kept_whole(
 def describe(tensor: torch.Tensor) -> Tensor:
     """The layout of a tensor, symbolic sizes as their hints; storage not yet known."""
     shape = tuple(hint(size) for size in tensor.shape)
-    symbolic = not all(isinstance(size, int) for size in tensor.shape)
     strided = tensor.layout == torch.strided
     return Tensor(
         shape,
         tuple(hint(step) for step in tensor.stride()) if strided else _dense(shape, "bool").stride,
         str(tensor.dtype).removeprefix("torch."),
         offset=hint(tensor.storage_offset()) if strided else 0,
-        dims=tuple(str(size) for size in tensor.shape) if symbolic else (),
+        dims=tuple(str(size) for size in tensor.shape) if _symbolic(tensor.shape) else (),
     )
 
 
@@ -587,6 +604,10 @@ def hint(size: Any) -> Any:
     if value is None:
         raise UnknownSize(f"size {node.expr} depends on data")
     return value
+
+
+def _symbolic(shape: Any) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in shape)
 
 
 def identifier(name: str) -> str:
@@ -633,16 +654,6 @@ def _fake_tensor(value: Value) -> torch.Tensor:
     else:
         fake = torch.empty_strided(tensor.shape, tensor.stride, dtype=dtype, device=_DEVICE)
     return fake
-
-
-def _materialise(expansion: _Expansion) -> Any:
-    """Fake tensors for an operator that was kept whole inside another's expansion."""
-    fakes = [
-        _fake_tensor(Value(output.tensor, Ref("")))
-        for output in expansion.launches[0].outputs
-        if output
-    ]
-    return fakes[0]
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
@@ -803,7 +814,7 @@ def _short(op: str) -> str:
 
 
 @contextmanager
-def _autocast(dtype: torch.dtype | None) -> Iterator[None]:
+def _autocast(dtype: torch.dtype | None) -> Generator[None, None, None]:
     """CUDA autocast without a GPU: `torch.autocast` switches itself off where there is none."""
     before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
     torch.set_autocast_enabled("cuda", dtype is not None)

@@ -15,7 +15,7 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,7 +148,7 @@ def _load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded
 
 
 @contextmanager
-def building(scenario: Scenario, fake: FakeTensorMode) -> Iterator[None]:
+def building(scenario: Scenario, fake: FakeTensorMode) -> Generator[None, None, None]:
     """Fake tensors, the scenario's default dtype, CUDA read as the host."""
     before = torch.get_default_dtype()
     if scenario.dtype is not None:
@@ -326,7 +326,7 @@ def under_scenario(
         if not isinstance(value, torch.Tensor):
             return value
         shape = [
-            wanted[dim] if dim in (0, 1) and wanted[dim] and size == sizes[dim] else size
+            wanted.get(dim) or size if size == sizes.get(dim) else size
             for dim, size in enumerate(value.shape)
         ]
         dtype = value.dtype

@@ -1,7 +1,7 @@
 """Raw Triton launches inside a model, as one opaque operator that tracing can carry.
 
-`kernel[grid](...)` asks for a CUDA driver. While a model is traced, each launch becomes a call of a
-custom operator `triton::<kernel>` instead: its tensor operands are recorded, and counted as written.
+`kernel[grid](...)` asks for a CUDA driver. While a model is traced, each launch becomes a call of
+a custom operator `triton::<kernel>` instead: its tensors are recorded, and counted as written.
 """
 # Triton has no types for its launchers, torch.library none for made-up schemas.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -10,9 +10,10 @@ custom operator `triton::<kernel>` instead: its tensor operands are recorded, an
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -24,7 +25,7 @@ _DEFINED: dict[tuple[str, int], Any] = {}
 
 
 @contextmanager
-def opaque_triton() -> Iterator[None]:
+def opaque_triton() -> Generator[None, None, None]:
     """While active, a launch of a Triton kernel runs no kernel and leaves one operator."""
     jit = sys.modules.get("triton.runtime.jit")
     if jit is None:
@@ -47,12 +48,16 @@ def opaque_triton() -> Iterator[None]:
 
 
 def _getitem(kernel: Any, grid: Any) -> Any:
-    return lambda *args, **kwargs: _run(kernel, *args, grid=grid, **kwargs)
+    return functools.partial(_run, kernel, grid=grid)
 
 
 def _run(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwargs: Any) -> None:
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
     _operator(_kernel_name(kernel), len(tensors))(*tensors)
+
+
+def _nothing(*_: Any) -> None:
+    """What a launch computes under tracing."""
 
 
 def _kernel_name(kernel: Any) -> str:
@@ -68,7 +73,7 @@ def _operator(name: str, count: int) -> Any:
         unique = name if all(known != name for known, _ in _DEFINED) else f"{name}_{count}"
         letters = [f"Tensor(a{index}!) t{index}" for index in range(count)]
         _LIBRARY.define(f"{unique}({', '.join(letters)}) -> ()")
-        _LIBRARY.impl(unique, lambda *_: None, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"triton::{unique}", lambda *_: None, lib=_LIBRARY)
+        _LIBRARY.impl(unique, _nothing, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"triton::{unique}", _nothing, lib=_LIBRARY)
         _DEFINED[key] = getattr(torch.ops.triton, unique).default
     return _DEFINED[key]

@@ -2,14 +2,15 @@
 
 A partition cuts a component's launches into disjoint sets whose quotient graph is acyclic. A set of
 several launches must be connected and pass the judge. The search minimises the sum of the sets'
-times; up to `exact` launches it is branch and bound, beyond that a greedy agglomeration whose
-distance to a lower bound is reported.
+times. Up to `exact` launches it is exact: every connected set is judged and the best packing found;
+beyond that, or with more than `most_sets` such sets, it is a greedy agglomeration whose distance to
+a lower bound is reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fusion_advisor.dataflow import bits
 
@@ -48,8 +49,8 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judge's answer on a set: its fused time if accepted; `hopeless` when no larger set that
-    adds later launches can be accepted either."""
+    """The judge's answer on a set: its fused time if accepted; `hopeless` when no larger set can be
+    accepted either."""
 
     accepted: bool
     hopeless: bool
@@ -74,7 +75,7 @@ class Partition:
         return 0.0 if self.exact or not self.bound_us else self.time_us / self.bound_us - 1.0
 
 
-def partition(component: Component, judge: Judge, exact: int) -> Partition:
+def partition(component: Component, judge: Judge, exact: int, most_sets: int) -> Partition:
     """Cut a component into the sets of least total time."""
     memo: dict[int, Verdict] = {}
 
@@ -90,7 +91,9 @@ def partition(component: Component, judge: Judge, exact: int) -> Partition:
         if verdict.accepted and verdict.time_us <= sum(component.alone_us):
             return Partition((whole,), verdict.time_us, verdict.time_us, True)
     if component.count <= exact:
-        return _Exact(component, judged).run()
+        found = _exact(component, judged, most_sets)
+        if found is not None:
+            return found
     return _greedy(component, judged)
 
 
@@ -120,20 +123,25 @@ def compatible(component: Component, mask: int) -> bool:
 
 def acyclic(component: Component, sets: Sequence[int]) -> bool:
     """Is the quotient graph of disjoint sets (the rest being single launches) free of cycles?"""
+    return not cycle(component, sets)
+
+
+def cycle(component: Component, sets: Sequence[int]) -> tuple[int, ...]:
+    """The sets of several launches that wait for each other; empty when there are none."""
     covered = 0
     for mask in sets:
         covered |= mask
     blocks = [*sets, *(1 << i for i in bits(component.everything & ~covered))]
-    waiting = {number: _above(component, mask) & ~mask for number, mask in enumerate(blocks)}
+    waiting = {mask: _above(component, mask) & ~mask for mask in blocks}
     done = ~component.everything
     while waiting:
-        ready = [n for n, needs in waiting.items() if not needs & ~done]
+        ready = [mask for mask, needs in waiting.items() if not needs & ~done]
         if not ready:
-            return False
-        for number in ready:
-            done |= blocks[number]
-            del waiting[number]
-    return True
+            return tuple(mask for mask in waiting if mask & (mask - 1))
+        for mask in ready:
+            done |= mask
+            del waiting[mask]
+    return ()
 
 
 def _above(component: Component, mask: int) -> int:
@@ -160,76 +168,97 @@ def least_us(component: Component, mask: int, decided: int) -> float:
     return total + sum(read.values())
 
 
-@dataclass
-class _Exact:
-    """Branch and bound over assignments in topological order: each launch joins an open set or
-    opens one. Joining is tried first, so a good bound is found at once."""
+def _exact(component: Component, judge: Judge, most_sets: int) -> Partition | None:
+    """Every set that the judge accepts, then the packing of them that saves most. None when there
+    are more than `most_sets` connected sets to judge."""
+    accepted = _accepted_sets(component, judge, most_sets)
+    if accepted is None:
+        return None
+    chosen = _best_packing(component, accepted)
+    time = sum(component.alone_us) - sum(accepted[mask] for mask in chosen)
+    return Partition(tuple(sorted(chosen)), time, time, True)
 
-    component: Component
-    judge: Judge
-    best_us: float = field(init=False)
-    best: tuple[int, ...] = ()
-    later_us: list[float] = field(default_factory=list[float])
 
-    def run(self) -> Partition:
-        component = self.component
-        self.best_us = sum(component.alone_us)
-        must = [
-            sum(time for _, time, _, outside in traffic.writes if outside)
-            for traffic in component.traffic
-        ]
-        self.later_us = [sum(must[i:]) for i in range(component.count + 1)]
-        self._assign(0, [], [])
-        return Partition(self.best, self.best_us, self.best_us, True)
+def _accepted_sets(
+    component: Component, judge: Judge, most_sets: int
+) -> dict[int, float] | None:
+    """Accepted connected sets with the time that each saves. A hopeless set is not grown."""
+    saves: dict[int, float] = {}
+    seen = {1 << i for i in range(component.count)}
+    frontier = sorted(seen)
+    while frontier:
+        grown: list[int] = []
+        for mask in frontier:
+            for number in bits(_neighbours(component, mask)):
+                larger = mask | 1 << number
+                if larger in seen or any(component.apart[i] & larger for i in bits(larger)):
+                    continue
+                seen.add(larger)
+                if len(seen) > most_sets:
+                    return None
+                verdict = judge(larger)
+                if not verdict.hopeless:
+                    grown.append(larger)
+                alone = sum(component.alone_us[i] for i in bits(larger))
+                saved = alone - verdict.time_us
+                if verdict.accepted and saved > 0 and compatible(component, larger):
+                    saves[larger] = saved
+        frontier = grown
+    return saves
 
-    def _assign(self, number: int, sets: list[int], costs: list[float]) -> None:
-        component = self.component
-        if sum(costs) + self.later_us[number] >= self.best_us - 1e-9:
-            return
-        if number == component.count:
-            self._close(sets)
-            return
-        one, decided = 1 << number, (1 << (number + 1)) - 1
-        for k in sorted(range(len(sets)), key=lambda k: not sets[k] & component.near[number]):
-            if component.apart[number] & sets[k] or not self._may_join(number, k, sets):
-                continue
-            mask = sets[k] | one
-            if joined(component, mask) and self.judge(mask).hopeless:
-                continue
-            grown = [*sets[:k], mask, *sets[k + 1 :]]
-            self._assign(number + 1, grown, self._bounds(grown, decided))
-        opened = [*sets, one]
-        self._assign(number + 1, opened, self._bounds(opened, decided))
 
-    def _bounds(self, sets: list[int], decided: int) -> list[float]:
-        return [least_us(self.component, mask, decided) for mask in sets]
+def _neighbours(component: Component, mask: int) -> int:
+    around = 0
+    for i in bits(mask):
+        around |= component.near[i]
+    return around & ~mask
 
-    def _may_join(self, number: int, k: int, sets: list[int]) -> bool:
-        """No path from set k through another set to the launch: that would be a cycle, and later
-        launches only add paths."""
-        component = self.component
-        direct = component.above[number]
-        for other, mask in enumerate(sets):
-            if other != k and mask & direct and _above(component, mask) & sets[k]:
-                return False
-        return True
 
-    def _close(self, sets: list[int]) -> None:
-        total = 0.0
-        chosen: list[int] = []
-        for mask in sets:
-            if mask & (mask - 1) == 0:
-                total += self.component.alone_us[mask.bit_length() - 1]
-                continue
-            if not joined(self.component, mask):
-                return
-            verdict = self.judge(mask)
-            if not verdict.accepted:
-                return
-            total += verdict.time_us
-            chosen.append(mask)
-        if total < self.best_us - 1e-9 and acyclic(self.component, chosen):
-            self.best_us, self.best = total, tuple(chosen)
+def _best_packing(component: Component, saves: dict[int, float]) -> tuple[int, ...]:
+    """Disjoint sets that save most and close no cycle. A packing that closes one is branched on:
+    each branch gives one of the cycle's sets up, so the first without a cycle is the best."""
+    queue = [_packing(component, saves, frozenset())]
+    branches = {frozenset[int]()}
+    forbidden = [frozenset[int]()]
+    while True:
+        best = max(range(len(queue)), key=lambda n: queue[n][0])
+        _, sets = queue.pop(best)
+        without = forbidden.pop(best)
+        stuck = cycle(component, sets)
+        if not stuck:
+            return sets
+        for mask in stuck:
+            fewer = without | {mask}
+            if fewer not in branches:
+                branches.add(fewer)
+                queue.append(_packing(component, saves, fewer))
+                forbidden.append(fewer)
+
+
+def _packing(
+    component: Component, saves: dict[int, float], without: frozenset[int]
+) -> tuple[float, tuple[int, ...]]:
+    """The most that disjoint sets save, cycles ignored, and the sets."""
+    lowest: dict[int, list[int]] = {}
+    for mask in saves:
+        if mask not in without:
+            lowest.setdefault(mask & -mask, []).append(mask)
+    memo: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+
+    def best(remaining: int) -> tuple[float, tuple[int, ...]]:
+        found = memo.get(remaining)
+        if found is None:
+            one = remaining & -remaining
+            found = best(remaining ^ one)
+            for mask in lowest.get(one, ()):
+                if mask & ~remaining == 0:
+                    rest, sets = best(remaining ^ mask)
+                    if rest + saves[mask] > found[0] + 1e-9:
+                        found = (rest + saves[mask], (mask, *sets))
+            memo[remaining] = found
+        return found
+
+    return best(component.everything)
 
 
 def _greedy(component: Component, judge: Judge) -> Partition:

@@ -34,7 +34,14 @@ _RANK = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64
 
 
 class NotExpressible(Exception):
-    """The region form has no place for this; the message says for what."""
+    """The region form has no place for this; the message says for what.
+
+    `final`: no larger set of nodes has one either.
+    """
+
+    def __init__(self, why: str, *, final: bool = True) -> None:
+        super().__init__(why)
+        self.final = final
 
 
 def compute_dtype(dtype: str) -> str:

@@ -66,6 +66,7 @@ UNITS: dict[str, float] = {
     "registers": 1,
     "rows": 1,
     "seeds": 1,
+    "sets": 1,
     "stages": 1,
     "threads": 1,
     "warps": 1,
@@ -166,6 +167,7 @@ Time = Annotated[Number, _in("us")]
 Bits = Annotated[Number, _whole("bit")]
 Elements = Annotated[Number, _whole("elements")]
 Nodes = Annotated[Number, _whole("nodes")]
+Sets = Annotated[Number, _whole("sets")]
 Operators = Annotated[Number, _whole("operators")]
 Programs = Annotated[Number, _whole("programs")]
 Registers = Annotated[Number, _whole("registers")]
@@ -421,6 +423,7 @@ class Search(_Rule):
     """How far the search over partitions is exact."""
 
     exact_nodes: Nodes
+    judged_sets: Sets
 
 
 class Verify(_Rule):

@@ -16,7 +16,7 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,10 +29,11 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from fusion_advisor.errors import CaptureError
-from fusion_advisor.frames import source_of_frame, source_of_traceback
+from fusion_advisor.frames import choose, source_of_frame, source_of_traceback
 from fusion_advisor.launching import Launcher, identifier
 from fusion_advisor.opaque import opaque_triton
 from fusion_advisor.records import NodeKind, Ref, Source
+from fusion_advisor.recurrent import whole_recurrent_layers
 
 _KINDS: dict[InputKind, NodeKind] = {
     InputKind.USER_INPUT: "input",
@@ -85,6 +86,8 @@ def trace(
 ) -> Traced:
     """The graph of one forward pass; CaptureError names the user's line when none can be had."""
     module, differs = _unwrap(module)
+    if not grad:
+        differs += _fast_paths(module)
     attempts: list[_Attempt] = [
         _Attempt("export", lambda: _export(module, args, kwargs, fake, dynamic)),
         _Attempt("make_fx", lambda: _make_fx(module, args, kwargs, fake)),
@@ -111,13 +114,14 @@ def trace(
             result.differs.append(attempt.note)
         result.differs += [*differs, *dict.fromkeys(seen)]
         return result
-    raise _refusal(failures)
+    raise _refusal(failures, module)
 
 
-def _refusal(failures: list[tuple[str, Exception]]) -> CaptureError:
+def _refusal(failures: list[tuple[str, Exception]], module: torch.nn.Module) -> CaptureError:
     """One line for what the plain run itself raises: the last attempt runs the model as eager."""
     error = failures[-1][1]
     source = source_of_traceback(error) or source_of_traceback(failures[0][1])
+    source = source or _forward_source(module)
     where = f"{source.file}:{source.line}: " if source else ""
     advice = "correct the model or its inputs"
     if _depends_on_data(error):
@@ -127,6 +131,12 @@ def _refusal(failures: list[tuple[str, Exception]]) -> CaptureError:
     )
     refusal.__cause__ = error
     return refusal
+
+
+def _forward_source(module: torch.nn.Module) -> Source | None:
+    """Where the model's forward begins, for a call that never got into it."""
+    code = getattr(type(module).forward, "__code__", None)
+    return choose([(code.co_filename, code.co_firstlineno)]) if code else None
 
 
 def _depends_on_data(error: Exception) -> bool:
@@ -161,12 +171,11 @@ def _export(
     if dynamic:
         auto = torch.export.Dim.AUTO
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
-        shapes = pytree.tree_map(
-            lambda leaf: dict.fromkeys(range(leaf.dim()), auto)
-            if isinstance(leaf, torch.Tensor)
-            else None,
-            dict(bound.arguments),
-        )
+
+        def sizes(leaf: Any) -> dict[int, Any] | None:
+            return dict.fromkeys(range(leaf.dim()), auto) if torch.is_tensor(leaf) else None
+
+        shapes = pytree.tree_map(sizes, dict(bound.arguments))
     with fake:
         program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     return from_program(program)
@@ -179,8 +188,8 @@ def from_program(program: torch.export.ExportedProgram) -> Traced:
     for spec in program.graph_signature.input_specs:
         node = nodes[spec.arg.name]
         value = node.meta.get("val")
-        if value is None and hasattr(spec.arg, "value"):
-            value = spec.arg.value
+        if value is None:
+            value = getattr(spec.arg, "value", None)
         kind = _KINDS.get(spec.kind, "constant")
         name = spec.target if spec.target and kind != "input" else node.name
         placeholders.append(Placeholder(identifier(name), kind, value))
@@ -267,7 +276,7 @@ def _tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tens
 
 
 @contextmanager
-def _tracing(grad: bool, masks: bool) -> Iterator[list[str]]:
+def _tracing(grad: bool, masks: bool) -> Generator[list[str], None, None]:
     """Quiet torch, opaque Triton launches, CUDA's autocast; yields what differs from eager."""
     seen: list[str] = []
     with ExitStack() as stack:
@@ -278,10 +287,11 @@ def _tracing(grad: bool, masks: bool) -> Iterator[list[str]]:
         logger.setLevel(logging.CRITICAL)
         stack.enter_context(torch.set_grad_enabled(grad))
         stack.enter_context(opaque_triton())
+        stack.enter_context(whole_recurrent_layers())
         stack.enter_context(_checkpoints_noted(seen))
         common = "torch.cuda.amp.common.amp_definitely_not_available"
-        stack.enter_context(mock.patch(common, lambda: False))
-        stack.enter_context(mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True))
+        stack.enter_context(mock.patch(common, return_value=False))
+        stack.enter_context(mock.patch("torch.cuda.is_bf16_supported", return_value=True))
         stack.enter_context(mock.patch("torch.fx.proxy.CapturedTraceback", _UserFrame))
         stack.enter_context(mock.patch.object(torch.fx.GraphModule, "recompile", _recompile_later))
         if masks:
@@ -323,7 +333,7 @@ def _recompile_later(module: torch.fx.GraphModule) -> None:
 
 
 @contextmanager
-def _eager_masks(seen: list[str]) -> Iterator[None]:
+def _eager_masks(seen: list[str]) -> Generator[None, None, None]:
     """Lets transformers skip attention masks as it does in eager.
 
     While it sees a trace it materialises them, and attention leaves the flash kernel.
@@ -341,15 +351,15 @@ def _eager_masks(seen: list[str]) -> Iterator[None]:
         )
 
     with (
-        mock.patch.object(masking, "is_torchdynamo_exporting", lambda: False),
-        mock.patch.object(masking, "is_tracing", lambda *_: False),
+        mock.patch.object(masking, "is_torchdynamo_exporting", return_value=False),
+        mock.patch.object(masking, "is_tracing", return_value=False),
         mock.patch.object(masking, "find_packed_sequence_indices", unpacked),
     ):
         yield
 
 
 @contextmanager
-def _checkpoints_noted(seen: list[str]) -> Iterator[None]:
+def _checkpoints_noted(seen: list[str]) -> Generator[None, None, None]:
     """Notes every use of activation checkpointing, which tracing looks straight through."""
     module = torch.utils.checkpoint
     note = (
@@ -357,7 +367,6 @@ def _checkpoints_noted(seen: list[str]) -> Iterator[None]:
         "its recomputation in backward is not"
     )
     plain = module._checkpoint_without_reentrant_generator
-    reentrant = module.CheckpointFunction.apply
 
     def without_reentrant(*args: Any, **kwargs: Any) -> Any:
         seen.append(note)
@@ -372,7 +381,6 @@ def _checkpoints_noted(seen: list[str]) -> Iterator[None]:
         mock.patch.object(module.CheckpointFunction, "apply", apply),
     ):
         yield
-    _ = reentrant
 
 
 def _unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
@@ -389,7 +397,7 @@ def _unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
                 f"{place} is wrapped in {kind}, whose parameters are shards: "
                 "give the module before it is wrapped"
             )
-        inner = None
+        inner: Any = None
         if kind in ("DistributedDataParallel", "DataParallel"):
             inner = child.module
             notes.append(f"{place} is wrapped in {kind}: captured as one replica, unwrapped")
@@ -409,6 +417,16 @@ def _unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
     return module, notes
 
 
+def _fast_paths(module: torch.nn.Module) -> list[str]:
+    """What eager inference may run fused, and never does while it is traced."""
+    fused = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+    kinds = {type(child).__name__ for child in module.modules() if isinstance(child, fused)}
+    return [
+        f"nn.{kind}: eager inference under no_grad may take its fused fast path, tracing does not"
+        for kind in sorted(kinds)
+    ]
+
+
 def launch(traced: Traced, launcher: Launcher) -> tuple[Ref, ...]:
     """Feeds the traced graph to `launcher`; the references to what the model returns."""
     used = {n.name for n in traced.module.graph.nodes if n.op == "placeholder" and n.users}
@@ -418,7 +436,7 @@ def launch(traced: Traced, launcher: Launcher) -> tuple[Ref, ...]:
     for placeholder, name in zip(traced.placeholders, names, strict=True):
         value = placeholder.value
         if isinstance(value, torch.Tensor) and (placeholder.kind == "input" or name in used):
-            key = id(value)
+            key = value.untyped_storage()._cdata
             made = launcher.tensor(placeholder.name, placeholder.kind, value, storages.get(key, -1))
             storages[key] = made.tensor.storage
             operands.append(made)

@@ -136,6 +136,7 @@ class _Decode(torch.nn.Module):
         for index, layer in enumerate(cache.layers):
             self.register_buffer(f"keys_{index}", layer.keys, persistent=False)
             self.register_buffer(f"values_{index}", layer.values, persistent=False)
+        self.position: torch.Tensor
         self.register_buffer("position", torch.full((1,), length - 1), persistent=False)
         self.takes = inspect.signature(model.forward).parameters
 

@@ -8,6 +8,7 @@ from fusion_advisor.annotate import Cost
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import Boundary, Expressed
 from fusion_advisor.plan import Planned
+from fusion_advisor.region import NotExpressible
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan
 
@@ -25,7 +26,7 @@ class Subject:
     border: Boundary
     expressed: Expressed | None
     planned: Planned | None
-    problem: str
+    problem: NotExpressible | None
     device: Device
     rulebook: Rulebook
 
@@ -33,6 +34,13 @@ class Subject:
     def plan(self) -> Plan | None:
         """The plan that would be emitted."""
         return self.planned.plans[0] if self.planned and self.planned.plans else None
+
+    @property
+    def hopeless(self) -> bool:
+        """No larger set can have a plan either."""
+        if self.problem is not None:
+            return self.problem.final
+        return self.planned is not None and any(r.final for r in self.planned.refusals)
 
     def cost(self, launch: int) -> Cost:
         return self.flow.annotated.costs[self.flow.nodes[launch].name]

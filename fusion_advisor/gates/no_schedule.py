@@ -9,5 +9,5 @@ def measure(subject: Subject) -> Reading:
     """The number of plans; unknown when there is none."""
     if subject.plan is not None and subject.planned is not None:
         return Reading(len(subject.planned.plans), 1, f"schedule {subject.plan.schedule}")
-    reasons = [r.why for r in subject.planned.refusals] if subject.planned else [subject.problem]
+    reasons = [r.why for r in subject.planned.refusals] if subject.planned else [str(subject.problem)]
     return Reading(None, 1, "; ".join(dict.fromkeys(reasons)))

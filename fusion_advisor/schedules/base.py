@@ -54,12 +54,16 @@ class Plan:
 
 
 class Refused(Exception):
-    """This schedule cannot serve the region. `gate` is the obstacle's name."""
+    """This schedule cannot serve the region. `gate` is the obstacle's name.
 
-    def __init__(self, gate: str, why: str) -> None:
+    `final`: it, and every other schedule, cannot serve a larger region either.
+    """
+
+    def __init__(self, gate: str, why: str, *, final: bool = False) -> None:
         super().__init__(why)
         self.gate = gate
         self.why = why
+        self.final = final
 
 
 def emission_order(region: Region) -> tuple[int, ...]:

@@ -74,12 +74,12 @@ def _row_axes(region: Region) -> frozenset[int]:
         expr = region.exprs[number]
         if expr.op == "reduce":
             if expr.attr[0] in ("argmax", "argmin"):
-                raise Refused("no-schedule", "an arg-reduction has no schedule yet")
+                raise Refused("no-schedule", "an arg-reduction has no schedule yet", final=True)
             found.add(frozenset(expr.attr[1]))
     if not found:
         raise Refused("no-schedule", "the row schedule needs a reduction")
     if len(found) > 1:
-        raise Refused("parallel-pattern", "the reductions run along different axes")
+        raise Refused("parallel-pattern", "the reductions run along different axes", final=True)
     return found.pop()
 
 

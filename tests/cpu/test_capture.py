@@ -150,8 +150,10 @@ def test_halves_of_one_storage_keep_their_offsets() -> None:
         return functional.silu(a) * b
 
     graph = captured(forward, torch.randn(4, 8))
-    first, second = node(graph, "split").outputs if "split" in [n.name for n in graph.nodes] else (
-        node(graph, "chunk").outputs
+    first, second = (
+        node(graph, "split").outputs
+        if "split" in [n.name for n in graph.nodes]
+        else (node(graph, "chunk").outputs)
     )
     assert first is not None
     assert second is not None
@@ -274,7 +276,7 @@ def test_a_raw_triton_launch_is_one_node_that_writes_its_tensors() -> None:
     triton = pytest.importorskip("triton")
 
     @triton.jit
-    def kernel(x, y, n):  # noqa: ANN001, ANN202
+    def kernel(x, y, n):
         pass
 
     def forward(x: Tensor) -> Tensor:

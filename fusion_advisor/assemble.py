@@ -1,0 +1,552 @@
+"""Stage: everything that the stages found, as one report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fusion_advisor.advise import advise
+from fusion_advisor.annotate import Annotated, Cost, element_set
+from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.decide import Decision, GateResult
+from fusion_advisor.group import Grouping, components
+from fusion_advisor.identify import Finding, Identified
+from fusion_advisor.kernels import Check, Compiled, Kernel
+from fusion_advisor.machine import version
+from fusion_advisor.ops import REGISTRY
+from fusion_advisor.records import Graph, Node, Source, Tensor
+from fusion_advisor.report import (
+    ActionRow,
+    AdviceRow,
+    CauseRow,
+    CheckRow,
+    DeviceRow,
+    FixableRow,
+    GateRow,
+    GroupRow,
+    ImpactRow,
+    KernelRow,
+    ModelRow,
+    NodeRow,
+    OnChipRow,
+    PredictedRow,
+    Report,
+    ResourcesRow,
+    Rules,
+    ScenarioRow,
+    SourceRow,
+    Tool,
+    TotalsRow,
+    TrafficRow,
+    UngroupedRow,
+)
+from fusion_advisor.routing import action, fix
+from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A group's kernel and what is known of it; `why` says why there is none. `file` is the path
+    that a report names, None when it is not written."""
+
+    kernel: Kernel | None
+    compiled: Compiled | None = None
+    check: Check | None = None
+    file: str | None = None
+    why: str = ""
+
+
+def assemble(
+    flow: Dataflow,
+    grouping: Grouping,
+    found: Identified,
+    proofs: Mapping[str, Proof],
+    scenario: Scenario,
+    assumed: Sequence[str],
+    rulebook: Rulebook,
+) -> Report:
+    """Put the report together; `proofs` are by the id of the group."""
+    annotated = flow.annotated
+    graph = annotated.graph
+    total_us = sum(annotated.costs[node.name].time_us for node in graph.nodes)
+
+    def rows(findings: Iterable[Finding]) -> list[GroupRow]:
+        nothing = Proof(None, why="rejected: no kernel is written")
+        return [
+            _group(flow, finding, proofs.get(finding.id, nothing), total_us, rulebook)
+            for finding in findings
+        ]
+
+    grouped = {i for finding in found.groups for place in finding.instances for i in place}
+    return Report(
+        tool=tool(),
+        rules=Rules(version=rulebook.version, hash=rulebook.hash),
+        device=_device(annotated.device),
+        scenario=_scenario(graph, scenario, assumed),
+        model=_model(graph),
+        nodes=[_node(node, annotated.costs[node.name]) for node in graph.nodes if _listed(node)],
+        groups=rows(found.groups),
+        candidates=rows(found.candidates),
+        ungrouped=_ungrouped(flow, found, grouped),
+        advice=[
+            AdviceRow(
+                code=a.code, message=a.message, saved_us=a.saved_us, sources=_sources(a.sources)
+            )
+            for a in advise(flow, grouped)
+        ],
+        totals=_totals(flow, grouping, found.groups, total_us),
+        search_gap=grouping.gap,
+        unmodelled=_unmodelled(annotated),
+        no_schedule=_no_schedule(found),
+    )
+
+
+# -- what was run ----------------------------------------------------------------------------------
+
+
+def tool() -> Tool:
+    """This package and what it stands on, without importing it."""
+    return Tool(
+        name="fusion-advisor",
+        version=version("fusion-advisor") or "unknown",
+        torch=version("torch"),
+        triton=version("triton"),
+    )
+
+
+def _device(device: Device) -> DeviceRow:
+    return DeviceRow(
+        name=device.name,
+        title=device.title,
+        compute_capability=device.compute_capability,
+        bandwidth=device.bandwidth,
+        datasheet_bandwidth=device.datasheet_bandwidth,
+        launch_us=device.launch_us,
+        sm_count=device.sm_count,
+        shared_memory_bytes=device.shared_memory_bytes,
+    )
+
+
+def _scenario(graph: Graph, scenario: Scenario, assumed: Sequence[str]) -> ScenarioRow:
+    return ScenarioRow(
+        mode=scenario.mode,
+        phase=scenario.phase,
+        dtype=scenario.dtype,
+        autocast=scenario.autocast,
+        batch=scenario.batch,
+        seq=scenario.seq,
+        kv_len=scenario.kv_len,
+        dynamic=scenario.dynamic,
+        shapes={
+            node.name: _layout(node.outputs[0])
+            for node in graph.nodes
+            if node.kind == "input" and node.outputs and node.outputs[0]
+        },
+        defaults=list(assumed),
+    )
+
+
+def _layout(tensor: Tensor) -> str:
+    sizes = tensor.dims or tuple(map(str, tensor.shape))
+    return f"{'x'.join(sizes)}:{tensor.dtype}"
+
+
+def _model(graph: Graph) -> ModelRow:
+    return ModelRow(
+        source=graph.source,
+        captured_by=graph.captured_by,
+        nodes=sum(map(_listed, graph.nodes)),
+        graph_breaks=list(graph.graph_breaks),
+        differs_from_eager=list(graph.differs_from_eager),
+        capture_seconds=graph.seconds,
+    )
+
+
+# -- nodes -----------------------------------------------------------------------------------------
+
+
+def _listed(node: Node) -> bool:
+    """Launches and views have a row; tensors that are there before the graph runs have none."""
+    return node.kind == "call"
+
+
+def _node(node: Node, cost: Cost) -> NodeRow:
+    first = next((tensor for tensor in node.outputs if tensor is not None), None)
+    return NodeRow(
+        name=node.name,
+        op=node.op,
+        shape=list(first.shape) if first else [],
+        dtype=first.dtype if first else "",
+        flops=cost.flops,
+        bytes_read=cost.bytes_read,
+        bytes_written=cost.bytes_written,
+        arithmetic_intensity=cost.intensity,
+        bound=cost.bound,
+        parallelism=f"{cost.pattern} over {cost.axes}" if cost.axes else cost.pattern,
+        modelled=cost.modelled,
+        module=node.module,
+        source=_source(node.source) if node.source else None,
+        time_us=cost.time_us,
+    )
+
+
+def _source(source: Source) -> SourceRow:
+    """A line by its path from the working directory, where it lies below that."""
+    file = Path(source.file)
+    inside = file.is_absolute() and file.is_relative_to(Path.cwd())
+    return SourceRow(file=str(file.relative_to(Path.cwd()) if inside else file), line=source.line)
+
+
+def _sources(sources: Iterable[Source | None]) -> list[SourceRow]:
+    return [_source(source) for source in dict.fromkeys(sources) if source]
+
+
+# -- groups and candidates -------------------------------------------------------------------------
+
+
+def _group(
+    flow: Dataflow, finding: Finding, proof: Proof, total_us: float, rulebook: Rulebook
+) -> GroupRow:
+    decision = finding.decision
+    advice = action(finding, rulebook, proof.file or f"kernels/{finding.name}.py")
+    fixable = fix(decision)
+    names = [[flow.nodes[i].name for i in place] for place in finding.instances]
+    members = (flow.nodes[i] for place in finding.instances for i in place)
+    return GroupRow(
+        id=finding.id,
+        fingerprint=finding.fingerprint,
+        nodes=names[0],
+        instances=names,
+        pattern=finding.pattern,
+        verdict="fuse" if decision.accepted else "reject",
+        gates=[_gate(gate) for gate in decision.gates],
+        traffic=_traffic(decision),
+        on_chip=_on_chip(decision),
+        predicted=_predicted(decision, rulebook),
+        impact=ImpactRow(
+            saved_us=finding.saved_us,
+            instances=len(finding.instances),
+            saved_us_total=finding.saved_us_total,
+            share=finding.saved_us_total / total_us if total_us else 0.0,
+            launches_saved=finding.launches_saved,
+            activation_bytes_saved=_activations_saved(decision),
+            rank=finding.rank,
+            basis="predicted",
+        ),
+        route=advice.route,
+        action=ActionRow(text=advice.text, code=advice.code),
+        fixable=FixableRow(**asdict(fixable)) if fixable else None,
+        kernel=_kernel(decision, proof),
+        measured=None,
+        sources=_sources(node.source for node in members),
+        parent=finding.parent,
+        launches=len(decision.subject.launches),
+    )
+
+
+def _gate(gate: GateResult) -> GateRow:
+    return GateRow(
+        code=gate.code,
+        name=gate.name,
+        measured=gate.measured,
+        limit=gate.limit,
+        unit=gate.unit,
+        outcome=gate.outcome,
+        why=gate.why,
+        comparison=gate.comparison,
+    )
+
+
+def _traffic(decision: Decision) -> TrafficRow:
+    unfused, fused = decision.unfused_bytes, decision.fused_bytes
+    return TrafficRow(
+        unfused_bytes=unfused,
+        fused_bytes=fused,
+        ratio=unfused / fused if fused else float(len(decision.subject.launches)),
+        saved_bytes=unfused - fused,
+    )
+
+
+def _on_chip(decision: Decision) -> OnChipRow:
+    plan = decision.subject.plan
+    budget = next((int(g.limit) for g in decision.gates if g.name == "on-chip"), 0)
+    return OnChipRow(bytes=plan.on_chip_bytes if plan else None, budget_bytes=budget)
+
+
+def _predicted(decision: Decision, rulebook: Rulebook) -> PredictedRow:
+    device, rules = decision.subject.device, rulebook.predict
+    low, high = rules.kernel_share_low.value, rules.kernel_share_high.value
+    count = len(decision.subject.launches)
+    eager_busy = decision.unfused_us - count * device.launch_us
+    launch = (decision.subject.plan.launches if decision.subject.plan else 1) * device.launch_us
+    memory = decision.fused_bytes / device.bandwidth * 1e6
+    arithmetic = decision.fused_us - launch
+
+    def eager(share: float) -> float:
+        return eager_busy / share + count * device.launch_us
+
+    def fused(share: float) -> float:
+        return max(memory / share, arithmetic) + launch
+
+    return PredictedRow(
+        unfused_us=decision.unfused_us,
+        fused_us=decision.fused_us,
+        speedup=decision.unfused_us / decision.fused_us,
+        interval=(eager(high) / fused(low), eager(low) / fused(high)),
+    )
+
+
+def _activations_saved(decision: Decision) -> int:
+    """Bytes of the results that no longer reach memory."""
+    subject = decision.subject
+    kept = {(ref.node, ref.output) for ref in subject.border.outputs}
+    return sum(
+        tensor.bytes
+        for i in subject.launches
+        for n, tensor in enumerate(subject.flow.nodes[i].outputs)
+        if tensor is not None and (subject.flow.nodes[i].name, n) not in kept
+    )
+
+
+def _kernel(decision: Decision, proof: Proof) -> KernelRow:
+    kernel, compiled, check = proof.kernel, proof.compiled, proof.check
+    plan = decision.subject.plan
+    row = KernelRow(schedule=plan.schedule if plan else None, why=proof.why or None)
+    if kernel is None:
+        return row
+    row.status, row.file, row.entry = "emitted", proof.file, kernel.entry
+    if compiled is not None and compiled.failure is None:
+        row.status, row.resources = "compiled", _resources(compiled)
+    if check is not None:
+        row.check = _check(check)
+    failures = [r.failure for r in (compiled, check) if r is not None and r.failure]
+    if failures:
+        row.why = "; ".join(failures)
+    elif check is not None and check.passed:
+        row.status = "gpu-checked" if check.where.startswith("cuda") else "interpreted"
+    return row
+
+
+def _resources(compiled: Compiled) -> ResourcesRow | None:
+    if not compiled.resources:
+        return None
+    worst = max(compiled.resources, key=lambda r: (r.spill_bytes, r.registers))
+    return ResourcesRow(
+        registers=worst.registers,
+        spill_bytes=worst.spill_bytes,
+        shared_bytes=max(r.shared_bytes for r in compiled.resources),
+        triton=worst.triton,
+        ptxas=worst.ptxas,
+    )
+
+
+def _check(check: Check) -> CheckRow:
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return CheckRow(
+        where=check.where,
+        shapes=list(check.shapes),
+        seeds=check.seeds,
+        max_error=finite(check.max_error),
+        eager_error=finite(check.eager_error),
+        tolerance=finite(check.tolerance),
+        passed=check.passed,
+        failure=check.failure,
+    )
+
+
+# -- what is in no group ---------------------------------------------------------------------------
+
+
+def _ungrouped(flow: Dataflow, found: Identified, grouped: set[int]) -> list[UngroupedRow]:
+    rejected = _rejecting(flow, found.candidates)
+    neighbours = {
+        i for members in components(flow, flow.fusible) if len(members) > 1 for i in members
+    }
+    return [
+        UngroupedRow(node=node.name, reason=_reason(flow, i, rejected.get(i), i in neighbours))
+        for i, node in enumerate(flow.nodes)
+        if _listed(node) and i not in grouped
+    ]
+
+
+def _rejecting(flow: Dataflow, candidates: Iterable[Finding]) -> dict[int, Finding]:
+    """For each launch the smallest candidate that it is in, one without compute-bound ends first."""
+
+    def closeness(finding: Finding) -> tuple[bool, int]:
+        gate = finding.decision.deciding
+        ends = gate is not None and gate.name == "compute-bound"
+        return ends, len(finding.decision.subject.launches)
+
+    return {
+        i: finding
+        for finding in sorted(candidates, key=closeness, reverse=True)
+        for place in finding.instances
+        for i in place
+        if flow.launches(i)
+    }
+
+
+def _reason(flow: Dataflow, number: int, rejected: Finding | None, neighbours: bool) -> str:
+    """Why a node stands alone, with the number that decides."""
+    node = flow.nodes[number]
+    cost = flow.annotated.costs[node.name]
+    if not cost.launches:
+        return f"{cost.pattern if cost.pattern in ('view', 'allocation') else 'empty'}: no launch"
+    if not cost.modelled:
+        return "not modelled: counted by its tensors"
+    if not cost.memory_bound:
+        return f"compute-bound: {cost.intensity:.0f} FLOP/B over the ridge {cost.ridge:.0f}"
+    if rejected is not None and (verdict := verdict_line(rejected.decision.deciding)):
+        return f"{verdict} (candidate {rejected.id})"
+    if not cost.fusible:
+        return f"no-schedule: {_inexpressible(node)}"
+    if not flow.fusible[number]:
+        return "in-place: writes what the caller owns or what is later read through an older view"
+    if neighbours:
+        return "left out: the best partition saves more without it"
+    return "alone: no memory-bound neighbour to share a kernel with"
+
+
+def _inexpressible(node: Node) -> str:
+    op = REGISTRY.get(node.op)
+    if op is None or op.meaning is None:
+        return f"{node.op} has no meaning in the registry"
+    return f"the meaning of {node.op} does not cover this call"
+
+
+def verdict_line(gate: GateResult | GateRow | None) -> str:
+    """`traffic-saving: 1.25 x, needs >= 1.5`; for an unknown gate its reason."""
+    if gate is None:
+        return ""
+    if gate.measured is None:
+        return f"{gate.name}: {gate.why}"
+    return f"{gate.name}: {gate.measured:.4g} {gate.unit}, needs {gate.comparison} {gate.limit:.4g}"
+
+
+def _unmodelled(annotated: Annotated) -> list[CauseRow]:
+    """Ops that the registry lacks, the most time first."""
+    return _by_cause(
+        (node.op, annotated.costs[node.name].bytes, annotated.costs[node.name].time_us)
+        for node in annotated.graph.nodes
+        if not annotated.costs[node.name].modelled
+    )
+
+
+def _no_schedule(found: Identified) -> list[CauseRow]:
+    """What bars the candidates that have no plan; bytes and time are what fusing would save."""
+    rows: list[tuple[str, int, float]] = []
+    for finding in found.candidates:
+        gate = finding.decision.deciding
+        if gate is not None and gate.name == "no-schedule":
+            saved = finding.decision.unfused_bytes - finding.decision.fused_bytes
+            rows += [(gate.why, saved, finding.saved_us)] * len(finding.instances)
+    return _by_cause(rows)
+
+
+def _by_cause(rows: Iterable[tuple[str, int, float]]) -> list[CauseRow]:
+    causes: dict[str, CauseRow] = {}
+    for cause, moved, time_us in rows:
+        row = causes.setdefault(cause, CauseRow(cause=cause, nodes=0, bytes=0, time_us=0.0))
+        row.nodes, row.bytes, row.time_us = row.nodes + 1, row.bytes + moved, row.time_us + time_us
+    return sorted(causes.values(), key=lambda row: -row.time_us)
+
+
+# -- totals ----------------------------------------------------------------------------------------
+
+
+def _totals(
+    flow: Dataflow, grouping: Grouping, groups: Sequence[Finding], total_us: float
+) -> TotalsRow:
+    costs = [flow.annotated.costs[node.name] for node in flow.nodes]
+    hbm_bytes, kernels = sum(c.bytes for c in costs), sum(c.launches for c in costs)
+    saved_us = sum(g.saved_us_total for g in groups)
+    saved_bytes = sum(
+        (g.decision.unfused_bytes - g.decision.fused_bytes) * len(g.instances) for g in groups
+    )
+    by_bound = dict.fromkeys(("compute", "memory", "overhead"), 0.0)
+    for cost in costs:
+        if cost.bound != "free":
+            by_bound[cost.bound] += cost.time_us
+    return TotalsRow(
+        flops=sum(c.flops for c in costs),
+        hbm_bytes_unfused=hbm_bytes,
+        hbm_bytes_fused=hbm_bytes - saved_bytes,
+        kernels_unfused=kernels,
+        kernels_fused=kernels - sum(g.launches_saved * len(g.instances) for g in groups),
+        time_us=total_us,
+        predicted_speedup=_ratio(total_us, total_us - saved_us),
+        coverage=sum(c.time_us for c in costs if c.modelled) / total_us if total_us else 1.0,
+        saveable_bytes=grouping.saveable_bytes,
+        ceiling_speedup=_ratio(total_us, _least_us(flow)),
+        peak_activation_bytes=peak_activation_bytes(flow.annotated.graph),
+        time_by_bound=by_bound,
+    )
+
+
+def _ratio(over: float, under: float) -> float:
+    return over / under if under > 0 else 1.0
+
+
+def _least_us(flow: Dataflow) -> float:
+    """What stays when all memory-bound work is fused away: the compute-bound launches, or reading
+    what is there before and writing what is returned, whichever takes longer."""
+    annotated = flow.annotated
+    computing = sum(
+        cost.time_us for cost in annotated.costs.values() if cost.launches and not cost.memory_bound
+    )
+    crossing: dict[object, int] = {}
+    for i in range(len(flow.nodes)):
+        for ref in flow.operands[i] if flow.launches(i) else ():
+            if flow.nodes[flow.position[flow.base(ref).node]].kind != "call":
+                tensor = annotated.tensors[ref]
+                read = min(tensor.bytes, annotated.costs[flow.nodes[i].name].bytes_read)
+                key = element_set(tensor)
+                crossing[key] = max(crossing.get(key, 0), read)
+    for ref in flow.returned:
+        if flow.nodes[flow.position[flow.base(ref).node]].kind == "call":
+            crossing[element_set(annotated.tensors[ref])] = annotated.tensors[ref].bytes
+    return max(computing, sum(crossing.values()) / annotated.device.bandwidth * 1e6)
+
+
+def peak_activation_bytes(graph: Graph) -> int:
+    """The most bytes of intermediates and results alive at once, each storage from the launch that
+    makes it to its last use; what is there before the graph runs is not counted."""
+    tensors = {(n.name, i): t for n in graph.nodes for i, t in enumerate(n.outputs) if t}
+    given = {t.storage for n in graph.nodes if n.kind != "call" for t in n.outputs if t}
+    sizes: dict[int, int] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for step, node in enumerate(graph.nodes):
+        touched = [t for t in node.outputs if t]
+        touched += [tensors[r.node, r.output] for r in node.refs() if (r.node, r.output) in tensors]
+        for tensor in touched:
+            if tensor.storage not in given:
+                first.setdefault(tensor.storage, step)
+                last[tensor.storage] = step
+                sizes[tensor.storage] = max(sizes.get(tensor.storage, 0), _extent(tensor))
+    for ref in graph.outputs:
+        tensor = tensors.get((ref.node, ref.output))
+        if tensor and tensor.storage in last:
+            last[tensor.storage] = len(graph.nodes)
+    change = [0] * (len(graph.nodes) + 2)
+    for storage, size in sizes.items():
+        change[first[storage]] += size
+        change[last[storage] + 1] -= size
+    alive = peak = 0
+    for step in change:
+        alive += step
+        peak = max(peak, alive)
+    return peak
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes of the storage up to the last element of this tensor."""
+    if not tensor.numel:
+        return 0
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride, strict=True))
+    return (tensor.offset + reach + 1) * tensor.itemsize

@@ -1,0 +1,580 @@
+"""The command line: options to requests, errors to one line and an exit code.
+
+Everything for people goes to standard error while a model is analysed; a format asked for without
+`=FILE` goes to standard output, which then carries it alone. torch, Triton, pydantic and networkx
+are imported inside the commands, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fusion_advisor.errors import AdvisorError, UsageError
+from fusion_advisor.files import write
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from fusion_advisor.pipeline import Analysis, Request
+    from fusion_advisor.report import Report
+    from fusion_advisor.rulebook import Gate, Pattern, Rulebook
+
+GIB = 1 << 30
+FAILED = 1
+"""Exit code of a `--fail-on` condition."""
+
+app = typer.Typer(
+    name="fusion-advisor",
+    help="Which operators of a PyTorch model to fuse, why, what it saves, and a checked kernel.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="file.py, file.py:name, package.module:name, hf:config.json[#AutoClass], or a .pt2",
+    ),
+]
+Rules = Annotated[
+    list[Path] | None, typer.Option("--rules", help="TOML file or folder laid over the rules")
+]
+Device = Annotated[str | None, typer.Option(help="GPU to judge for (default: the one here, or h200)")]
+Mode = Annotated[str, typer.Option(help="eval or train")]
+Dtype = Annotated[str | None, typer.Option(help="dtype that the model is built in")]
+Autocast = Annotated[str | None, typer.Option(help="dtype of torch.autocast around the model")]
+Batch = Annotated[int | None, typer.Option(help="size of the inputs' first dimension", min=1)]
+Seq = Annotated[int | None, typer.Option(help="size of the inputs' second dimension", min=1)]
+Input = Annotated[
+    list[str] | None, typer.Option("--input", help="an input as NAME=SHAPE:DTYPE, x=4x128:int64")
+]
+Dynamic = Annotated[bool, typer.Option("--dynamic", help="keep sizes symbolic")]
+Phase = Annotated[str, typer.Option(help="forward, prefill or decode")]
+KvLen = Annotated[int | None, typer.Option(help="filled length of the cache in decode", min=1)]
+Timeout = Annotated[float, typer.Option(help="seconds that the model's code may run")]
+Memory = Annotated[float, typer.Option(help="GiB that the model's code may use")]
+Verify = Annotated[bool, typer.Option(help="check every kernel against fp64")]
+Compile = Annotated[bool, typer.Option(help="compile every kernel for the device")]
+Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks and the model's output")]
+
+
+def main() -> None:
+    """Run, and end with CONTRACT's exit code: 1 --fail-on, 2 usage, 3 capture, 4 our fault."""
+    debug = "--debug" in sys.argv
+    try:
+        code: Any = app(standalone_mode=False)
+    except AdvisorError as error:
+        code = _complain(str(error), error.exit_code, debug)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _complain("interrupted", 130, debug)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone
+        code = 0
+    except Exception as error:  # noqa: BLE001 the last resort: one line, never silent
+        code = _unexpected(error, debug)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"fusion-advisor: error: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _unexpected(error: Exception, debug: bool) -> int:
+    """A usage error of the command line, or a fault of ours."""
+    format_message = getattr(error, "format_message", None)
+    if callable(format_message):
+        return _complain(f"{format_message()} (see --help)", 2, debug)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{Path(last.filename).name}:{last.lineno}"
+    return _complain(
+        f"a fault of fusion-advisor at {where}: {type(error).__name__}: {error};"
+        " run again with --debug and report it",
+        4,
+        debug,
+    )
+
+
+# -- analyze and emit ------------------------------------------------------------------------------
+
+
+@app.command()
+def analyze(
+    model: Model,
+    out: Annotated[Path | None, typer.Option(help="folder for kernels and all formats")] = None,
+    format: Annotated[
+        list[str] | None, typer.Option(help="text, json or md, with =FILE into a file")
+    ] = None,
+    json: Annotated[str | None, typer.Option(help="the JSON report's file; - is stdout")] = None,
+    device: Device = None,
+    mode: Mode = "eval",
+    dtype: Dtype = None,
+    autocast: Autocast = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    input: Input = None,
+    dynamic: Dynamic = False,
+    phase: Phase = "forward",
+    kv_len: KvLen = None,
+    rules: Rules = None,
+    timeout: Timeout = 180.0,
+    memory: Memory = 8.0,
+    verify: Verify = True,
+    compile: Compile = True,
+    fail_on: Annotated[
+        list[str] | None, typer.Option(help="exit with 1: accepted, or coverage[=SHARE]")
+    ] = None,
+    top: Annotated[int, typer.Option(help="rows of each list in the text", min=0)] = 10,
+    with_graph: Annotated[
+        bool, typer.Option("--with-graph", help="put the captured graph into the report")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="show the time of each stage")] = False,
+    debug: Debug = False,
+) -> int:
+    """Report what to fuse in MODEL, why, and what it saves."""
+    outputs = _outputs(format or [], json)
+    conditions = [_condition(text) for text in fail_on or []]
+    request = _request(
+        model, device=device, mode=mode, dtype=dtype, autocast=autocast, batch=batch, seq=seq,
+        input=input, dynamic=dynamic, phase=phase, kv_len=kv_len, rules=rules, timeout=timeout,
+        memory=memory, verify=verify, compile=compile, debug=debug,
+        folder="kernels" if out else None,
+    )  # fmt: skip
+    analysis = _analyze(request, verbose)
+    report = analysis.report
+    if with_graph:
+        report.graph = _graph(analysis)
+    if out is not None:
+        _write_folder(out, analysis)
+    _deliver(report, outputs)
+    if not any(output.name == "text" for output in outputs):
+        _show(report, top)
+    return FAILED if any(condition.holds(report) for condition in conditions) else 0
+
+
+@app.command()
+def emit(
+    model: Model,
+    out: Annotated[Path, typer.Option(help="folder for the kernels")],
+    device: Device = None,
+    mode: Mode = "eval",
+    dtype: Dtype = None,
+    autocast: Autocast = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    input: Input = None,
+    dynamic: Dynamic = False,
+    phase: Phase = "forward",
+    kv_len: KvLen = None,
+    rules: Rules = None,
+    timeout: Timeout = 180.0,
+    memory: Memory = 8.0,
+    verify: Verify = True,
+    compile: Compile = True,
+    verbose: Annotated[bool, typer.Option("--verbose", help="show the time of each stage")] = False,
+    debug: Debug = False,
+) -> int:
+    """Write a checked Triton kernel for each accepted group of MODEL."""
+    request = _request(
+        model, device=device, mode=mode, dtype=dtype, autocast=autocast, batch=batch, seq=seq,
+        input=input, dynamic=dynamic, phase=phase, kv_len=kv_len, rules=rules, timeout=timeout,
+        memory=memory, verify=verify, compile=compile, debug=debug, folder=str(out),
+    )  # fmt: skip
+    analysis = _analyze(request, verbose)
+    for kernel in analysis.kernels:
+        write(out / f"{kernel.name}.py", kernel.text)
+    from fusion_advisor.reports import wording
+
+    for group in analysis.report.groups:
+        _tell(f"{group.kernel.file or group.id}: {group.pattern}: {wording.kernel(group)}")
+    return 0
+
+
+def _request(
+    model: str,
+    *,
+    device: str | None,
+    mode: str,
+    dtype: str | None,
+    autocast: str | None,
+    batch: int | None,
+    seq: int | None,
+    input: list[str] | None,
+    dynamic: bool,
+    phase: str,
+    kv_len: int | None,
+    rules: list[Path] | None,
+    timeout: float,
+    memory: float,
+    verify: bool,
+    compile: bool,
+    debug: bool,
+    folder: str | None,
+) -> Request:
+    """The options as a request. UsageError for a value that no option takes."""
+    from fusion_advisor.pipeline import Request
+    from fusion_advisor.scenario import Limits, Scenario, parse_dtype, parse_input
+
+    if timeout <= 0 or memory <= 0:
+        raise UsageError("--timeout and --memory must be more than 0")
+    return Request(
+        model=model,
+        scenario=Scenario(
+            mode=_one_of("--mode", mode, "eval", "train"),
+            dtype=parse_dtype(dtype) if dtype else None,
+            autocast=parse_dtype(autocast) if autocast else None,
+            batch=batch,
+            seq=seq,
+            inputs=tuple(map(parse_input, input or [])),
+            dynamic=dynamic,
+            phase=_one_of("--phase", phase, "forward", "prefill", "decode"),
+            kv_len=kv_len,
+        ),
+        limits=Limits(timeout, int(memory * GIB)),
+        device=device,
+        rules=tuple(rules or ()),
+        verify=verify,
+        compile=compile,
+        folder=folder,
+        command=_regenerate(),
+        debug=debug,
+    )
+
+
+def _one_of(option: str, value: str, *known: str) -> Any:
+    if value not in known:
+        raise UsageError(f"{option} {value!r}: expected {' or '.join(known)}")
+    return value
+
+
+_KEPT_OPTIONS = frozenset(
+    {"--device", "--mode", "--dtype", "--autocast", "--batch", "--seq", "--input", "--phase",
+     "--kv-len", "--rules"}
+)  # fmt: skip
+
+
+def _regenerate() -> str:
+    """The `emit` command that makes the same kernels again: the model and its scenario."""
+    import shlex
+
+    words = sys.argv[2:]
+    kept: list[str] = []
+    while words:
+        word = words.pop(0)
+        option = word.split("=")[0]
+        if option in _KEPT_OPTIONS:
+            kept.append(word)
+            if "=" not in word and words:
+                kept.append(words.pop(0))
+        elif word == "--dynamic" or not word.startswith("-"):
+            kept.append(word)
+        elif option in _WITH_VALUE and "=" not in word and words:
+            words.pop(0)
+    return shlex.join(["fusion-advisor", "emit", *kept, "--out", "kernels"])
+
+
+_WITH_VALUE = frozenset(
+    {"--out", "--format", "--json", "--timeout", "--memory", "--fail-on", "--top"}
+)
+
+
+def _analyze(request: Request, verbose: bool) -> Analysis:
+    from rich.console import Console
+
+    from fusion_advisor.pipeline import analyze
+
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        return analyze(request, _Terminal(status, verbose))
+
+
+class _Terminal:
+    """Says what was assumed, and shows the running stage where standard error is a terminal."""
+
+    def __init__(self, status: Status, verbose: bool) -> None:
+        self._status = status
+        self._verbose = verbose
+        self._running = ""
+        self._since = time.perf_counter()
+
+    def assumed(self, facts: Sequence[str]) -> None:
+        _tell(f"assumed: {'; '.join(facts)}")
+
+    def stage(self, name: str) -> None:
+        """One stage has ended and the next begins."""
+        now = time.perf_counter()
+        if self._verbose and self._running:
+            _tell(f"{self._running}: {now - self._since:.2f} s")
+        self._running, self._since = name, now
+        self._status.update(name)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+# -- where a report goes ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Output:
+    """A format and its file; None is standard output."""
+
+    name: str
+    file: Path | None
+
+
+def _outputs(formats: list[str], json: str | None) -> list[_Output]:
+    """What `--format` and `--json` ask for. UsageError for an unknown format."""
+    from fusion_advisor.reports import FORMATS
+
+    if json is not None:
+        formats = [*formats, "json" if json == "-" else f"json={json}"]
+    outputs: list[_Output] = []
+    for text in formats:
+        name, _, file = text.partition("=")
+        if name not in FORMATS:
+            raise UsageError(f"--format {text!r}: expected {', '.join(FORMATS)}, with =FILE or not")
+        outputs.append(_Output(name, Path(file) if file and file != "-" else None))
+    if sum(output.file is None for output in outputs) > 1:
+        raise UsageError("only one format can go to standard output: give the others =FILE")
+    return outputs
+
+
+def _deliver(report: Report, outputs: list[_Output]) -> None:
+    from fusion_advisor.reports import render
+
+    for output in outputs:
+        text = render(report, output.name)
+        if output.file is None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        else:
+            write(output.file, text)
+
+
+def _show(report: Report, top: int) -> None:
+    """The text on standard error, in colour on a terminal."""
+    from rich.console import Console
+
+    from fusion_advisor.reports.text import MIN_WIDTH, document
+
+    console = Console(stderr=True)
+    console.width = max(MIN_WIDTH, console.width if console.is_terminal else 100)
+    console.print(document(report, top))
+
+
+def _write_folder(out: Path, analysis: Analysis) -> None:
+    """The kernels and every format of the report."""
+    from fusion_advisor.reports import EXTENSIONS, render
+
+    for kernel in analysis.kernels:
+        write(out / "kernels" / f"{kernel.name}.py", kernel.text)
+    for name, extension in EXTENSIONS.items():
+        write(out / f"report.{extension}", render(analysis.report, name))
+
+
+def _graph(analysis: Analysis) -> dict[str, Any]:
+    from json import loads
+
+    from fusion_advisor.wire import graph_to_json
+
+    return loads(graph_to_json(analysis.flow.annotated.graph))
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """A `--fail-on`: `least` is the coverage that is enough."""
+
+    name: str
+    least: float = 1.0
+
+    def holds(self, report: Report) -> bool:
+        if self.name == "accepted":
+            failed = bool(report.groups)
+            why = f"{len(report.groups)} groups are worth fusing"
+        else:
+            failed = report.totals.coverage < self.least
+            why = f"coverage is {report.totals.coverage:.4g}, needs {self.least:g}"
+        if failed:
+            _tell(f"fusion-advisor: --fail-on {self.name}: {why}")
+        return failed
+
+
+def _condition(text: str) -> _Condition:
+    name, given, share = text.partition("=")
+    if name == "accepted" and not given:
+        return _Condition(name)
+    if name == "coverage":
+        try:
+            return _Condition(name, float(share) if given else 1.0)
+        except ValueError:
+            pass
+    raise UsageError(f"--fail-on {text!r}: expected accepted, coverage or coverage=SHARE (0.95)")
+
+
+# -- reports that are there ------------------------------------------------------------------------
+
+
+@app.command()
+def report(
+    file: Annotated[Path, typer.Argument(metavar="REPORT.json")],
+    format: Annotated[
+        list[str] | None, typer.Option(help="text (default), json or md, with =FILE into a file")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Show a report again in any format, without running the model."""
+    from fusion_advisor.report import load_report
+
+    outputs = _outputs(format or ["text"], None)
+    _deliver(load_report(file), outputs)
+
+
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD.json")],
+    new: Annotated[Path, typer.Argument(metavar="NEW.json")],
+    debug: Debug = False,
+) -> None:
+    """Say what a change did to traffic and verdicts."""
+    from fusion_advisor.compare import compare
+    from fusion_advisor.report import load_report
+
+    for line in compare(load_report(old), load_report(new)):
+        print(line)
+
+
+# -- what is known ---------------------------------------------------------------------------------
+
+
+@app.command()
+def explain(
+    name: Annotated[str | None, typer.Argument(metavar="CODE|NAME")] = None,
+    all: Annotated[bool, typer.Option("--all", help="every gate and idiom")] = False,
+    rules: Rules = None,
+    debug: Debug = False,
+) -> None:
+    """Say what a gate or idiom asks, why, its limits and their sources."""
+    rulebook = _rulebook(rules)
+    if all:
+        chosen = [*rulebook.gates.values(), *rulebook.patterns.values()]
+    elif name:
+        chosen = [_named(rulebook, name)]
+    else:
+        raise UsageError("explain what? Give a code or name (FA401, softmax), or --all")
+    print("\n\n".join("\n".join(_explained(rulebook, entry)) for entry in chosen))
+
+
+def _rulebook(rules: list[Path] | None) -> Rulebook:
+    from fusion_advisor.rulebook import load_rulebook
+
+    return load_rulebook(rules or ())
+
+
+def _named(rulebook: Rulebook, name: str) -> Gate | Pattern:
+    if name.strip().lower() in rulebook.patterns:
+        return rulebook.pattern(name)
+    try:
+        return rulebook.gate(name)
+    except UsageError as error:
+        raise UsageError(f"{error}; idioms: {', '.join(rulebook.patterns)}") from error
+
+
+def _explained(rulebook: Rulebook, entry: Gate | Pattern) -> Iterator[str]:
+    from fusion_advisor.rulebook import Gate
+
+    if isinstance(entry, Gate):
+        yield f"{entry.code} {entry.name}: {entry.question}"
+        yield from _wrapped(entry.why)
+        yield f"  holds if measured {entry.comparison} {entry.limit}, in {entry.unit}"
+        for name, number in entry.limits.items():
+            yield from _wrapped(f"{name} = {number} ({number.source})")
+        yield from _wrapped(f"otherwise: {entry.fix}")
+        return
+    yield f"{entry.name}: {entry.what}"
+    codes = ", ".join(f"{rulebook.gate(name).code} {name}" for name in entry.gates)
+    yield from _wrapped(f"judged by {codes}")
+    if entry.claimed:
+        upper = f" to {entry.claimed_up_to}" if entry.claimed_up_to else ""
+        yield from _wrapped(f"claimed {entry.claimed}{upper} ({entry.claimed.source})")
+    if entry.framework:
+        yield f"  PyTorch has it: {entry.framework}"
+
+
+def _wrapped(text: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="    ")
+
+
+@app.command()
+def devices(rules: Rules = None, debug: Debug = False) -> None:
+    """List the GPUs that can be judged for."""
+    for name, device in _rulebook(rules).devices.items():
+        print(
+            f"{name:10} {device.title:32} sm_{device.capability:<4}"
+            f"{device.datasheet_bandwidth / 1e9:6.0f} GB/s"
+            f"{device.peak_flops('tensor', 'bfloat16') / 1e12:8.1f} TFLOP/s bf16"
+            f"{device.sm_count:5} SMs"
+        )
+
+
+@app.command()
+def rules(rules: Rules = None, debug: Debug = False) -> None:
+    """List the gates and idioms, with the rules' version and hash."""
+    rulebook = _rulebook(rules)
+    print(f"rules {rulebook.version} {rulebook.hash}")
+    for gate in rulebook.gates.values():
+        limits = ", ".join(f"{name} {number}" for name, number in gate.limits.items())
+        print(f"{gate.code} {gate.name:20} {gate.comparison:2} {limits or gate.limit}")
+    for pattern in rulebook.patterns.values():
+        print(f"      {pattern.name:20} {pattern.what}")
+
+
+@app.command()
+def ops(debug: Debug = False) -> None:
+    """List the ops that are modelled, and whether they have a meaning that can be fused."""
+    from fusion_advisor.ops import REGISTRY
+
+    for name, op in sorted(REGISTRY.items()):
+        print(f"{name:56} {op.pattern:12} {'fusible' if op.meaning else 'counted'}")
+
+
+@app.command()
+def doctor(debug: Debug = False) -> None:
+    """Say what this machine can run and what it cannot."""
+    from fusion_advisor.machine import choose_device, gpu_names, ptxas, version
+
+    gpus, assembler = gpu_names(), ptxas()
+    triton = version("triton")
+    rows = {
+        "python": sys.version.split()[0],
+        "fusion-advisor": version("fusion-advisor") or "not installed",
+        "torch": version("torch") or "missing: models cannot be captured; pip install torch",
+        "triton": triton or "missing: kernels are not checked; pip install triton",
+        "transformers": version("transformers") or "missing: hf: models need it",
+        "GPU": ", ".join(gpus) or "none: kernels are checked by Triton's interpreter",
+        "device": choose_device(None, _rulebook(None), gpus)[1],
+        "interpreter": "yes" if triton else "no: needs triton",
+        "ptxas": str(assembler or "missing: kernels are not compiled"),
+    }
+    for name, value in rows.items():
+        print(f"{name:15} {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Two reports of one model: what a change did to traffic and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fusion_advisor.report import GroupRow, Report
+from fusion_advisor.reports import wording
+
+
+def compare(old: Report, new: Report) -> Iterator[str]:
+    """Lines for people: totals that changed, then verdicts by fingerprint."""
+    if (old.device.name, old.rules.hash) != (new.device.name, new.rules.hash):
+        yield (
+            f"not the same judge: {old.device.name} with rules {old.rules.hash[:8]},"
+            f" {new.device.name} with rules {new.rules.hash[:8]}"
+        )
+    before, after = dict(wording.totals(old)), dict(wording.totals(new))
+    changed = [name for name in after if after[name] != before.get(name)]
+    yield from (f"{name}: {before.get(name, '')}  =>  {after[name]}" for name in changed)
+    rows = list(_verdicts(old, new))
+    yield from rows
+    if not changed and not rows:
+        yield "no difference in traffic or verdicts"
+
+
+def _verdicts(old: Report, new: Report) -> Iterator[str]:
+    was, now = _by_fingerprint(old), _by_fingerprint(new)
+    for mark, row in now.items():
+        known = was.get(mark)
+        if known is None:
+            yield f"new      {_described(row)}"
+        elif known.verdict != row.verdict:
+            yield f"changed  {known.verdict} => {_described(row)}"
+        elif len(known.instances) != len(row.instances):
+            yield f"changed  {len(known.instances)} instances => {_described(row)}"
+    for mark, row in was.items():
+        if mark not in now:
+            yield f"gone     {_described(row)}"
+
+
+def _by_fingerprint(report: Report) -> dict[str, GroupRow]:
+    """Accepted groups win over candidates of the same computation."""
+    return {row.fingerprint: row for row in (*report.candidates, *report.groups)}
+
+
+def _described(row: GroupRow) -> str:
+    return (
+        f"{row.verdict} {row.pattern} at {wording.place(row)}, {len(row.instances)} instances:"
+        f" {wording.gate(row.deciding)}"
+    )

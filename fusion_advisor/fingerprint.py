@@ -1,0 +1,45 @@
+"""What a set of nodes computes, as a hash that survives renaming, moved lines and more layers."""
+
+from __future__ import annotations
+
+import hashlib
+
+from fusion_advisor.annotate import element_set
+from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.express import Boundary
+from fusion_advisor.records import Arg, Ref
+
+
+def fingerprint(flow: Dataflow, border: Boundary) -> str:
+    """sha256 over the members in order: op, constants, who reads whose result, and the layout of
+    every tensor that crosses the border."""
+    tensors = flow.annotated.tensors
+    local = {number: place for place, number in enumerate(border.members)}
+    outer: dict[object, int] = {}
+
+    def tensor(ref: Ref) -> object:
+        number = flow.position[ref.node]
+        if number in local:
+            return "in", local[number], ref.output
+        seen = tensors[ref]
+        place = outer.setdefault(element_set(seen), len(outer))
+        return "out", place, seen.shape, seen.stride, seen.dtype
+
+    rows: list[object] = []
+    for number in border.members:
+        node = flow.nodes[number]
+        operands = iter(flow.operands[number])
+
+        def shown(arg: Arg) -> object:
+            if isinstance(arg, Ref):
+                return tensor(next(operands)) if arg in tensors else None  # noqa: B023
+            if isinstance(arg, tuple):
+                return tuple(shown(item) for item in arg)  # noqa: B023
+            return repr(arg)
+
+        layouts = tuple((t.shape, t.stride, t.dtype) if t else None for t in node.outputs)
+        args = tuple(shown(arg) for arg in node.args)
+        kwargs = tuple((name, shown(value)) for name, value in node.kwargs)
+        rows.append((node.op, args, kwargs, layouts))
+    left = tuple((local[flow.position[ref.node]], ref.output) for ref in border.outputs)
+    return hashlib.sha256(repr((rows, left)).encode()).hexdigest()

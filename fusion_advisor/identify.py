@@ -1,0 +1,127 @@
+"""Stage: the groups and candidates as findings: merged, named, fingerprinted and ranked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.decide import Decision
+from fusion_advisor.express import boundary
+from fusion_advisor.fingerprint import fingerprint
+from fusion_advisor.group import Found, Grouping
+from fusion_advisor.idiom import exact, name_of
+from fusion_advisor.rulebook import Rulebook
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An accepted group or a rejected candidate with all of its occurrences.
+
+    `instances` are positions of launches and of the views between them; `name` is a Python
+    identifier, unique among the groups; `framework` the PyTorch line that computes exactly the
+    same, if there is one; `parent` the id of the finding that this one was cut from.
+    """
+
+    id: str
+    name: str
+    fingerprint: str
+    pattern: str
+    framework: str
+    decision: Decision
+    instances: tuple[tuple[int, ...], ...]
+    parent: str | None = None
+    rank: int = 0
+
+    @property
+    def saved_us(self) -> float:
+        """Of one instance."""
+        return self.decision.unfused_us - self.decision.fused_us
+
+    @property
+    def saved_us_total(self) -> float:
+        return self.saved_us * len(self.instances)
+
+    @property
+    def launches_saved(self) -> int:
+        plan = self.decision.subject.plan
+        return len(self.decision.subject.launches) - (plan.launches if plan else 1)
+
+
+@dataclass(frozen=True)
+class Identified:
+    """Groups and candidates, each ranked by the microseconds that they would save in all."""
+
+    groups: tuple[Finding, ...]
+    candidates: tuple[Finding, ...]
+
+
+def identify(flow: Dataflow, grouping: Grouping, rulebook: Rulebook) -> Identified:
+    """Name everything that was found; equal computations become one finding."""
+    groups, candidates = _merged(flow, grouping.groups), _merged(flow, grouping.candidates)
+    ids = {
+        id(found): f"{letter}{rank}"
+        for letter, ranked in (("g", groups), ("c", candidates))
+        for rank, same in enumerate(ranked, 1)
+        for found in same.founds
+    }
+    patterns = [name_of(same.decision.subject, rulebook) for same in groups]
+    shared = Counter(patterns)
+    named = [
+        _identifier(pattern, same.fingerprint if shared[pattern] > 1 else "")
+        for pattern, same in zip(patterns, groups, strict=True)
+    ]
+    patterns += [name_of(same.decision.subject, rulebook) for same in candidates]
+    findings = [
+        Finding(
+            id=ids[id(same.founds[0])],
+            name=name,
+            fingerprint=same.fingerprint,
+            pattern=pattern,
+            framework=exact(same.decision.subject, pattern) if name else "",
+            decision=same.decision,
+            instances=same.instances(flow),
+            parent=ids.get(id(same.founds[0].parent)),
+            rank=int(ids[id(same.founds[0])][1:]),
+        )
+        for same, pattern, name in zip(
+            (*groups, *candidates), patterns, (*named, *[""] * len(candidates)), strict=True
+        )
+    ]
+    return Identified(tuple(findings[: len(groups)]), tuple(findings[len(groups) :]))
+
+
+@dataclass(frozen=True)
+class _Same:
+    """What the search found at several places although it is one computation."""
+
+    fingerprint: str
+    founds: list[Found]
+
+    @property
+    def decision(self) -> Decision:
+        return self.founds[0].decision
+
+    @property
+    def saved_us(self) -> float:
+        saved = self.decision.unfused_us - self.decision.fused_us
+        return saved * sum(len(found.instances) for found in self.founds)
+
+    def instances(self, flow: Dataflow) -> tuple[tuple[int, ...], ...]:
+        places = (place for found in self.founds for place in found.instances)
+        return tuple(boundary(flow, place).members for place in places)
+
+
+def _merged(flow: Dataflow, founds: Iterable[Found]) -> list[_Same]:
+    """By fingerprint, the most time saved first."""
+    found_by: dict[str, _Same] = {}
+    for found in founds:
+        mark = fingerprint(flow, boundary(flow, found.instances[0]))
+        found_by.setdefault(mark, _Same(mark, [])).founds.append(found)
+    return sorted(found_by.values(), key=lambda same: (-same.saved_us, same.fingerprint))
+
+
+def _identifier(pattern: str, mark: str) -> str:
+    base = pattern.replace("-", "_")
+    return f"{base}_{mark[:6]}" if mark else base

@@ -1,0 +1,168 @@
+"""The table of contents: where the stages meet, and the only place where they do."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from fusion_advisor.annotate import annotate
+from fusion_advisor.assemble import Proof, assemble
+from fusion_advisor.capture import capture
+from fusion_advisor.dataflow import Dataflow, dataflow
+from fusion_advisor.decide import decide
+from fusion_advisor.emit import emit
+from fusion_advisor.group import group
+from fusion_advisor.identify import Finding, Identified, identify
+from fusion_advisor.kernels import Kernel
+from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.region import NotExpressible
+from fusion_advisor.report import Report
+from fusion_advisor.rulebook import Device, Rulebook, load_rulebook
+from fusion_advisor.scenario import Limits, Scenario
+from fusion_advisor.verify import (
+    Worker,
+    checker,
+    collect_check,
+    collect_compiled,
+    compiler,
+    submit_check,
+    submit_compile,
+)
+
+
+class Listener(Protocol):
+    """Told of each stage as it begins, and of what was assumed as soon as that is known."""
+
+    def stage(self, name: str) -> None: ...
+
+    def assumed(self, facts: Sequence[str]) -> None: ...
+
+
+class _Silent:
+    def stage(self, name: str) -> None:
+        del name
+
+    def assumed(self, facts: Sequence[str]) -> None:
+        del facts
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to analyse, for which device, and how far to prove it.
+
+    `folder` is where a report says that the kernels are, None when they are not written;
+    `command` is the command line that makes them again.
+    """
+
+    model: str
+    scenario: Scenario = field(default_factory=Scenario)
+    limits: Limits = field(default_factory=Limits)
+    device: str | None = None
+    rules: tuple[Path, ...] = ()
+    verify: bool = True
+    compile: bool = True
+    folder: str | None = None
+    command: str = ""
+    debug: bool = False
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The report, and the kernels of the accepted groups."""
+
+    report: Report
+    kernels: tuple[Kernel, ...]
+    flow: Dataflow
+
+
+@dataclass(frozen=True)
+class _Workers:
+    """The child processes that check and compile; None where that is not wanted."""
+
+    check: Worker | None
+    compile: Worker | None
+
+
+def analyze(request: Request, listener: Listener | None = None) -> Analysis:
+    """From a model's source to a report with proven kernels.
+
+    Raises UsageError for a wrong request and CaptureError for a model that cannot be captured.
+    """
+    listener = listener or _Silent()
+    rulebook = load_rulebook(request.rules)
+    gpus = gpu_names()
+    device, chosen = choose_device(request.device, rulebook, gpus)
+    with _workers(request) as workers:  # they import torch and Triton while the model is captured
+        listener.stage("capture")
+        graph = capture(request.model, request.scenario, request.limits, request.debug)
+        assumed = (chosen, *graph.assumed)
+        listener.assumed(assumed)
+        listener.stage("annotate")
+        flow = dataflow(annotate(graph, device))
+        listener.stage("group")
+        grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
+        found = identify(flow, grouping, rulebook)
+        listener.stage("emit")
+        proofs = _emitted(request, flow, found, rulebook, full_size=bool(gpus))
+        listener.stage("verify")
+        proofs = _proven(proofs, workers, device, rulebook)
+    listener.stage("report")
+    report = assemble(flow, grouping, found, proofs, request.scenario, assumed, rulebook)
+    kernels = tuple(proof.kernel for proof in proofs.values() if proof.kernel)
+    return Analysis(report, kernels, flow)
+
+
+@contextmanager
+def _workers(request: Request) -> Generator[_Workers, None, None]:
+    with ExitStack() as stack:
+        yield _Workers(
+            stack.enter_context(checker()) if request.verify else None,
+            stack.enter_context(compiler()) if request.compile else None,
+        )
+
+
+def _emitted(
+    request: Request, flow: Dataflow, found: Identified, rulebook: Rulebook, *, full_size: bool
+) -> dict[str, Proof]:
+    """A kernel for each accepted group, by its id."""
+
+    def one(finding: Finding) -> Proof:
+        file = f"{request.folder}/{finding.name}.py" if request.folder is not None else None
+        try:
+            kernel = emit(
+                flow, finding.decision, finding.name, rulebook,
+                regenerate=request.command, full_size=full_size,
+            )  # fmt: skip
+        except (NotExpressible, ValueError) as error:
+            return Proof(None, why=f"not emitted: {error}")
+        return Proof(kernel, file=file)
+
+    return {finding.id: one(finding) for finding in found.groups}
+
+
+def _proven(
+    proofs: dict[str, Proof], workers: _Workers, device: Device, rulebook: Rulebook
+) -> dict[str, Proof]:
+    """Every kernel compiled for the device and checked, both at the same time."""
+    seeds = rulebook.verify.seeds.count
+    kernels = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
+    checks = {
+        name: submit_check(workers.check, kernel, seeds=seeds)
+        for name, kernel in kernels.items()
+        if workers.check
+    }
+    compiles = {
+        name: submit_compile(workers.compile, kernel, device.capability)
+        for name, kernel in kernels.items()
+        if workers.compile
+    }
+    done = dict(proofs)
+    for name, answer in checks.items():
+        check = collect_check(kernels[name], answer, seeds=seeds)
+        done[name] = replace(done[name], check=check)
+    for name, answer in compiles.items():
+        done[name] = replace(done[name], compiled=collect_compiled(kernels[name], answer))
+    return done

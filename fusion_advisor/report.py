@@ -1,0 +1,315 @@
+"""The report: what users and their tools rely on, as data.
+
+Units are in the names: `_us` are microseconds, bytes are HBM bytes. Figures of a group are of one
+instance, but for `saved_us_total` and `share`. Readers accept unknown fields; a change that breaks
+one of these raises SCHEMA_VERSION.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fusion_advisor.errors import UsageError
+
+SCHEMA_VERSION = 1
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Tool(_Row):
+    """What made the report; None for a package that is not installed."""
+
+    name: str
+    version: str
+    torch: str | None
+    triton: str | None
+
+
+class Rules(_Row):
+    version: str
+    hash: str
+
+
+class DeviceRow(_Row):
+    """The device that everything was judged for. Bandwidths are bytes a second."""
+
+    name: str
+    title: str
+    compute_capability: str
+    bandwidth: float
+    datasheet_bandwidth: float
+    launch_us: float
+    sm_count: int
+    shared_memory_bytes: int
+
+
+class ScenarioRow(_Row):
+    """What the model was captured under. None: as the model's own file has it. `defaults` is what
+    was assumed because nobody said."""
+
+    mode: str
+    phase: str
+    dtype: str | None
+    autocast: str | None
+    batch: int | None
+    seq: int | None
+    kv_len: int | None
+    dynamic: bool
+    shapes: dict[str, str]
+    defaults: list[str]
+
+
+class ModelRow(_Row):
+    source: str
+    captured_by: str
+    nodes: int
+    graph_breaks: list[str]
+    differs_from_eager: list[str]
+    capture_seconds: float = 0.0
+
+
+class SourceRow(_Row):
+    file: str
+    line: int
+
+
+class NodeRow(_Row):
+    """One launch or view. Tensors that are there before the graph runs have no row."""
+
+    name: str
+    op: str
+    shape: list[int]
+    dtype: str
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    arithmetic_intensity: float
+    bound: str
+    parallelism: str
+    modelled: bool
+    module: str
+    source: SourceRow | None
+    time_us: float = 0.0
+
+
+class GateRow(_Row):
+    """One gate's reading. `measured` is None when it cannot be known."""
+
+    code: str
+    name: str
+    measured: float | None
+    limit: float
+    unit: str
+    outcome: str
+    why: str
+    comparison: str = ""
+
+
+class TrafficRow(_Row):
+    unfused_bytes: int
+    fused_bytes: int
+    ratio: float
+    saved_bytes: int
+
+
+class OnChipRow(_Row):
+    """None: there is no plan, so no tile."""
+
+    bytes: int | None
+    budget_bytes: int
+
+
+class PredictedRow(_Row):
+    """`interval` is the speed-up when eager's kernels and the fused one each reach between the
+    rulebook's lowest and highest share of the copy bandwidth."""
+
+    unfused_us: float
+    fused_us: float
+    speedup: float
+    interval: tuple[float, float]
+
+
+class ImpactRow(_Row):
+    saved_us: float
+    instances: int
+    saved_us_total: float
+    share: float
+    launches_saved: int
+    activation_bytes_saved: int
+    rank: int
+    basis: str
+
+
+class ActionRow(_Row):
+    text: str
+    code: str
+
+
+class FixableRow(_Row):
+    """The smallest change that flips the one gate that fails."""
+
+    gate: str
+    needed: float
+    change: str
+
+
+class ResourcesRow(_Row):
+    """The worst launch of a kernel: registers a thread, spills and shared memory in bytes."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    triton: str = ""
+    ptxas: str = ""
+
+
+class CheckRow(_Row):
+    """`where` it ran and on which `shapes`; errors are absolute, None when not finite."""
+
+    where: str
+    shapes: list[str]
+    seeds: int
+    max_error: float | None
+    eager_error: float | None
+    tolerance: float | None
+    passed: bool = True
+    failure: str | None = None
+
+
+class KernelRow(_Row):
+    """`status` is how far the kernel is proven; `why` says what keeps it there."""
+
+    status: str = "none"
+    file: str | None = None
+    entry: str | None = None
+    schedule: str | None = None
+    resources: ResourcesRow | None = None
+    check: CheckRow | None = None
+    why: str | None = None
+
+
+class GroupRow(_Row):
+    """An accepted group or a rejected candidate."""
+
+    id: str
+    fingerprint: str
+    nodes: list[str]
+    instances: list[list[str]]
+    pattern: str
+    verdict: str
+    gates: list[GateRow]
+    traffic: TrafficRow
+    on_chip: OnChipRow
+    predicted: PredictedRow
+    impact: ImpactRow
+    route: str
+    action: ActionRow
+    fixable: FixableRow | None
+    kernel: KernelRow
+    measured: dict[str, Any] | None
+    sources: list[SourceRow]
+    parent: str | None = None
+    launches: int = 0
+
+    @property
+    def deciding(self) -> GateRow | None:
+        """The gate that rejects: the first that fails, else the last that is unknown. For an
+        accepted group the traffic that it saves."""
+        if self.verdict == "fuse":
+            return next((g for g in self.gates if g.name == "traffic-saving"), None)
+        fails = (gate for gate in self.gates if gate.outcome == "fails")
+        unknown = (gate for gate in reversed(self.gates) if gate.outcome == "unknown")
+        return next(fails, None) or next(unknown, None)
+
+
+class UngroupedRow(_Row):
+    node: str
+    reason: str
+
+
+class AdviceRow(_Row):
+    """A finding that is not a fusion. `saved_us` is None where nothing predicts it."""
+
+    code: str
+    message: str
+    saved_us: float | None
+    sources: list[SourceRow]
+
+
+class CauseRow(_Row):
+    """What a missing op or schedule stands in the way of."""
+
+    cause: str
+    nodes: int
+    bytes: int
+    time_us: float
+
+
+class TotalsRow(_Row):
+    """Of the whole model, all instances counted. `ceiling_speedup` is Amdahl's: memory-bound work
+    costs nothing beyond reading what is there before and writing what is returned, once."""
+
+    flops: int
+    hbm_bytes_unfused: int
+    hbm_bytes_fused: int
+    kernels_unfused: int
+    kernels_fused: int
+    time_us: float
+    predicted_speedup: float
+    coverage: float
+    saveable_bytes: int
+    ceiling_speedup: float
+    peak_activation_bytes: int
+    time_by_bound: dict[str, float] = {}
+
+
+class Report(_Row):
+    """One model, one scenario, one device. `search_gap` is the share by which the partition may
+    be slower than the best; 0 when it is the best."""
+
+    schema_version: int = SCHEMA_VERSION
+    tool: Tool
+    rules: Rules
+    device: DeviceRow
+    scenario: ScenarioRow
+    model: ModelRow
+    nodes: list[NodeRow]
+    groups: list[GroupRow]
+    candidates: list[GroupRow]
+    ungrouped: list[UngroupedRow]
+    advice: list[AdviceRow]
+    totals: TotalsRow
+    search_gap: float = 0.0
+    unmodelled: list[CauseRow] = []
+    no_schedule: list[CauseRow] = []
+    graph: dict[str, Any] | None = None
+
+
+def load_report(file: Path) -> Report:
+    """Read a report. UsageError, one line, when it is missing, no report, or of another schema."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}; expected a report.json") from error
+    except ValueError as error:
+        raise UsageError(f"{file}: not JSON ({error}); expected a report.json") from error
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version is None:
+        raise UsageError(f"{file}: no schema_version; expected a report of fusion-advisor")
+    if version != SCHEMA_VERSION:
+        raise UsageError(
+            f"{file}: schema_version {version}, and this version reads {SCHEMA_VERSION};"
+            " run analyze again"
+        )
+    try:
+        return Report.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{file}: {field}: {first['msg']}; run analyze again") from error

@@ -1,0 +1,115 @@
+"""How numbers and verdicts are said, in every format for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from fusion_advisor.report import GateRow, GroupRow, Report
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, three digits: `33.6 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def time(us: float) -> str:
+    """Microseconds, or milliseconds from a thousand on."""
+    return f"{us / 1000:.3g} ms" if abs(us) >= 1000 else f"{us:.3g} µs"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 or not share else f"{100 * share:.1g} %"
+
+
+def number(value: float) -> str:
+    """Whole where it is a count, else four digits."""
+    return str(int(value)) if value == int(value) else f"{value:.4g}"
+
+
+def gate(row: GateRow | None) -> str:
+    """A gate with its numbers: `traffic-saving 1.25 x, needs >= 1.5`."""
+    if row is None:
+        return "no gate decides"
+    if row.measured is None:
+        return f"{row.name}: {row.why}"
+    return f"{row.name} {number(row.measured)} {row.unit}, needs {row.comparison} {number(row.limit)}"
+
+
+def gain(group: GroupRow) -> str:
+    """What a group saves in all."""
+    repeated = f" in {len(group.instances)} instances" if len(group.instances) > 1 else ""
+    return f"{time(group.impact.saved_us_total)}{repeated}"
+
+
+def kernel(group: GroupRow) -> str:
+    """How far a kernel is proven."""
+    row = group.kernel
+    parts = [row.status]
+    if row.check is not None and row.check.passed:
+        on = "Triton's interpreter" if row.check.where == "interpreter" else row.check.where
+        parts.append(f"checked on {on} with {len(row.check.shapes)} shapes, {row.check.seeds} seeds")
+    if row.resources is not None:
+        parts.append(f"{row.resources.registers} registers, {row.resources.spill_bytes} B spilled")
+    if row.why:
+        parts.append(row.why)
+    return "; ".join(parts)
+
+
+def place(group: GroupRow) -> str:
+    """The first line of the source, and how many more."""
+    if not group.sources:
+        return "no source"
+    first = group.sources[0]
+    more = f" and {len(group.sources) - 1} more" if len(group.sources) > 1 else ""
+    return f"{first.file}:{first.line}{more}"
+
+
+def totals(report: Report) -> list[tuple[str, str]]:
+    """The model before and after, with what bounds it."""
+    row = report.totals
+    saved = row.hbm_bytes_unfused - row.hbm_bytes_fused
+    of = f", {percent(saved / row.saveable_bytes)} of the saveable" if row.saveable_bytes else ""
+    after = row.time_us / row.predicted_speedup if row.predicted_speedup else row.time_us
+    return [
+        ("kernels", f"{row.kernels_unfused} → {row.kernels_fused}"),
+        (
+            "HBM bytes",
+            f"{size(row.hbm_bytes_unfused)} → {size(row.hbm_bytes_fused)}"
+            f" ({size(saved)} saved{of} {size(row.saveable_bytes)})"
+            if of
+            else f"{size(row.hbm_bytes_unfused)} → {size(row.hbm_bytes_fused)}",
+        ),
+        (
+            "time",
+            f"{time(row.time_us)} → {time(after)} predicted"
+            f" ({row.predicted_speedup:.2f}x, ceiling {row.ceiling_speedup:.2f}x)",
+        ),
+        ("FLOPs", f"{row.flops:.4g}"),
+        ("coverage", f"{percent(row.coverage)} of the time is in modelled ops"),
+        ("peak activations", size(row.peak_activation_bytes)),
+    ]
+
+
+def bottlenecks(report: Report) -> list[tuple[str, float, float]]:
+    """Each bottleneck with its microseconds and share, the largest first."""
+    by_bound = report.totals.time_by_bound
+    total = sum(by_bound.values()) or 1.0
+    ranked = sorted(by_bound.items(), key=lambda item: -item[1])
+    return [(name, us, us / total) for name, us in ranked]
+
+
+def reasons(report: Report, top: int) -> list[tuple[str, int]]:
+    """The most frequent reasons for standing alone, without their numbers; views left out."""
+    kinds: Iterable[str] = (
+        row.reason.split(" (candidate")[0].split(":")[0]
+        if not row.reason.startswith("no-schedule")
+        else row.reason.split(" (candidate")[0]
+        for row in report.ungrouped
+        if not row.reason.endswith("no launch")
+    )
+    return Counter(kinds).most_common(top)
