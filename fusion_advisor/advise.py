@@ -136,4 +136,6 @@ def _host_syncs(flow: Dataflow) -> Iterator[Advice]:
 
 def _differs(flow: Dataflow) -> Iterator[Advice]:
     for line in flow.annotated.graph.differs_from_eager:
-        yield Advice("differs-from-eager", f"what was analysed is not all eager runs: {line}", None, ())
+        yield Advice(
+            "differs-from-eager", f"what was analysed is not all eager runs: {line}", None, ()
+        )

@@ -115,7 +115,8 @@ def _signature(node: Node, tensors: Mapping[Ref, Tensor]) -> object:
 def _cost(call: Call, device: Device) -> Cost:
     node = call.node
     op = REGISTRY.get(node.op)
-    if node.kind != "call" or is_view(node, call.operands):
+    relabels = op is not None and op.pattern == "view"
+    if node.kind != "call" or relabels or is_view(node, call.operands):
         return _free(node, op, node.kind == "call" and _arithmetic(call, op)[2])
     read, written = _traffic(call, op)
     flops, special, fusible = _arithmetic(call, op)
@@ -179,8 +180,11 @@ def seconds_of_arithmetic(
 
 def _arithmetic_dtype(call: Call) -> str:
     """The dtype whose peak applies: the widest floating operand, else the result's."""
+    tensors = [*call.operands, *(t for t in call.node.outputs if t is not None)]
     floats = [t for t in call.operands if t.dtype.startswith(("float", "bfloat"))]
-    return max(floats, key=lambda t: t.itemsize).dtype if floats else call.out.dtype
+    if floats:
+        return max(floats, key=lambda t: t.itemsize).dtype
+    return tensors[-1].dtype if tensors else "float32"
 
 
 def _traffic(call: Call, op: Op | None) -> tuple[int, int]:

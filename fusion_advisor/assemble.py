@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import operator
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import lru_cache
+from itertools import accumulate
 
 from fusion_advisor.advise import advise
 from fusion_advisor.annotate import Annotated, Cost, element_set
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision, GateResult
-from fusion_advisor.group import Grouping, components
+from fusion_advisor.group import Grouping
 from fusion_advisor.identify import Finding, Identified
 from fusion_advisor.kernels import Check, Compiled, Kernel
 from fusion_advisor.machine import version
 from fusion_advisor.ops import REGISTRY
-from fusion_advisor.records import Graph, Node, Source, Tensor
+from fusion_advisor.records import Graph, Node, Ref, Source, Tensor
 from fusion_advisor.report import (
     ActionRow,
     AdviceRow,
@@ -195,9 +198,12 @@ def _node(node: Node, cost: Cost) -> NodeRow:
 
 def _source(source: Source) -> SourceRow:
     """A line by its path from the working directory, where it lies below that."""
-    file = Path(source.file)
-    inside = file.is_absolute() and file.is_relative_to(Path.cwd())
-    return SourceRow(file=str(file.relative_to(Path.cwd()) if inside else file), line=source.line)
+    return _source_row(source, f"{os.getcwd()}{os.sep}")
+
+
+@lru_cache(maxsize=4096)  # a layer's lines come back in every layer
+def _source_row(source: Source, folder: str) -> SourceRow:
+    return SourceRow(file=source.file.removeprefix(folder), line=source.line)
 
 
 def _sources(sources: Iterable[Source | None]) -> list[SourceRow]:
@@ -211,7 +217,7 @@ def _group(
     flow: Dataflow, finding: Finding, proof: Proof, total_us: float, rulebook: Rulebook
 ) -> GroupRow:
     decision = finding.decision
-    advice = action(finding, rulebook, proof.file or f"kernels/{finding.name}.py")
+    advice = action(finding, rulebook)
     fixable = fix(decision)
     names = [[flow.nodes[i].name for i in place] for place in finding.instances]
     members = (flow.nodes[i] for place in finding.instances for i in place)
@@ -364,18 +370,15 @@ def _check(check: Check) -> CheckRow:
 
 def _ungrouped(flow: Dataflow, found: Identified, grouped: set[int]) -> list[UngroupedRow]:
     rejected = _rejecting(flow, found.candidates)
-    neighbours = {
-        i for members in components(flow, flow.fusible) if len(members) > 1 for i in members
-    }
     return [
-        UngroupedRow(node=node.name, reason=_reason(flow, i, rejected.get(i), i in neighbours))
+        UngroupedRow(node=node.name, reason=_reason(flow, i, rejected.get(i)))
         for i, node in enumerate(flow.nodes)
         if _listed(node) and i not in grouped
     ]
 
 
 def _rejecting(flow: Dataflow, candidates: Iterable[Finding]) -> dict[int, Finding]:
-    """For each launch the smallest candidate that it is in, one without compute-bound ends first."""
+    """For each launch the smallest candidate with it, those without compute-bound ends first."""
 
     def closeness(finding: Finding) -> tuple[bool, int]:
         gate = finding.decision.deciding
@@ -391,7 +394,7 @@ def _rejecting(flow: Dataflow, candidates: Iterable[Finding]) -> dict[int, Findi
     }
 
 
-def _reason(flow: Dataflow, number: int, rejected: Finding | None, neighbours: bool) -> str:
+def _reason(flow: Dataflow, number: int, rejected: Finding | None) -> str:
     """Why a node stands alone, with the number that decides."""
     node = flow.nodes[number]
     cost = flow.annotated.costs[node.name]
@@ -407,9 +410,20 @@ def _reason(flow: Dataflow, number: int, rejected: Finding | None, neighbours: b
         return f"no-schedule: {_inexpressible(node)}"
     if not flow.fusible[number]:
         return "in-place: writes what the caller owns or what is later read through an older view"
-    if neighbours:
+    if _has_neighbour(flow, number):
         return "left out: the best partition saves more without it"
     return "alone: no memory-bound neighbour to share a kernel with"
+
+
+def _has_neighbour(flow: Dataflow, number: int) -> bool:
+    """A launch that it reads from or that reads from it could share a kernel with it."""
+    node = flow.nodes[number]
+    near = {flow.position[flow.base(ref).node] for ref in flow.operands[number]}
+    near |= {use for n in range(len(node.outputs)) for use in flow.uses(Ref(node.name, n))}
+    barred = flow.beyond[number]
+    return any(
+        flow.fusible[i] and not (barred >> i | flow.beyond[i] >> number) & 1 for i in near if i >= 0
+    )
 
 
 def _inexpressible(node: Node) -> str:
@@ -468,7 +482,7 @@ def _totals(
     saved_bytes = sum(
         (g.decision.unfused_bytes - g.decision.fused_bytes) * len(g.instances) for g in groups
     )
-    by_bound = dict.fromkeys(("compute", "memory", "overhead"), 0.0)
+    by_bound: dict[str, float] = {"compute": 0.0, "memory": 0.0, "overhead": 0.0}
     for cost in costs:
         if cost.bound != "free":
             by_bound[cost.bound] += cost.time_us
@@ -516,37 +530,32 @@ def _least_us(flow: Dataflow) -> float:
 def peak_activation_bytes(graph: Graph) -> int:
     """The most bytes of intermediates and results alive at once, each storage from the launch that
     makes it to its last use; what is there before the graph runs is not counted."""
-    tensors = {(n.name, i): t for n in graph.nodes for i, t in enumerate(n.outputs) if t}
-    given = {t.storage for n in graph.nodes if n.kind != "call" for t in n.outputs if t}
+    storage_of: dict[Ref, int] = {}
     sizes: dict[int, int] = {}
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for step, node in enumerate(graph.nodes):
-        touched = [t for t in node.outputs if t]
-        touched += [tensors[r.node, r.output] for r in node.refs() if (r.node, r.output) in tensors]
-        for tensor in touched:
-            if tensor.storage not in given:
-                first.setdefault(tensor.storage, step)
-                last[tensor.storage] = step
-                sizes[tensor.storage] = max(sizes.get(tensor.storage, 0), _extent(tensor))
+        for ref in node.refs():
+            if ref in storage_of:
+                last[storage_of[ref]] = step
+        for n, tensor in enumerate(node.outputs):
+            if tensor is not None:
+                storage = storage_of[Ref(node.name, n)] = tensor.storage
+                first.setdefault(storage, step)
+                last[storage] = step
+                given = graph.nodes[first[storage]].kind != "call"
+                sizes[storage] = 0 if given else max(sizes.get(storage, 0), _extent(tensor))
     for ref in graph.outputs:
-        tensor = tensors.get((ref.node, ref.output))
-        if tensor and tensor.storage in last:
-            last[tensor.storage] = len(graph.nodes)
+        if ref in storage_of:
+            last[storage_of[ref]] = len(graph.nodes)
     change = [0] * (len(graph.nodes) + 2)
     for storage, size in sizes.items():
         change[first[storage]] += size
         change[last[storage] + 1] -= size
-    alive = peak = 0
-    for step in change:
-        alive += step
-        peak = max(peak, alive)
-    return peak
+    return max(accumulate(change))
 
 
 def _extent(tensor: Tensor) -> int:
     """Bytes of the storage up to the last element of this tensor."""
-    if not tensor.numel:
-        return 0
-    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride, strict=True))
-    return (tensor.offset + reach + 1) * tensor.itemsize
+    reach = sum(map(operator.mul, tensor.shape, tensor.stride)) - sum(tensor.stride)
+    return (tensor.offset + reach + 1) * tensor.itemsize if tensor.numel else 0

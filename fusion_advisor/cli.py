@@ -50,7 +50,9 @@ Model = Annotated[
 Rules = Annotated[
     list[Path] | None, typer.Option("--rules", help="TOML file or folder laid over the rules")
 ]
-Device = Annotated[str | None, typer.Option(help="GPU to judge for (default: the one here, or h200)")]
+Device = Annotated[
+    str | None, typer.Option(help="GPU to judge for (default: the one here, else h200)")
+]
 Mode = Annotated[str, typer.Option(help="eval or train")]
 Dtype = Annotated[str | None, typer.Option(help="dtype that the model is built in")]
 Autocast = Annotated[str | None, typer.Option(help="dtype of torch.autocast around the model")]

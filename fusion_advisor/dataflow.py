@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from fusion_advisor.annotate import Annotated
+from fusion_advisor.annotate import Annotated, element_set
 from fusion_advisor.records import Node, Ref
 
 
@@ -40,6 +40,8 @@ class Dataflow:
     beyond: list[int] = field(default_factory=list[int])
     fusible: list[bool] = field(default_factory=list[bool])
     returned: set[Ref] = field(default_factory=set[Ref])
+    elements: dict[Ref, int] = field(default_factory=dict[Ref, int])
+    """Equal for tensors that address the same elements of one storage."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -74,6 +76,9 @@ def dataflow(annotated: Annotated) -> Dataflow:
     flow = Dataflow(annotated)
     nodes = annotated.graph.nodes
     flow.position = {node.name: i for i, node in enumerate(nodes)}
+    known: dict[object, int] = {}
+    for ref, tensor in annotated.tensors.items():
+        flow.elements[ref] = known.setdefault(element_set(tensor), len(known))
     after, barred = _resolve_writes(flow)
     for i, node in enumerate(nodes):
         cost = annotated.costs[node.name]
@@ -140,7 +145,7 @@ def _resolve_writes(flow: Dataflow) -> tuple[dict[int, set[int]], set[int]]:
             readers = flow.readers.setdefault(ref, [])
             if not readers or readers[-1] != i:
                 readers.append(i)
-        for storage in node.mutates:
+        for storage in () if flow.is_view(i) else node.mutates:
             if _keeps_in_place(flow, i, storage, touches[storage]):
                 barred.add(i)
                 for other in touches[storage]:

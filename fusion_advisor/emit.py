@@ -20,6 +20,7 @@ from fusion_advisor.reference import reference_lines
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan
 from fusion_advisor.schedules.layout import Access, Group, gaps
+from fusion_advisor.schedules.layout import access as laid_over
 from fusion_advisor.schedules.text import TRITON_DTYPES, Body, Names
 
 _INT32_MAX = 2**31 - 1
@@ -43,6 +44,22 @@ class _File:
     @property
     def groups(self) -> tuple[Group, ...]:
         return (*self.plan.outer, *self.plan.inner)
+
+    @property
+    def unread(self) -> dict[str, Access | Tensor]:
+        """Inputs of which the kernel needs no element, by name: their size or layout may matter.
+        A Tensor when it lies over axes that the kernel does not have."""
+        region = self.plan.region
+        read = {access.name for access in self.plan.loads}
+        return {
+            name: laid_over(f"in{i}", tensor, dims, region.sizes)
+            if {axis for dim in dims for axis in dim} <= region.sizes.keys()
+            else tensor
+            for i, (name, tensor, dims) in enumerate(
+                zip(self.input_names, region.inputs, region.input_dims, strict=True)
+            )
+            if f"in{i}" not in read
+        }
 
     @property
     def accesses(self) -> tuple[Access, ...]:
@@ -306,18 +323,21 @@ def _output_strides(file: _File, access: Access) -> str:
     return _tuple(texts)
 
 
+def _serves(file: _File, name: str, given: Access | Tensor) -> str:
+    """The check of one input."""
+    if isinstance(given, Tensor):
+        dtype, shape, strides = given.dtype, str(given.shape), str(given.stride)
+    else:
+        dtype, shape, strides = given.tensor.dtype, _shape(file, given), _strides(file, given)
+    return f"serves({name!r}, {name}, torch.{dtype}, {shape}, {strides})"
+
+
 def _launcher(file: _File) -> str:
     plan = file.plan
     lines = [f"{file.sizes[axis]} = {name}.shape[{d}]" for axis, (name, d) in file.origins.items()]
-    checked: dict[str, Access] = {file.named(a): a for a in plan.loads}
-    loads = list(checked.values())
-    lines.append("problem = (")
-    for n, access in enumerate(loads):
-        lines.append(
-            f"    {'or ' if n else ''}serves({file.named(access)!r}, {file.named(access)},"
-            f" torch.{access.tensor.dtype}, {_shape(file, access)}, {_strides(file, access)})"
-        )
-    lines.append(")")
+    inputs = {file.named(load): load for load in plan.loads} | file.unread
+    checks = [_serves(file, name, tensor) for name, tensor in inputs.items()]
+    lines += ["problem = (", f"    {checks[0]}", *(f"    or {check}" for check in checks[1:]), ")"]
     given = ", ".join(file.input_names)
     lines += [
         "if problem:",
@@ -476,12 +496,15 @@ def _cases(file: _File, rulebook: Rulebook, full_size: bool) -> tuple[Case, ...]
 
 
 def _shrunk(axes: Sequence[int], hints: Mapping[int, int], budget: int) -> dict[int, int]:
-    """Sizes whose product stays within the budget, the inner axes served first; odd where cut."""
+    """Sizes whose product stays near the budget, the inner axes served first; odd where cut.
+
+    No axis is cut below two: an axis of one hides where its elements are.
+    """
     found: dict[int, int] = {}
     for place, axis in enumerate(axes):
-        share = budget if place == len(axes) - 1 else max(1, round(budget**0.5))
-        size = min(hints[axis], max(1, share))
-        if size < hints[axis] and size > 1 and size % 2 == 0:
+        share = budget if place == len(axes) - 1 else round(budget**0.5)
+        size = min(hints[axis], max(2, share))
+        if 2 < size < hints[axis] and size % 2 == 0:
             size -= 1
         found[axis] = size
         budget = max(1, budget // size)
@@ -496,9 +519,8 @@ def _odd(size: int) -> int:
 def _case(file: _File, name: str, sizes: Mapping[int, int]) -> Case:
     loads = {file.named(a): _resized(file, a, sizes) for a in file.plan.loads}
     unread = {
-        file.input_names[i]: tensor
-        for i, tensor in enumerate(file.plan.region.inputs)
-        if file.input_names[i] not in loads
+        name: _resized(file, a, sizes) if isinstance(a, Access) else a
+        for name, a in file.unread.items()
     }
     stored = sum(
         prod(sizes[a] for dim in access.dims for a in dim) * access.tensor.itemsize

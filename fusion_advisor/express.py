@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fusion_advisor.annotate import element_set
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.ops import REGISTRY, state
 from fusion_advisor.records import Ref, Tensor
@@ -66,11 +65,30 @@ def boundary(flow: Dataflow, launches: Iterable[int]) -> Boundary:
     return Boundary(tuple(sorted(inside | views)), tuple(inputs), tuple(outputs))
 
 
-def bytes_crossing(flow: Dataflow, border: Boundary) -> tuple[int, int]:
-    """Bytes that one kernel for the set would read and write: each element once."""
-    tensors = flow.annotated.tensors
-    read = {element_set(tensors[ref]): tensors[ref].bytes for ref in border.inputs}
-    return sum(read.values()), sum(tensors[ref].bytes for ref in border.outputs)
+def fused_traffic(flow: Dataflow, border: Boundary) -> int:
+    """Bytes that one kernel for the set would move: what the launches move, less what they write
+    and read only among themselves, and less what several of them read."""
+    annotated = flow.annotated
+    made = {flow.nodes[i].name for i in border.members if flow.launches(i)}
+    kept = set(border.outputs)
+    shared: dict[int, int] = {}
+    total = 0
+    for number in border.members:
+        node, cost = flow.nodes[number], annotated.costs[flow.nodes[number].name]
+        if not cost.launches:
+            continue
+        total += cost.bytes
+        for i, tensor in enumerate(node.outputs):
+            if tensor is not None and Ref(node.name, i) not in kept:
+                total -= tensor.bytes
+        for element, ref in {flow.elements[ref]: ref for ref in flow.operands[number]}.items():
+            read = min(annotated.tensors[ref].bytes, cost.bytes_read)
+            if flow.base(ref).node in made:
+                total -= read
+            else:
+                total -= min(read, shared.get(element, 0))
+                shared[element] = max(read, shared.get(element, 0))
+    return total
 
 
 def express(flow: Dataflow, border: Boundary) -> Expressed:
@@ -129,9 +147,9 @@ def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:
 
     Only where every view on the way can be pulled through.
     """
-    ways: dict[object, list[Ref]] = {}
+    ways: dict[int, list[Ref]] = {}
     for ref in border.inputs:
-        ways.setdefault(element_set(flow.annotated.tensors[ref]), []).append(ref)
+        ways.setdefault(flow.elements[ref], []).append(ref)
     shared: set[Ref] = set()
     for refs in ways.values():
         if len({_layout(flow.annotated.tensors[ref]) for ref in refs}) < 2:

@@ -25,21 +25,22 @@ def fingerprint(flow: Dataflow, border: Boundary) -> str:
         place = outer.setdefault(element_set(seen), len(outer))
         return "out", place, seen.shape, seen.stride, seen.dtype
 
-    rows: list[object] = []
-    for number in border.members:
+    def row(number: int) -> object:
         node = flow.nodes[number]
         operands = iter(flow.operands[number])
 
         def shown(arg: Arg) -> object:
             if isinstance(arg, Ref):
-                return tensor(next(operands)) if arg in tensors else None  # noqa: B023
+                return tensor(next(operands)) if arg in tensors else None
             if isinstance(arg, tuple):
-                return tuple(shown(item) for item in arg)  # noqa: B023
+                return tuple(shown(item) for item in arg)
             return repr(arg)
 
-        layouts = tuple((t.shape, t.stride, t.dtype) if t else None for t in node.outputs)
         args = tuple(shown(arg) for arg in node.args)
         kwargs = tuple((name, shown(value)) for name, value in node.kwargs)
-        rows.append((node.op, args, kwargs, layouts))
+        layouts = tuple((t.shape, t.stride, t.dtype) if t else None for t in node.outputs)
+        return node.op, args, kwargs, layouts
+
+    rows = tuple(row(number) for number in border.members)
     left = tuple((local[flow.position[ref.node]], ref.output) for ref in border.outputs)
     return hashlib.sha256(repr((rows, left)).encode()).hexdigest()

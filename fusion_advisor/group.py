@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fusion_advisor.annotate import element_set
 from fusion_advisor.dataflow import Dataflow, bits, widened
 from fusion_advisor.decide import Decision
-from fusion_advisor.express import boundary, bytes_crossing
+from fusion_advisor.express import boundary, fused_traffic
 from fusion_advisor.partition import (
     Component,
     Traffic,
@@ -94,7 +93,7 @@ def _apart(flow: Dataflow, one: int, other: int) -> bool:
 def _links(flow: Dataflow, chosen: Sequence[int]) -> Iterable[tuple[int, int]]:
     """Pairs of the chosen launches that a tensor connects."""
     wanted = set(chosen)
-    siblings: dict[object, int] = {}
+    siblings: dict[int, int] = {}
     tensors = flow.annotated.tensors
     for i in chosen:
         outputs = [t.numel for t in flow.nodes[i].outputs if t is not None]
@@ -104,7 +103,7 @@ def _links(flow: Dataflow, chosen: Sequence[int]) -> Iterable[tuple[int, int]]:
             if maker in wanted:
                 yield i, maker
             if tensors[ref].numel == full:
-                key = element_set(tensors[ref])
+                key = flow.elements[ref]
                 if key in siblings:
                     yield i, siblings[key]
                 siblings[key] = i
@@ -116,7 +115,7 @@ def _shape(flow: Dataflow, component: tuple[int, ...]) -> object:
     inside = 0
     for number in component:
         inside |= 1 << number
-    outer: dict[object, int] = {}
+    outer: dict[int, int] = {}
     rows: list[object] = []
 
     def seen(ref: Ref) -> object:
@@ -131,7 +130,7 @@ def _shape(flow: Dataflow, component: tuple[int, ...]) -> object:
                     flow.annotated.classes[ref.node],
                     seen(flow.operands[number][0]),
                 )
-        return "out", outer.setdefault(element_set(flow.annotated.tensors[ref]), len(outer))
+        return "out", outer.setdefault(flow.elements[ref], len(outer))
 
     for number in component:
         node = flow.nodes[number]
@@ -163,10 +162,10 @@ def _localised(flow: Dataflow, numbers: tuple[int, ...]) -> Component:
     def narrow(mask: int) -> int:
         return sum(1 << local[i] for i in bits(mask & inside))
 
-    tensor_ids: dict[object, int] = {}
+    tensor_ids: dict[int, int] = {}
 
     def tensor_id(ref: Ref) -> int:
-        return tensor_ids.setdefault(element_set(annotated.tensors[ref]), len(tensor_ids))
+        return tensor_ids.setdefault(flow.elements[ref], len(tensor_ids))
 
     near = [0] * len(numbers)
     for i, j in _links(flow, numbers):
@@ -320,7 +319,7 @@ def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping) -> None:
     for region in _convex_regions(wide):
         if len(region) > 1:
             unfused = sum(costs[i].bytes for i in region)
-            result.saveable_bytes += unfused - sum(bytes_crossing(wide, boundary(wide, region)))
+            result.saveable_bytes += unfused - fused_traffic(wide, boundary(wide, region))
         ends = tuple(sorted({*region, *_ends(flow, region, compute_bound)}))
         for place in dict.fromkeys((region, ends)):
             if len(place) < 2 or place in known:

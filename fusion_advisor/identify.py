@@ -10,8 +10,9 @@ from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
 from fusion_advisor.express import boundary
 from fusion_advisor.fingerprint import fingerprint
+from fusion_advisor.framework import exact
 from fusion_advisor.group import Found, Grouping
-from fusion_advisor.idiom import exact, name_of
+from fusion_advisor.idiom import name_of
 from fusion_advisor.rulebook import Rulebook
 
 

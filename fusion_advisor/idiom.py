@@ -1,18 +1,15 @@
-"""Which idiom a region is: seen in its structure for the name, and proven on numbers for the
-question whether one PyTorch op computes exactly the same.
+"""Which idiom a region is, seen in its structure and never in the model's names.
 
-The names are those of `rules/patterns`; their `order` decides between several that fit.
+The idioms are those of `rules/patterns`; their `order` decides between several that fit.
 """
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 
 from fusion_advisor.gates import Subject
+from fusion_advisor.lanes import evaluate, near
 from fusion_advisor.region import Expr, Region
 from fusion_advisor.rulebook import Rulebook
 
@@ -129,9 +126,7 @@ def _is_softmax(form: _Form) -> bool:
         if form.expr(arg).op == "sub" and form.expr(form.args(arg)[1]).op == "reduce"
     }
     sums = {i for i in form.reductions("sum") if form.args(i)[0] in shifted}
-    return any(
-        form.args(i)[0] in shifted and form.args(i)[1] in sums for i in form.all("div")
-    )
+    return any(form.args(i)[0] in shifted and form.args(i)[1] in sums for i in form.all("div"))
 
 
 def _mean_squares(form: _Form) -> Iterator[int]:
@@ -187,16 +182,23 @@ def _is_residual_norm(form: _Form) -> bool:
     )
 
 
+_SAMPLES = (-2.3, -0.7, 0.4, 1.9)
+
+
 def _is_gelu_tanh(form: _Form) -> bool:
     """A tanh of sqrt(2/pi) (u + 0.044715 u^3) of some value u."""
-    for tanh in form.all("tanh"):
-        inner = form.args(tanh)[0]
-        for u in form.behind(inner, ("add", "mul", "pow")):
-            got = [_evaluate(form.region, inner, {u: x}) for x in _SAMPLES]
-            wanted = [0.7978845608 * (x + 0.044715 * x**3) for x in _SAMPLES]
-            if all(g is not None and _near(g, w) for g, w in zip(got, wanted, strict=True)):
-                return True
-    return False
+    return any(
+        all(_gives(form, arg, u, x, 0.7978845608 * (x + 0.044715 * x**3)) for x in _SAMPLES)
+        for tanh in form.all("tanh")
+        for arg in form.args(tanh)
+        for u in form.behind(arg, ("add", "mul", "pow"))
+    )
+
+
+def _gives(form: _Form, number: int, u: int, x: float, wanted: float) -> bool:
+    """The value is `wanted` where `u` is `x`."""
+    got = evaluate(form.region, {u: [x]}, [number])
+    return got is not None and len(got[number]) == 1 and near(got[number][0], wanted)
 
 
 def _factors(form: _Form, number: int) -> list[int]:
@@ -225,185 +227,3 @@ _BY_FORM: dict[str, Callable[[_Form], bool]] = {
     "gelu-tanh": _is_gelu_tanh,
     "swiglu": _is_swiglu,
 }
-
-
-# -- exactly one op --------------------------------------------------------------------------------
-
-Lanes = list[float]
-"""One value along a short row; a single lane where it does not change along it."""
-
-_SAMPLES = (-2.3, -0.7, 0.4, 1.9)
-_LANES = 5
-
-_SCALAR: dict[str, Callable[..., float]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "neg": lambda a: -a,
-    "abs": abs,
-    "exp": math.exp,
-    "exp2": lambda a: 2.0**a,
-    "log": math.log,
-    "sqrt": math.sqrt,
-    "rsqrt": lambda a: 1.0 / math.sqrt(a),
-    "tanh": math.tanh,
-    "erf": math.erf,
-    "sigmoid": lambda a: 1.0 / (1.0 + math.exp(-a)),
-    "pow": lambda a, b: a**b,
-    "maximum": max,
-    "minimum": min,
-}
-
-_COMBINE: dict[str, Callable[[Lanes], float]] = {
-    "sum": math.fsum, "max": max, "min": min, "prod": math.prod,
-}  # fmt: skip
-
-
-def _near(got: float, wanted: float) -> bool:
-    return math.isclose(got, wanted, rel_tol=1e-6, abs_tol=1e-12)
-
-
-def _number(text: str) -> float:
-    """A constant as the region spells it."""
-    return float({"True": "1", "False": "0"}.get(text, text))
-
-
-def _evaluate(region: Region, number: int, given: dict[int, float]) -> float | None:
-    """A value without rows from the values given; None where it needs others."""
-    row = _rows(region, {i: [x] for i, x in given.items()}, [number])
-    return row[number][0] if row and len(row[number]) == 1 else None
-
-
-def _rows(region: Region, given: dict[int, Lanes], wanted: Sequence[int]) -> dict[int, Lanes] | None:
-    """The values wanted, on one short row; None where an op has no scalar form here."""
-    values = dict(given)
-
-    def value(number: int) -> Lanes:
-        if number in values:
-            return values[number]
-        expr = region.exprs[number]
-        if expr.op == "const":
-            found = [_number(expr.attr[0])]
-        elif expr.op == "size":
-            found = [float(_LANES)]
-        elif expr.op in _TRANSPARENT:
-            found = value(expr.args[0])
-        elif expr.op == "reduce":
-            found = [_COMBINE[expr.attr[0]](value(expr.args[0]))]
-        else:
-            operands = [value(arg) for arg in expr.args]
-            width = max(map(len, operands))
-            columns = [lanes * width if len(lanes) == 1 else lanes for lanes in operands]
-            found = [_SCALAR[expr.op](*one) for one in zip(*columns, strict=True)]
-        values[number] = found
-        return found
-
-    try:
-        for number in wanted:
-            value(number)
-    except (KeyError, ValueError, ZeroDivisionError, OverflowError, TypeError):
-        return None  # not one of the idioms: they are defined on these numbers
-    return values
-
-
-Formula = Callable[..., Lanes]
-
-
-def _softmax(eps: float, x: Lanes) -> Lanes:
-    total = math.fsum(map(math.exp, x))
-    return [math.exp(a) / total for a in x]
-
-
-def _rms_norm(eps: float, x: Lanes, *weight: Lanes) -> Lanes:
-    scale = 1.0 / math.sqrt(math.fsum(a * a for a in x) / len(x) + eps)
-    return _affine([a * scale for a in x], *weight)
-
-
-def _layer_norm(eps: float, x: Lanes, *weight: Lanes) -> Lanes:
-    mean = math.fsum(x) / len(x)
-    return _rms_norm(eps, [a - mean for a in x], *weight)
-
-
-def _affine(x: Lanes, weight: Lanes | None = None, bias: Lanes | None = None) -> Lanes:
-    scaled = [a * w for a, w in zip(x, weight or [1.0] * len(x), strict=True)]
-    return [a + b for a, b in zip(scaled, bias or [0.0] * len(x), strict=True)]
-
-
-def _gelu_tanh(eps: float, x: Lanes) -> Lanes:
-    return [
-        0.5 * a * (1.0 + math.tanh(0.7978845608 * (a + 0.044715 * a**3))) for a in x
-    ]
-
-
-_EXACT: dict[str, tuple[Formula, int]] = {
-    "softmax": (_softmax, 0),
-    "rms-norm": (_rms_norm, 1),
-    "layer-norm": (_layer_norm, 2),
-    "gelu-tanh": (_gelu_tanh, 0),
-}
-"""What each op computes on one row, and how many vectors it takes beside the row."""
-
-
-def exact(subject: Subject, name: str) -> str:
-    """The PyTorch line that computes exactly this region; empty when there is none.
-
-    One full-size input, the op's vectors, one output of the input's size and dtype, and the same
-    numbers on a sample row.
-    """
-    rule, known = subject.rulebook.patterns.get(name), _EXACT.get(name)
-    if subject.expressed is None or rule is None or not rule.framework or known is None:
-        return ""
-    region, (formula, vectors) = subject.expressed.region, known
-    loads = [i for i in region.live if region.exprs[i].op == "load"]
-    row = region.reduced
-    full = [i for i in loads if region.depends[i] == frozenset(region.sizes)]
-    extra = [i for i in loads if i not in full]
-    if len(full) != 1 or len(region.outputs) != 1 or len(extra) > vectors:
-        return ""
-    output, source = region.outputs[0], region.inputs[region.exprs[full[0]].attr]
-    same = output.tensor.shape == source.shape and output.tensor.dtype == source.dtype
-    if not same or any(region.depends[i] != row for i in extra):
-        return ""
-    eps = _matching_eps(region, formula, full[0], extra)
-    return "" if eps is None else _spelled(rule.framework, region, full[0], eps, len(extra))
-
-
-def _matching_eps(region: Region, formula: Formula, x: int, extra: Sequence[int]) -> float | None:
-    """The constant of the region with which the formula gives the region's numbers."""
-    draw = random.Random(0)
-    result = region.outputs[0].value
-    # On a row of small values an eps shows.
-    samples = [
-        {i: [scale * draw.uniform(-2.0, 2.0) for _ in range(_LANES)] for i in (x, *extra)}
-        for scale in (1.0, 1e-3)
-    ]
-    got = [_rows(region, dict(sample), [result]) for sample in samples]
-    constants = [region.exprs[i] for i in region.live if region.exprs[i].op == "const"]
-    choices = {float(c.attr[0]) for c in constants if c.dtype in ("float32", "float64")}
-    for order in permutations(extra):
-        for eps in sorted(choices | {0.0}):
-            wanted = [formula(eps, s[x], *(s[i] for i in order)) for s in samples]
-            if all(
-                g is not None
-                and len(g[result]) == _LANES
-                and all(map(_near, g[result], w))
-                for g, w in zip(got, wanted, strict=True)
-            ):
-                return eps
-    return None
-
-
-def _spelled(line: str, region: Region, x: int, eps: float, vectors: int) -> str:
-    """The rulebook's line with this region's dimension and constants."""
-    dims = region.input_dims[region.exprs[x].attr]
-    reduced = [d for d, axes in enumerate(dims) if axes and set(axes) <= region.reduced]
-    if reduced and "dim=-1" in line:
-        if len(reduced) != 1:
-            return ""
-        return line if reduced[0] == len(dims) - 1 else line.replace("dim=-1", f"dim={reduced[0]}")
-    if reduced and len(dims) - 1 not in reduced:
-        return ""
-    for name in ("weight", "bias")[vectors:]:
-        line = line.replace(f", {name}", f", {name}=None" if name == "weight" else ", None")
-    return line.replace("weight=None", "None").replace("eps", repr(eps))

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -385,6 +386,8 @@ class _Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if func is aten.convolution.default:
+            result = _as_cudnn_lays_out(result, args[0], args[1])
         if _qualified(func) in _IGNORED:
             return result
         self._record(func, args, kwargs, result)
@@ -577,6 +580,17 @@ def _kept_whole(
     results = tuple(_Slot(0, index) if output else None for index, output in enumerate(outputs))
     single = not isinstance(example, (tuple, list))
     return _Expansion((launch,), results[0] if single and results else results)
+
+
+def _as_cudnn_lays_out(result: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    """cuDNN answers channels-last when input or weight is; the CPU build's fakes do not."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = formats.get(result.dim())
+    if wanted is None or x.dtype == torch.float64:
+        return result
+    if wanted not in (suggest_memory_format(x), suggest_memory_format(weight)):
+        return result
+    return torch.empty_like(result, memory_format=wanted)
 
 
 # Layouts.

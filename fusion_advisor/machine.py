@@ -27,7 +27,9 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(line.strip() for line in found.stdout.splitlines() if line.strip())
 
 
-def choose_device(name: str | None, rulebook: Rulebook, gpus: tuple[str, ...]) -> tuple[Device, str]:
+def choose_device(
+    name: str | None, rulebook: Rulebook, gpus: tuple[str, ...]
+) -> tuple[Device, str]:
     """The device asked for, else the local GPU's, else the default; and how it was chosen."""
     if name is not None:
         return rulebook.device(name), f"device={rulebook.device(name).name}"

@@ -34,7 +34,7 @@ from fusion_advisor.scenario import Scenario
 
 aten = torch.ops.aten
 
-_CONSTANT_ELEMENTS = 4096
+_CONSTANT_ELEMENTS = 1 << 16
 _FACTORIES = {
     aten.linspace.default,
     aten.arange.default,

@@ -264,17 +264,15 @@ def _packing(
 def _greedy(component: Component, judge: Judge) -> Partition:
     """Grow sets in topological order, each launch joining the set where it saves most; then
     dissolve what the judge does not accept."""
-    sets: list[int] = []
+    growing = _Growing(component)
     for number in range(component.count):
         one, decided = 1 << number, (1 << (number + 1)) - 1
         options: list[tuple[float, int]] = []
-        for k, mask in enumerate(sets):
+        for k, mask in enumerate(growing.sets):
+            if not mask & component.near[number] or not growing.may_join(number, k):
+                continue
             grown = mask | one
-            if not mask & component.near[number] or not compatible(component, grown):
-                continue
             if judge(grown).hopeless:
-                continue
-            if not acyclic(component, [*sets[:k], grown, *sets[k + 1 :]]):
                 continue
             saved = (
                 least_us(component, mask, decided)
@@ -283,11 +281,8 @@ def _greedy(component: Component, judge: Judge) -> Partition:
             )
             options.append((saved, k))
         gain, k = max(options, default=(0.0, -1))
-        if k >= 0 and gain > 0:
-            sets[k] |= one
-        else:
-            sets.append(one)
-    chosen = tuple(mask for mask in sets if mask & (mask - 1) and judge(mask).accepted)
+        growing.place(number, k if gain > 0 else -1)
+    chosen = tuple(mask for mask in growing.sets if mask & (mask - 1) and judge(mask).accepted)
     covered = 0
     total = 0.0
     for mask in chosen:
@@ -296,3 +291,39 @@ def _greedy(component: Component, judge: Judge) -> Partition:
     total += sum(component.alone_us[i] for i in bits(component.everything & ~covered))
     bound = least_us(component, component.everything, component.everything)
     return Partition(chosen, total, bound, False)
+
+
+class _Growing:
+    """Sets that grow one launch at a time in topological order, with what must run before each, so
+    that a cycle is seen before it is closed."""
+
+    def __init__(self, component: Component) -> None:
+        self._component = component
+        self.sets: list[int] = []
+        self._before: list[int] = []
+
+    def may_join(self, number: int, k: int) -> bool:
+        """Nothing bars the launch from set k, and no set between them waits for set k."""
+        mask = self.sets[k]
+        if self._component.apart[number] & mask:
+            return False
+        direct = self._component.above[number]
+        return not any(
+            other & direct and self._before[n] & mask
+            for n, other in enumerate(self.sets)
+            if n != k
+        )
+
+    def place(self, number: int, k: int) -> None:
+        """Put the launch into set k, or into a set of its own when k is negative."""
+        if k < 0:
+            k = len(self.sets)
+            self.sets.append(0)
+            self._before.append(0)
+        for n, other in enumerate(self.sets):
+            if n != k and other & self._component.above[number]:
+                self._before[k] |= other | self._before[n]
+        self.sets[k] |= 1 << number
+        for n in range(len(self.sets)):
+            if self._before[n] & self.sets[k]:
+                self._before[n] |= self._before[k] | self.sets[k]

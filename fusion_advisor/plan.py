@@ -20,6 +20,8 @@ class Planned:
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
     """Try every schedule on a region."""
+    if not any(region.exprs[i].op == "load" for i in region.live):
+        return Planned((), (Refused("no-schedule", "it reads no tensor that names the device"),))
     plans: list[Plan] = []
     refusals: list[Refused] = []
     for schedule in SCHEDULES:

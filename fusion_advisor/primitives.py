@@ -88,7 +88,7 @@ PRIMITIVES: dict[str, Primitive] = {
     ),
     "floor": Primitive("tl.floor({0})", exact=True),
     "ceil": Primitive("tl.ceil({0})", exact=True),
-    "round": Primitive("libdevice.rint({0})", exact=True),
+    "rint": Primitive("libdevice.rint({0})", exact=True),
     "trunc": Primitive("libdevice.trunc({0})", exact=True),
     "maximum": Primitive(
         "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",

@@ -14,10 +14,13 @@ from fusion_advisor.express import Expressed
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import Op
 from fusion_advisor.records import Arg, Node, Ref, Symbol
+from fusion_advisor.region import NARROW_FLOATS
 from fusion_advisor.schedules.text import Names
 
 _DROPPED = ("layout", "pin_memory", "non_blocking")
 """Keywords that say where a tensor lives, not what it holds."""
+_SQUEEZES = ("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
+"""What these drop depends on the sizes: written as the view that they are."""
 
 
 def reference_lines(
@@ -30,11 +33,11 @@ def reference_lines(
     lines: list[str] = []
     device = next(iter(inputs.values()))
 
-    def shape_of(ref: Ref) -> str:
+    def shape_of(ref: Ref) -> list[str]:
         dims = expressed.dims.get(ref)
         if dims is None:
-            return _tuple([str(n) for n in flow.annotated.tensors[ref].shape])
-        return _tuple([" * ".join(sizes[a] for a in dim) or "1" for dim in dims])
+            return [str(n) for n in flow.annotated.tensors[ref].shape]
+        return [" * ".join(sizes[a] for a in dim) or "1" for dim in dims]
 
     def text_of(ref: Ref) -> str:
         if ref not in texts:
@@ -49,7 +52,7 @@ def reference_lines(
         lines.append(f"{name} = {call}")
         single = len(node.outputs) == 1
         for i in range(len(node.outputs)):
-            texts[Ref(node.name, i)] = name if single else f"{name}[{i}]"
+            texts[Ref(node.name, i)] = name if single else f"{name}[{i}]{_widened(node, i)}"
 
     for number in expressed.members:
         if Ref(flow.nodes[number].name) not in texts:
@@ -59,8 +62,10 @@ def reference_lines(
     return lines
 
 
-def _call(node: Node, operands: list[str], shape: str, device: str) -> str:
+def _call(node: Node, operands: list[str], shape: list[str], device: str) -> str:
     """One aten call. An in-place op is called by its functional overload."""
+    if node.op in _SQUEEZES:
+        return f"torch.ops.aten.view.default({operands[0]}, {_tuple(shape)})"
     op = REGISTRY[node.op]
     namespace, base, overload = node.op.split(".", 2)
     functional = base[:-1] if node.mutates and base.endswith("_") else base
@@ -76,9 +81,19 @@ def _call(node: Node, operands: list[str], shape: str, device: str) -> str:
     return f"torch.ops.{namespace}.{functional}.{overload}({', '.join(written)})"
 
 
-def _sized(op: Op, place: int, raw: list[str], shape: str) -> str:
+def _sized(op: Op, place: int, raw: list[str], shape: list[str]) -> str:
     template = op.sizes.get(place)
-    return template.format(*raw, shape=shape) if template else raw[place]
+    if not template:
+        return raw[place]
+    return template.format(*raw, shape=_tuple(shape), size=" * ".join(shape))
+
+
+def _widened(node: Node, number: int) -> str:
+    """The statistics of a narrow norm are float32 on CUDA and narrow on a CPU."""
+    first, tensor = node.outputs[0], node.outputs[number]
+    if first is None or tensor is None or first.dtype not in NARROW_FLOATS:
+        return ""
+    return ".float()" if tensor.dtype == "float32" else ""
 
 
 def _argument(arg: Arg, operands: Iterator[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -299,7 +299,8 @@ def load_report(file: Path) -> Report:
         raise UsageError(f"{file}: {error.strerror}; expected a report.json") from error
     except ValueError as error:
         raise UsageError(f"{file}: not JSON ({error}); expected a report.json") from error
-    version = content.get("schema_version") if isinstance(content, dict) else None
+    fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+    version = fields.get("schema_version")
     if version is None:
         raise UsageError(f"{file}: no schema_version; expected a report of fusion-advisor")
     if version != SCHEMA_VERSION:

@@ -27,8 +27,8 @@ class Fix:
     change: str
 
 
-def action(finding: Finding, rulebook: Rulebook, file: str) -> Action:
-    """The advice on a finding; `file` is where its kernel goes."""
+def action(finding: Finding, rulebook: Rulebook) -> Action:
+    """The advice on a finding."""
     decision = finding.decision
     count = len(decision.subject.launches)
     if not decision.accepted:
@@ -38,12 +38,12 @@ def action(finding: Finding, rulebook: Rulebook, file: str) -> Action:
         text = f"One PyTorch op computes these {count} launches in as few bytes."
         return Action("framework", text, finding.framework)
     limit = rulebook.route.inductor_max_ops.count
-    if count <= limit and all(decision.subject.cost(i).pattern == "pointwise"
-                              for i in decision.subject.launches):
+    patterns = {decision.subject.cost(i).pattern for i in decision.subject.launches}
+    if count <= limit and patterns == {"pointwise"}:
         text = f"A chain of {count} pointwise ops is what Inductor fuses: compile the model."
         return Action("inductor", text, "model = torch.compile(model)")
     text = f"Call the emitted kernel in place of these {count} launches."
-    return Action("triton", text, f"from {finding.name} import {finding.name}  # {file}")
+    return Action("triton", text, f"from {finding.name} import {finding.name}")
 
 
 def fix(decision: Decision) -> Fix | None:
@@ -68,9 +68,7 @@ def _change(decision: Decision, gate: GateResult) -> str:
         return f"rows of at most {int(row * gate.limit / gate.measured)} elements; here {row}"
     if gate.name == "compute-bound":
         over = [
-            subject.flow.nodes[i].name
-            for i in subject.launches
-            if not subject.cost(i).memory_bound
+            subject.flow.nodes[i].name for i in subject.launches if not subject.cost(i).memory_bound
         ]
         return f"leave out {', '.join(over)}"
     return subject.rulebook.gate(gate.name).fix

@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.frames import choose, source_of_frame, source_of_traceback
-from fusion_advisor.launching import Launcher, identifier
+from fusion_advisor.launching import Launcher, describe, identifier
 from fusion_advisor.opaque import opaque_triton
 from fusion_advisor.records import NodeKind, Ref, Source
 from fusion_advisor.recurrent import whole_recurrent_layers
@@ -167,6 +167,7 @@ def _export(
     fake: FakeTensorMode,
     dynamic: bool,
 ) -> Traced:
+    """Export's graph; UnknownSize when a size in it has no number, which a plain run may give."""
     shapes = None
     if dynamic:
         auto = torch.export.Dim.AUTO
@@ -178,6 +179,10 @@ def _export(
         shapes = pytree.tree_map(sizes, dict(bound.arguments))
     with fake:
         program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            describe(value)
     return from_program(program)
 
 

@@ -126,6 +126,10 @@ def _default_tokens(config: Any) -> int:
     return min([_DEFAULT_TOKENS, *(n for n in longest if isinstance(n, int) and n > 0)])
 
 
+def _tensors_of(layer: Any) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in vars(layer).items() if torch.is_tensor(value)}
+
+
 class _Decode(torch.nn.Module):
     """One token [B, 1] against a static cache that is full but for its last place."""
 
@@ -134,16 +138,16 @@ class _Decode(torch.nn.Module):
         self.model = model
         self.cache = cache
         for index, layer in enumerate(cache.layers):
-            self.register_buffer(f"keys_{index}", layer.keys, persistent=False)
-            self.register_buffer(f"values_{index}", layer.values, persistent=False)
+            for name, tensor in _tensors_of(layer).items():
+                self.register_buffer(f"{name}_{index}", tensor, persistent=False)
         self.position: torch.Tensor
         self.register_buffer("position", torch.full((1,), length - 1), persistent=False)
         self.takes = inspect.signature(model.forward).parameters
 
     def forward(self, input_ids: torch.Tensor) -> Any:
         for index, layer in enumerate(self.cache.layers):
-            layer.keys = getattr(self, f"keys_{index}")
-            layer.values = getattr(self, f"values_{index}")
+            for name in _tensors_of(layer):
+                setattr(layer, name, getattr(self, f"{name}_{index}"))
         options: dict[str, Any] = {"position_ids": self.position[None]}
         if "cache_position" in self.takes:
             options["cache_position"] = self.position

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusion_advisor.express import bytes_crossing
+from fusion_advisor.express import fused_traffic
 from fusion_advisor.gates.base import Reading, Subject
 
 
@@ -10,7 +10,7 @@ def fused_bytes(subject: Subject) -> int:
     """The plan's bytes; without a plan, what must cross the border at least."""
     if subject.plan is not None:
         return subject.plan.bytes_read + subject.plan.bytes_written
-    return sum(bytes_crossing(subject.flow, subject.border))
+    return fused_traffic(subject.flow, subject.border)
 
 
 def measure(subject: Subject) -> Reading:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fusion_advisor.ops.registry import Call, creation, formula, pointwise
 from fusion_advisor.records import Arg
@@ -12,6 +13,12 @@ from fusion_advisor.region import Builder, Scalar, Value
 def _filled(b: Builder, value: Scalar) -> Value:
     assert b.out is not None
     return b.full(b.out.shape, value, b.out.dtype)
+
+
+def _filled_like(b: Builder, x: Value, value: Scalar) -> Value:
+    """A scalar over the dimensions of another value."""
+    assert b.out is not None
+    return replace(b.const(value, b.out.dtype), dims=x.dims)
 
 
 @creation("aten.full.default", sizes={0: "{shape}"})
@@ -41,17 +48,17 @@ def _nothing_read(call: Call) -> tuple[int, int]:
 
 @creation("aten.full_like.default", traffic=_nothing_read)
 def full_like(b: Builder, x: Value, value: Scalar, **_: Arg) -> Value:
-    return _filled(b, value)
+    return _filled_like(b, x, value)
 
 
 @creation("aten.zeros_like.default", traffic=_nothing_read)
 def zeros_like(b: Builder, x: Value, **_: Arg) -> Value:
-    return _filled(b, 0)
+    return _filled_like(b, x, 0)
 
 
 @creation("aten.ones_like.default", traffic=_nothing_read)
 def ones_like(b: Builder, x: Value, **_: Arg) -> Value:
-    return _filled(b, 1)
+    return _filled_like(b, x, 1)
 
 
 @creation("aten.new_zeros.default", sizes={1: "{shape}"}, traffic=_nothing_read)
@@ -76,17 +83,17 @@ def _ramp(b: Builder, start: Scalar, step: Scalar) -> Value:
     return scaled if start == 0 else scaled + start
 
 
-@creation("aten.arange.default")
+@creation("aten.arange.default", sizes={0: "{size}"})
 def arange(b: Builder, end: Scalar, **_: Arg) -> Value:
     return _ramp(b, 0, 1)
 
 
-@creation("aten.arange.start")
+@creation("aten.arange.start", sizes={1: "{0} + {size}"})
 def arange_start(b: Builder, start: Scalar, end: Scalar, **_: Arg) -> Value:
     return _ramp(b, start, 1)
 
 
-@creation("aten.arange.start_step")
+@creation("aten.arange.start_step", sizes={1: "{0} + {size} * {2}"})
 def arange_step(b: Builder, start: Scalar, end: Scalar, step: Scalar = 1, **_: Arg) -> Value:
     return _ramp(b, start, step)
 

@@ -148,13 +148,13 @@ def _pair(value: object, count: int) -> tuple[int, ...]:
 
 def _covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: int) -> int:
     """Distinct positions of one dimension that some window touches."""
-    touched = {
-        place
-        for start in range(out)
-        for tap in range(kernel)
-        if 0 <= (place := start * stride - pad + tap * dilation) < size
-    }
-    return len(touched)
+    touched = bytearray(size)
+    for tap in range(kernel):
+        first = tap * dilation - pad
+        skipped = max(0, -(first // stride)) if first < 0 else 0
+        places = range(first + skipped * stride, min(size, first + out * stride), stride)
+        touched[places.start : places.stop : stride] = b"\1" * len(places)
+    return sum(touched)
 
 
 def _pooling(spatial: int, dilated: bool) -> Traffic:

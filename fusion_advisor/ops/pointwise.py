@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from fusion_advisor.ops.registry import Call, Meaning, meaning_of, pointwise
 from fusion_advisor.records import Arg
@@ -57,7 +58,7 @@ for _name in ["floor", "ceil", "trunc"]:
 
 @pointwise("aten.round.default", discrete=True)
 def round_half_even(b: Builder, x: Value) -> Value:
-    return b.apply("round", x) if x.logical in FLOAT_DTYPES else x
+    return b.apply("rint", x) if x.logical in FLOAT_DTYPES else x
 
 
 @pointwise("aten.frac.default", discrete=True)
@@ -67,6 +68,8 @@ def frac(b: Builder, x: Value) -> Value:
 
 @pointwise("aten.add.Tensor", "aten.add.Scalar")
 def add(b: Builder, x: Value, y: Operand, alpha: Scalar = 1) -> Value:
+    if x.dtype == "bool":
+        return b.apply("or", x, y)
     return x + (
         y if alpha == 1 else b.apply("mul", y, alpha) if isinstance(y, Value) else y * alpha
     )
@@ -86,7 +89,7 @@ def rsub(b: Builder, x: Value, y: Operand, alpha: Scalar = 1) -> Value:
 
 @pointwise("aten.mul.Tensor", "aten.mul.Scalar")
 def mul(b: Builder, x: Value, y: Operand) -> Value:
-    return b.apply("and", x, y) if x.dtype == "bool" and isinstance(y, Value) else x * y
+    return b.apply("and", x, y) if x.dtype == "bool" else x * y
 
 
 def _floor_mod(b: Builder, x: Value, y: Operand) -> Value:
@@ -109,7 +112,18 @@ def div_mode(b: Builder, x: Value, y: Operand, rounding_mode: str | None = None)
         return x / y
     if x.dtype not in ("float32", "float64"):
         raise NotExpressible("an integer division with rounding")
-    return b.apply("floor" if rounding_mode == "floor" else "trunc", x / y)
+    return _floor_div(b, x, y) if rounding_mode == "floor" else b.apply("trunc", x / y)
+
+
+def _floor_div(b: Builder, x: Value, y: Operand) -> Value:
+    """As eager: from the exact remainder, so that no rounding of the quotient crosses a step."""
+    rest = b.apply("fmod", x, y)
+    quotient = (x - rest) / y
+    below = b.apply("lt", b.apply("mul", rest, y), 0.0)
+    whole = b.apply("rint", b.apply("where", below, quotient - 1.0, quotient))
+    if not isinstance(y, Value):
+        return whole if y else x / y
+    return b.apply("where", b.apply("eq", y, 0.0), x / y, whole)
 
 
 @pointwise("aten.remainder.Scalar", "aten.remainder.Tensor", discrete=True)
@@ -119,6 +133,8 @@ def remainder(b: Builder, x: Value, y: Operand) -> Value:
 
 @pointwise("aten.fmod.Scalar", "aten.fmod.Tensor", discrete=True)
 def fmod(b: Builder, x: Value, y: Operand) -> Value:
+    if x.dtype not in ("float32", "float64"):
+        raise NotExpressible("an integer remainder")
     return b.apply("fmod", x, y)
 
 
@@ -349,6 +365,8 @@ def lerp(b: Builder, x: Value, end: Value, weight: Operand) -> Value:
 
 @pointwise("aten.addcmul.default")
 def addcmul(b: Builder, x: Value, t1: Value, t2: Value, value: Scalar = 1) -> Value:
+    if isinstance(value, float) and x.dtype not in ("float32", "float64"):
+        raise NotExpressible("integers times a fraction")
     product = t1 * t2
     return x + (product if value == 1 else product * value)
 
@@ -445,18 +463,17 @@ def _overwriting(name: str) -> Callable[[Meaning], Meaning]:
 
 @_overwriting("aten.copy.default")
 def copy(b: Builder, target: Value, source: Value, non_blocking: bool = False) -> Value:
-    assert b.out is not None
-    return b.expand(_converted(b, source), b.out.shape)
+    return replace(_converted(b, source), dims=b.broadcast([target.dims, source.dims]))
 
 
 @_overwriting("aten.fill.Scalar")
 def fill(b: Builder, target: Value, value: Scalar) -> Value:
-    return b.full(target.shape, value, target.logical)
+    return replace(b.const(value, target.logical), dims=target.dims)
 
 
 @_overwriting("aten.zero.default")
 def zero(b: Builder, target: Value) -> Value:
-    return b.full(target.shape, 0, target.logical)
+    return fill(b, target, 0)
 
 
 # -- gradients -------------------------------------------------------------------------------------

@@ -41,34 +41,40 @@ def _count(b: Builder, x: Value, dim: Dims) -> Value:
     return b.cast(b.extent(x, _dims(dim)), x.dtype)
 
 
+def _extreme(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool = False) -> Value:
+    if x.dtype == "bool":
+        return b.apply("ne", b.reduce(op, b.cast(x, "int32"), dims, keepdim), 0)
+    return b.reduce(op, x, dims, keepdim)
+
+
 @reduction("aten.amax.default")
 def amax(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    return b.reduce("max", x, _dims(dim), keepdim)
+    return _extreme(b, "max", x, _dims(dim), keepdim)
 
 
 @reduction("aten.amin.default")
 def amin(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    return b.reduce("min", x, _dims(dim), keepdim)
+    return _extreme(b, "min", x, _dims(dim), keepdim)
 
 
 @reduction("aten.max.default")
 def max_all(b: Builder, x: Value) -> Value:
-    return b.reduce("max", x, ())
+    return _extreme(b, "max", x, ())
 
 
 @reduction("aten.min.default")
 def min_all(b: Builder, x: Value) -> Value:
-    return b.reduce("min", x, ())
+    return _extreme(b, "min", x, ())
 
 
 @reduction("aten.max.dim")
 def max_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return b.reduce("max", x, (dim,), keepdim), _arg(b, "argmax", x, (dim,), keepdim)
+    return _extreme(b, "max", x, (dim,), keepdim), _arg(b, "argmax", x, (dim,), keepdim)
 
 
 @reduction("aten.min.dim")
 def min_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return b.reduce("min", x, (dim,), keepdim), _arg(b, "argmin", x, (dim,), keepdim)
+    return _extreme(b, "min", x, (dim,), keepdim), _arg(b, "argmin", x, (dim,), keepdim)
 
 
 def _arg(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
@@ -101,20 +107,23 @@ def prod_dim(b: Builder, x: Value, dim: int, keepdim: bool = False, dtype: Arg =
 
 @reduction("aten.any.default", "aten.any.dim", "aten.any.dims", discrete=True)
 def any_(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    truth = x if x.dtype == "bool" else b.apply("ne", x, 0)
-    return b.apply("ne", b.reduce("max", b.cast(truth, "int32"), _dims(dim), keepdim), 0)
+    return _extreme(b, "max", _truth(b, x), _dims(dim), keepdim)
 
 
 @reduction("aten.all.default", "aten.all.dim", "aten.all.dims", discrete=True)
 def all_(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    truth = x if x.dtype == "bool" else b.apply("ne", x, 0)
-    return b.apply("ne", b.reduce("min", b.cast(truth, "int32"), _dims(dim), keepdim), 0)
+    return _extreme(b, "min", _truth(b, x), _dims(dim), keepdim)
+
+
+def _truth(b: Builder, x: Value) -> Value:
+    return x if x.dtype == "bool" else b.apply("ne", x, 0)
 
 
 def _moments(
     b: Builder, x: Value, dim: Dims, correction: Scalar | None, keepdim: bool
 ) -> tuple[Value, Value]:
-    """Variance and mean; the variance from the deviations, as eager's Welford is as exact."""
+    """Variance, and the mean with its dimensions kept; the variance from the deviations, as
+    eager's Welford is as exact."""
     dims = _dims(dim)
     count = _count(b, x, dim)
     centre = b.reduce("sum", x, dims, True) / count
@@ -122,7 +131,17 @@ def _moments(
     lost = 1 if correction is None else correction
     free = count if lost == 0 else b.apply("maximum", count - lost, 0.0)
     variance = b.reduce("sum", deviation * deviation, dims, keepdim) / free
-    return variance, centre if keepdim else b.reduce("sum", x, dims, False) / count
+    return variance, centre
+
+
+def _mean_of(b: Builder, x: Value, centre: Value, dim: Dims, keepdim: bool) -> Value:
+    """The mean that goes with a variance, as exact as Welford's and NaN where that is: corrected
+    by what the deviations leave. Counted as part of the variance's own pass."""
+    flops, special = b.flops, b.special_flops
+    left = b.reduce("sum", x - centre, _dims(dim), keepdim) / _count(b, x, dim)
+    mean = b.reshape(centre, left.shape) + left
+    b.flops, b.special_flops = flops, special
+    return mean
 
 
 @reduction("aten.var.correction")
@@ -143,7 +162,8 @@ def std(
 def var_mean(
     b: Builder, x: Value, dim: Dims = None, correction: Scalar | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    return _moments(b, x, dim, correction, keepdim)
+    variance, centre = _moments(b, x, dim, correction, keepdim)
+    return variance, _mean_of(b, x, centre, dim, keepdim)
 
 
 @reduction("aten.linalg_vector_norm.default")
@@ -215,7 +235,8 @@ def layer_norm(
     dims = tuple(range(-len(shape), 0))
     variance, centre = _moments(b, x, dims, 0, True)
     scale = b.apply("rsqrt", variance + eps)
-    return _scaled((x - centre) * scale, weight, bias), centre, scale
+    normal = _scaled((x - centre) * scale, weight, bias)
+    return normal, _mean_of(b, x, centre, dims, True), scale
 
 
 @reduction("aten._fused_rms_norm.default", sizes=_LAST)

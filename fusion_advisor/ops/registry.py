@@ -70,7 +70,8 @@ class Op:
     """A small change of an operand can change the result by a step."""
     sizes: Mapping[int, str] = field(default_factory=dict[int, str])
     """Arguments that repeat sizes, so that the eager reference serves other sizes too: Python
-    text by position, with `{0}` for the first argument and `{shape}` for the result's shape."""
+    text by position, with `{0}` for the first argument, `{shape}` for the result's shape and
+    `{size}` for its elements."""
 
 
 REGISTRY: dict[str, Op] = {}
@@ -167,9 +168,7 @@ def state(
     """
     if op.meaning is None:
         raise NotExpressible(f"{op.name} has no meaning in the registry")
-    out = node.out
-    builder.out, builder.label = out, label or node.name
-    held = compute_dtype(out.dtype)
+    held = compute_dtype(node.out.dtype)
 
     def ready(arg: Arg) -> Any:
         if isinstance(arg, Ref):
@@ -181,6 +180,7 @@ def state(
 
     args = [ready(arg) for arg in node.args]
     kwargs = {name: ready(value) for name, value in node.kwargs}
+    builder.out, builder.label = node.out, label or node.name  # operands may have set others
     try:
         result: Any = op.meaning(builder, *args, **kwargs)
     except TypeError as error:

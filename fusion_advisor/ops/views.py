@@ -30,6 +30,8 @@ def reshape(b: Builder, x: Value, *_: Arg, **__: Arg) -> Value:
 
 @view(
     "aten.unsqueeze.default",
+    "aten.unsqueeze_.default",
+    "aten.squeeze_.dim",
     "aten.squeeze.default",
     "aten.squeeze.dim",
     "aten.squeeze.dims",
@@ -65,7 +67,8 @@ def expand(b: Builder, x: Value, shape: Sequence[int], implicit: bool = False) -
     return b.expand(x, shape)
 
 
-@view("aten.slice.Tensor", "aten.narrow.default", "aten.select.int")
+@view("aten.slice.Tensor", sizes={3: "9223372036854775807"})
+@view("aten.select.int")
 def part(b: Builder, x: Value, *_: Arg, **__: Arg) -> Value:
     if _shape(b) == x.shape:
         return x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -80,8 +80,12 @@ def _shares(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _ranked(title: str, rows: list[GroupRow], top: int, say: object) -> Iterator[RenderableType]:
-    assert callable(say)
+def _ranked(
+    title: str,
+    rows: list[GroupRow],
+    top: int,
+    say: Callable[[GroupRow], Iterator[RenderableType]],
+) -> Iterator[RenderableType]:
     count = f"{title}: {len(rows)}" if rows else f"{title}: none"
     shown = [line for row in rows[:top] for line in say(row)]
     if len(rows) > top:

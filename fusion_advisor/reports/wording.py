@@ -37,7 +37,8 @@ def gate(row: GateRow | None) -> str:
         return "no gate decides"
     if row.measured is None:
         return f"{row.name}: {row.why}"
-    return f"{row.name} {number(row.measured)} {row.unit}, needs {row.comparison} {number(row.limit)}"
+    needs = f"needs {row.comparison} {number(row.limit)}"
+    return f"{row.name} {number(row.measured)} {row.unit}, {needs}"
 
 
 def gain(group: GroupRow) -> str:
@@ -52,7 +53,8 @@ def kernel(group: GroupRow) -> str:
     parts = [row.status]
     if row.check is not None and row.check.passed:
         on = "Triton's interpreter" if row.check.where == "interpreter" else row.check.where
-        parts.append(f"checked on {on} with {len(row.check.shapes)} shapes, {row.check.seeds} seeds")
+        shapes = f"{len(row.check.shapes)} shapes"
+        parts.append(f"checked on {on} with {shapes}, {row.check.seeds} seeds")
     if row.resources is not None:
         parts.append(f"{row.resources.registers} registers, {row.resources.spill_bytes} B spilled")
     if row.why:

@@ -112,9 +112,10 @@ def gaps(access: Access, groups: Sequence[Group]) -> dict[str, tuple[Group, ...]
     """How the tensor steps along each group that it depends on: the groups whose extents multiply
     to its step when it is dense there, or None when the step is a run-time stride.
 
-    `groups` are all groups, outermost first.
+    `groups` are all groups of the plan; the tensor's own order decides which lie within which.
     """
     present = [group for group in groups if group.axes and group.step(access)]
+    present.sort(key=lambda group: -group.step(access))
     found: dict[str, tuple[Group, ...] | None] = {}
     for place, group in enumerate(present):
         later = tuple(present[place + 1 :])

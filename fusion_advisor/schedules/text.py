@@ -121,7 +121,10 @@ class Body:
         if not any(group.name in steps for group in groups):
             return ""
         after = steps.get(groups[-1].name)
-        if all(steps.get(group.name) is not None for group in groups) and after is not None:
+        if after is not None and all(
+            steps.get(group.name) == (*groups[place + 1 :], *after)
+            for place, group in enumerate(groups)
+        ):
             return self._times(linear, after)
         terms: list[str] = []
         for group in groups:
@@ -242,6 +245,8 @@ class Body:
         if expr.op == "reduce":
             return self._reduce(expr, operands[0])
         primitive = PRIMITIVES[expr.op]
+        if not primitive.text.startswith("("):
+            operands = [self._typed(arg) for arg in expr.args]
         held = self.plan.region.exprs[expr.args[-1]].dtype
         template = primitive.text
         if held == "float64" and primitive.double:
@@ -251,6 +256,13 @@ class Body:
         elif held == "float32" and self.precise and primitive.precise:
             template = primitive.precise
         return _filled(template, operands)
+
+    def _typed(self, number: int) -> str:
+        """An operand of a function, to which Triton hands bare numbers as float32 or int32."""
+        expr, text = self.plan.region.exprs[number], self.texts[number]
+        if expr.op != "const" or expr.dtype in ("float32", "int32", "int64", "bool"):
+            return text
+        return f"tl.full((), {text}, {language_dtype(expr.dtype)})"
 
     def _extent(self, expr: Expr) -> str:
         for groups in (self.plan.inner, self.plan.outer):

@@ -418,3 +418,33 @@ def test_json_keeps_every_constant() -> None:
     types = [[type(arg) for arg in n.args] for n in again.nodes]
     assert types == [[type(arg) for arg in n.args] for n in graph.nodes]
     assert isinstance(again.outputs[0], Ref)
+
+
+def test_tied_parameters_are_one_node() -> None:
+    first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    second.weight = first.weight
+    graph = capture_module(nn.Sequential(first, second), (torch.randn(4, 8),))
+    assert sum(n.kind == "parameter" for n in graph.nodes) == 1
+
+
+def test_equal_layers_are_expanded_once_and_named_apart() -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    graph = capture_module(model, (torch.randn(4, 8),))
+    kernels = [n for n in graph.nodes if n.op == "aten.addmm.default"]
+    assert [n.name for n in kernels] == ["linear", "linear_1", "linear_2"]
+    assert len({n.out.storage for n in kernels}) == 3
+
+
+def test_convolutions_have_cuda_strides() -> None:
+    x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    graph = capture_module(nn.Conv2d(4, 8, 3), (x,))
+    assert node(graph, "conv2d").out.stride == (288, 1, 48, 8)
+
+
+def test_a_long_recurrent_layer_is_not_unrolled() -> None:
+    model = nn.LSTM(8, 16, num_layers=2, batch_first=True, bidirectional=True)
+    graph = capture_module(model, (torch.randn(2, 4096, 8),))
+    lstm = next(n for n in graph.nodes if n.op == "aten.lstm.input")
+    shapes = [t.shape for t in lstm.outputs if t]
+    assert shapes == [(2, 4096, 32), (4, 2, 16), (4, 2, 16)]
+    assert graph.seconds < 30

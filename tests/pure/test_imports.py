@@ -19,10 +19,12 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # shared knowledge
         "errors primitives",
         "records",
-        "rulebook scenario frames kernels region wire",
+        "rulebook scenario frames kernels region wire files",
+        "machine lanes",
         "ops",
         # capture, in the child process that runs somebody's code
-        "opaque models",
+        "opaque models recurrent",
+        "transformers_models",
         "launching",
         "tracing",
         "capture",
@@ -37,6 +39,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # `group` searches over what `decide` says of each region
         "decide",
         "group",
+        "reference",
         "emit",
         "mutating",
         # proof: `checking` and `compiling` are the child processes of `verify`
@@ -46,8 +49,13 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "compiling",
         "measure",
         # what is said about it
+        "fingerprint idiom framework",
+        "identify",
+        "routing advise",
         "report",
+        "assemble",
         "reports",
+        "compare",
         # where stages meet, and who may call that
         "pipeline",
         "patch apply backend",
@@ -58,7 +66,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 """A module imports modules of earlier layers only; a folder of like units counts as one module."""
 
 USES_TORCH = frozenset(
-    {"opaque", "models", "launching", "tracing", "capture"}
+    {"opaque", "models", "recurrent", "transformers_models", "launching", "tracing", "capture"}
     | {"interpreting", "checking", "compiling", "measure", "backend"}
 )
 """Who may import torch or triton, at the top or inside a function."""

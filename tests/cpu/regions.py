@@ -1,0 +1,131 @@
+"""Small functions through the real stages: capture, annotate, decide, emit; for the tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fusion_advisor.annotate import Cost, annotate
+from fusion_advisor.capture import capture_module
+from fusion_advisor.dataflow import Dataflow, dataflow
+from fusion_advisor.decide import Decision, decide
+from fusion_advisor.emit import emit
+from fusion_advisor.kernels import Kernel
+from fusion_advisor.launching import describe
+from fusion_advisor.records import Arg, Graph, Node, Ref, Symbol, Tensor
+from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.scenario import Scenario
+
+RULES = load_rulebook()
+H200 = RULES.device("h200")
+
+
+class Of(torch.nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> object:
+        return self.function(*args)
+
+
+def flow_of(model: Callable[..., object], *inputs: torch.Tensor, mode: str = "eval") -> Dataflow:
+    """A function or a module as an annotated graph."""
+    module = model if isinstance(model, torch.nn.Module) else Of(model)
+    with torch.no_grad():
+        graph = capture_module(module, inputs, {}, Scenario(mode=mode))
+    return dataflow(annotate(graph, H200))
+
+
+class Tape:
+    """A graph written node by node: each call is one launch or view as it stands, no tracer."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._fake = FakeTensorMode()
+        self._refs: dict[int, Ref] = {}
+        self._alive: list[torch.Tensor] = []
+        self._storages: dict[int, int] = {}
+
+    def input(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that is there before the graph runs, as a fake one on CUDA."""
+        with self._fake:
+            fake = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda"
+            )
+        name = f"x{len(self.nodes)}"
+        self.nodes.append(Node(name, "input", "input", outputs=(self._seen(fake, Ref(name)),)))
+        return fake
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        """Adds one node; what it returns can be given to the next."""
+        with self._fake, torch.no_grad():
+            result = target(*args, **kwargs)
+        name = f"v{len(self.nodes)}"
+        found = result if isinstance(result, (tuple, list)) else (result,)
+        outputs = tuple(
+            self._seen(t, Ref(name, i)) if isinstance(t, torch.Tensor) else None
+            for i, t in enumerate(found)
+        )
+        named = tuple((key, self._arg(value)) for key, value in kwargs.items())
+        ready = tuple(self._arg(arg) for arg in args)
+        self.nodes.append(Node(name, str(target), args=ready, kwargs=named, outputs=outputs))
+        return result
+
+    def flow(self, *results: torch.Tensor) -> Dataflow:
+        outputs = tuple(self._refs[id(result)] for result in results)
+        return dataflow(annotate(Graph(tuple(self.nodes), outputs), H200))
+
+    def _seen(self, tensor: torch.Tensor, ref: Ref) -> Tensor:
+        self._alive.append(tensor)
+        self._refs[id(tensor)] = ref
+        key = tensor.untyped_storage()._cdata
+        return replace(
+            describe(tensor), storage=self._storages.setdefault(key, len(self._storages))
+        )
+
+    def _arg(self, value: Any) -> Arg:
+        if isinstance(value, torch.Tensor):
+            return self._refs[id(value)]
+        if isinstance(value, (list, tuple)):
+            return tuple(self._arg(item) for item in value)
+        if isinstance(value, (torch.dtype, torch.memory_format, torch.device, torch.layout)):
+            return Symbol(str(value))
+        return value
+
+
+def launches(flow: Dataflow) -> list[int]:
+    return [i for i in range(len(flow.nodes)) if flow.launches(i)]
+
+
+def costs(flow: Dataflow) -> list[Cost]:
+    """What each launch costs, in order."""
+    return [flow.annotated.costs[flow.nodes[i].name] for i in launches(flow)]
+
+
+def decided(flow: Dataflow) -> Decision:
+    """All launches as one group, accepted or not."""
+    return decide(flow, launches(flow), RULES)
+
+
+def kernel_of(function: Callable[..., object], *inputs: torch.Tensor, name: str = "k") -> Kernel:
+    """All launches of a function as one emitted kernel; it must have a plan."""
+    flow = flow_of(function, *inputs)
+    decision = decided(flow)
+    assert decision.subject.plan is not None, why_not(decision)
+    return emit(flow, decision, name, RULES)
+
+
+def why_not(decision: Decision) -> str:
+    """Why there is no plan."""
+    subject = decision.subject
+    if subject.problem is not None:
+        return str(subject.problem)
+    refusals = subject.planned.refusals if subject.planned else ()
+    return "; ".join(refusal.why for refusal in refusals)

@@ -1,0 +1,81 @@
+"""`hf:config.json`: built from the configuration alone, attention masks as eager has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fusion_advisor.capture import Scenario, capture_here
+from fusion_advisor.errors import CaptureError
+
+pytest.importorskip("transformers")
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 128,
+    "dtype": "bfloat16",
+}
+
+
+def write(folder: Path, content: dict[str, Any]) -> str:
+    file = folder / "config.json"
+    file.write_text(json.dumps(content))
+    return f"hf:{file}"
+
+
+def attention(model: str, scenario: Scenario) -> list[Any]:
+    nodes = capture_here(model, scenario).nodes
+    return [n for n in nodes if n.op == "aten.scaled_dot_product_attention.default"]
+
+
+def test_a_causal_model_skips_its_mask_as_eager_does(tmp_path: Path) -> None:
+    found = attention(write(tmp_path, LLAMA), Scenario(batch=2, seq=16))
+    assert len(found) == 2
+    assert all(len(list(node.refs())) == 3 for node in found)
+    assert {node.out.dtype for node in found} == {"bfloat16"}
+    assert {node.module for node in found} == {
+        "model.layers.0.self_attn",
+        "model.layers.1.self_attn",
+    }
+
+
+def test_decode_is_one_token_against_a_static_cache(tmp_path: Path) -> None:
+    scenario = Scenario(batch=3, phase="decode", kv_len=32)
+    graph = capture_here(write(tmp_path, LLAMA), scenario)
+    assert graph.captured_by == "export"
+    ids = next(node for node in graph.nodes if node.kind == "input")
+    assert ids.out.shape == (3, 1)
+    keys = next(node for node in graph.nodes if node.name == "keys_0")
+    assert keys.out.shape == (3, 2, 32, 16)
+    assert any(keys.out.storage in node.mutates for node in graph.nodes)
+
+
+def test_dtype_of_the_scenario_wins(tmp_path: Path) -> None:
+    found = attention(write(tmp_path, LLAMA), Scenario(seq=16, dtype="float16"))
+    assert {node.out.dtype for node in found} == {"float16"}
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"hidden_size": 4}, "no model_type"),
+        ({**LLAMA, "architectures": ["NoSuchModel"]}, "transformers has no NoSuchModel"),
+    ],
+)
+def test_a_wrong_config_is_one_line(tmp_path: Path, content: dict[str, Any], expected: str) -> None:
+    with pytest.raises(CaptureError, match=expected):
+        capture_here(write(tmp_path, content))
+
+
+def test_a_missing_config() -> None:
+    with pytest.raises(CaptureError, match="give the path of a config"):
+        capture_here("hf:nowhere/config.json")

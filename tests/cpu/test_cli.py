@@ -1,0 +1,171 @@
+"""The command line as a user runs it: in a process of its own, with its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOFTMAX = str(ROOT / "examples" / "softmax.py")
+QUICK = ("--no-verify", "--no-compile")
+
+
+def run(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "fusion_advisor", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The only line of an error."""
+    (line,) = done.stderr.splitlines()
+    assert not done.stdout
+    return line
+
+
+@pytest.fixture(scope="module")
+def softmax(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """What `analyze --out` of the softmax example leaves, and what it says."""
+    folder = tmp_path_factory.mktemp("softmax")
+    done = run("analyze", SOFTMAX, "--out", folder)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout
+    return folder, done.stderr
+
+
+def test_analyze_leaves_a_report_and_proven_kernels(softmax: tuple[Path, str]) -> None:
+    folder, _ = softmax
+    files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    assert files == {"report.json", "report.md", "kernels/softmax.py"}
+    report = json.loads((folder / "report.json").read_text())
+    (group,) = report["groups"]
+    assert (group["pattern"], group["route"]) == ("softmax", "framework")
+    assert group["kernel"]["status"] in ("interpreted", "gpu-checked")
+    assert group["kernel"]["check"]["passed"]
+    assert group["kernel"]["resources"]["spill_bytes"] == 0
+    assert (folder / group["kernel"]["file"]).is_file()
+    assert [row["file"] for row in group["sources"]] == ["examples/softmax.py"] * 4
+
+
+def test_what_was_assumed_comes_first(softmax: tuple[Path, str]) -> None:
+    folder, said = softmax
+    first = said.splitlines()[0]
+    assert first.startswith("assumed: device=")
+    for fact in json.loads((folder / "report.json").read_text())["scenario"]["defaults"]:
+        assert fact in first
+
+
+def test_the_kernel_says_how_to_make_it_again(softmax: tuple[Path, str]) -> None:
+    text = (softmax[0] / "kernels" / "softmax.py").read_text()
+    assert f"fusion-advisor emit {SOFTMAX} --out kernels" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", ["text", "json", "md"])
+def test_a_report_is_shown_again(softmax: tuple[Path, str], name: str) -> None:
+    done = run("report", softmax[0] / "report.json", "--format", name)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "softmax" in done.stdout
+
+
+def test_json_on_standard_output_is_alone(tmp_path: Path) -> None:
+    done = run("analyze", SOFTMAX, "--json", "-", f"--format=md={tmp_path / 'r.md'}", *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["groups"][0]["kernel"]["status"] == "emitted"
+    assert done.stderr.startswith("assumed: ")
+    assert (tmp_path / "r.md").read_text().startswith("# ")
+
+
+def test_fail_on_accepted(tmp_path: Path) -> None:
+    done = run("analyze", SOFTMAX, "--fail-on", "accepted", *QUICK, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "--fail-on accepted" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_emit_writes_the_kernels(tmp_path: Path) -> None:
+    done = run("emit", SOFTMAX, "--out", tmp_path / "mine", *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["softmax.py"]
+
+
+WRONG = [
+    (2, "unknown device 'h9000'", ("analyze", SOFTMAX, "--device", "h9000")),
+    (2, "unknown dtype 'f7'", ("analyze", SOFTMAX, "--dtype", "f7")),
+    (2, "--mode 'both'", ("analyze", SOFTMAX, "--mode", "both")),
+    (2, "--format 'pdf'", ("analyze", SOFTMAX, "--format", "pdf")),
+    (2, "--fail-on 'rain'", ("analyze", SOFTMAX, "--fail-on", "rain")),
+    (2, "--input 'x'", ("analyze", SOFTMAX, "--input", "x")),
+    (2, "no such rules", ("analyze", SOFTMAX, "--rules", "none.toml")),
+    (2, "only one format", ("analyze", SOFTMAX, "--json", "-", "--format", "md")),
+    (2, "MODEL", ("analyze",)),
+    (2, "--bogus", ("analyze", SOFTMAX, "--bogus")),
+    (2, "none.json", ("report", "none.json")),
+    (2, "not JSON", ("report", "pyproject.toml")),
+    (2, "unknown gate 'rain'", ("explain", "rain")),
+    (3, "no_such.py", ("analyze", "no_such.py")),
+]
+
+
+@pytest.mark.parametrize(("code", "message", "arguments"), WRONG, ids=[w[1] for w in WRONG])
+def test_what_is_wrong_is_one_line_with_its_code(
+    code: int, message: str, arguments: tuple[str, ...]
+) -> None:
+    done = run(*arguments)
+    assert (done.returncode, message in one_line(done)) == (code, True), done.stderr
+
+
+def test_a_model_that_raises_names_its_line(tmp_path: Path) -> None:
+    model = tmp_path / "broken.py"
+    model.write_text(
+        "import torch\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return x + undefined\n"
+        "def get_inputs():\n"
+        "    return [torch.ones(2)]\n"
+    )
+    done = run("analyze", model, "--out", tmp_path / "out")
+    assert done.returncode == 3
+    assert f"{model}:4" in one_line(done)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_rule_names_file_and_field(tmp_path: Path) -> None:
+    overlay = tmp_path / "mine.toml"
+    overlay.write_text("[gates.on-chip]\ncomparison = '!='\n")
+    done = run("analyze", SOFTMAX, "--rules", overlay)
+    assert done.returncode == 2
+    assert f"{overlay}: gates.on-chip.comparison" in one_line(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("explain", "FA401"), "traffic-saving"),
+        (("explain", "softmax"), "exp of a row"),
+        (("explain", "--all"), "FA901"),
+        (("devices",), "h200"),
+        (("rules",), "FA101"),
+        (("ops",), "aten.silu.default"),
+        (("doctor",), "interpreter"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
+)
+def test_what_is_known(arguments: tuple[str, ...], expected: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert expected in done.stdout
+
+
+def test_help_is_quick() -> None:
+    """In seconds of the processor: how long it takes on a machine that does nothing else."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert run("--help").returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.4

@@ -1,0 +1,340 @@
+"""Every op with a meaning, through the whole pipeline, held to eager and fp64.
+
+Each entry of the registry is called on small tensors, planned as a group of one, emitted and
+verified through the interpreter. What the region form cannot express for a dtype must be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import pytest
+import torch
+
+from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.emit import emit
+from fusion_advisor.kernels import Kernel
+from fusion_advisor.ops import REGISTRY
+from fusion_advisor.ops.registry import in_place
+from fusion_advisor.verify import Worker, checker, collect_check, submit_check
+
+from .regions import RULES, Tape, decided, why_not
+
+SEEDS = 2
+"""Mixed magnitudes, and NaN with ±inf."""
+
+
+@dataclass(frozen=True)
+class T:
+    """A tensor of the dtype under test, or of a fixed one."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
+
+    def make(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.ones(self.shape, dtype=self.dtype or dtype)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments of one call. `refused`: it has no plan, and must not get a wrong one."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+    refused: bool = False
+
+
+def S(*args: Any, refused: bool = False, **kwargs: Any) -> Sample:
+    return Sample(args, kwargs, refused)
+
+
+X = T((5, 33))
+Y = T((5, 1))
+V = T((33,))
+B = T((3, 5, 6))
+M = T((5, 33), torch.bool)
+I = T((5, 33), torch.int64)  # noqa: E741
+C = T((2, 6, 5, 3))
+W = T((6,))
+W32 = T((6,), torch.float32)
+
+DEFAULT = (S(X),)
+TWO = (S(X, X), S(X, V), S(Y, V))
+SCALAR = (S(X, 2.3), S(X, 3))
+ALPHA = (*TWO, S(X, V, alpha=2))
+COMPARED = (*TWO, S(X, 0.5), S(X, 0))
+DIM = (S(X, [1]), S(X, [0], True), S(B, [1], False), S(B, [0, 2], True), S(B, [0, 1, 2]))
+ONE_DIM = (S(X, 1), S(X, 0, True), S(B, -2, False))
+
+SAMPLES: dict[str, tuple[Sample, ...]] = {
+    "aten.add.Tensor": ALPHA,
+    "aten.sub.Tensor": ALPHA,
+    "aten.rsub.Tensor": ALPHA,
+    "aten.add.Scalar": (S(X, 2.5), S(X, 3), S(X, 3, 2)),
+    "aten.sub.Scalar": (S(X, 2.5), S(X, 3), S(X, 3, 2)),
+    "aten.rsub.Scalar": (S(X, 2.5), S(X, 3), S(X, 3, 2)),
+    "aten.mul.Tensor": TWO,
+    "aten.mul.Scalar": (*SCALAR, S(X, True)),
+    "aten.div.Tensor": TWO,
+    "aten.div.Scalar": SCALAR,
+    "aten.div.Tensor_mode": tuple(
+        S(X, V, rounding_mode=mode) for mode in (None, "floor", "trunc")
+    ),
+    "aten.div.Scalar_mode": tuple(
+        S(X, by, rounding_mode=mode) for mode in (None, "floor", "trunc") for by in (2.5, -3)
+    ),
+    "aten.remainder.Tensor": TWO,
+    "aten.remainder.Scalar": (S(X, 2.5), S(X, -3)),
+    "aten.fmod.Tensor": TWO,
+    "aten.fmod.Scalar": (S(X, 2.5), S(X, -3)),
+    "aten.pow.Tensor_Scalar": tuple(S(X, e) for e in (2, 3, 1, 0, 0.5, -0.5, -1, -2, 2.5, 4, -3)),
+    "aten.pow.Tensor_Tensor": TWO,
+    "aten.pow.Scalar": (S(2.5, X), S(0, X), S(-2, X)),
+    "aten.atan2.default": TWO,
+    "aten.hypot.default": TWO,
+    "aten.hardtanh.default": (S(X), S(X, -0.5, 2.0)),
+    "aten.leaky_relu.default": (S(X), S(X, 0.3), S(X, -0.5)),
+    "aten._prelu_kernel.default": (S(X, T((33,))),),
+    "aten.threshold.default": (S(X, 0.5, -2.0), S(X, 1, 7)),
+    "aten.elu.default": (S(X), S(X, 0.5), S(X, 0.5, 2.0, 1.5)),
+    "aten.celu.default": (S(X), S(X, 0.5)),
+    "aten.gelu.default": (S(X), S(X, approximate="tanh")),
+    "aten.softplus.default": (S(X), S(X, 2.0, 10.0), S(X, -1.5)),
+    "aten.softshrink.default": (S(X), S(X, 0.25)),
+    "aten.hardshrink.default": (S(X), S(X, 0.25), S(X, 0)),
+    "aten.maximum.default": TWO,
+    "aten.minimum.default": TWO,
+    "aten.clamp.default": (S(X, -1, 1), S(X, None, 0.3), S(X, 0.5), S(X, 2.0, -2.0)),
+    "aten.clamp.Tensor": (S(X, V, X), S(X, V), S(X, None, Y)),
+    "aten.clamp_min.default": SCALAR,
+    "aten.clamp_min.Tensor": TWO,
+    "aten.clamp_max.default": SCALAR,
+    "aten.clamp_max.Tensor": TWO,
+    "aten.where.self": (S(M, X, X), S(T((33,), torch.bool), X, Y), S(M, T(()), X)),
+    "aten.where.ScalarSelf": (S(M, 1.3, X), S(M, 2, X)),
+    "aten.where.ScalarOther": (S(M, X, 1.5), S(M, X, -2)),
+    "aten.masked_fill.Scalar": (S(X, M, float("-inf")), S(X, T((33,), torch.bool), -3)),
+    "aten.masked_fill.Tensor": (S(X, M, T(())),),
+    "aten.lerp.Scalar": (S(X, X, 0.3), S(X, X, 0.75), S(X, X, 0.5)),
+    "aten.lerp.Tensor": (S(X, X, X), S(X, X, V)),
+    "aten.addcmul.default": (S(X, X, V), S(X, X, V, value=0.5)),
+    "aten.addcdiv.default": (S(X, X, V), S(X, X, V, value=0.5)),
+    **{f"aten.{op}.Tensor": TWO for op in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{f"aten.{op}.Scalar": (S(X, 0.5), S(X, 0)) for op in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{f"aten.logical_{op}.default": TWO for op in ("and", "or", "xor")},
+    **{f"aten.bitwise_{op}.Tensor": TWO for op in ("and", "or", "xor")},
+    **{f"aten.bitwise_{op}.Scalar": (S(X, 3),) for op in ("and", "or", "xor")},
+    "aten._to_copy.default": tuple(
+        S(X, dtype=dtype)
+        for dtype in (
+            torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.bool,
+        )
+    )
+    + (S(X, dtype=torch.int64, refused=True), S(X, dtype=torch.int32, refused=True)),
+    "aten.copy.default": (S(X, X), S(X, V), S(X, T((5, 33), torch.bfloat16)), S(X, I)),
+    "aten.clone.default": (S(X), S(C, memory_format=torch.channels_last)),
+    **{
+        f"aten.{op}_backward.default": (S(X, X),) for op in ("sigmoid", "tanh", "silu")
+    },
+    "aten.threshold_backward.default": (S(X, X, 0), S(X, X, 0.5)),
+    "aten.gelu_backward.default": (S(X, X), S(X, X, approximate="tanh")),
+    "aten.tril.default": (S(X), S(B, 1), S(B, -2)),
+    "aten.triu.default": (S(X), S(B, 1), S(B, -2)),
+    "aten.sum.default": (S(X), S(B)),
+    "aten.sum.dim_IntList": (*DIM, S(X, [-1], dtype=torch.float32)),
+    "aten.mean.default": (S(X), S(B)),
+    "aten.mean.dim": (*DIM, S(X, [-1], dtype=torch.float32)),
+    "aten.amax.default": DIM,
+    "aten.amin.default": DIM,
+    "aten.max.dim": ONE_DIM,
+    "aten.min.dim": ONE_DIM,
+    "aten.argmax.default": (S(X, 1, refused=True),),
+    "aten.argmin.default": (S(X, 1, refused=True),),
+    "aten.prod.dim_int": ONE_DIM,
+    "aten.any.dim": ONE_DIM,
+    "aten.any.dims": DIM,
+    "aten.all.dim": ONE_DIM,
+    "aten.all.dims": DIM,
+    **{
+        f"aten.{op}.correction": (
+            S(X, [1]), S(X, [1], correction=0), S(X, [0], correction=2, keepdim=True),
+            S(B, [1, 2]), S(B), S(X, [1], correction=0.5),
+        )
+        for op in ("var", "std")
+    },
+    # A short column whose last element is infinite has an infinite mean in Welford's order alone.
+    "aten.var_mean.correction": (S(X, [1]), S(X, [1], correction=0, keepdim=True), S(B, [1, 2])),
+    "aten.linalg_vector_norm.default": (
+        S(X, 2, [1]), S(X, 1, [1], True), S(X, float("inf"), [0]), S(X),
+        S(X, float("-inf"), [1], refused=True), S(X, 0, [1], refused=True),
+        S(X, 3, [1], refused=True),
+    ),
+    "aten._softmax.default": (S(X, 1, False), S(X, 0, False), S(B, 1, False)),
+    "aten._log_softmax.default": (S(X, 1, False), S(X, 0, False), S(B, 1, False)),
+    "aten._safe_softmax.default": (S(X, 1), S(B, 1)),
+    "aten.logsumexp.default": (S(X, [1]), S(X, [0], True), S(B, [1, 2])),
+    "aten.native_layer_norm.default": (
+        S(X, [33], V, V, 1e-5), S(X, [33], None, None, 1e-5), S(B, [5, 6], T((5, 6)), None, 1e-5),
+    ),
+    "aten._fused_rms_norm.default": (
+        S(X, [33], V, 1e-6), S(X, [33], None, None), S(B, [5, 6], T((5, 6)), 1e-6),
+    ),
+    "aten.native_group_norm.default": (
+        S(C, W, W, 2, 6, 15, 3, 1e-5), S(C, None, None, 2, 6, 15, 2, 1e-5),
+    ),
+    "aten._native_batch_norm_legit_no_training.default": (
+        S(C, W, W, W, W, 0.1, 1e-5), S(C, None, None, W, W, 0.1, 1e-5), S(C, W32, W32, W32, W32,
+        0.1, 1e-5),
+    ),
+    "aten.native_batch_norm.default": (
+        S(C, W, W, W, W, False, 0.1, 1e-5),
+    ),
+}  # fmt: skip
+
+VIEWS: dict[str, tuple[Sample, ...]] = {
+    "aten.view.default": (S(X, [165]), S(B, [15, 6]), S(B, [3, 5, 2, 3])),
+    "aten._unsafe_view.default": (S(X, [165]),),
+    "aten.reshape.default": (S(B, [3, 30]),),
+    "aten.unsqueeze.default": (S(X, 1), S(X, -1)),
+    "aten.squeeze.default": (S(Y),),
+    "aten.squeeze.dim": (S(Y, 1),),
+    "aten.squeeze.dims": (S(Y, [1]),),
+    "aten.alias.default": (S(X),),
+    "aten.detach.default": (S(X),),
+    "aten.lift_fresh.default": (S(X),),
+    "aten.permute.default": (S(B, [2, 0, 1]), S(B, [-1, 1, 0])),
+    "aten.transpose.int": (S(B, 0, 2), S(B, -1, -2)),
+    "aten.t.default": (S(X), S(V)),
+    "aten.expand.default": (S(Y, [5, 4]), S(Y, [2, -1, 3])),
+    "aten.slice.Tensor": (S(X, 1, 0, 33), S(X, 1, 3, 20, refused=True)),
+    "aten.select.int": (S(T((5, 1)), 1, 0), S(X, 1, 3, refused=True)),
+}
+"""Views of a value that the region computes."""
+
+CREATIONS: dict[str, tuple[Sample, ...]] = {
+    "aten.zeros.default": (S([5, 33]),),
+    "aten.ones.default": (S([5, 33]),),
+    "aten.full.default": (S([5, 33], 1.5), S([33], 2)),
+    "aten.scalar_tensor.default": (S(1.5),),
+    "aten.arange.default": (S(33),),
+    "aten.arange.start": (S(2, 35),),
+    "aten.arange.start_step": (S(2, 68, 2), S(0.5, 33.5, 1.0)),
+    "aten.full_like.default": (S(X, 1.5),),
+    "aten.fill.Scalar": (S(X, 1.5), S(X, 2)),
+    "aten.zero.default": (S(X),),
+    "aten.zeros_like.default": (S(X),),
+    "aten.ones_like.default": (S(X),),
+    "aten.new_zeros.default": (S(X, [5, 33]),),
+    "aten.new_ones.default": (S(X, [33]),),
+    "aten.new_full.default": (S(X, [5, 33], 1.5),),
+}
+"""Tensors made from nothing, added to an input."""
+
+FIRST_OUTPUT_ONLY = {
+    "aten.max.dim", "aten.min.dim", "aten.native_batch_norm.default",
+    "aten._native_batch_norm_legit_no_training.default", "aten.log_sigmoid_forward.default",
+}  # fmt: skip
+"""The other outputs have no schedule (an arg-reduction) or hold nothing."""
+
+
+def target_of(name: str) -> Any:
+    return reduce(getattr, name.split("."), torch.ops)
+
+
+def _sampled(name: str) -> tuple[Sample, ...]:
+    for table in (SAMPLES, VIEWS, CREATIONS):
+        if name in table:
+            return table[name]
+    return DEFAULT
+
+
+def _graph(name: str, sample: Sample, dtype: torch.dtype) -> Dataflow:
+    """The op on inputs: a view between two ops, a creation added to an input, others alone."""
+    tape, target = Tape(), target_of(name)
+    aten = torch.ops.aten
+    args = [tape.input(a.make(dtype)) if isinstance(a, T) else a for a in sample.args]
+    kwargs = dict(sample.kwargs)
+    if name in VIEWS:
+        seen = tape.call(target, tape.call(aten.neg.default, args[0]), *args[1:], **kwargs)
+        return tape.flow(tape.call(aten.abs.default, seen))
+    if name in CREATIONS:
+        if args and not isinstance(args[0], torch.Tensor):
+            kwargs |= {"dtype": dtype, "device": torch.device("cuda")}
+        x = args[0] if args and isinstance(args[0], torch.Tensor) else tape.input(X.make(dtype))
+        return tape.flow(tape.call(aten.mul.Tensor, x, tape.call(target, *args, **kwargs)))
+    result = tape.call(target, *args, **kwargs)
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    return tape.flow(*(results[:1] if name in FIRST_OUTPUT_ONLY else results))
+
+
+def _eager_takes(name: str, sample: Sample, dtype: torch.dtype) -> bool:
+    """Whether eager has a kernel for the dtype."""
+    args = [a.make(dtype) if isinstance(a, T) else a for a in sample.args]
+    try:
+        target_of(name)(*args, **sample.kwargs)
+        if name in VIEWS:
+            args[0].neg().abs()
+        if name in CREATIONS and not isinstance(sample.args[0], T):
+            target_of(name)(*args, dtype=dtype)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with checker("interpreter") as worker:
+        yield worker
+
+
+NAMES = [
+    name
+    for name, op in REGISTRY.items()
+    if op.meaning is not None and not name.split(".")[1].endswith("_")
+]
+FLOATS = (torch.float32, torch.bfloat16, torch.float64)
+INTEGERS = (torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+def _pending(dtype: torch.dtype, worker: Worker) -> Iterator[tuple[str, Kernel, Future[str]]]:
+    """Every sample that eager takes in this dtype and that has a plan, handed to the checker."""
+    for name in NAMES:
+        for sample in _sampled(name):
+            if not _eager_takes(name, sample, dtype):
+                continue
+            what = f"{name} {sample.args} {sample.kwargs} in {dtype}"
+            decision = decided(flow := _graph(name, sample, dtype))
+            if decision.subject.plan is None:
+                must = dtype.is_floating_point and not sample.refused
+                assert not must, f"{what} has no plan: {why_not(decision)}"
+                continue
+            assert not (sample.refused and dtype.is_floating_point), f"{what} has a plan"
+            kernel = emit(flow, decision, "alone", RULES)
+            yield what, kernel, submit_check(worker, kernel, seeds=SEEDS)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+def test_every_op_as_eager(dtype: torch.dtype, worker: Worker) -> None:
+    pending = list(_pending(dtype, worker))
+    checks = [(what, collect_check(kernel, answer)) for what, kernel, answer in pending]
+    assert [f"{what}: {check.failure}" for what, check in checks if not check.passed] == []
+    assert len({what.split()[0] for what, _ in checks}) > (150 if dtype in FLOATS else 50)
+
+
+def test_every_entry_has_its_sample() -> None:
+    known = {*SAMPLES, *VIEWS, *CREATIONS}
+    assert known <= set(NAMES), known - set(NAMES)
+    for name in set(NAMES) - known:
+        (sample,) = DEFAULT
+        assert _eager_takes(name, sample, torch.float32), f"{name} needs a sample call of its own"
+
+
+def test_in_place_overloads_mean_what_the_functional_ones_do() -> None:
+    found = [name for name in NAMES if in_place(name) in REGISTRY]
+    assert len(found) > 100
+    for name in found:
+        assert REGISTRY[in_place(name)].meaning is REGISTRY[name].meaning

@@ -1,0 +1,266 @@
+"""The report as a document: what its readers rely on, and every format of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fusion_advisor.annotate import annotate
+from fusion_advisor.assemble import assemble, peak_activation_bytes
+from fusion_advisor.compare import compare
+from fusion_advisor.dataflow import dataflow
+from fusion_advisor.decide import decide
+from fusion_advisor.errors import UsageError
+from fusion_advisor.group import group
+from fusion_advisor.identify import identify
+from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Tensor
+from fusion_advisor.report import Report, load_report
+from fusion_advisor.reports import FORMATS, render
+from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.scenario import Scenario
+
+ROWS, COLUMNS = 1024, 4096
+FULL_BYTES = ROWS * COLUMNS * 4
+
+TOP_LEVEL = (
+    "schema_version tool rules device scenario model nodes groups candidates ungrouped advice"
+    " totals"
+)
+GROUP = (
+    "id fingerprint nodes instances pattern verdict gates traffic on_chip predicted impact route"
+    " action fixable kernel measured sources parent"
+)
+FIELDS = {
+    "tool": "name version torch triton",
+    "rules": "version hash",
+    "device": "name",
+    "scenario": "mode phase dtype shapes defaults",
+    "model": "source captured_by nodes graph_breaks differs_from_eager",
+    "totals": "flops hbm_bytes_unfused hbm_bytes_fused kernels_unfused kernels_fused time_us"
+    " predicted_speedup coverage saveable_bytes ceiling_speedup peak_activation_bytes",
+    "nodes.0": "name op shape dtype flops bytes_read bytes_written arithmetic_intensity bound"
+    " parallelism modelled module source",
+    "nodes.0.source": "file line",
+    "groups.0": GROUP,
+    "candidates.0": GROUP,
+    "groups.0.gates.0": "code name measured limit unit outcome why",
+    "groups.0.traffic": "unfused_bytes fused_bytes ratio saved_bytes",
+    "groups.0.on_chip": "bytes budget_bytes",
+    "groups.0.predicted": "unfused_us fused_us speedup interval",
+    "groups.0.impact": "saved_us instances saved_us_total share launches_saved"
+    " activation_bytes_saved rank basis",
+    "groups.0.action": "text code",
+    "groups.0.kernel": "status file entry schedule resources check",
+    "ungrouped.0": "node reason",
+    "advice.0": "code message saved_us sources",
+}
+
+
+def tensor(number: int, dtype: str = "float32") -> Tensor:
+    return Tensor((ROWS, COLUMNS), (COLUMNS, 1), dtype, storage=number)
+
+
+def chain(*ops: str, dtype: str = "float32") -> tuple[Node, ...]:
+    """Launches that each take the one before; `given` is the input."""
+    nodes = [Node("given", "input", "input", outputs=(tensor(0, dtype),))]
+    for number, op in enumerate(ops, 1):
+        args: tuple[Arg, ...] = (Ref(nodes[-1].name),)
+        if op.startswith("aten.add."):
+            args = (Ref(nodes[-1].name), Ref("given"))
+        nodes.append(
+            Node(
+                f"n{number}", op, args=args, outputs=(tensor(number, dtype),),
+                source=Source("/elsewhere/model.py", number),
+            )
+        )  # fmt: skip
+    return tuple(nodes)
+
+
+def report_of(*ops: str, dtype: str = "float32") -> Report:
+    nodes = chain(*ops, dtype=dtype)
+    return report_of_graph(Graph(nodes, (Ref(nodes[-1].name),), source="model.py"))
+
+
+def report_of_graph(graph: Graph) -> Report:
+    rulebook = load_rulebook()
+    flow = dataflow(annotate(graph, rulebook.device("h200")))
+    grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
+    found = identify(flow, grouping, rulebook)
+    return assemble(flow, grouping, found, {}, Scenario(), ("device=h200",), rulebook)
+
+
+def mixed() -> Report:
+    """A group, a candidate that one gate rejects, advice, and launches that stand alone."""
+    return report_of(
+        "aten.cos.default", "aten.cos.default", "aten.add.Tensor", "aten.unknown.default",
+        "aten.clone.default", "aten.unknown.default",
+    )  # fmt: skip
+
+
+def at(content: object, path: str) -> object:
+    for step in path.split("."):
+        content = content[int(step) if step.isdigit() else step]  # type: ignore[index]
+    return content
+
+
+def test_two_launches_become_one() -> None:
+    report = report_of("aten.cos.default", "aten.cos.default")
+    (row,) = report.groups
+    assert (row.verdict, row.pattern, row.route) == ("fuse", "pointwise-chain", "inductor")
+    assert row.traffic.unfused_bytes == 4 * FULL_BYTES
+    assert (row.traffic.fused_bytes, row.traffic.ratio) == (2 * FULL_BYTES, 2.0)
+    assert row.impact.launches_saved == 1
+    assert row.impact.activation_bytes_saved == FULL_BYTES
+    low, high = row.predicted.interval
+    assert low < row.predicted.speedup < high
+    assert all(gate.outcome == "holds" for gate in row.gates)
+    totals = report.totals
+    assert (totals.hbm_bytes_unfused, totals.hbm_bytes_fused) == (4 * FULL_BYTES, 2 * FULL_BYTES)
+    assert (totals.kernels_unfused, totals.kernels_fused) == (2, 1)
+    assert totals.coverage == 1.0
+    assert totals.predicted_speedup == pytest.approx(row.predicted.speedup)
+    assert totals.predicted_speedup <= totals.ceiling_speedup
+    assert totals.peak_activation_bytes == 2 * FULL_BYTES
+
+
+def test_every_field_of_the_contract_is_there() -> None:
+    report = mixed()
+    rows = [*report.groups, *report.candidates]
+    report.groups, report.candidates = rows, rows
+    content = json.loads(report.model_dump_json())
+    assert set(TOP_LEVEL.split()) <= set(content)
+    for path, names in FIELDS.items():
+        row = at(content, path)
+        assert isinstance(row, dict)
+        assert set(names.split()) <= set(row), path
+
+
+def test_every_node_is_in_a_group_or_has_a_reason() -> None:
+    report = mixed()
+    members = [name for row in report.groups for place in row.instances for name in place]
+    assert len(members) == len(set(members))
+    alone = {row.node for row in report.ungrouped}
+    assert alone.isdisjoint(members)
+    assert alone | set(members) == {row.name for row in report.nodes}
+    assert all(row.reason for row in report.ungrouped)
+
+
+def test_an_unknown_op_is_counted_and_named() -> None:
+    report = mixed()
+    assert [row.cause for row in report.unmodelled] == ["aten.unknown.default"]
+    assert 0 < report.totals.coverage < 1
+    reasons = {row.node: row.reason for row in report.ungrouped}
+    assert reasons["n4"].startswith("not modelled")
+
+
+def test_groups_are_ranked_by_the_time_they_save() -> None:
+    report = mixed()
+    saved = [row.impact.saved_us_total for row in report.groups]
+    assert saved == sorted(saved, reverse=True)
+    assert [row.impact.rank for row in report.groups] == list(range(1, len(saved) + 1))
+
+
+def test_a_copy_that_stands_alone_is_advised_against() -> None:
+    assert [(row.code, row.sources[0].line) for row in mixed().advice] == [("hidden-copy", 5)]
+
+
+def test_a_rejection_says_what_would_flip_it() -> None:
+    """Two readers of one tensor: 4 tensors moved, 3 when fused."""
+    given, first, _ = chain("aten.cos.default", "aten.cos.default")
+    second = replace(first, name="n2", op="aten.sin.default", outputs=(tensor(2),))
+    report = report_of_graph(Graph((given, first, second), (Ref("n1"), Ref("n2"))))
+    (row,) = report.candidates
+    assert not report.groups
+    assert row.deciding
+    assert row.deciding.name == "traffic-saving"
+    assert row.fixable
+    assert (row.fixable.gate, row.fixable.needed) == ("traffic-saving", 1.5)
+    assert str(3 * FULL_BYTES - int(4 * FULL_BYTES / 1.5)) in row.fixable.change
+    assert {u.reason for u in report.ungrouped} == {
+        "traffic-saving: 1.333 x, needs >= 1.5 (candidate c1)"
+    }
+
+
+def test_float64_is_advised_against() -> None:
+    codes = [row.code for row in report_of("aten.cos.default", dtype="float64").advice]
+    assert codes == ["float64"]
+
+
+def test_a_chain_holds_two_tensors_at_once() -> None:
+    nodes = chain("aten.cos.default", "aten.cos.default", "aten.cos.default")
+    assert peak_activation_bytes(Graph(nodes, (Ref("n3"),))) == 2 * FULL_BYTES
+    assert peak_activation_bytes(Graph(nodes, (Ref("n1"), Ref("n3")))) == 3 * FULL_BYTES
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_says_what_was_found(name: str) -> None:
+    text = render(mixed(), name)
+    assert text.endswith("\n")
+    assert "pointwise-chain" in text
+    assert "/elsewhere/model.py" in text
+
+
+def test_text_fits_sixty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = render(mixed(), "text").splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "\x1b" not in "".join(lines)
+
+
+def test_an_unknown_format_names_the_known() -> None:
+    with pytest.raises(UsageError, match="text, json, md"):
+        render(mixed(), "pdf")
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+    report = mixed()
+    file = tmp_path / "report.json"
+    file.write_text(render(report, "json"), encoding="utf-8")
+    assert load_report(file) == report
+
+
+def test_readers_accept_what_they_do_not_know(tmp_path: Path) -> None:
+    content = json.loads(render(mixed(), "json"))
+    content["later"] = 1
+    content["groups"][0]["verdict"] = "perhaps"
+    content["groups"][0]["later"] = {"more": 2}
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(content), encoding="utf-8")
+    assert load_report(file).groups[0].verdict == "perhaps"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "no schema_version"),
+        ('{"schema_version": 99}', "schema_version 99"),
+        ('{"schema_version": 1}', "tool"),
+    ],
+)
+def test_what_is_no_report_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "report.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError, match=message) as caught:
+        load_report(file)
+    assert "\n" not in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_a_missing_report_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        load_report(tmp_path / "none.json")
+
+
+def test_equal_reports_do_not_differ() -> None:
+    assert list(compare(mixed(), mixed())) == ["no difference in traffic or verdicts"]
+
+
+def test_a_new_group_is_a_difference() -> None:
+    before = report_of("aten.cos.default")
+    lines = list(compare(before, report_of("aten.cos.default", "aten.cos.default")))
+    assert any(line.startswith("new      fuse pointwise-chain") for line in lines)
+    assert any(line.startswith("kernels: ") for line in lines)
