@@ -198,10 +198,10 @@ class Job:
 
 def main() -> int:
     arguments = _arguments()
-    jobs = [*_problems(arguments.folder, arguments.levels, arguments.match)]
+    jobs = [*problems(arguments.folder, arguments.levels, arguments.match)]
     with tempfile.TemporaryDirectory() as scratch:
         if arguments.families:
-            jobs += _families(Path(scratch))
+            jobs += families(Path(scratch))
         rows = _run(jobs, arguments.processes)
     _print(rows)
     if arguments.json:
@@ -223,7 +223,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _problems(folder: Path, levels: str, match: str) -> list[Job]:
+def problems(folder: Path, levels: str, match: str) -> list[Job]:
     jobs: list[Job] = []
     for level in filter(None, levels.split(",")):
         files = sorted(
@@ -237,7 +237,7 @@ def _problems(folder: Path, levels: str, match: str) -> list[Job]:
     return jobs
 
 
-def _families(scratch: Path) -> list[Job]:
+def families(scratch: Path) -> list[Job]:
     jobs: list[Job] = []
     for name, content in FAMILIES.items():
         file = scratch / f"{name}.json"
@@ -274,7 +274,7 @@ def _capture(job: Job) -> Row:
     started = time.perf_counter()
     try:
         if job.pretrained:
-            _build_from_geometry()
+            build_from_geometry()
         graph = capture_here(job.model, job.scenario)
     except AdvisorError as error:
         row.error = str(error)
@@ -306,7 +306,7 @@ def _too_long(*_: Any) -> None:
     raise TimeoutError(f"longer than {SECONDS} s")
 
 
-def _build_from_geometry() -> None:
+def build_from_geometry() -> None:
     """Lets `from_pretrained` build from a known geometry instead of a download."""
     transformers: Any = importlib.import_module("transformers")
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import networkx as nx
+
 from fusion_advisor.dataflow import Dataflow, bits, widened
 from fusion_advisor.decide import Decision
 from fusion_advisor.express import boundary, fused_traffic
@@ -68,22 +70,12 @@ def components(flow: Dataflow, wanted: Sequence[bool]) -> list[tuple[int, ...]]:
     Two launches are connected when one reads the other's result, through views that can be
     pulled through, or when both read one full-sized tensor, and nothing bars them.
     """
-    parent = list(range(len(flow.nodes)))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
     chosen = [i for i, is_wanted in enumerate(wanted) if is_wanted]
-    for i, near in _links(flow, chosen):
-        if not _apart(flow, i, near):
-            parent[root(near)] = root(i)
-    found: dict[int, list[int]] = {}
-    for i in chosen:
-        found.setdefault(root(i), []).append(i)
-    return [tuple(members) for members in found.values()]
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_nodes_from(chosen)
+    graph.add_edges_from((i, near) for i, near in _links(flow, chosen) if not _apart(flow, i, near))
+    found = (tuple(sorted(members)) for members in nx.connected_components(graph))
+    return sorted(found)
 
 
 def _apart(flow: Dataflow, one: int, other: int) -> bool:
@@ -281,28 +273,21 @@ def _lost(found: Found, result: Grouping) -> float:
 
 
 def _in_cycle(flow: Dataflow, blocks: list[tuple[int, ...]]) -> list[int]:
-    """Blocks that no order of launches can serve."""
-    masks = [sum(1 << i for i in block) for block in blocks]
-    needs = [0] * len(blocks)
+    """Blocks that wait for each other, so that no order of launches can serve them."""
+    owner = {i: n for n, block in enumerate(blocks) for i in block}
+    everyone = sum(1 << i for i in owner)
+    quotient: nx.DiGraph[int] = nx.DiGraph()
+    quotient.add_nodes_from(range(len(blocks)))
     for n, block in enumerate(blocks):
+        needed = 0
         for i in block:
-            needs[n] |= flow.above[i]
-        needs[n] &= ~masks[n]
-    # A block waits for another when something above it belongs to that block.
-    owner: dict[int, int] = {i: n for n, block in enumerate(blocks) for i in block}
-    members = 0
-    for mask in masks:
-        members |= mask
-    waiting = {n: {owner[i] for i in bits(needs[n] & members)} for n in range(len(blocks))}
-    done: set[int] = set()
-    while waiting:
-        ready = [n for n, before in waiting.items() if before <= done]
-        if not ready:
-            return list(waiting)
-        done.update(ready)
-        for n in ready:
-            del waiting[n]
-    return []
+            needed |= flow.above[i]
+        quotient.add_edges_from(
+            (before, n) for i in bits(needed & everyone) if (before := owner[i]) != n
+        )
+    if nx.is_directed_acyclic_graph(quotient):
+        return []
+    return [n for part in nx.strongly_connected_components(quotient) if len(part) > 1 for n in part]
 
 
 def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping) -> None:

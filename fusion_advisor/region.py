@@ -14,6 +14,7 @@ to a narrow type happens only at the source's casts (`round`) and when a result 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,6 +31,8 @@ NARROW_FLOATS = frozenset(
 )
 FLOAT_DTYPES = NARROW_FLOATS | {"float32", "float64"}
 INTEGER_DTYPES = frozenset({"int64", "int32", "int16", "int8", "uint8"})
+_LOWEST = {"uint8": 0, "int8": -(2**7), "int16": -(2**15), "int32": -(2**31), "int64": -(2**63)}
+_HIGHEST = {"uint8": 255, **{dtype: ~low for dtype, low in _LOWEST.items() if low}}
 _RANK = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")
 
 
@@ -242,6 +245,8 @@ class Builder:
             value = float(value)
         elif held == "bool":
             value = bool(value)
+        elif not math.isfinite(value) or not _LOWEST[held] <= value <= _HIGHEST[held]:
+            raise NotExpressible(f"the constant {value} in {held}")
         else:
             value = int(value)
         return self._make(Expr("const", (), held, (repr(value), held)), (), dtype)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import sys
 import traceback
 import warnings
@@ -154,7 +155,8 @@ def _depends_on_data(error: Exception) -> bool:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else "no message"
+    line = re.sub(r" at 0x[0-9a-f]+", "", lines[0])[:300] if lines else "no message"
+    return line
 
 
 # Ways to trace.

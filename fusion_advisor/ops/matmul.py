@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from fusion_advisor.ops.memory import covered, spread
 from fusion_advisor.ops.registry import Call, formula
 from fusion_advisor.records import Ref, Tensor
 
@@ -75,10 +76,33 @@ def _convolution(call: Call) -> int:
     return 2 * x.shape[0] * positions * weight.numel
 
 
+def _windows(call: Call) -> tuple[int, int]:
+    """The input's positions that some window touches; transposed, every one is."""
+    x, weight, out = call.operand(0), call.operand(1), call.out
+    rest = sum(tensor.bytes for tensor in call.operands[1:])
+    if call.arg(6, "transposed", False):
+        return x.bytes + rest, out.bytes
+    spatial = len(x.shape) - 2
+    stride, pad, dilation = (spread(call.arg(i), spatial) for i in (3, 4, 5))
+    positions = math.prod(
+        covered(
+            x.shape[d + 2], out.shape[d + 2], weight.shape[d + 2], stride[d], pad[d], dilation[d]
+        )
+        for d in range(spatial)
+    )
+    return x.shape[0] * x.shape[1] * positions * x.itemsize + rest, out.bytes
+
+
 formula(
     "convolution",
     "aten.convolution.default",
     "aten._convolution.default",
+    flops=_convolution,
+    traffic=_windows,
+    unit="tensor",
+)
+formula(
+    "convolution",
     "aten.cudnn_convolution.default",
     flops=_convolution,
     unit="tensor",

@@ -139,14 +139,15 @@ formula(
 # -- windows ---------------------------------------------------------------------------------------
 
 
-def _pair(value: object, count: int) -> tuple[int, ...]:
+def spread(value: object, count: int) -> tuple[int, ...]:
+    """One number for each of `count` dimensions."""
     if isinstance(value, int):
         return (value,) * count
     found = tuple(int(v) for v in value) if isinstance(value, tuple) else ()  # pyright: ignore
     return found * count if len(found) == 1 else found
 
 
-def _covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: int) -> int:
+def covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: int) -> int:
     """Distinct positions of one dimension that some window touches."""
     touched = bytearray(size)
     for tap in range(kernel):
@@ -160,12 +161,12 @@ def _covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: 
 def _pooling(spatial: int, dilated: bool) -> Traffic:
     def traffic(call: Call) -> tuple[int, int]:
         x, out = call.operand(0), call.out
-        kernel = _pair(call.arg(1, "kernel_size"), spatial)
-        stride = _pair(call.arg(2, "stride", ()), spatial) or kernel
-        pad = _pair(call.arg(3, "padding", 0), spatial)
-        dilation = _pair(call.arg(4, "dilation", 1), spatial) if dilated else (1,) * spatial
+        kernel = spread(call.arg(1, "kernel_size"), spatial)
+        stride = spread(call.arg(2, "stride", ()), spatial) or kernel
+        pad = spread(call.arg(3, "padding", 0), spatial)
+        dilation = spread(call.arg(4, "dilation", 1), spatial) if dilated else (1,) * spatial
         share = math.prod(
-            _covered(
+            covered(
                 x.shape[d - spatial],
                 out.shape[d - spatial],
                 kernel[d],
@@ -183,7 +184,7 @@ def _pooling(spatial: int, dilated: bool) -> Traffic:
 
 def _window_flops(spatial: int) -> Formula:
     def flops(call: Call) -> int:
-        return call.out.numel * math.prod(_pair(call.arg(1, "kernel_size"), spatial))
+        return call.out.numel * math.prod(spread(call.arg(1, "kernel_size"), spatial))
 
     return flops
 

@@ -196,6 +196,8 @@ def hypot(b: Builder, x: Value, y: Value) -> Value:
 
 @pointwise("aten.sign.default", discrete=True)
 def sign(b: Builder, x: Value) -> Value:
+    if x.dtype in ("bool", "uint8"):
+        return b.cast(x > 0, x.logical)
     positive = b.apply("where", x > 0, 1, b.apply("where", x < 0, -1, b.const(0, x.logical)))
     return b.cast(positive, x.logical)
 

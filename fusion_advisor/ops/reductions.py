@@ -300,7 +300,8 @@ def _batch_norm(
         None if p is None else _by_channel(b, b.cast(p, x.logical), rank)
         for p in (centre, b.apply("rsqrt", variance + eps), weight, bias)
     )
-    assert middle is not None and spread is not None
+    assert middle is not None
+    assert spread is not None
     return _scaled((x - middle) * spread, gain, shift)
 
 

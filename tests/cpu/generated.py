@@ -1,0 +1,84 @@
+"""Plain PyTorch functions, each emitted as one kernel: for the golden files and the mutants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from fusion_advisor.kernels import Kernel
+
+from .regions import kernel_of
+
+
+def _x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def softmax(x):
+    m = x.max(dim=-1, keepdim=True)[0]
+    e = torch.exp(x - m)
+    return e / e.sum(dim=-1, keepdim=True)
+
+
+def layer_norm(x, g, b):
+    c = x - x.mean(-1, keepdim=True)
+    v = (c * c).mean(-1, keepdim=True)
+    return c * torch.rsqrt(v + 1e-5) * g + b
+
+
+def residual_rms_norm(x, r, g):
+    h = x + r
+    v = h.float().pow(2).mean(-1, keepdim=True)
+    return h, g * (h.float() * torch.rsqrt(v + 1e-6)).to(h.dtype)
+
+
+def swiglu(x):
+    gate, up = x.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def middle_softmax(x, bias):
+    return torch.softmax(x * 0.125 + bias, dim=1)
+
+
+def broadcast(x, c, r, s):
+    return torch.sigmoid(x * c + r) - s * x
+
+
+def group_norm(x, g, b):
+    return F.relu(F.group_norm(x, 4, g, b))
+
+
+def masked_count(ids, lengths):
+    seen = (torch.arange(ids.shape[1]) < lengths[:, None]) & (ids != 0)
+    return seen, seen.sum(1, keepdim=True), torch.where(seen, ids, -100)
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
+    "softmax": (softmax, (_x(64, 300),)),
+    "layer_norm": (layer_norm, (_x(64, 200), _x(200), _x(200))),
+    "residual_rms_norm": (
+        residual_rms_norm,
+        (
+            _x(4, 16, 1024, dtype=torch.bfloat16),
+            _x(4, 16, 1024, dtype=torch.bfloat16),
+            _x(1024, dtype=torch.bfloat16),
+        ),
+    ),
+    "swiglu": (swiglu, (_x(4, 64, 600, dtype=torch.bfloat16),)),
+    "middle_softmax": (middle_softmax, (_x(6, 50, 40), _x(50, 1))),
+    "broadcast": (broadcast, (_x(3, 8, 20, 30), _x(8, 1, 1), _x(30), _x(3, 1, 20, 1))),
+    "group_norm": (group_norm, (_x(6, 16, 5, 7), _x(16), _x(16))),
+    "masked_count": (
+        masked_count, (_x(40, 90, dtype=torch.int64), _x(40, dtype=torch.int64)),
+    ),
+}  # fmt: skip
+
+
+@cache
+def kernel(name: str) -> Kernel:
+    function, inputs = FUNCTIONS[name]
+    return kernel_of(function, *inputs, name=name)
