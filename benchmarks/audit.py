@@ -23,7 +23,7 @@ import sys
 import tempfile
 from collections import Counter
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--device", default="h200")
     parser.add_argument("--no-verify", action="store_true")
+    parser.add_argument("--kernels", type=Path, help="write the distinct kernels for gpu_check.py")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     return parser.parse_args()
@@ -121,7 +122,7 @@ def _audit(job: sweep.Job, device: str) -> tuple[Audit, list[str]]:
         flow = dataflow(annotated)
         grouping = group(flow, lambda chosen: decide(flow, chosen, RULES), RULES)
         for found in grouping.groups:
-            kernels.append(emit(flow, found.decision, "kernel", RULES))
+            kernels.append(emit(flow, found.decision, "fused", RULES, full_size=True))
         _describe(audit, annotated, grouping)
         _count_independently(audit, annotated, job)
     except Exception as error:  # noqa: BLE001 a fault of ours, to be listed as such
@@ -207,9 +208,18 @@ def _run(arguments: argparse.Namespace) -> list[Audit]:
                 print(f"{job.level} {job.problem}: {results[-1][0].error or 'analysed'}",
                       file=sys.stderr, flush=True)
     audits = [audit for audit, _ in results]
+    if arguments.kernels:
+        _write_kernels(results, arguments.kernels)
     if not arguments.no_verify:
         _verify(results, arguments.processes)
     return audits
+
+
+def _write_kernels(results: list[tuple[Audit, list[str]]], file: Path) -> None:
+    """Each distinct kernel once, with a problem that it comes from."""
+    first = {line: audit.problem for audit, lines in reversed(results) for line in lines}
+    rows = ({"problem": name, "kernel": json.loads(line)} for line, name in first.items())
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def _verify(results: list[tuple[Audit, list[str]]], processes: int) -> None:
@@ -218,7 +228,7 @@ def _verify(results: list[tuple[Audit, list[str]]], processes: int) -> None:
     known: dict[str, tuple[Kernel, Future[str]]] = {}
     seeds = RULES.verify.seeds.count
     for line in {line for _, lines in results for line in lines}:
-        kernel = from_json(Kernel, line)
+        kernel = _small(from_json(Kernel, line))
         worker = workers[len(known) % processes]
         known[line] = (kernel, submit_check(worker, kernel, seeds=seeds, timeout_s=300))
     for audit, lines in results:
@@ -231,6 +241,11 @@ def _verify(results: list[tuple[Audit, list[str]]], processes: int) -> None:
                 print(f"{audit.problem}: {check.failure}", file=sys.stderr, flush=True)
     for worker in workers:
         worker.close()
+
+
+def _small(kernel: Kernel) -> Kernel:
+    """Without the case of the graph's own sizes, which only a GPU can run."""
+    return replace(kernel, cases=tuple(c for c in kernel.cases if c.name != "the graph's sizes"))
 
 
 def _write(audits: list[Audit], arguments: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -20,6 +21,8 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from fusion_advisor.models import Loaded
 
 __all__ = [
-    "InputSpec", "Limits", "Scenario", "capture", "capture_here", "capture_module",
+    "InputSpec", "Limits", "Scenario", "capture", "capture_here", "capture_module", "capturing",
     "graph_from_json", "graph_to_json", "parse_dtype", "parse_input",
 ]  # fmt: skip
 
@@ -54,7 +57,18 @@ def capture(
     does: an exception, a crash, a hang, too much memory. `debug` sends the child's output and
     traceback to standard error.
     """
-    limits = limits or Limits()
+    with capturing(model, scenario, limits, debug) as captured:
+        return captured()
+
+
+@contextmanager
+def capturing(
+    model: str, scenario: Scenario | None = None, limits: Limits | None = None, debug: bool = False
+) -> Generator[Callable[[], Graph]]:
+    """Starts the capture of MODEL; the function given waits for it, as `capture` does.
+
+    Whoever leaves the block early ends the child.
+    """
     request = json.dumps({"model": model, "scenario": asdict(scenario or Scenario())})
     read_end, write_end = os.pipe()
     with tempfile.TemporaryFile() as log, os.fdopen(read_end, "rb") as pipe:
@@ -64,14 +78,23 @@ def capture(
             pass_fds=(write_end,), start_new_session=True, env=_environment(),
         )  # fmt: skip
         os.close(write_end)
-        watch = _Watch(child, limits)
-        reply = pipe.read()
-        code = watch.finish()
-        log.seek(0)
-        printed = log.read().decode(errors="replace")
-    if debug:
-        sys.stderr.write(printed)
-    return _read_reply(reply, model, code, watch.verdict, printed)
+        watch = _Watch(child, limits or Limits())
+
+        def captured() -> Graph:
+            reply = pipe.read()
+            code = watch.finish()
+            log.seek(0)
+            printed = log.read().decode(errors="replace")
+            if debug:
+                sys.stderr.write(printed)
+            return _read_reply(reply, model, code, watch.verdict, printed)
+
+        try:
+            yield captured
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 def capture_module(
@@ -97,7 +120,7 @@ def capture_module(
 
 def capture_here(model: str, scenario: Scenario | None = None) -> Graph:
     """Captures MODEL in this process, without limits: what the child of `capture` does."""
-    from fusion_advisor.models import load
+    from fusion_advisor.loading import load
 
     if model.startswith("hf:"):
         with contextlib.suppress(ModuleNotFoundError):  # told by load, in one line
@@ -241,6 +264,7 @@ def serve(descriptor: int, request: str) -> None:
 
 def _answer(request: dict[str, Any]) -> bytes:
     scenario = _scenario(request["scenario"])
+    gc.disable()  # the child lives for one capture, and collections are a tenth of its time
     try:
         # Imports are no part of the capture's seconds.
         importlib.import_module("torch._dynamo")

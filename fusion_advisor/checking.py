@@ -27,7 +27,6 @@ What is held, for each case and seed:
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import tempfile
@@ -35,7 +34,6 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,6 +42,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from fusion_advisor.emitted import Fault, cause, load_module
 from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
 from fusion_advisor.records import Tensor
 from fusion_advisor.verify import protocol, restart
@@ -59,17 +58,14 @@ EAGER_DRAWS = 16
 LOST_ULPS = 16.0
 """Where eager overflowed there is no eager error to stand beside."""
 
-DISTRIBUTIONS = ("mixed", "special", "tiny", "large", "normal")
-"""Seed s draws from entry s, cyclically."""
+DISTRIBUTIONS = ("mixed", "special", "tiny", "large", "across")
+"""Seed s draws from entry s, cyclically. Of `large` all of a row of the last dimension is on one
+side of zero, of `across` all of a column."""
 
 _GUARD = 64
 """Poisoned elements around each input on a GPU, where addresses cannot be checked."""
 
 Tensors = tuple[torch.Tensor, ...]
-
-
-class Fault(Exception):
-    """One line: what is wrong, and where."""
 
 
 class TooFar(Fault):
@@ -82,7 +78,7 @@ class TooFar(Fault):
 def _scales(rows: int, distribution: str, dtype: torch.dtype, gen: torch.Generator) -> torch.Tensor:
     """One scale for each row: powers of ten that the dtype's squares survive, mostly."""
     half = dtype == torch.float16
-    if distribution == "large":
+    if distribution in ("large", "across"):
         return torch.full((rows,), 200.0 if half else 1e3)
     if distribution == "tiny":
         return torch.full((rows,), 1e-3)
@@ -97,12 +93,13 @@ def _floats(spec: Tensor, distribution: str, gen: torch.Generator) -> torch.Tens
     dtype = getattr(torch, spec.dtype)
     values = torch.randn(spec.shape, generator=gen, dtype=torch.float64)
     rows = math.prod(spec.shape[:-1])
-    if rows > 1 or distribution in ("large", "tiny"):
+    if rows > 1 or distribution in ("large", "across", "tiny"):
         scales = _scales(rows, distribution, dtype, gen).to(torch.float64)
         shape = (*spec.shape[:-1], 1) if spec.shape else ()
-        if distribution == "large":  # all of a row far from zero: no element saves a wrong maximum
-            sides = torch.randint(0, 2, scales.shape, generator=gen) * 2 - 1
-            values += 5.0 * sides.reshape(shape)
+        if distribution in ("large", "across"):  # far from zero: no element saves a wrong maximum
+            across = (*(1 for _ in spec.shape[:-1]), *spec.shape[-1:])
+            sided = shape if distribution == "large" else across
+            values += 5.0 * (torch.randint(0, 2, sided, generator=gen) * 2 - 1)
         values *= scales.reshape(shape)
     if distribution == "special" and values.numel():
         _sprinkle(values, gen)
@@ -241,14 +238,6 @@ def _poisoned_outputs() -> Generator[None, None, None]:
     finally:
         for name, original in originals.items():
             setattr(torch, name, original)
-
-
-def cause(error: BaseException) -> str:
-    """The innermost cause in one line: the interpreter wraps exceptions by their repr."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {text[:300]}"
 
 
 def _launch(module: ModuleType, entry: str, inputs: Tensors) -> Tensors:
@@ -418,24 +407,6 @@ def compare(
 
 
 # --- one kernel ----------------------------------------------------------------------------------
-
-_modules = count()
-
-
-def load_module(text: str, folder: Path) -> ModuleType:
-    """The emitted file as a module; jit functions need their source on disk."""
-    name = f"emitted_{next(_modules)}"
-    path = folder / f"{name}.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise Fault(f"the file does not import: {cause(error)}") from error
-    return module
 
 
 def _describe(case: Case) -> str:

@@ -23,9 +23,10 @@ from fusion_advisor.files import write
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from fusion_advisor.pipeline import Analysis, Request
+    from fusion_advisor.pipeline import Analysis
     from fusion_advisor.report import Report
     from fusion_advisor.rulebook import Gate, Pattern, Rulebook
+    from fusion_advisor.scenario import Request
 
 GIB = 1 << 30
 FAILED = 1
@@ -227,8 +228,7 @@ def _request(
     folder: str | None,
 ) -> Request:
     """The options as a request. UsageError for a value that no option takes."""
-    from fusion_advisor.pipeline import Request
-    from fusion_advisor.scenario import Limits, Scenario, parse_dtype, parse_input
+    from fusion_advisor.scenario import Limits, Request, Scenario, parse_dtype, parse_input
 
     if timeout <= 0 or memory <= 0:
         raise UsageError("--timeout and --memory must be more than 0")
@@ -294,13 +294,15 @@ _WITH_VALUE = frozenset(
 
 
 def _analyze(request: Request, verbose: bool) -> Analysis:
-    from rich.console import Console
+    from fusion_advisor.capture import capturing
 
-    from fusion_advisor.pipeline import analyze
+    with capturing(request.model, request.scenario, request.limits, request.debug) as captured:
+        from rich.console import Console  # while the child imports torch
 
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        return analyze(request, _Terminal(status, verbose))
+        from fusion_advisor.pipeline import analyze
+
+        with Console(stderr=True).status("starting") as status:
+            return analyze(request, captured, _Terminal(status, verbose))
 
 
 class _Terminal:

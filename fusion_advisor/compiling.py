@@ -25,7 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from fusion_advisor.checking import Fault, cause, load_module
+from fusion_advisor.emitted import Fault, cause, kernels_alone, load_module
 from fusion_advisor.kernels import (
     Compiled,
     CompileJob,
@@ -95,7 +95,7 @@ class Compiler:
         """Every launch of a kernel; the first failure ends it, as one line."""
         todo = [x for x in kernel.launches if (kernel.text, x, capability) not in self._done]
         try:
-            module = load_module(kernel.text, self._folder) if todo else None
+            module = load_module(kernels_alone(kernel.text), self._folder) if todo else None
             for launch in todo:
                 function = getattr(module, launch.jit_name)
                 done = _compile(function, launch, capability)

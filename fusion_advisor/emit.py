@@ -21,7 +21,7 @@ from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan
 from fusion_advisor.schedules.layout import Access, Group, gaps
 from fusion_advisor.schedules.layout import access as laid_over
-from fusion_advisor.schedules.text import TRITON_DTYPES, Body, Names
+from fusion_advisor.schedules.text import TRITON_DTYPES, Body, Names, fitted
 
 _INT32_MAX = 2**31 - 1
 
@@ -89,16 +89,19 @@ def emit(
         raise ValueError(f"{name}: a group without a plan cannot be emitted")
     file = _prepare(name, plan, expressed)
     lines = file.body.render()
-    text = "\n\n\n".join(
-        part
-        for part in (
-            _header(file, flow, decision, regenerate),
+    code = "\n\n\n".join(
+        (
             *(HELPERS[helper].rstrip() for helper in file.body.helpers),
             _kernel(file, lines),
             _launcher(file),
             _reference(file, flow),
+            *(() if _wide(file) else (_REACH.strip(),)),
             _SUPPORT.format(name=name).strip(),
         )
+    )
+    header = _header(file, flow, decision, regenerate)
+    text = "\n".join(
+        [header, "", "", *(part for line in code.splitlines() for part in fitted(line))]
     )
     return Kernel(
         name=name,
@@ -236,15 +239,16 @@ def _program(file: _File) -> list[str]:
             f"mask = index < {body.size(plan.outer, 'count')}",
         ]
     cols = body.size(plan.inner, "cols")
+    far = ".to(tl.int64)" if _wide_rows(file) else ""
     if plan.rows == 1:
         return [
             f"row = tl.program_id(0){wide}",
-            "col = tl.arange(0, COLS)",
+            f"col = tl.arange(0, COLS){far}",
             f"col_mask = col < {cols}",
         ]
     return [
         f"row = tl.program_id(0){wide} * ROWS + tl.arange(0, ROWS)[:, None]",
-        "col = tl.arange(0, COLS)[None, :]",
+        f"col = tl.arange(0, COLS)[None, :]{far}",
         f"row_mask = row < {body.size(plan.outer, 'rows')}",
         f"col_mask = col < {cols}",
         "mask = row_mask & col_mask",
@@ -254,6 +258,17 @@ def _program(file: _File) -> list[str]:
 def _wide(file: _File) -> bool:
     """Does any tensor reach beyond 32-bit offsets?"""
     return any(_reach(access.tensor) > _INT32_MAX for access in file.accesses)
+
+
+def _wide_rows(file: _File) -> bool:
+    """Does any tensor reach beyond 32-bit offsets within one row?"""
+    inner = {axis for group in file.plan.inner for axis in group.axes}
+    sizes = file.plan.region.sizes
+    return any(
+        sum((sizes[axis] - 1) * step for axis, step in access.strides.items() if axis in inner)
+        > _INT32_MAX
+        for access in file.accesses
+    )
 
 
 def _reach(tensor: Tensor) -> int:
@@ -329,7 +344,7 @@ def _serves(file: _File, name: str, given: Access | Tensor) -> str:
         dtype, shape, strides = given.dtype, str(given.shape), str(given.stride)
     else:
         dtype, shape, strides = given.tensor.dtype, _shape(file, given), _strides(file, given)
-    return f"serves({name!r}, {name}, torch.{dtype}, {shape}, {strides})"
+    return f'serves("{name}", {name}, torch.{dtype}, {shape}, {strides})'
 
 
 def _launcher(file: _File) -> str:
@@ -337,12 +352,17 @@ def _launcher(file: _File) -> str:
     lines = [f"{file.sizes[axis]} = {name}.shape[{d}]" for axis, (name, d) in file.origins.items()]
     inputs = {file.named(load): load for load in plan.loads} | file.unread
     checks = [_serves(file, name, tensor) for name, tensor in inputs.items()]
-    lines += ["problem = (", f"    {checks[0]}", *(f"    or {check}" for check in checks[1:]), ")"]
+    everything = _extent(file, (*plan.outer, *plan.inner))
+    if not _wide(file):
+        checks.append(f"within_reach({everything})")
+    in_one = f"problem = {' or '.join(checks)}"
+    in_many = ["problem = (", f"    {checks[0]}", *(f"    or {c}" for c in checks[1:]), ")"]
+    lines += [in_one] if len(in_one) <= 96 else in_many
     given = ", ".join(file.input_names)
     lines += [
         "if problem:",
         f"    return fall_back(problem, {given})",
-        f"if not {_extent(file, (*plan.outer, *plan.inner))}:",
+        f"if not {everything}:",
         f"    return reference({given})",
     ]
     device = file.input_names[0]
@@ -392,6 +412,12 @@ def _reference(file: _File, flow: Dataflow) -> str:
     return f'{head}\n    """What eager launches."""\n{content}'
 
 
+_REACH = """
+def within_reach(elements):
+    \"""Why 32-bit offsets do not reach every element; None when they do.\"""
+    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+"""
+
 _SUPPORT = '''
 fallbacks = 0
 
@@ -406,7 +432,8 @@ def serves(name, tensor, dtype, shape, stride):
         return f"{{name}} has dtype {{tensor.dtype}}, not {{dtype}}"
     if tuple(tensor.shape) != tuple(shape):
         return f"{{name}} has shape {{tuple(tensor.shape)}}, not {{tuple(shape)}}"
-    if tensor.stride() != tuple(stride):
+    steps = zip(shape, tensor.stride(), stride, strict=True)
+    if tensor.numel() and any(n > 1 and have != want for n, have, want in steps):
         return f"{{name}} has strides {{tensor.stride()}}, not {{tuple(stride)}}"
     return None
 
@@ -470,12 +497,9 @@ def _cases(file: _File, rulebook: Rulebook, full_size: bool) -> tuple[Case, ...]
     inner = {axis for group in file.plan.inner for axis in group.axes}
     outer_free = [a for g in reversed(file.plan.outer) for a in reversed(g.axes) if a in free]
     fixed_row = prod(hints[a] for a in inner)
-    rows = max(
-        1,
-        min(
-            numbers.interpreted_rows.count, numbers.interpreted_elements.count // max(fixed_row, 1)
-        ),
-    )
+    affordable = numbers.interpreted_elements.count // max(fixed_row, 1)
+    several_programs = 2 * file.plan.rows + 1
+    rows = max(several_programs, min(numbers.interpreted_rows.count, affordable))
     if file.plan.schedule == "flat":
         rows = 2 * file.plan.block + 77
     chosen = {
@@ -549,5 +573,8 @@ def _resized(file: _File, access: Access, sizes: Mapping[int, int]) -> Tensor:
             stride_of[axis] = step
             step *= sizes[axis]
     shape = tuple(prod(sizes[a] for a in dim) for dim in access.dims)
-    stride = tuple(stride_of.get(dim[-1], 0) if dim else 1 for dim in access.dims)
+    stride = tuple(
+        stride_of.get(dim[-1], 0) if dim else step
+        for dim, step in zip(access.dims, access.tensor.stride, strict=True)
+    )
     return Tensor(shape, stride, access.tensor.dtype)

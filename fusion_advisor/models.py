@@ -117,25 +117,10 @@ def _host(value: Any) -> Any:
     return value
 
 
-def load(model: str, scenario: Scenario) -> Loaded:
-    """Resolves MODEL and builds it under `scenario`; CaptureError names what failed and where."""
-    fake = HostFakeMode()
-    if model.startswith("hf:"):
-        from fusion_advisor.transformers_models import load_config
-
-        loaded = load_config(model.removeprefix("hf:"), scenario, fake)
-    elif model.endswith(".pt2"):
-        loaded = _load_program(model, fake)
-    else:
-        loaded = _load_python(model, scenario, fake)
-    loaded.module.train(scenario.mode == "train") if loaded.program is None else None
-    return loaded
-
-
 # Files and modules.
 
 
-def _load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
+def load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
     with building(scenario, fake):
         namespace, name, file = _import(model)
         module, given, assumed = _find(namespace, name, file)
@@ -380,7 +365,7 @@ def _named(
 # Exported programs.
 
 
-def _load_program(path: str, fake: FakeTensorMode) -> Loaded:
+def load_program(path: str, fake: FakeTensorMode) -> Loaded:
     if not Path(path).is_file():
         raise CaptureError(f"{path}: no such file; give the path of a torch.export program")
     program = guarded(f"loading {path}", lambda: torch.export.load(path))

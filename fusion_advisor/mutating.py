@@ -224,6 +224,9 @@ def _on_masked_lanes(scope: _Scope, node: ast.expr) -> float | None:
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.NotEq):
         sides = [_on_masked_lanes(scope, side) for side in (node.left, node.comparators[0])]
         return None if None in sides else float(sides[0] != sides[1])
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+        sides = [_on_masked_lanes(scope, side) for side in (node.left, node.right)]
+        return 0.0 if 0.0 in sides else None
     if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub, ast.Mult)):
         left, right = (_on_masked_lanes(scope, side) for side in (node.left, node.right))
         if left is not None and right is not None:
@@ -290,21 +293,30 @@ def _sentinel(scope: _Scope, constant: ast.Constant) -> str | None:
 
 
 def _nan_again(scope: _Scope, combine: str) -> str | None:
-    """Every reduction by `combine` gives an `m` used only in `e = exp(x - m)`, and e is summed."""
-    found = False
-    for name, value in scope.assignments():
-        if _callee(value) != "tl.reduce" or combine not in _names(value):
-            continue
-        found = True
-        users = [(user, expr) for user, expr in scope.assignments() if name in _names(expr)]
-        for user, expr in users:
-            summed = any(
-                _callee(node) == "tl.sum" and user in _names(node) for node in scope.nodes()
-            )
-            shifts = f"- {name})" in ast.unparse(expr) and "exp(" in ast.unparse(expr)
-            if not (summed and shifts):
+    """Every reduction by `combine` gives an `m` used only in `x - m` under an exponential, and the
+    exponentials are summed."""
+    peaks = [
+        name
+        for name, value in scope.assignments()
+        if _callee(value) == "tl.reduce" and combine in _names(value)
+    ]
+    for peak in peaks:
+        for user, value in _users(scope, peak):
+            if f"- {peak}" not in ast.unparse(value):
                 return None
-    return NAN_AGAIN if found else None
+            raised = [user] if "exp(" in ast.unparse(value) else []
+            raised += [u for u, v in _users(scope, user) if f"exp({user})" in ast.unparse(v)]
+            if not any(_is_summed(scope, name) for name in raised):
+                return None
+    return NAN_AGAIN if peaks else None
+
+
+def _users(scope: _Scope, name: str) -> list[tuple[str, ast.expr]]:
+    return [(user, value) for user, value in scope.assignments() if name in _names(value)]
+
+
+def _is_summed(scope: _Scope, name: str) -> bool:
+    return any(_callee(node) == "tl.sum" and name in _names(node) for node in scope.nodes())
 
 
 # --- the mutations: each yields edits of one kind ------------------------------------------------

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import Proof, assemble
-from fusion_advisor.capture import capture
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import decide
 from fusion_advisor.emit import emit
@@ -18,10 +16,12 @@ from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, Identified, identify
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.records import Graph
 from fusion_advisor.region import NotExpressible
+from fusion_advisor.rehearsal import REHEARSAL
 from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Device, Rulebook, load_rulebook
-from fusion_advisor.scenario import Limits, Scenario
+from fusion_advisor.scenario import Request
 from fusion_advisor.verify import (
     Worker,
     checker,
@@ -50,26 +50,6 @@ class _Silent:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to analyse, for which device, and how far to prove it.
-
-    `folder` is where a report says that the kernels are, None when they are not written;
-    `command` is the command line that makes them again.
-    """
-
-    model: str
-    scenario: Scenario = field(default_factory=Scenario)
-    limits: Limits = field(default_factory=Limits)
-    device: str | None = None
-    rules: tuple[Path, ...] = ()
-    verify: bool = True
-    compile: bool = True
-    folder: str | None = None
-    command: str = ""
-    debug: bool = False
-
-
-@dataclass(frozen=True)
 class Analysis:
     """The report, and the kernels of the accepted groups."""
 
@@ -86,18 +66,22 @@ class _Workers:
     compile: Worker | None
 
 
-def analyze(request: Request, listener: Listener | None = None) -> Analysis:
-    """From a model's source to a report with proven kernels.
+def analyze(
+    request: Request, captured: Callable[[], Graph], listener: Listener | None = None
+) -> Analysis:
+    """From a model's capture to a report with proven kernels.
 
-    Raises UsageError for a wrong request and CaptureError for a model that cannot be captured.
+    `captured` waits for the graph: `capture.capturing` begins before this module, and all it
+    imports, was loaded. Raises UsageError for a wrong request and CaptureError for a model that
+    cannot be captured.
     """
     listener = listener or _Silent()
     rulebook = load_rulebook(request.rules)
     gpus = gpu_names()
     device, chosen = choose_device(request.device, rulebook, gpus)
-    with _workers(request) as workers:  # they import torch and Triton while the model is captured
+    with _workers(request, device) as workers:  # they warm up while the model is captured
         listener.stage("capture")
-        graph = capture(request.model, request.scenario, request.limits, request.debug)
+        graph = captured()
         assumed = (chosen, *graph.assumed)
         listener.assumed(assumed)
         listener.stage("annotate")
@@ -116,12 +100,16 @@ def analyze(request: Request, listener: Listener | None = None) -> Analysis:
 
 
 @contextmanager
-def _workers(request: Request) -> Generator[_Workers, None, None]:
+def _workers(request: Request, device: Device) -> Generator[_Workers, None, None]:
+    """Children that start now and rehearse, so that they are warm when the kernels come."""
     with ExitStack() as stack:
-        yield _Workers(
-            stack.enter_context(checker()) if request.verify else None,
-            stack.enter_context(compiler()) if request.compile else None,
-        )
+        check = stack.enter_context(checker()) if request.verify else None
+        compile = stack.enter_context(compiler()) if request.compile else None
+        if check:
+            submit_check(check, REHEARSAL, seeds=1)
+        if compile:
+            submit_compile(compile, REHEARSAL, device.capability)
+        yield _Workers(check, compile)
 
 
 def _emitted(

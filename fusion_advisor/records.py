@@ -9,6 +9,7 @@ Units: sizes, strides and offsets are elements; `bytes` are HBM bytes; times are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -57,11 +58,20 @@ class Tensor:
 
     @property
     def addressed(self) -> int:
-        """Distinct elements: a broadcast dimension (stride 0) counts once."""
-        count = 1
-        for size, stride in zip(self.shape, self.stride, strict=True):
-            count *= size if stride or not size else 1
-        return count
+        """Distinct elements: a broadcast dimension (stride 0) counts once, and so does an element
+        that lies in several windows."""
+        runs: dict[int, int] = {}
+        for stride, size in sorted(zip(self.stride, self.shape, strict=True)):
+            if not size:
+                return 0
+            if not stride or size == 1:
+                continue
+            run = next((s for s, n in runs.items() if not stride % s and stride < n * s), None)
+            if run is None:
+                runs[stride] = size
+            else:
+                runs[run] += (size - 1) * (stride // run)
+        return math.prod(runs.values())
 
     @property
     def itemsize(self) -> int:

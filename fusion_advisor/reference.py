@@ -35,7 +35,7 @@ def reference_lines(
 
     def shape_of(ref: Ref) -> list[str]:
         dims = expressed.dims.get(ref)
-        if dims is None:
+        if dims is None or not {axis for dim in dims for axis in dim} <= sizes.keys():
             return [str(n) for n in flow.annotated.tensors[ref].shape]
         return [" * ".join(sizes[a] for a in dim) or "1" for dim in dims]
 

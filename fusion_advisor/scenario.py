@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from fusion_advisor.errors import UsageError
@@ -52,6 +53,26 @@ class Limits:
 
     seconds: float = 180.0
     memory_bytes: int = 8 << 30
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to analyse, for which device, and how far to prove it.
+
+    `folder` is where a report says that the kernels are, None when they are not written;
+    `command` is the command line that makes them again.
+    """
+
+    model: str
+    scenario: Scenario = field(default_factory=Scenario)
+    limits: Limits = field(default_factory=Limits)
+    device: str | None = None
+    rules: tuple[Path, ...] = ()
+    verify: bool = True
+    compile: bool = True
+    folder: str | None = None
+    command: str = ""
+    debug: bool = False
 
 
 def parse_dtype(text: str) -> str:

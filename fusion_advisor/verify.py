@@ -53,6 +53,10 @@ importlib.import_module(module).main(*arguments)
 """The child imports this very package, and nothing from the current folder."""
 
 
+_NICE = 3
+"""Workers start while the model is captured, and wait for it: capture comes first."""
+
+
 class WorkerError(Exception):
     """The child did not answer: one line with the reason."""
 
@@ -111,6 +115,7 @@ class Worker:
             stderr=self._errors,
             env=self._environment,
         )
+        os.setpriority(os.PRIO_PROCESS, self._child.pid, _NICE)
 
     def _stop(self) -> None:
         child, self._child = self._child, None

@@ -42,7 +42,7 @@ def access(name: str, tensor: Tensor, dims: Dims, sizes: Mapping[int, int]) -> A
     strides: dict[int, int] = {}
     for dim, stride in zip(dims, tensor.stride, strict=True):
         step = stride
-        for axis in reversed(dim):
+        for axis in reversed(dim) if stride else ():  # an expanded dimension broadcasts
             strides[axis] = step
             step *= sizes[axis]
     return Access(name, tensor, dims, strides)

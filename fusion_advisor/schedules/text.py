@@ -39,7 +39,17 @@ _LIMITS = {
 _RESERVED = frozenset(
     [*keyword.kwlist, *dir(builtins), "row", "col", "index", "mask", "row_mask", "col_mask"]
     + ["rows", "cols", "count", "tl", "torch", "triton", "libdevice", "os", "warnings"]
-    + ["reference", "serves", "fall_back", "fallbacks", "problem", "ROWS", "COLS", "BLOCK"]
+    + [
+        "reference",
+        "serves",
+        "fall_back",
+        "fallbacks",
+        "problem",
+        "within_reach",
+        "ROWS",
+        "COLS",
+        "BLOCK",
+    ]
 )
 """What a generated name must not hide."""
 
@@ -195,6 +205,7 @@ class Body:
             readers = uses.get(number, [])
             label = region.labels.get(number)
             alone = len(readers) == 1 and region.labels.get(readers[0]) == label
+            alone = alone and expr.op != "reduce"
             inline = expr.op in ("const", "size") or (alone and number not in region.results)
             if inline and number not in stored:
                 self.texts[number] = text
@@ -206,7 +217,9 @@ class Body:
 
     def _assign(self, number: int, text: str) -> None:
         region = self.plan.region
-        wish = region.results.get(number) or f"{region.labels.get(number, 'value')}_part"
+        expr = region.exprs[number]
+        part = expr.attr[0] if expr.op == "reduce" else "part"
+        wish = region.results.get(number) or f"{region.labels.get(number, 'value')}_{part}"
         name = self.names.claim(wish)
         self.lines.append(f"{name} = {_bare(text)}")
         self.texts[number] = name
@@ -280,7 +293,7 @@ class Body:
             group = next(group for group in groups if axis in group.axes)
             place = self.coordinate(group, groups, linear)
             text = f"({text} * {self.extent_of(group)} + {place})" if text else place
-        return f"({text}).to({language_dtype(expr.dtype)})"
+        return f"{_as_operand(text)}.to({language_dtype(expr.dtype)})"
 
     def _reduce(self, expr: Expr, operand: str) -> str:
         monoid = MONOIDS[expr.attr[0]]
@@ -329,3 +342,42 @@ def _bare(text: str) -> str:
 
 def _as_operand(text: str) -> str:
     return text if re.fullmatch(r"[\w.]+(\(.*\))?|\(.*\)", text) else f"({text})"
+
+
+def fitted(line: str, width: int = 100) -> list[str]:
+    """A line of Python broken at its widest brackets until every part fits."""
+    opening, closing = _widest_brackets(line) if len(line) > width else (0, 0)
+    if not closing:
+        return [line]
+    margin = " " * (len(line) - len(line.lstrip()))
+    inside, rest = line[opening + 1 : closing], line[closing:]
+    parts = _at_commas(inside)
+    comma = "," if len(parts) > 1 or inside.endswith(",") else ""
+    found = [line[: opening + 1]]
+    for part in parts:
+        found += fitted(f"{margin}    {part}{comma}", width)
+    return [*found, *fitted(margin + rest, width)]
+
+
+def _widest_brackets(line: str) -> tuple[int, int]:
+    """Where the outermost pair with the most inside opens and closes; zeros without one."""
+    best, stack = (0, 0), list[int]()
+    for place, letter in enumerate(line):
+        if letter in "([":
+            stack.append(place)
+        elif letter in ")]":
+            start = stack.pop()
+            if not stack and place - start > max(best[1] - best[0], 1):
+                best = start, place
+    return best
+
+
+def _at_commas(text: str) -> list[str]:
+    parts, depth, start = list[str](), 0, 0
+    for place, letter in enumerate(text):
+        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0)
+        if letter == "," and not depth:
+            parts.append(text[start:place].strip())
+            start = place + 1
+    last = text[start:].strip()
+    return [*parts, last] if last else parts

@@ -166,9 +166,7 @@ def test_residual_norm_with_native_silu_is_seven_passes() -> None:
     shape = (4, 2048, 4096)
     x, r = torch.empty(shape, dtype=torch.float16), torch.empty(shape, dtype=torch.float16)
     gamma = torch.empty(4096, dtype=torch.float16)
-    _, _, grouping = analysed(
-        lambda x, r, g: F.silu(F.rms_norm(x + r, (4096,), g)), x, r, gamma
-    )
+    _, _, grouping = analysed(lambda x, r, g: F.silu(F.rms_norm(x + r, (4096,), g)), x, r, gamma)
     (found,) = grouping.groups
     small = 4096 * 2 + 4 * 2048 * 4  # gamma read by eager, and eager's float32 rstd
     assert found.decision.unfused_bytes == 469_762_048 + small

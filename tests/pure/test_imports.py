@@ -20,11 +20,13 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "errors primitives",
         "records",
         "rulebook scenario frames kernels region wire files",
+        "rehearsal emitted",
         "machine lanes",
         "ops",
         # capture, in the child process that runs somebody's code
         "opaque models recurrent",
         "transformers_models",
+        "loading",
         "launching",
         "tracing",
         "capture",

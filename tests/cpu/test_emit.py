@@ -1,0 +1,260 @@
+"""The emitted files: what their launchers take, what they refuse, and how they read."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusion_advisor.emit import emit
+from fusion_advisor.verify import Worker, checker, collect_check, submit_check
+
+from .generated import FUNCTIONS, kernel
+from .regions import RULES, decided, flow_of, why_not
+
+Tensors = tuple[torch.Tensor, ...]
+IMPORTS = {"os", "warnings", "torch", "triton"}
+WIDTH = 100
+
+
+# -- how a file reads ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_file_stands_alone(name: str) -> None:
+    tree = ast.parse(kernel(name).text)
+    imported = {
+        module.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for module in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [a.name for a in node.names]
+        )
+    }
+    assert imported == IMPORTS
+    assert ast.get_docstring(tree)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_file_is_formatted(name: str, tmp_path: Path) -> None:
+    file = tmp_path / f"{name}.py"
+    file.write_text(kernel(name).text)
+    assert [line for line in kernel(name).text.splitlines() if len(line) > WIDTH] == []
+    for command in (["format", "--check"], ["check", "--select", "E,F,W,I,B,UP"]):
+        options = ["--isolated", "--line-length", str(WIDTH), "--target-version", "py311"]
+        run = [sys.executable, "-m", "ruff", *command, *options, str(file)]
+        done = subprocess.run(run, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- guards ----------------------------------------------------------------------------------------
+
+_CHILD = """
+import json, os, sys, warnings
+from pathlib import Path
+import torch
+from fusion_advisor.emitted import load_module
+from fusion_advisor.interpreting import install
+
+install()
+file = Path(sys.argv[1])
+module = load_module(file.read_text(), file.parent)
+results = {}
+
+def call(name, make, strict=False, grad=False):
+    tensors = make()
+    os.environ["FUSION_ADVISOR_STRICT"] = "1" if strict else "0"
+    before = module.fallbacks
+    with warnings.catch_warnings(record=True) as seen, torch.set_grad_enabled(grad):
+        warnings.simplefilter("always")
+        try:
+            result = module.softmax(*tensors)
+            right = torch.allclose(result, torch.softmax(tensors[0], -1), equal_nan=True)
+            shape = list(result.shape)
+        except (RuntimeError, IndexError) as error:
+            right, shape = str(error), []
+    said = [str(w.message) for w in seen]
+    results[name] = [right, shape, module.fallbacks - before, said]
+
+x = torch.randn(9, 300)
+call("right", lambda: [x], strict=True)
+call("other size", lambda: [torch.randn(5, 77)], strict=True)
+call("no rows", lambda: [torch.randn(0, 300)], strict=True)
+call("no columns", lambda: [torch.randn(9, 0)], strict=True)
+call("one row, odd strides", lambda: [torch.randn(300, 2)[:, :1].t()[:, ::2].contiguous()],
+     strict=True)
+call("one row of a wide tensor", lambda: [torch.randn(4, 600)[1:2, :300]], strict=True)
+call("grad off", lambda: [x.clone().requires_grad_()], strict=True)
+call("dtype", lambda: [x.double()])
+call("dtype again", lambda: [x.double()])
+call("strides", lambda: [torch.randn(300, 9).t()])
+call("gap", lambda: [torch.randn(9, 600)[:, :300]])
+call("grad", lambda: [x.clone().requires_grad_()], grad=True)
+call("strict dtype", lambda: [x.double()], strict=True)
+call("strict strides", lambda: [torch.randn(300, 9).t()], strict=True)
+call("strict grad", lambda: [x.clone().requires_grad_()], strict=True, grad=True)
+results["reach"] = [module.within_reach(2**31 - 1), module.within_reach(2**31)]
+print(json.dumps(results))
+"""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What the softmax launcher does with each input, in a process under the interpreter."""
+    file = tmp_path_factory.mktemp("guards") / "softmax.py"
+    file.write_text(kernel("softmax").text)
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
+    run = [sys.executable, "-c", _CHILD, str(file)]
+    done = subprocess.run(run, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["right", "other size", "no rows", "one row, odd strides", "one row of a wide tensor",
+     "grad off"],
+)  # fmt: skip
+def test_taken(guarded: dict[str, list[Any]], name: str) -> None:
+    right, _, fallbacks, said = guarded[name]
+    assert (right, fallbacks, said) == (True, 0, [])
+
+
+def test_empty_inputs_do_as_eager(guarded: dict[str, list[Any]]) -> None:
+    assert guarded["no rows"][1] == [0, 300]
+    assert guarded["no columns"][0].startswith("max(): Expected reduction dim 1 to have non-zero")
+
+
+@pytest.mark.parametrize("name", ["dtype", "dtype again", "strides", "gap", "grad"])
+def test_falls_back_and_counts(guarded: dict[str, list[Any]], name: str) -> None:
+    right, _, fallbacks, said = guarded[name]
+    assert (right, fallbacks) == (True, 1)
+    assert len(said) == (1 if name == "dtype" else 0)  # warned once in all
+    if said:
+        assert said[0] == (
+            "softmax: args_0 has dtype torch.float64, not torch.float32; running eager instead"
+        )
+
+
+def test_strict_raises(guarded: dict[str, list[Any]]) -> None:
+    said = {name: guarded[f"strict {name}"][0] for name in ("dtype", "strides", "grad")}
+    assert said == {
+        "dtype": "softmax: args_0 has dtype torch.float64, not torch.float32",
+        "strides": "softmax: args_0 has strides (1, 9), not (300, 1)",
+        "grad": "softmax: args_0 requires a gradient",
+    }
+
+
+def test_sizes_beyond_32_bits_fall_back(guarded: dict[str, list[Any]]) -> None:
+    assert guarded["reach"] == [None, "2147483648 elements are beyond 32-bit offsets"]
+
+
+# -- layouts ---------------------------------------------------------------------------------------
+
+
+def x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def nhwc(*shape: int) -> torch.Tensor:
+    return x(*shape).to(memory_format=torch.channels_last)
+
+
+def spread(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    e = a.exp()
+    return e, e.sum(-1), (e * 2).amax(-1, keepdim=True)
+
+
+LAYOUTS: dict[str, tuple[Callable[..., object], Tensors]] = {
+    "channels last": (lambda a: (a * 2).relu() + 1, (nhwc(2, 6, 5, 7),)),
+    "channels last and per channel": (
+        lambda a, w: (a * w[:, None, None]).tanh(), (nhwc(2, 6, 5, 7), x(6)),
+    ),
+    "channels last and contiguous": (lambda a, b: (a + b).exp(), (nhwc(2, 6, 5, 7), x(2, 6, 5, 7))),
+    "channels last, softmax over channels": (
+        lambda a: (a * 2).softmax(1), (nhwc(2, 6, 5, 7),),
+    ),
+    "channels last, mean over pixels": (lambda a: a.relu().mean((2, 3)), (nhwc(2, 6, 5, 7),)),
+    "transposed": (lambda a, b: (a.t() + b).exp(), (x(20, 30), x(30, 20))),
+    "transposed, rows reduced": (lambda a: (a.t() * 2).softmax(-1), (x(20, 30),)),
+    "transposed result": (lambda a, b: (a + b).t(), (x(20, 30), x(20, 30))),
+    "expanded": (lambda a, b: a * b + 1, (x(20, 1).expand(20, 30), x(20, 30))),
+    "expanded in the middle": (
+        lambda a, b: (a * b).sum(-1), (x(6, 1, 30).expand(6, 5, 30), x(6, 5, 30)),
+    ),
+    "expanded alone": (lambda a: (a + 1).relu(), (x(20, 1).expand(20, 30),)),
+    "columns of a wider one": (lambda a: (a[:, 3:20] * 2).exp(), (x(20, 30),)),
+    "every second row": (lambda a: a[::2].softmax(-1) + 1, (x(21, 30),)),
+    "every third column": (lambda a: a[:, ::3].exp().sum(-1), (x(20, 30),)),
+    "overlapping windows": (lambda a, w: (a.unfold(0, 5, 2) * w).sum(-1), (x(41), x(5))),
+    "results of three shapes": (spread, (x(6, 5, 30),)),
+    "reduced over the outer ones": (
+        lambda a: (a * a).sum((0, 2, 3), keepdim=True), (x(3, 6, 5, 7),),
+    ),
+    "reduced over the first": (lambda a: a.exp().sum(0), (x(30, 20),)),
+    "reduced to a scalar": (lambda a: (a * a).mean(), (x(20, 30),)),
+    "middle one of five": (lambda a: (a + 1).softmax(2), (x(2, 3, 5, 4, 2),)),
+    "two of five, apart": (lambda a: (a + 1).sum((1, 3)), (x(2, 3, 5, 4, 2),)),
+    "scalars": (lambda a, b: (a + b).exp(), (x(), x())),
+    "one tensor twice": (lambda a: (a * a + a).exp(), (x(20, 30),)),
+    "a tensor and its row": (lambda a: (a + a[:1]).exp(), (x(20, 30),)),
+    "two halves": (lambda a: a[:, :15] * a[:, 15:] + 1, (x(20, 30),)),
+    "sizes of one": (lambda a, b: (a + b).relu(), (x(1, 20, 1), x(1, 1, 30))),
+    "heads split and merged": (
+        lambda a: (a.view(4, 5, 3, 10).transpose(1, 2) * 2).exp(), (x(4, 5, 30),),
+    ),
+    "groups within a dimension": (
+        lambda a: (a.view(4, 3, 40) - a.view(4, 3, 40).mean(-1, keepdim=True)).view(4, 120),
+        (x(4, 120),),
+    ),
+    "half precision, odd row": (lambda a: (a * 2).softmax(-1), (x(20, 33, dtype=torch.half),)),
+}  # fmt: skip
+
+BOTH_WAYS: dict[str, tuple[Callable[..., object], Tensors]] = {
+    "x and its transpose": (lambda a: (a + a.t()).exp(), (x(20, 20),)),
+    "a computed x and its transpose": (lambda a: a.exp() + a.exp().t(), (x(20, 20),)),
+    "x and its transpose, reduced": (lambda a: (a + a.t()).sum(-1), (x(20, 20),)),
+    "a Gram-like outer sum": (lambda a: (a[:, None] + a[None, :]).exp(), (x(20),)),
+    "one vector both ways": (lambda a, m: m * a[:, None] + a, (x(20), x(20, 20))),
+    "rows and columns of one": (
+        lambda a: a / a.sum(0, keepdim=True) + a.sum(1, keepdim=True), (x(20, 20),),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with checker("interpreter") as worker:
+        yield worker
+
+
+def _checked(function: Callable[..., object], inputs: Tensors, worker: Worker) -> str | None:
+    """Why there is no kernel, or what is wrong with it; None when it is right."""
+    flow = flow_of(function, *inputs)
+    decision = decided(flow)
+    if decision.subject.plan is None:
+        return f"refused: {why_not(decision)}"
+    made = emit(flow, decision, "laid_out", RULES)
+    return collect_check(made, submit_check(worker, made)).failure
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout(name: str, worker: Worker) -> None:
+    assert _checked(*LAYOUTS[name], worker) is None
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_right_or_refused(name: str, worker: Worker) -> None:
+    failure = _checked(*BOTH_WAYS[name], worker)
+    assert failure is None or failure.startswith("refused: ")

@@ -1,0 +1,80 @@
+"""The checker is checked on generated kernels: every mutant that differs is caught.
+
+By default up to PER_KERNEL mutants of each kernel are drawn, evenly over the kinds; with
+FUSION_ADVISOR_SLOW_TESTS in the environment all of them are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from fusion_advisor.mutating import Mutant, all_mutants, mutants
+from fusion_advisor.verify import Worker, checker, collect_check, submit_check
+
+from .generated import FUNCTIONS, kernel
+
+WANTED = 200
+PER_KERNEL = 1000 if "FUSION_ADVISOR_SLOW_TESTS" in os.environ else 40
+SEEDS = 5
+KINDS = {
+    "mask dropped", "mask widened", "tail lost", "one too many", "neutral element",
+    "stride changed", "cast dropped", "cast narrowed", "missing store", "wrong axis",
+    "other reduction", "operands swapped", "sign changed", "constant changed", "grid short",
+    "wrong offset", "wrong tile", "NaN dropped",
+}  # fmt: skip
+
+
+def passing(worker: Worker, chosen: dict[str, list[Mutant]]) -> list[str]:
+    """The mutants that the checker lets pass."""
+    pending = [
+        (mutant, name, submit_check(worker, replace(kernel(name), text=mutant.text), seeds=SEEDS))
+        for name, group in chosen.items()
+        for mutant in group
+    ]
+    return [
+        f"{name}: {mutant.kind}: {mutant.description}"
+        for mutant, name, answer in pending
+        if collect_check(kernel(name), answer).passed
+    ]
+
+
+def real(name: str) -> list[Mutant]:
+    return [m for m in mutants(kernel(name), 0, PER_KERNEL) if m.equivalent is None]
+
+
+def equivalent(name: str) -> list[Mutant]:
+    return [m for m in all_mutants(kernel(name)) if m.equivalent is not None]
+
+
+def test_the_unchanged_kernels_pass() -> None:
+    with checker("interpreter") as worker:
+        pending = {n: submit_check(worker, kernel(n), seeds=SEEDS) for n in FUNCTIONS}
+        checks = [collect_check(kernel(n), answer) for n, answer in pending.items()]
+    assert [check.failure for check in checks if not check.passed] == []
+
+
+def test_enough_mutants_of_every_kind() -> None:
+    kinds = Counter(mutant.kind for name in FUNCTIONS for mutant in real(name))
+    assert kinds.total() >= WANTED
+    assert set(kinds) >= KINDS, KINDS - set(kinds)
+
+
+HALVES = [list(FUNCTIONS)[::2], list(FUNCTIONS)[1::2]]
+
+
+@pytest.mark.parametrize("names", HALVES, ids=["even", "odd"])
+def test_every_real_mutant_is_caught(names: list[str]) -> None:
+    with checker("interpreter") as worker:
+        assert passing(worker, {name: real(name) for name in names}) == []
+
+
+def test_equivalent_ones_are_few_and_pass() -> None:
+    chosen = {name: equivalent(name) for name in FUNCTIONS}
+    total = sum(map(len, chosen.values()))
+    assert total <= 0.2 * sum(len(all_mutants(kernel(name))) for name in FUNCTIONS)
+    with checker("interpreter") as worker:
+        assert len(passing(worker, chosen)) == total
