@@ -54,7 +54,7 @@ REASONS: dict[str, str] = {
     "norm": "one fused kernel on CUDA; the CPU build composes it",
     "loss": "two passes on CUDA when the loss is reduced",
     "view": "a view is free",
-    "device": "the CPU build dispatches this model differently",
+    "device": "the CPU build lays attention's operands out and multiplies them differently",
 }
 
 
@@ -157,9 +157,19 @@ def _describe(audit: Audit, annotated: Annotated, grouping: Grouping) -> None:
                 audit.causes[name] = audit.causes.get(name, 0) + lost
 
 
+_CAUSES = {
+    "alive at once": "the row does not fit",
+    "matrix products fed": "a reduction feeds a matrix product",
+    "B unfused over": "less than the limit",
+}
+
+
 def _cause(why: str) -> str:
     """The reason without the numbers of one problem."""
-    return "the row does not fit" if "alive at once" in why else why.split("; ")[0][:90]
+    for part, said in _CAUSES.items():
+        if part in why:
+            return said
+    return why.split("; ")[0][:90]
 
 
 def _count_independently(audit: Audit, annotated: Annotated, job: sweep.Job) -> None:
@@ -167,6 +177,7 @@ def _count_independently(audit: Audit, annotated: Annotated, job: sweep.Job) -> 
     import independent
 
     seen = independent.count(job.model, job.scenario)
+    patterns = frozenset(cost.pattern for cost in annotated.costs.values())
     ours: Counter[str] = Counter()
     flops = 0
     for node in annotated.graph.nodes:
@@ -179,7 +190,7 @@ def _count_independently(audit: Audit, annotated: Annotated, job: sweep.Job) -> 
     for op in ours.keys() | seen.bytes.keys():
         gap = ours[op] - seen.bytes[op]
         if gap:
-            reason = independent.reason(op)
+            reason = independent.reason(op, patterns, frozenset(ours))
             name = reason if reason in REASONS else f"unexplained: {op}"
             audit.differences[name] = audit.differences.get(name, 0) + gap
 
@@ -199,14 +210,15 @@ def _run(arguments: argparse.Namespace) -> list[Audit]:
         with multiprocessing.get_context("fork").Pool(
             arguments.processes, maxtasksperchild=1
         ) as pool:
-            pending = [
-                (job, pool.apply_async(_audit, (job, arguments.device))) for job in jobs
-            ]
+            pending = [(job, pool.apply_async(_audit, (job, arguments.device))) for job in jobs]
             results: list[tuple[Audit, list[str]]] = []
             for job, answer in pending:
                 results.append(answer.get())
-                print(f"{job.level} {job.problem}: {results[-1][0].error or 'analysed'}",
-                      file=sys.stderr, flush=True)
+                print(
+                    f"{job.level} {job.problem}: {results[-1][0].error or 'analysed'}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     audits = [audit for audit, _ in results]
     if arguments.kernels:
         _write_kernels(results, arguments.kernels)
@@ -279,13 +291,24 @@ def _markdown(audits: list[Audit], device: str) -> str:
             f" | {sum(a.flops[0] == a.flops[1] for a in fine)}/{len(fine)}"
             f" | {explained}/{len(fine)} |"
         )
-    lines += ["", "## What is not fused, by cause", "", "| cause | bytes it would save |", "|---|---|"]
+    lines += [
+        "",
+        "## What is not fused, by cause",
+        "",
+        "| cause | bytes it would save |",
+        "|---|---|",
+    ]
     causes: Counter[str] = Counter()
     for audit in audits:
         causes.update(audit.causes)
     lines += [f"| {cause} | {size:,} |" for cause, size in causes.most_common()]
-    lines += ["", "## Where the bytes differ from the independent count", "",
-              "| reason | problems | bytes |", "|---|---|---|"]
+    lines += [
+        "",
+        "## Where the bytes differ from the independent count",
+        "",
+        "| reason | problems | bytes |",
+        "|---|---|---|",
+    ]
     reasons: Counter[str] = Counter()
     size: Counter[str] = Counter()
     for audit in audits:

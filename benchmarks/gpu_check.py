@@ -146,9 +146,7 @@ def _timed(job: dict[str, Any], row: Row, copy: float) -> None:
             ours: Any = do_bench(
                 lambda: getattr(module, kernel.entry)(*inputs), 10, 50, return_mode="median"
             )
-            eager: Any = do_bench(
-                lambda: module.reference(*inputs), 10, 50, return_mode="median"
-            )
+            eager: Any = do_bench(lambda: module.reference(*inputs), 10, 50, return_mode="median")
     except torch.OutOfMemoryError:
         row.full_size = "out of memory"
         return
@@ -183,8 +181,11 @@ def _markdown(rows: list[Row], copy: float) -> str:
             f" geometric mean {mean:.2f}, least {ratios[0]:.2f}; share of the copy bandwidth,"
             f" median {shares[len(shares) // 2]:.0%}, least {shares[0]:.0%}."
         )
-    lines += ["", "| problem | kernel | MB | kernel µs | eager µs | ratio | share of copy |",
-              "|---|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| problem | kernel | MB | kernel µs | eager µs | ratio | share of copy |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in sorted(timed, key=lambda row: -row.bytes):
         lines.append(
             f"| {row.problem} | {row.entry} | {row.bytes / 1e6:.1f} | {row.kernel_us:.1f}"

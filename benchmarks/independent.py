@@ -40,6 +40,7 @@ _CPU_VARIANTS = {
 }
 """What flop_counter knows under its CUDA name only."""
 _OVERWRITES = ("copy_", "fill_", "zero_", "copy.", "fill.", "normal_", "uniform_", "bernoulli_")
+_AROUND_ATTENTION = ("clone", "aten.mm", "aten.bmm", "_unsafe_view", "addmm")
 _NORMS = ("_fused_rms_norm", "rms_norm")
 
 
@@ -57,11 +58,14 @@ def count(model: str, scenario: Scenario) -> Seen:
     seen = Seen()
     flops = FlopCounterMode(display=False, custom_mapping=_CPU_VARIANTS)
     grad = torch.set_grad_enabled(scenario.mode == "train")
-    with loaded.fake, grad, torch.backends.mkldnn.flags(enabled=False):
-        with flops:
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        unfused = torch.backends.mkldnn.flags(enabled=False)
+        with loaded.fake, grad, unfused, flops, _Bytes(seen.bytes):
             loaded.module(*loaded.args, **loaded.kwargs)
-        with _Bytes(seen.bytes):
-            loaded.module(*loaded.args, **loaded.kwargs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
     seen.flops = flops.get_total_flops()
     return seen
 
@@ -73,9 +77,7 @@ class _Bytes(TorchDispatchMode):
         super().__init__()
         self._total = total
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         given = _tensors((args, kwargs))
@@ -114,15 +116,25 @@ def _elements(tensor: torch.Tensor) -> Any:
     return storage, int(tensor.storage_offset()), _size(tensor), order[0][0] if order else 0
 
 
-def reason(op: str) -> str:
-    """Why the two counts may differ on an op: a key of `audit.REASONS`, or ''."""
+def reason(op: str, patterns: frozenset[str], ops: frozenset[str]) -> str:
+    """Why the two counts may differ on an op: a key of `audit.REASONS`, or ''.
+
+    `patterns` and `ops` are the whole model's: a cell that the CPU build unrolls explains every op.
+    """
     entry = REGISTRY.get(op)
+    if "recurrent" in patterns:
+        return "recurrent"
+    if "convolution" in op:
+        return "window"
     if any(name in op for name in _NORMS):
         return "norm"
     if any(name in op for name in _OVERWRITES):
         return "overwrite"
     if entry is not None and entry.pattern in _BY_PATTERN:
         return _BY_PATTERN[entry.pattern]
+    attends = "attention" in patterns or {"aten.bmm.default", "aten._softmax.default"} <= ops
+    if attends and any(name in op for name in _AROUND_ATTENTION):
+        return "device"
     if "loss" in op or "binary_cross_entropy" in op:
         return "loss"
     return ""

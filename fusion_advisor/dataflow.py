@@ -25,10 +25,10 @@ def bits(mask: int) -> Iterator[int]:
 class Dataflow:
     """Dependencies of an annotated graph.
 
-    `operands[i]` are the tensors that node i reads, after in-place writes; `readers[ref]` the
-    nodes that read a tensor directly (views among them). `before[i]` are the nodes that i waits for
-    directly, `above[i]` all positions that must run before i; `beyond[i]` those of them from which every fusion with i is barred, because a path
-    to i leads through a node that can never be fused.
+    `operands[i]` are the tensors that node i reads, after in-place writes; `readers[ref]` the nodes
+    that read a tensor directly (views among them). `before[i]` are the nodes that i waits for
+    directly, `above[i]` all positions that must run before i, and `beyond[i]` those of them that
+    can never share a kernel with i: a node that nothing fuses with lies between.
     """
 
     annotated: Annotated

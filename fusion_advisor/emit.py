@@ -7,7 +7,7 @@ back to, and above them what it replaces and how it was made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from fusion_advisor.dataflow import Dataflow
@@ -329,8 +329,7 @@ def _free_stride(file: _File, access: Access, group: Group) -> str:
 
 def _output_strides(file: _File, access: Access) -> str:
     """Dense in the order of dimensions that eager gives the result."""
-    tensor = access.tensor
-    order = sorted(range(len(tensor.shape)), key=lambda d: (-tensor.stride[d], d))
+    order = _order(access.tensor)
     texts = [""] * len(order)
     for place, d in enumerate(order):
         inside = [file.sizes[a] for e in order[place + 1 :] for a in access.dims[e]]
@@ -338,12 +337,21 @@ def _output_strides(file: _File, access: Access) -> str:
     return _tuple(texts)
 
 
+def _order(tensor: Tensor) -> list[int]:
+    """Dimensions from the largest step to the smallest."""
+    return sorted(range(len(tensor.shape)), key=lambda d: (-tensor.stride[d], d))
+
+
 def _serves(file: _File, name: str, given: Access | Tensor) -> str:
-    """The check of one input."""
+    """The check of one input; of an unread one the order of its dimensions matters at most."""
     if isinstance(given, Tensor):
         dtype, shape, strides = given.dtype, str(given.shape), str(given.stride)
     else:
-        dtype, shape, strides = given.tensor.dtype, _shape(file, given), _strides(file, given)
+        dtype, shape, strides = given.tensor.dtype, _shape(file, given), f"{name}.stride()"
+        if name not in file.unread:
+            strides = _strides(file, given)
+        elif given.tensor == _dense(given.tensor, given.tensor.shape):
+            strides = _output_strides(file, given)
     return f'serves("{name}", {name}, torch.{dtype}, {shape}, {strides})'
 
 
@@ -543,7 +551,9 @@ def _odd(size: int) -> int:
 def _case(file: _File, name: str, sizes: Mapping[int, int]) -> Case:
     loads = {file.named(a): _resized(file, a, sizes) for a in file.plan.loads}
     unread = {
-        name: _resized(file, a, sizes) if isinstance(a, Access) else a
+        name: _dense(a.tensor, tuple(prod(sizes[axis] for axis in dim) for dim in a.dims))
+        if isinstance(a, Access)
+        else a
         for name, a in file.unread.items()
     }
     stored = sum(
@@ -556,6 +566,15 @@ def _case(file: _File, name: str, sizes: Mapping[int, int]) -> Case:
         loaded_bytes=sum(tensor.bytes for tensor in loads.values()),
         stored_bytes=stored,
     )
+
+
+def _dense(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of this shape without gaps, its dimensions in the order of another's."""
+    stride, step = [0] * len(shape), 1
+    for d in reversed(_order(tensor)):
+        stride[d] = step if tensor.stride[d] else 0
+        step *= shape[d]
+    return replace(tensor, shape=shape, stride=tuple(stride))
 
 
 def _resized(file: _File, access: Access, sizes: Mapping[int, int]) -> Tensor:

@@ -84,7 +84,7 @@ def _matching_eps(region: Region, formula: Formula, x: int, extra: Sequence[int]
     ]
     got = [evaluate(region, sample, [result]) for sample in samples]
     constants = [region.exprs[i] for i in region.live if region.exprs[i].op == "const"]
-    choices = {float(c.attr[0]) for c in constants if c.dtype in ("float32", "float64")}
+    choices = {float(c.literal) for c in constants if c.dtype in ("float32", "float64")}
     for order in permutations(extra):
         for eps in sorted(choices | {0.0}):
             wanted = [formula(eps, s[x], *(s[i] for i in order)) for s in samples]
@@ -112,5 +112,5 @@ def _spelled(line: str, region: Region, x: int, eps: float, vectors: int) -> str
 
 
 def _loaded(region: Region, load: int) -> tuple[Tensor, Dims]:
-    number: int = region.exprs[load].attr
+    number: int = region.exprs[load].input
     return region.inputs[number], region.input_dims[number]

@@ -38,7 +38,7 @@ class _Form:
         return (i for i in self.region.live if self.region.exprs[i].op == op)
 
     def reductions(self, monoid: str) -> Iterator[int]:
-        return (i for i in self.all("reduce") if self.region.exprs[i].attr[0] == monoid)
+        return (i for i in self.all("reduce") if self.region.exprs[i].monoid == monoid)
 
     def behind(self, number: int, ops: Sequence[str]) -> set[int]:
         """Everything that a value is made from, looked through `ops` alone."""

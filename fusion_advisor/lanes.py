@@ -37,13 +37,13 @@ def evaluate(
     def made(number: int) -> Lanes:
         expr = region.exprs[number]
         if expr.op == "const":
-            return [_number(expr.attr[0])]
+            return [_number(expr.literal)]
         if expr.op == "size":
             return [float(WIDTH)]
         if expr.op in ("cast", "round"):
             return value(expr.args[0])
         if expr.op == "reduce":
-            return [_MONOIDS[expr.attr[0]](value(expr.args[0]))]
+            return [_MONOIDS[expr.monoid](value(expr.args[0]))]
         operands = [value(arg) for arg in expr.args]
         width = max(map(len, operands), default=0)
         columns = [lanes * width if len(lanes) == 1 else lanes for lanes in operands]

@@ -179,9 +179,7 @@ def _exact(component: Component, judge: Judge, most_sets: int) -> Partition | No
     return Partition(tuple(sorted(chosen)), time, time, True)
 
 
-def _accepted_sets(
-    component: Component, judge: Judge, most_sets: int
-) -> dict[int, float] | None:
+def _accepted_sets(component: Component, judge: Judge, most_sets: int) -> dict[int, float] | None:
     """Accepted connected sets with the time that each saves. A hopeless set is not grown."""
     saves: dict[int, float] = {}
     seen = {1 << i for i in range(component.count)}
@@ -309,9 +307,7 @@ class _Growing:
             return False
         direct = self._component.above[number]
         return not any(
-            other & direct and self._before[n] & mask
-            for n, other in enumerate(self.sets)
-            if n != k
+            other & direct and self._before[n] & mask for n, other in enumerate(self.sets) if n != k
         )
 
     def place(self, number: int, k: int) -> None:

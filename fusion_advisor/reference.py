@@ -54,12 +54,21 @@ def reference_lines(
         for i in range(len(node.outputs)):
             texts[Ref(node.name, i)] = name if single else f"{name}[{i}]{_widened(node, i)}"
 
-    for number in expressed.members:
+    for number in _needed(flow, expressed):
         if Ref(flow.nodes[number].name) not in texts:
             state(number)
     results = [texts[ref] for ref in expressed.outputs]
     lines.append(f"return {results[0]}" if len(results) == 1 else f"return {', '.join(results)}")
     return lines
+
+
+def _needed(flow: Dataflow, expressed: Expressed) -> list[int]:
+    """The members that a result depends on, in order."""
+    needed = {flow.position[ref.node] for ref in expressed.outputs}
+    for number in reversed(expressed.members):
+        if number in needed:
+            needed.update(flow.position[ref.node] for ref in flow.operands[number])
+    return [number for number in expressed.members if number in needed]
 
 
 def _call(node: Node, operands: list[str], shape: list[str], device: str) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from fusion_advisor.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.records import Tensor
@@ -129,13 +128,20 @@ class Axes:
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """One value: `op` is `load`, `const`, `index`, `size`, `round`, `cast`, a primitive or
-    `reduce`. `attr` is the input's number, the constant, the axes or the dtype that goes with it."""
+    """One value. `op` is `load`, `const`, `index`, `size`, `round`, `cast`, `reduce` or a primitive.
+
+    A load has the number of its `input`; a constant its `literal`; an index, a size and a reduction
+    their `axes`; a reduction its `monoid`; a round and a cast the dtype they go `to`.
+    """
 
     op: str
     args: tuple[int, ...]
     dtype: str
-    attr: Any = None
+    input: int = -1
+    literal: str = ""
+    axes: AxisList = ()
+    monoid: str = ""
+    to: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,7 +242,9 @@ class Builder:
         number = len(self.inputs)
         self.inputs.append(tensor)
         self.input_dims.append(dims)
-        return self._make(Expr("load", (), compute_dtype(tensor.dtype), number), dims, tensor.dtype)
+        return self._make(
+            Expr("load", (), compute_dtype(tensor.dtype), input=number), dims, tensor.dtype
+        )
 
     def const(self, value: Scalar, dtype: str) -> Value:
         """A scalar; `dtype` is its torch dtype."""
@@ -249,7 +257,7 @@ class Builder:
             raise NotExpressible(f"the constant {value} in {held}")
         else:
             value = int(value)
-        return self._make(Expr("const", (), held, (repr(value), held)), (), dtype)
+        return self._make(Expr("const", (), held, literal=repr(value)), (), dtype)
 
     def full(self, shape: Sequence[int], value: Scalar, dtype: str) -> Value:
         """A scalar seen with a shape."""
@@ -260,7 +268,7 @@ class Builder:
         if size == 1:
             return self.full((1,), 0, dtype)
         axis = self.axes.new(size)
-        return self._make(Expr("index", (), dtype, (axis,)), ((axis,),), dtype)
+        return self._make(Expr("index", (), dtype, axes=(axis,)), ((axis,),), dtype)
 
     def index_of(self, value: Value, dim: int) -> Value:
         """The position of each element of `value` along one of its dimensions."""
@@ -270,7 +278,7 @@ class Builder:
         dims: Dims = tuple(
             axes if i == dim % len(value.dims) else () for i in range(len(value.dims))
         )
-        return self._make(Expr("index", (), "int64", axes), dims, "int64")
+        return self._make(Expr("index", (), "int64", axes=axes), dims, "int64")
 
     # -- pointwise -----------------------------------------------------------------------------
 
@@ -336,16 +344,16 @@ class Builder:
         held = compute_dtype(dtype)
         if value.dtype == held:
             return replace(value, logical=dtype)
-        return self._make(Expr("cast", (value.id,), held, held), value.dims, dtype)
+        return self._make(Expr("cast", (value.id,), held, to=held), value.dims, dtype)
 
     def convert(self, value: Value, dtype: str) -> Value:
         """A cast of the source: rounds to a narrow type."""
         if dtype in NARROW_FLOATS and value.logical != dtype:
             wide = self.cast(value, "float32")
             source = self.exprs[wide.id]
-            if source.op == "load" and self.inputs[source.attr].dtype == dtype:
+            if source.op == "load" and self.inputs[source.input].dtype == dtype:
                 return replace(wide, logical=dtype)
-            return self._make(Expr("round", (wide.id,), "float32", dtype), value.dims, dtype)
+            return self._make(Expr("round", (wide.id,), "float32", to=dtype), value.dims, dtype)
         return self.cast(value, dtype)
 
     def named(self, value: Value, dtype: str) -> Value:
@@ -370,7 +378,7 @@ class Builder:
             return replace(value, dims=kept)
         self._count(MONOIDS[monoid].flops if monoid in MONOIDS else 1, False, value.dims)
         return self._make(
-            Expr("reduce", (value.id,), value.dtype, (monoid, axes)), kept, value.logical
+            Expr("reduce", (value.id,), value.dtype, axes=axes, monoid=monoid), kept, value.logical
         )
 
     def extent(self, value: Value, dims: Sequence[int]) -> Value:
@@ -378,7 +386,7 @@ class Builder:
         rank = len(value.dims)
         chosen = sorted({d % rank for d in dims}) if dims else list(range(rank))
         axes = tuple(axis for d in chosen for axis in value.dims[d])
-        return self._make(Expr("size", (), "float32", axes), (), "float32")
+        return self._make(Expr("size", (), "float32", axes=axes), (), "float32")
 
     # -- views ---------------------------------------------------------------------------------
 
@@ -454,10 +462,7 @@ class Region:
     def reduced(self) -> frozenset[int]:
         """Axes of every live reduction."""
         return frozenset(
-            axis
-            for i in self.live
-            if self.exprs[i].op == "reduce"
-            for axis in self.exprs[i].attr[1]
+            axis for i in self.live if self.exprs[i].op == "reduce" for axis in self.exprs[i].axes
         )
 
 
@@ -474,26 +479,22 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
             raise NotExpressible("a value and its own transpose in one expression")
 
     def settled(expr: Expr) -> Expr:
-        if expr.op == "reduce":
-            return replace(expr, attr=(expr.attr[0], resolve(expr.attr[1])))
-        if expr.op in ("size", "index"):
-            return replace(expr, attr=resolve(expr.attr))
-        return expr
+        return replace(expr, axes=resolve(expr.axes)) if expr.axes else expr
 
     exprs = tuple(settled(expr) for expr in builder.exprs)
     input_dims = tuple(tuple(resolve(dim) for dim in dims) for dims in builder.input_dims)
     depends: list[frozenset[int]] = []
     for expr in exprs:
         if expr.op == "load":
-            axes = frozenset(axis for dim in input_dims[expr.attr] for axis in dim)
+            axes = frozenset(axis for dim in input_dims[expr.input] for axis in dim)
         elif expr.op == "index":
-            axes = frozenset(expr.attr)
+            axes = frozenset(expr.axes)
         else:
             axes = frozenset[int]().union(*(depends[arg] for arg in expr.args))
             if expr.op == "reduce":
-                if not set(expr.attr[1]) <= axes:
+                if not set(expr.axes) <= axes:
                     raise NotExpressible("a reduction of a broadcast value")
-                axes -= frozenset(expr.attr[1])
+                axes -= frozenset(expr.axes)
         depends.append(axes)
 
     live: list[int] = []
@@ -517,8 +518,8 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
     for result in results:
         visit(result.value)
     used = {axis for i in live for axis in depends[i]}
-    used |= {axis for i in live if exprs[i].op == "reduce" for axis in exprs[i].attr[1]}
-    used |= {axis for i in live if exprs[i].op == "size" for axis in exprs[i].attr}
+    used |= {axis for i in live if exprs[i].op == "reduce" for axis in exprs[i].axes}
+    used |= {axis for i in live if exprs[i].op == "size" for axis in exprs[i].axes}
     used |= {axis for result in results for dim in result.dims for axis in dim}
     return Region(
         inputs=tuple(builder.inputs),

@@ -21,4 +21,5 @@ def measure(subject: Subject) -> Reading:
             tensor = flow.annotated.tensors[ref]
             if flow.position[source.node] in inside and tensor.dtype in FLOAT_DTYPES:
                 found.append(f"{source.node} feeds {node.name}")
-    return Reading(len(found), 0, "; ".join(found) if found else "none")
+    limit = subject.rulebook.gate("discontinuous").number("values").value
+    return Reading(len(found), limit, "; ".join(found) if found else "none")

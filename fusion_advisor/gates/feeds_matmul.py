@@ -18,4 +18,5 @@ def measure(subject: Subject) -> Reading:
         feeding = [i for i in launches if flow.above[product] >> i & 1]
         if any(subject.cost(i).pattern == "reduction" for i in feeding):
             inside += 1
-    return Reading(inside, 0, f"{inside} matrix products fed by a reduction inside the group")
+    limit = subject.rulebook.gate("feeds-matmul").number("inside").value
+    return Reading(inside, limit, f"{inside} matrix products fed by a reduction inside the group")

@@ -7,7 +7,10 @@ from fusion_advisor.gates.base import Reading, Subject
 
 def measure(subject: Subject) -> Reading:
     """The number of plans; unknown when there is none."""
-    if subject.plan is not None and subject.planned is not None:
-        return Reading(len(subject.planned.plans), 1, f"schedule {subject.plan.schedule}")
-    reasons = [r.why for r in subject.planned.refusals] if subject.planned else [str(subject.problem)]
-    return Reading(None, 1, "; ".join(dict.fromkeys(reasons)))
+    limit = subject.rulebook.gate("no-schedule").number("plans").value
+    if subject.planned is None:
+        return Reading(None, limit, str(subject.problem))
+    if subject.plan is not None:
+        return Reading(len(subject.planned.plans), limit, f"schedule {subject.plan.schedule}")
+    reasons = dict.fromkeys(refusal.why for refusal in subject.planned.refusals)
+    return Reading(None, limit, "; ".join(reasons))

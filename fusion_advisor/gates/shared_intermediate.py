@@ -11,4 +11,5 @@ def measure(subject: Subject) -> Reading:
     flow = subject.flow
     shared = [r.node for r in subject.border.outputs if any(u in inside for u in flow.uses(r))]
     why = f"{', '.join(shared)} stored once for readers outside" if shared else "none"
-    return Reading(len(shared), 0, why)
+    limit = subject.rulebook.gate("shared-intermediate").number("stored").value
+    return Reading(len(shared), limit, why)

@@ -182,7 +182,7 @@ def state(
     kwargs = {name: ready(value) for name, value in node.kwargs}
     builder.out, builder.label = node.out, label or node.name  # operands may have set others
     try:
-        result: Any = op.meaning(builder, *args, **kwargs)
+        result: Value | tuple[Value | None, ...] = op.meaning(builder, *args, **kwargs)
     except TypeError as error:
         raise NotExpressible(f"{node.op}: {error}") from error
     values: Sequence[Value | None] = result if isinstance(result, tuple) else (result,)

@@ -52,9 +52,9 @@ def accesses(region: Region) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
     """Loads (one for each live load, in order of use) and stores."""
     loads = tuple(
         access(
-            f"in{region.exprs[i].attr}",
-            region.inputs[region.exprs[i].attr],
-            region.input_dims[region.exprs[i].attr],
+            f"in{region.exprs[i].input}",
+            region.inputs[region.exprs[i].input],
+            region.input_dims[region.exprs[i].input],
             region.sizes,
         )
         for i in region.live
@@ -84,7 +84,7 @@ def collapse(
     itself a value stays alone."""
     sizes = region.sizes
     counted = {
-        a for i in region.live if region.exprs[i].op == "index" for a in region.exprs[i].attr
+        a for i in region.live if region.exprs[i].op == "index" for a in region.exprs[i].axes
     }
     runs: list[list[int]] = []
     for axis in axes:

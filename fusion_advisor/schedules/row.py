@@ -73,9 +73,9 @@ def _row_axes(region: Region) -> frozenset[int]:
     for number in region.live:
         expr = region.exprs[number]
         if expr.op == "reduce":
-            if expr.attr[0] in ("argmax", "argmin"):
+            if expr.monoid in ("argmax", "argmin"):
                 raise Refused("no-schedule", "an arg-reduction has no schedule yet", final=True)
-            found.add(frozenset(expr.attr[1]))
+            found.add(frozenset(expr.axes))
     if not found:
         raise Refused("no-schedule", "the row schedule needs a reduction")
     if len(found) > 1:

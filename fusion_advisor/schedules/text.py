@@ -36,19 +36,32 @@ _LIMITS = {
     "int8": ("-128", "127"),
     "uint8": ("0", "255"),
 }
-_RESERVED = frozenset(
-    [*keyword.kwlist, *dir(builtins), "row", "col", "index", "mask", "row_mask", "col_mask"]
-    + ["rows", "cols", "count", "tl", "torch", "triton", "libdevice", "os", "warnings"]
-    + [
+_RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
+    [
+        "row",
+        "col",
+        "index",
+        "mask",
+        "row_mask",
+        "col_mask",
+        "rows",
+        "cols",
+        "count",
+        "ROWS",
+        "COLS",
+        "BLOCK",
+        "tl",
+        "torch",
+        "triton",
+        "libdevice",
+        "os",
+        "warnings",
         "reference",
         "serves",
         "fall_back",
         "fallbacks",
         "problem",
         "within_reach",
-        "ROWS",
-        "COLS",
-        "BLOCK",
     ]
 )
 """What a generated name must not hide."""
@@ -218,7 +231,7 @@ class Body:
     def _assign(self, number: int, text: str) -> None:
         region = self.plan.region
         expr = region.exprs[number]
-        part = expr.attr[0] if expr.op == "reduce" else "part"
+        part = expr.monoid or "part"
         wish = region.results.get(number) or f"{region.labels.get(number, 'value')}_{part}"
         name = self.names.claim(wish)
         self.lines.append(f"{name} = {_bare(text)}")
@@ -246,15 +259,15 @@ class Body:
     def _text(self, expr: Expr) -> str:
         operands = [self.texts[arg] for arg in expr.args]
         if expr.op == "const":
-            return _literal(*expr.attr)
+            return _literal(expr.literal)
         if expr.op == "size":
             return self._extent(expr)
         if expr.op == "index":
             return self._index(expr)
         if expr.op == "round":
-            return f"{operands[0]}.to({language_dtype(expr.attr)}).to(tl.float32)"
+            return f"{operands[0]}.to({language_dtype(expr.to)}).to(tl.float32)"
         if expr.op == "cast":
-            return f"{_as_operand(operands[0])}.to({language_dtype(expr.attr)})"
+            return f"{_as_operand(operands[0])}.to({language_dtype(expr.to)})"
         if expr.op == "reduce":
             return self._reduce(expr, operands[0])
         primitive = PRIMITIVES[expr.op]
@@ -279,14 +292,14 @@ class Body:
 
     def _extent(self, expr: Expr) -> str:
         for groups in (self.plan.inner, self.plan.outer):
-            if {a for g in groups for a in g.axes} == set(expr.attr):
+            if {a for g in groups for a in g.axes} == set(expr.axes):
                 return f"({self.total(groups)} * 1.0)"
-        return repr(float(prod(self.plan.region.sizes[axis] for axis in expr.attr)))
+        return repr(float(prod(self.plan.region.sizes[axis] for axis in expr.axes)))
 
     def _index(self, expr: Expr) -> str:
         """The position along some axes, each of which is a group of its own."""
         text = ""
-        for axis in expr.attr:
+        for axis in expr.axes:
             groups, linear = (self.plan.inner, "col")
             if not any(axis in group.axes for group in groups):
                 groups, linear = self.plan.outer, self._outer_name
@@ -296,7 +309,7 @@ class Body:
         return f"{_as_operand(text)}.to({language_dtype(expr.dtype)})"
 
     def _reduce(self, expr: Expr, operand: str) -> str:
-        monoid = MONOIDS[expr.attr[0]]
+        monoid = MONOIDS[expr.monoid]
         if monoid.helper:
             self.helpers[monoid.helper] = None
         neutral = monoid.neutral
@@ -317,12 +330,12 @@ def _filled(template: str, operands: Sequence[str]) -> str:
     """The operands in their places, without parentheses where they are whole arguments."""
     whole = {int(n) for n in re.findall(r"(?<=[(,])\s*\{(\d)\}(?=[,)])", template)}
     if template.startswith("("):
-        whole = set()
+        whole = set[int]()
     ready = [_bare(text) if n in whole else text for n, text in enumerate(operands)]
     return template.format(*ready)
 
 
-def _literal(text: str, held: str) -> str:
+def _literal(text: str) -> str:
     if text in ("inf", "-inf", "nan"):
         return f'float("{text}")'
     return text

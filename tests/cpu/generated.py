@@ -52,6 +52,10 @@ def group_norm(x, g, b):
     return F.relu(F.group_norm(x, 4, g, b))
 
 
+def below_peak(x):
+    return x - 0.5 * x.amax(-1, keepdim=True)
+
+
 def masked_count(ids, lengths):
     seen = (torch.arange(ids.shape[1]) < lengths[:, None]) & (ids != 0)
     return seen, seen.sum(1, keepdim=True), torch.where(seen, ids, -100)
@@ -72,6 +76,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "middle_softmax": (middle_softmax, (_x(6, 50, 40), _x(50, 1))),
     "broadcast": (broadcast, (_x(3, 8, 20, 30), _x(8, 1, 1), _x(30), _x(3, 1, 20, 1))),
     "group_norm": (group_norm, (_x(6, 16, 5, 7), _x(16), _x(16))),
+    "below_peak": (below_peak, (_x(40, 130),)),
     "masked_count": (
         masked_count, (_x(40, 90, dtype=torch.int64), _x(40, dtype=torch.int64)),
     ),

@@ -150,7 +150,8 @@ CASES: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...], list[Lau
         [(HALF + VECTOR, HALF + 2 * COLUMN)],
     ),
     "batch norm": (
-        lambda a, m, s, g, b: F.batch_norm(a, m, s, g, b), (x(2, 4, 9, 9), *(x(4) for _ in range(4))),
+        lambda a, m, s, g, b: F.batch_norm(a, m, s, g, b),
+        (x(2, 4, 9, 9), *(x(4) for _ in range(4))),
         [(IMAGE + 64, IMAGE)],
     ),
     "cross entropy": (

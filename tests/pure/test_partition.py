@@ -52,7 +52,7 @@ def problems(draw: st.DrawFn, most: int = 7) -> tuple[Component, frozenset[int]]
     size = [float(draw(st.integers(1, 8))) for _ in range(count)]
     traffic: list[Traffic] = []
     for i in range(count):
-        reads = tuple((p, size[p]) for p in bits(direct[i])) + ((count + i % 2, 3.0),)
+        reads = (*((p, size[p]) for p in bits(direct[i])), (count + i % 2, 3.0))
         readers = sum(1 << j for j in range(count) if direct[j] >> i & 1)
         outside = not readers or draw(st.booleans())
         traffic.append(Traffic(reads, ((i, size[i], readers, outside),)))
@@ -62,9 +62,7 @@ def problems(draw: st.DrawFn, most: int = 7) -> tuple[Component, frozenset[int]]
     ]
     kinds = [draw(st.integers(0, 3)) for _ in range(count)]
     hopeless = frozenset(
-        mask
-        for mask in range(1 << count)
-        if {kinds[i] for i in bits(mask)} >= {0, 1}
+        mask for mask in range(1 << count) if {kinds[i] for i in bits(mask)} >= {0, 1}
     )
     return Component(above, apart, near, alone, traffic, LAUNCH_US), hopeless
 
@@ -116,9 +114,7 @@ def brute_force(component: Component, hopeless: frozenset[int]) -> float:
         verdicts = [judge(mask) for mask in several]
         if not all(v.accepted for v in verdicts) or not acyclic(component, several):
             continue
-        alone = sum(
-            component.alone_us[m.bit_length() - 1] for m in cut if not m & (m - 1)
-        )
+        alone = sum(component.alone_us[m.bit_length() - 1] for m in cut if not m & (m - 1))
         best = min(best, alone + sum(v.time_us for v in verdicts))
     return best
 
@@ -142,7 +138,8 @@ def test_greedy_is_legal_and_above_its_bound(problem: tuple[Component, frozenset
     assert acyclic(component, found.sets)
     for mask in found.sets:
         assert judge(mask).accepted
-        assert joined(component, mask) and compatible(component, mask)
+        assert joined(component, mask)
+        assert compatible(component, mask)
 
 
 def test_two_convex_sets_that_form_a_cycle_are_not_chosen() -> None:
@@ -155,5 +152,6 @@ def test_two_convex_sets_that_form_a_cycle_are_not_chosen() -> None:
         traffic=[Traffic((), ())] * 4,
         launch_us=1.0,
     )
-    assert compatible(component, 0b0011) and compatible(component, 0b1100)
+    assert compatible(component, 0b0011)
+    assert compatible(component, 0b1100)
     assert not acyclic(component, [0b0011, 0b1100])
