@@ -128,7 +128,7 @@ class Axes:
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """One value. `op` is `load`, `const`, `index`, `size`, `round`, `cast`, `reduce` or a primitive.
+    """One value. `op`: `load`, `const`, `index`, `size`, `round`, `cast`, `reduce`, or a primitive.
 
     A load has the number of its `input`; a constant its `literal`; an index, a size and a reduction
     their `axes`; a reduction its `monoid`; a round and a cast the dtype they go `to`.

@@ -292,7 +292,7 @@ class Body:
 
     def _extent(self, expr: Expr) -> str:
         for groups in (self.plan.inner, self.plan.outer):
-            if {a for g in groups for a in g.axes} == set(expr.axes):
+            if groups and {a for g in groups for a in g.axes} == set(expr.axes):
                 return f"({self.total(groups)} * 1.0)"
         return repr(float(prod(self.plan.region.sizes[axis] for axis in expr.axes)))
 
