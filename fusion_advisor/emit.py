@@ -350,7 +350,7 @@ def _serves(file: _File, name: str, given: Access | Tensor) -> str:
         dtype, shape, strides = given.tensor.dtype, _shape(file, given), f"{name}.stride()"
         if name not in file.unread:
             strides = _strides(file, given)
-        elif given.tensor == _dense(given.tensor, given.tensor.shape):
+        elif all(given.tensor.stride) and given.tensor == _dense(given.tensor, given.tensor.shape):
             strides = _output_strides(file, given)
     return f'serves("{name}", {name}, torch.{dtype}, {shape}, {strides})'
 

@@ -72,7 +72,12 @@ PRIMITIVES: dict[str, Primitive] = {
     "sqrt": Primitive(
         "tl.sqrt({0})", precise="tl.sqrt_rn({0})", double="tl.sqrt({0})", exact=True, special=True
     ),
-    "rsqrt": Primitive("tl.rsqrt({0})", double="libdevice.rsqrt({0})", special=True),
+    "rsqrt": Primitive(
+        "tl.rsqrt({0})",
+        precise="tl.div_rn(1.0, tl.sqrt_rn({0}))",
+        double="libdevice.rsqrt({0})",
+        special=True,
+    ),
     "sin": Primitive(
         "tl.sin({0})", precise="libdevice.sin({0})", double="libdevice.sin({0})", special=True
     ),

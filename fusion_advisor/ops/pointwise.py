@@ -266,14 +266,9 @@ def silu(b: Builder, x: Value) -> Value:
     return x * b.apply("sigmoid", x)
 
 
-def _softplus(b: Builder, x: Value) -> Value:
-    """log(1 + e^x) without overflow."""
-    return b.apply("maximum", x, 0.0) + b.apply("log1p", b.apply("exp", -b.apply("abs", x)))
-
-
 @pointwise("aten.mish.default")
 def mish(b: Builder, x: Value) -> Value:
-    return x * b.apply("tanh", _softplus(b, x))
+    return x * b.apply("tanh", b.apply("log1p", b.apply("exp", x)))
 
 
 @pointwise("aten.softplus.default")

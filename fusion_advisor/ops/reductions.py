@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fusion_advisor.ops.registry import Call, formula, meaning_of, reduction
 from fusion_advisor.records import Arg
@@ -119,51 +120,57 @@ def _truth(b: Builder, x: Value) -> Value:
     return x if x.dtype == "bool" else b.apply("ne", x, 0)
 
 
+@dataclass(frozen=True)
+class _Moments:
+    """The mean and the deviations from it have their reduced dimensions kept."""
+
+    mean: Value
+    deviation: Value
+    variance: Value
+
+
 def _moments(
-    b: Builder, x: Value, dim: Dims, correction: Scalar | None, keepdim: bool
-) -> tuple[Value, Value]:
-    """Variance, and the mean with its dimensions kept; the variance from the deviations, as
-    eager's Welford is as exact."""
+    b: Builder, x: Value, dim: Dims, correction: Scalar | None = 0, keepdim: bool = True
+) -> _Moments:
+    """Mean and variance in two passes over what is on chip, as exact as eager's Welford.
+
+    The rounding of the mean is taken back from the deviations, which is what large means with small
+    spreads need; those steps count as part of the mean's own pass.
+    """
     dims = _dims(dim)
     count = _count(b, x, dim)
-    centre = b.reduce("sum", x, dims, True) / count
-    deviation = x - centre
+    rough = b.reduce("sum", x, dims, True) / count
+    apart = x - rough
+    flops, special = b.flops, b.special_flops
+    left = b.reduce("sum", apart, dims, True) / count
+    mean, deviation = rough + left, apart - left
+    b.flops, b.special_flops = flops, special
     lost = 1 if correction is None else correction
     free = count if lost == 0 else b.apply("maximum", count - lost, 0.0)
     variance = b.reduce("sum", deviation * deviation, dims, keepdim) / free
-    return variance, centre
-
-
-def _mean_of(b: Builder, x: Value, centre: Value, dim: Dims, keepdim: bool) -> Value:
-    """The mean that goes with a variance, as exact as Welford's and NaN where that is: corrected
-    by what the deviations leave. Counted as part of the variance's own pass."""
-    flops, special = b.flops, b.special_flops
-    left = b.reduce("sum", x - centre, _dims(dim), keepdim) / _count(b, x, dim)
-    mean = b.reshape(centre, left.shape) + left
-    b.flops, b.special_flops = flops, special
-    return mean
+    return _Moments(mean, deviation, variance)
 
 
 @reduction("aten.var.correction")
 def var(
     b: Builder, x: Value, dim: Dims = None, correction: Scalar | None = None, keepdim: bool = False
 ) -> Value:
-    return _moments(b, x, dim, correction, keepdim)[0]
+    return _moments(b, x, dim, correction, keepdim).variance
 
 
 @reduction("aten.std.correction")
 def std(
     b: Builder, x: Value, dim: Dims = None, correction: Scalar | None = None, keepdim: bool = False
 ) -> Value:
-    return b.apply("sqrt", _moments(b, x, dim, correction, keepdim)[0])
+    return b.apply("sqrt", _moments(b, x, dim, correction, keepdim).variance)
 
 
 @reduction("aten.var_mean.correction")
 def var_mean(
     b: Builder, x: Value, dim: Dims = None, correction: Scalar | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    variance, centre = _moments(b, x, dim, correction, keepdim)
-    return variance, _mean_of(b, x, centre, dim, keepdim)
+    found = _moments(b, x, dim, correction, keepdim)
+    return found.variance, b.reshape(found.mean, found.variance.shape)
 
 
 @reduction("aten.linalg_vector_norm.default")
@@ -233,10 +240,9 @@ def layer_norm(
     eps: float,
 ) -> tuple[Value, Value, Value]:
     dims = tuple(range(-len(shape), 0))
-    variance, centre = _moments(b, x, dims, 0, True)
-    scale = b.apply("rsqrt", variance + eps)
-    normal = _scaled((x - centre) * scale, weight, bias)
-    return normal, _mean_of(b, x, centre, dims, True), scale
+    found = _moments(b, x, dims)
+    scale = b.apply("rsqrt", found.variance + eps)
+    return _scaled(found.deviation * scale, weight, bias), found.mean, scale
 
 
 @reduction("aten._fused_rms_norm.default", sizes=_LAST)
@@ -271,12 +277,12 @@ def group_norm(
     eps: float,
 ) -> tuple[Value, Value, Value]:
     grouped = b.reshape(x, (batch, groups, channels // groups, area))
-    variance, centre = _moments(b, grouped, (2, 3), 0, True)
-    scale = b.apply("rsqrt", variance + eps)
-    normal = b.reshape((grouped - centre) * scale, (batch, channels, area))
+    found = _moments(b, grouped, (2, 3))
+    scale = b.apply("rsqrt", found.variance + eps)
+    normal = b.reshape(found.deviation * scale, (batch, channels, area))
     scaled = _scaled(normal, *(_by_channel(b, p, 3) for p in (weight, bias)))
     flat = (batch, groups)
-    return b.reshape(scaled, x.shape), b.reshape(centre, flat), b.reshape(scale, flat)
+    return b.reshape(scaled, x.shape), b.reshape(found.mean, flat), b.reshape(scale, flat)
 
 
 def _by_channel(b: Builder, parameter: Value | None, rank: int) -> Value | None:

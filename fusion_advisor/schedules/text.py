@@ -267,6 +267,8 @@ class Body:
         if expr.op == "round":
             return f"{operands[0]}.to({language_dtype(expr.to)}).to(tl.float32)"
         if expr.op == "cast":
+            if self.plan.region.exprs[expr.args[0]].op in ("const", "size"):  # bare numbers
+                return f"tl.full((), {_bare(operands[0])}, {language_dtype(expr.to)})"
             return f"{_as_operand(operands[0])}.to({language_dtype(expr.to)})"
         if expr.op == "reduce":
             return self._reduce(expr, operands[0])

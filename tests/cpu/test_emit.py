@@ -18,7 +18,7 @@ from fusion_advisor.emit import emit
 from fusion_advisor.verify import Worker, checker, collect_check, submit_check
 
 from .generated import FUNCTIONS, kernel
-from .regions import RULES, decided, flow_of, why_not
+from .regions import RULES, Tape, decided, flow_of, why_not
 
 Tensors = tuple[torch.Tensor, ...]
 IMPORTS = {"os", "warnings", "torch", "triton"}
@@ -218,6 +218,18 @@ LAYOUTS: dict[str, tuple[Callable[..., object], Tensors]] = {
         lambda a: (a.view(4, 3, 40) - a.view(4, 3, 40).mean(-1, keepdim=True)).view(4, 120),
         (x(4, 120),),
     ),
+    "expanded from one element": (lambda a: (a + 1).relu(), (x(1, 1).expand(1, 30),)),
+    "expanded beside a size of one": (lambda a: (-a).relu(), (x(1, 1, 30).expand(1, 20, 30),)),
+    "mean over a size of one": (
+        lambda a: a.mean(0) + 1, (x(1, 20, 1, dtype=torch.float64),),
+    ),
+    "mean over a size of one, alone": (
+        lambda a: a.mean(0, keepdim=True) + 1, (x(1, dtype=torch.float64),),
+    ),
+    "only the shape of an input": (lambda a, b: torch.zeros_like(a) * b, (x(20, 1), x(20, 30))),
+    "only the layout of an input": (
+        lambda a, b: (torch.ones_like(a) * b).exp(), (x(30, 20).t(), x(20, 30)),
+    ),
     "half precision, odd row": (lambda a: (a * 2).softmax(-1), (x(20, 33, dtype=torch.half),)),
 }  # fmt: skip
 
@@ -247,6 +259,21 @@ def _checked(function: Callable[..., object], inputs: Tensors, worker: Worker) -
         return f"refused: {why_not(decision)}"
     made = emit(flow, decision, "laid_out", RULES)
     return collect_check(made, submit_check(worker, made)).failure
+
+
+def test_launches_that_nothing_needs(worker: Worker) -> None:
+    """Their inputs keep the graph's sizes, and the reference leaves them out."""
+    aten, tape = torch.ops.aten, Tape()
+    a, b, c = (tape.input(tensor) for tensor in (x(2, 40), x(40), x(1).expand(40)))
+    positive = tape.call(aten.gt.Scalar, a, 0)
+    tape.call(aten.where.self, positive, a, b)
+    tape.call(aten.add.Tensor, c, b)
+    flow = tape.flow(tape.call(aten.amax.default, b, [0], False))
+    decision = decided(flow)
+    assert decision.subject.plan is not None, why_not(decision)
+    made = emit(flow, decision, "partly_dead", RULES)
+    assert collect_check(made, submit_check(worker, made)).failure is None
+    assert "aten.where" not in made.text.split("def reference")[1]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
