@@ -18,6 +18,8 @@ dropped. The arguments are:
 - SENTINEL: a masked score of −10⁴ or less; its exponential is 0 either way, and among fp16
   scores it is no row's maximum;
 - WRAPPED: the load's index is taken modulo the size, so it is in range on every lane;
+- CORRECTED: a mean whose remainder is taken back from the deviations: `p = x - sum(x) / n`, then
+  `p - sum(p) / n`. The first sum may be off in proportion; the second one is a rounding's worth;
 - EQUAL_STRIDES: in every case both tensors have the same strides: the cases are to blame.
 """
 
@@ -42,6 +44,7 @@ PROMOTED = "the other operand is fp32, to which Triton widens this one"
 NAN_AGAIN = "the maximum only shifts a softmax, whose sum sees every NaN itself"
 SENTINEL = "a masked score, whose exponential is 0 either way"
 WRAPPED = "the index is taken modulo the size: in range on every lane"
+CORRECTED = "the mean's remainder is taken back from the deviations, to within a rounding"
 EQUAL_STRIDES = "both tensors have the same strides in every case"
 
 
@@ -319,6 +322,44 @@ def _is_summed(scope: _Scope, name: str) -> bool:
     return any(_callee(node) == "tl.sum" and name in _names(node) for node in scope.nodes())
 
 
+def _corrected_means(scope: _Scope) -> Iterator[tuple[set[str], set[str]]]:
+    """The names that make up a corrected mean: `sum(x)` and `x - sum(x) / n`, then the same of
+    what that leaves."""
+    parts = [
+        (name, found) for name, value in scope.assignments() if (found := _centred(scope, value))
+    ]
+    for name, (total, _) in parts:
+        for again, (left, base) in parts:
+            if base == name:
+                yield {total, name}, {left, again}
+
+
+def _centred(scope: _Scope, value: ast.expr) -> tuple[str, str] | None:
+    """For `x - … s …` where `s = tl.sum(… x …)`: the names of s and of x."""
+    if not (isinstance(value, ast.BinOp) and isinstance(value.op, ast.Sub)):
+        return None
+    if not isinstance(value.left, ast.Name):
+        return None
+    base = value.left.id
+    for name in _names(value.right):
+        total = scope.definition(name)
+        if total is not None and _callee(total) == "tl.sum":
+            summed = _arguments(total)[0]
+            operand = _arguments(summed)[1] if _callee(summed) == "tl.where" else summed
+            if isinstance(operand, ast.Name) and operand.id == base:
+                return name, base
+    return None
+
+
+def _corrected(scope: _Scope, node: ast.AST, *, first_only: bool = False) -> str | None:
+    """The node is part of a corrected mean."""
+    owners = {n for n, value in scope.assignments() if any(c is node for c in ast.walk(value))}
+    for first, second in _corrected_means(scope):
+        if owners & (first if first_only else first | second):
+            return CORRECTED
+    return None
+
+
 # --- the mutations: each yields edits of one kind ------------------------------------------------
 
 
@@ -444,7 +485,7 @@ def _narrowings(scope: _Scope) -> Iterator[_Edit]:
         if _callee(node) == "tl.sum":
             assert isinstance(node, ast.expr)
             narrow = ast.parse("x.to(tl.float8e5).to(tl.float32)", mode="eval").body
-            yield _Edit("result narrowed", node, _fill(narrow, node))
+            yield _Edit("result narrowed", node, _fill(narrow, node), _corrected(scope, node))
 
 
 def _fill(template: ast.expr, value: ast.expr) -> ast.expr:
@@ -485,7 +526,7 @@ def _reductions(scope: _Scope) -> Iterator[_Edit]:
             changed.func = ast.parse(f"tl.{name}", mode="eval").body
             if _callee(node) == "tl.reduce":
                 changed.args = changed.args[:2]  # without the combine function
-            yield _Edit("other reduction", node, changed)
+            yield _Edit("other reduction", node, changed, _corrected(scope, node, first_only=True))
 
 
 def _operands(scope: _Scope) -> Iterator[_Edit]:
@@ -522,7 +563,8 @@ def _constants(scope: _Scope) -> Iterator[_Edit]:
             continue
         if node.value and id(node) not in neutral:
             changed = ast.Constant(node.value * 1000.0)
-            yield _Edit("constant changed", node, changed, _sentinel(scope, node))
+            why = _sentinel(scope, node) or _corrected(scope, node)
+            yield _Edit("constant changed", node, changed, why)
 
 
 def _nan_rules(function: ast.FunctionDef, scopes: list[_Scope]) -> Iterator[_Edit]:

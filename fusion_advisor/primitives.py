@@ -74,7 +74,6 @@ PRIMITIVES: dict[str, Primitive] = {
     ),
     "rsqrt": Primitive(
         "tl.rsqrt({0})",
-        precise="tl.div_rn(1.0, tl.sqrt_rn({0}))",
         double="libdevice.rsqrt({0})",
         special=True,
     ),

@@ -65,6 +65,8 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
     ]
 )
 """What a generated name must not hide."""
+_LONGEST_PART = 60
+"""Columns; a longer part of an expression gets a line and a name of its own."""
 
 
 def language_dtype(dtype: str) -> str:
@@ -218,7 +220,7 @@ class Body:
             readers = uses.get(number, [])
             label = region.labels.get(number)
             alone = len(readers) == 1 and region.labels.get(readers[0]) == label
-            alone = alone and expr.op != "reduce"
+            alone = alone and expr.op != "reduce" and len(text) <= _LONGEST_PART
             inline = expr.op in ("const", "size") or (alone and number not in region.results)
             if inline and number not in stored:
                 self.texts[number] = text

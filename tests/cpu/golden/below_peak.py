@@ -60,7 +60,7 @@ def below_peak(args_0):
             ROWS=8,
             COLS=triton.next_power_of_2(n1),
             num_warps=2,
-            enable_fp_fusion=False,
+            enable_fp_fusion=True,
         )
     return sub_out
 

@@ -95,7 +95,7 @@ def broadcast(args_0, args_1, args_2, args_3):
             n2 * n0 * n3 * n1,
             BLOCK=1024,
             num_warps=4,
-            enable_fp_fusion=False,
+            enable_fp_fusion=True,
         )
     return sub_out
 

@@ -89,7 +89,7 @@ def middle_softmax(args_0, args_1):
             ROWS=32,
             COLS=triton.next_power_of_2(n1),
             num_warps=2,
-            enable_fp_fusion=False,
+            enable_fp_fusion=True,
         )
     return softmax_out
 

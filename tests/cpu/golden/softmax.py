@@ -63,7 +63,7 @@ def softmax(args_0):
             ROWS=4,
             COLS=triton.next_power_of_2(n1),
             num_warps=2,
-            enable_fp_fusion=False,
+            enable_fp_fusion=True,
         )
     return div_out
 
