@@ -393,7 +393,7 @@ def _launcher(file: _File) -> str:
         constants = [f"COLS=triton.next_power_of_2({cols})"]
         if plan.rows > 1:
             constants.insert(0, f"ROWS={plan.rows}")
-    constants += [f"num_warps={plan.warps}", f"enable_fp_fusion=True"]
+    constants += [f"num_warps={plan.warps}", "enable_fp_fusion=True"]
     lines += [
         f"with torch.cuda.device_of({device}):",
         f"    {file.name}_kernel[({grid},)](",

@@ -29,6 +29,8 @@ class Primitive:
     integer: str = ""
     result: str = "operand"
     exact: bool = False
+    scalar: str = ""
+    """As `precise`, where it is affordable once a row only."""
     special: bool = False
     """Runs on the special-function unit (transcendentals)."""
 
@@ -75,6 +77,7 @@ PRIMITIVES: dict[str, Primitive] = {
     "rsqrt": Primitive(
         "tl.rsqrt({0})",
         double="libdevice.rsqrt({0})",
+        scalar="tl.div_rn(1.0, tl.sqrt_rn({0}))",
         special=True,
     ),
     "sin": Primitive(

@@ -216,7 +216,7 @@ class Body:
             if expr.op == "load":
                 self._load(number, by_value[number])
                 continue
-            text = self._text(expr)
+            text = self._text(number)
             readers = uses.get(number, [])
             label = region.labels.get(number)
             alone = len(readers) == 1 and region.labels.get(readers[0]) == label
@@ -258,7 +258,8 @@ class Body:
         masked = f", mask={mask}" if mask else ""
         self.lines.append(f"tl.store({where}, {_bare(text)}{masked})")
 
-    def _text(self, expr: Expr) -> str:
+    def _text(self, number: int) -> str:
+        expr = self.plan.region.exprs[number]
         operands = [self.texts[arg] for arg in expr.args]
         if expr.op == "const":
             return _literal(expr.literal)
@@ -285,7 +286,14 @@ class Body:
             template = primitive.integer
         elif held == "float32" and self.precise and primitive.precise:
             template = primitive.precise
+        elif held == "float32" and self.precise and primitive.scalar and self._of_row(number):
+            template = primitive.scalar
         return _filled(template, operands)
+
+    def _of_row(self, number: int) -> bool:
+        """One number a row, where a slow instruction costs nothing."""
+        inner = {axis for group in self.plan.inner for axis in group.axes}
+        return bool(inner) and not inner & self.plan.region.depends[number]
 
     def _typed(self, number: int) -> str:
         """An operand of a function, to which Triton hands bare numbers as float32 or int32."""
