@@ -274,20 +274,17 @@ def _lost(found: Found, result: Grouping) -> float:
 
 def _in_cycle(flow: Dataflow, blocks: list[tuple[int, ...]]) -> list[int]:
     """Blocks that wait for each other, so that no order of launches can serve them."""
-    owner = {i: n for n, block in enumerate(blocks) for i in block}
-    everyone = sum(1 << i for i in owner)
-    quotient: nx.DiGraph[int] = nx.DiGraph()
-    quotient.add_nodes_from(range(len(blocks)))
-    for n, block in enumerate(blocks):
-        needed = 0
-        for i in block:
-            needed |= flow.above[i]
-        quotient.add_edges_from(
-            (before, n) for i in bits(needed & everyone) if (before := owner[i]) != n
-        )
+    vertex = {i: (n, True) for n, block in enumerate(blocks) for i in block}
+    quotient: nx.DiGraph[tuple[int, bool]] = nx.DiGraph()
+    for i, before in enumerate(flow.before):
+        if flow.is_view(i):  # goes with what it looks at
+            vertex[i] = vertex[flow.position[flow.operands[i][0].node]]
+        here = vertex.setdefault(i, (i, False))
+        quotient.add_edges_from((vertex[p], here) for p in before if vertex[p] != here)
     if nx.is_directed_acyclic_graph(quotient):
         return []
-    return [n for part in nx.strongly_connected_components(quotient) if len(part) > 1 for n in part]
+    tangled = (part for part in nx.strongly_connected_components(quotient) if len(part) > 1)
+    return [n for part in tangled for n, is_block in part if is_block]
 
 
 def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping) -> None:
