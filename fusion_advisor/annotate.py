@@ -245,7 +245,8 @@ def _arithmetic(call: Call, op: Op | None) -> tuple[int, int, bool]:
         state(op, builder, call.node, operand)
     except NotExpressible:
         return (op.flops(call) if op.flops else builder.flops), builder.special_flops, False
-    return builder.flops, builder.special_flops, not writes_alias(call)
+    flops = op.flops(call) if op.flops else builder.flops
+    return flops, min(flops, builder.special_flops), not writes_alias(call)
 
 
 def writes_alias(call: Call) -> bool:

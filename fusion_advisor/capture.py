@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusion_advisor.errors import AdvisorError, CaptureError, UsageError
 from fusion_advisor.frames import choose_from_dump
@@ -256,10 +256,17 @@ def serve(descriptor: int, request: str) -> None:
     """Captures as the request says and writes one reply to the pipe."""
     faulthandler.enable(all_threads=False)
     faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
+    leave = os._exit
+
+    def leave_with_a_trace(status: int) -> NoReturn:
+        faulthandler.dump_traceback(file=2, all_threads=False)
+        leave(status)
+
+    os._exit = leave_with_a_trace  # the parent reads in the trace where the model left
     with os.fdopen(descriptor, "wb") as pipe:
         pipe.write(_answer(json.loads(request)))
         pipe.flush()
-        os._exit(0)
+        leave(0)
 
 
 def _answer(request: dict[str, Any]) -> bytes:

@@ -51,6 +51,9 @@ ROW_SLACK = 4.0
 """How much more error than eager (plus 1 ulp) one row may have: rows are few, luck is large."""
 FLOAT64_ULPS = 16.0
 """The margin of float64 outputs: their reference is no wider than they are, and rounds as often."""
+PARTIAL_ULPS = 8.0
+"""The margin of float32 outputs that are scanned or put together from parts, on a CPU: its eager
+sums in float64, CUDA's in float32."""
 MIN_ROW = 16
 """Shorter rows have too few elements to compare two maxima."""
 MOST_ROWS = 4096
@@ -304,11 +307,14 @@ def _compare_floats(
     exact: torch.Tensor,
     eager_ulps: float,
     row: tuple[int, ...],
+    partial: bool,
 ) -> Error:
     dtype = ours.dtype
     rounded = exact.to(dtype).double()
     ours, eager = ours.double(), eager.double()
     wrong = ~(_same_class(ours, rounded) | _same_class(ours, eager))
+    if partial:  # the running mean of an infinite row is lost to NaN, as Welford's is on CUDA
+        wrong &= ~(ours.isnan() & rounded.isinf())
     if wrong.any():
         raise Fault(_where(index, wrong, ours, rounded) + " (NaN or infinity)")
 
@@ -329,6 +335,8 @@ def _compare_floats(
     ulp = _ulp(size.max(), dtype).item()
     eager_most = max(eager_error.max().item(), eager_ulps * ulp)
     spacing = FLOAT64_ULPS if dtype == torch.float64 else 1.0
+    if partial and dtype == torch.float32 and ours.device.type == "cpu":
+        spacing = PARTIAL_ULPS
     error = Error(our_error.max().item(), eager_most, eager_most + spacing * ulp)
     if error.ours > error.tolerance:
         raise TooFar(
@@ -377,6 +385,7 @@ def compare(
     exact: Tensors,
     eager_ulps: Sequence[float] = (),
     rows: Sequence[tuple[int, ...]] = (),
+    partial: bool = False,
 ) -> Error:
     """The tightest of the outputs' errors; Fault for the first output that is wrong.
 
@@ -402,7 +411,7 @@ def compare(
             row = rows[index] if rows else ()
             if not row and mine.dim():
                 row = (mine.dim() - 1,)
-            error = _compare_floats(index, mine, theirs, truth, known, row)
+            error = _compare_floats(index, mine, theirs, truth, known, row, partial)
         else:
             error = _compare_exactly(index, mine, theirs, truth)
         tightest = max(tightest, error, key=lambda e: (e.tightness, e.tolerance))
@@ -460,9 +469,10 @@ def _judge(
     """Compare with eager and fp64; look at further draws when one does not settle it."""
     eager, exact = _as_tuple(module.reference(*inputs)), _reference64(module, inputs)
     try:
-        return compare(ours, eager, exact, rows=kernel.rows)
+        return compare(ours, eager, exact, rows=kernel.rows, partial=kernel.partial)
     except TooFar:
-        return compare(ours, eager, exact, _other_draws(module, case, run), kernel.rows)
+        draws = _other_draws(module, case, run)
+        return compare(ours, eager, exact, draws, kernel.rows, kernel.partial)
 
 
 def _check_once(kernel: Kernel, module: ModuleType, case: Case, run: _Run) -> Error:

@@ -7,13 +7,15 @@ are imported inside the commands, so that `--help` is quick.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -41,34 +43,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="file.py, file.py:name, package.module:name, hf:config.json[#AutoClass], or a .pt2",
-    ),
-]
 Rules = Annotated[
     list[Path] | None, typer.Option("--rules", help="TOML file or folder laid over the rules")
 ]
-Device = Annotated[
-    str | None, typer.Option(help="GPU to judge for (default: the one here, else h200)")
-]
-Mode = Annotated[str, typer.Option(help="eval or train")]
-Dtype = Annotated[str | None, typer.Option(help="dtype that the model is built in")]
-Autocast = Annotated[str | None, typer.Option(help="dtype of torch.autocast around the model")]
-Batch = Annotated[int | None, typer.Option(help="size of the inputs' first dimension", min=1)]
-Seq = Annotated[int | None, typer.Option(help="size of the inputs' second dimension", min=1)]
-Input = Annotated[
-    list[str] | None, typer.Option("--input", help="an input as NAME=SHAPE:DTYPE, x=4x128:int64")
-]
-Dynamic = Annotated[bool, typer.Option("--dynamic", help="keep sizes symbolic")]
-Phase = Annotated[str, typer.Option(help="forward, prefill or decode")]
-KvLen = Annotated[int | None, typer.Option(help="filled length of the cache in decode", min=1)]
-Timeout = Annotated[float, typer.Option(help="seconds that the model's code may run")]
-Memory = Annotated[float, typer.Option(help="GiB that the model's code may use")]
-Verify = Annotated[bool, typer.Option(help="check every kernel against fp64")]
-Compile = Annotated[bool, typer.Option(help="compile every kernel for the device")]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks and the model's output")]
 
 
@@ -114,29 +91,109 @@ def _unexpected(error: Exception, debug: bool) -> int:
 # -- analyze and emit ------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """What every command takes that captures a model."""
+
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="file.py, file.py:name, package.module:name, hf:config.json[#AutoClass], a .pt2",
+        ),
+    ]
+    device: Annotated[
+        str | None, typer.Option(help="GPU to judge for (default: the one here, else h200)")
+    ] = None
+    mode: Annotated[str, typer.Option(help="eval or train")] = "eval"
+    dtype: Annotated[str | None, typer.Option(help="dtype that the model is built in")] = None
+    autocast: Annotated[
+        str | None, typer.Option(help="dtype of torch.autocast around the model")
+    ] = None
+    batch: Annotated[
+        int | None, typer.Option(help="size of the inputs' first dimension", min=1)
+    ] = None
+    seq: Annotated[int | None, typer.Option(help="size of the inputs' second dimension", min=1)] = (
+        None
+    )
+    input: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="an input as NAME=SHAPE:DTYPE, x=4x128:int64"),
+    ] = None
+    dynamic: Annotated[bool, typer.Option("--dynamic", help="keep sizes symbolic")] = False
+    phase: Annotated[str, typer.Option(help="forward, prefill or decode")] = "forward"
+    kv_len: Annotated[
+        int | None, typer.Option(help="filled length of the cache in decode", min=1)
+    ] = None
+    rules: Rules = None
+    timeout: Annotated[float, typer.Option(help="seconds that the model's code may run")] = 180.0
+    memory: Annotated[float, typer.Option(help="GiB that the model's code may use")] = 8.0
+    verify: Annotated[bool, typer.Option(help="check every kernel against fp64")] = True
+    compile: Annotated[bool, typer.Option(help="compile every kernel for the device")] = True
+    verbose: Annotated[bool, typer.Option("--verbose", help="show the time of each stage")] = False
+    debug: Debug = False
+
+    def request(self, folder: str | None) -> Request:
+        """The options as a request, kernels going to `folder`. UsageError for a wrong value."""
+        from fusion_advisor.scenario import Limits, Request, Scenario, parse_dtype, parse_input
+
+        if self.timeout <= 0 or self.memory <= 0:
+            raise UsageError("--timeout and --memory must be more than 0")
+        return Request(
+            model=self.model,
+            scenario=Scenario(
+                mode=_one_of("--mode", self.mode, "eval", "train"),
+                dtype=parse_dtype(self.dtype) if self.dtype else None,
+                autocast=parse_dtype(self.autocast) if self.autocast else None,
+                batch=self.batch,
+                seq=self.seq,
+                inputs=tuple(map(parse_input, self.input or [])),
+                dynamic=self.dynamic,
+                phase=_one_of("--phase", self.phase, "forward", "prefill", "decode"),
+                kv_len=self.kv_len,
+            ),
+            limits=Limits(self.timeout, int(self.memory * GIB)),
+            device=self.device,
+            rules=tuple(self.rules or ()),
+            verify=self.verify,
+            compile=self.compile,
+            folder=folder,
+            command=_regenerate(),
+            debug=self.debug,
+        )
+
+
+def _takes_options(command: Callable[..., int]) -> Callable[..., int]:
+    """A command whose first parameter is `_Options`, as typer sees it: each field a parameter."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    types = get_type_hints(_Options, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            option.name, inspect.Parameter.KEYWORD_ONLY, annotation=types[option.name],
+            default=inspect.Parameter.empty if option.default is MISSING else option.default,
+        )
+        for option in fields(_Options)
+    ]  # fmt: skip
+
+    @functools.wraps(command)
+    def run(**given: Any) -> int:
+        options = _Options(**{option.name: given.pop(option.name) for option in shared})
+        return command(options, **given)
+
+    vars(run)["__signature__"] = inspect.Signature([*own, *shared])
+    return run
+
+
 @app.command()
+@_takes_options
 def analyze(
-    model: Model,
+    options: _Options,
+    *,
     out: Annotated[Path | None, typer.Option(help="folder for kernels and all formats")] = None,
     format: Annotated[
         list[str] | None, typer.Option(help="text, json or md, with =FILE into a file")
     ] = None,
     json: Annotated[str | None, typer.Option(help="the JSON report's file; - is stdout")] = None,
-    device: Device = None,
-    mode: Mode = "eval",
-    dtype: Dtype = None,
-    autocast: Autocast = None,
-    batch: Batch = None,
-    seq: Seq = None,
-    input: Input = None,
-    dynamic: Dynamic = False,
-    phase: Phase = "forward",
-    kv_len: KvLen = None,
-    rules: Rules = None,
-    timeout: Timeout = 180.0,
-    memory: Memory = 8.0,
-    verify: Verify = True,
-    compile: Compile = True,
     fail_on: Annotated[
         list[str] | None, typer.Option(help="exit with 1: accepted, or coverage[=SHARE]")
     ] = None,
@@ -144,19 +201,12 @@ def analyze(
     with_graph: Annotated[
         bool, typer.Option("--with-graph", help="put the captured graph into the report")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="show the time of each stage")] = False,
-    debug: Debug = False,
 ) -> int:
     """Report what to fuse in MODEL, why, and what it saves."""
     outputs = _outputs(format or [], json)
     conditions = [_condition(text) for text in fail_on or []]
-    request = _request(
-        model, device=device, mode=mode, dtype=dtype, autocast=autocast, batch=batch, seq=seq,
-        input=input, dynamic=dynamic, phase=phase, kv_len=kv_len, rules=rules, timeout=timeout,
-        memory=memory, verify=verify, compile=compile, debug=debug,
-        folder="kernels" if out else None,
-    )  # fmt: skip
-    analysis = _analyze(request, verbose)
+    request = options.request("kernels" if out else None)
+    analysis = _analyze(request, options.verbose)
     report = analysis.report
     if with_graph:
         report.graph = _graph(analysis)
@@ -169,34 +219,12 @@ def analyze(
 
 
 @app.command()
+@_takes_options
 def emit(
-    model: Model,
-    out: Annotated[Path, typer.Option(help="folder for the kernels")],
-    device: Device = None,
-    mode: Mode = "eval",
-    dtype: Dtype = None,
-    autocast: Autocast = None,
-    batch: Batch = None,
-    seq: Seq = None,
-    input: Input = None,
-    dynamic: Dynamic = False,
-    phase: Phase = "forward",
-    kv_len: KvLen = None,
-    rules: Rules = None,
-    timeout: Timeout = 180.0,
-    memory: Memory = 8.0,
-    verify: Verify = True,
-    compile: Compile = True,
-    verbose: Annotated[bool, typer.Option("--verbose", help="show the time of each stage")] = False,
-    debug: Debug = False,
+    options: _Options, *, out: Annotated[Path, typer.Option(help="folder for the kernels")]
 ) -> int:
     """Write a checked Triton kernel for each accepted group of MODEL."""
-    request = _request(
-        model, device=device, mode=mode, dtype=dtype, autocast=autocast, batch=batch, seq=seq,
-        input=input, dynamic=dynamic, phase=phase, kv_len=kv_len, rules=rules, timeout=timeout,
-        memory=memory, verify=verify, compile=compile, debug=debug, folder=str(out),
-    )  # fmt: skip
-    analysis = _analyze(request, verbose)
+    analysis = _analyze(options.request(str(out)), options.verbose)
     for kernel in analysis.kernels:
         write(out / f"{kernel.name}.py", kernel.text)
     from fusion_advisor.reports import wording
@@ -204,56 +232,6 @@ def emit(
     for group in analysis.report.groups:
         _tell(f"{group.kernel.file or group.id}: {group.pattern}: {wording.kernel(group)}")
     return 0
-
-
-def _request(
-    model: str,
-    *,
-    device: str | None,
-    mode: str,
-    dtype: str | None,
-    autocast: str | None,
-    batch: int | None,
-    seq: int | None,
-    input: list[str] | None,
-    dynamic: bool,
-    phase: str,
-    kv_len: int | None,
-    rules: list[Path] | None,
-    timeout: float,
-    memory: float,
-    verify: bool,
-    compile: bool,
-    debug: bool,
-    folder: str | None,
-) -> Request:
-    """The options as a request. UsageError for a value that no option takes."""
-    from fusion_advisor.scenario import Limits, Request, Scenario, parse_dtype, parse_input
-
-    if timeout <= 0 or memory <= 0:
-        raise UsageError("--timeout and --memory must be more than 0")
-    return Request(
-        model=model,
-        scenario=Scenario(
-            mode=_one_of("--mode", mode, "eval", "train"),
-            dtype=parse_dtype(dtype) if dtype else None,
-            autocast=parse_dtype(autocast) if autocast else None,
-            batch=batch,
-            seq=seq,
-            inputs=tuple(map(parse_input, input or [])),
-            dynamic=dynamic,
-            phase=_one_of("--phase", phase, "forward", "prefill", "decode"),
-            kv_len=kv_len,
-        ),
-        limits=Limits(timeout, int(memory * GIB)),
-        device=device,
-        rules=tuple(rules or ()),
-        verify=verify,
-        compile=compile,
-        folder=folder,
-        command=_regenerate(),
-        debug=debug,
-    )
 
 
 def _one_of(option: str, value: str, *known: str) -> Any:
@@ -382,13 +360,27 @@ def _show(report: Report, top: int) -> None:
 
 
 def _write_folder(out: Path, analysis: Analysis) -> None:
-    """The kernels and every format of the report."""
+    """The kernels and every format of the report, in place of what an earlier run left."""
     from fusion_advisor.reports import EXTENSIONS, render
 
+    stale = _kernel_files(out)
     for kernel in analysis.kernels:
         write(out / "kernels" / f"{kernel.name}.py", kernel.text)
+    for file in stale - {f"{kernel.name}.py" for kernel in analysis.kernels}:
+        (out / "kernels" / file).unlink(missing_ok=True)
     for name, extension in EXTENSIONS.items():
         write(out / f"report.{extension}", render(analysis.report, name))
+
+
+def _kernel_files(out: Path) -> set[str]:
+    """The kernels that the report in a folder names: files of ours, unlike others beside them."""
+    from fusion_advisor.report import load_report
+
+    try:
+        groups = load_report(out / "report.json").groups
+    except UsageError:
+        return set()  # no report, or none of this version: whose the files are is not known
+    return {Path(group.kernel.file).name for group in groups if group.kernel.file}
 
 
 def _graph(analysis: Analysis) -> dict[str, Any]:

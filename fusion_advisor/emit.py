@@ -6,7 +6,8 @@ back to, and above them what it replaces and how it was made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -17,13 +18,54 @@ from fusion_advisor.kernels import Case, Kernel, Launch
 from fusion_advisor.primitives import HELPERS
 from fusion_advisor.records import Ref, Tensor
 from fusion_advisor.reference import reference_lines
+from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.schedules.base import Plan
-from fusion_advisor.schedules.layout import Access, Group, gaps
+from fusion_advisor.schedules.base import Plan, Step, by_tensor, loaded_bytes
+from fusion_advisor.schedules.layout import Access, Group, accesses, gaps, reach
 from fusion_advisor.schedules.layout import access as laid_over
 from fusion_advisor.schedules.text import TRITON_DTYPES, Body, Names, fitted
 
 _INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """One jit function of the file."""
+
+    name: str
+    step: Step
+    body: Body
+    lines: tuple[str, ...]
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        return (*self.step.loads, *self.step.stores)
+
+    def named(self, access: Access) -> str:
+        return self.body.tensors[access.name]
+
+    @property
+    def pointers(self) -> dict[str, Access]:
+        """Each tensor argument once."""
+        found: dict[str, Access] = {}
+        for access in self.accesses:
+            found.setdefault(f"{self.named(access)}_ptr", access)
+        return found
+
+    @property
+    def constants(self) -> dict[str, tuple[str, int]]:
+        """Each constant of the tile: how the launcher writes it, and its value for the graph."""
+        step = self.step
+        if step.schedule == "flat":
+            return {"BLOCK": (str(step.block), step.block)}
+        found: dict[str, tuple[str, int]] = {}
+        if step.rows > 1:
+            found["ROWS"] = (str(step.rows), step.rows)
+        if step.part and step.schedule == "blocked":
+            found["PART"] = (str(step.part), step.part)
+        whole = step.schedule in ("row", "persistent") and not step.part
+        text = "triton.next_power_of_2({cols})" if whole else str(step.block)
+        return {**found, "COLS": (text, step.block)}
 
 
 @dataclass(frozen=True)
@@ -33,7 +75,7 @@ class _File:
     name: str
     plan: Plan
     expressed: Expressed
-    body: Body
+    kernels: tuple[_Kernel, ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     sizes: Mapping[int, str]
@@ -42,15 +84,24 @@ class _File:
     """Axes that are whole dimensions of an input: the input's name and the dimension."""
 
     @property
-    def groups(self) -> tuple[Group, ...]:
-        return (*self.plan.outer, *self.plan.inner)
+    def region(self) -> Region:
+        return self.plan.region
+
+    @property
+    def hints(self) -> dict[int, int]:
+        """Every axis at the graph's size, those along which kernels share work too."""
+        return {a: n for kernel in self.kernels for a, n in kernel.step.region.sizes.items()}
+
+    def inputs_of(self, kernel: _Kernel) -> Iterator[Access]:
+        """The loads that read an input of the file, not what another kernel left."""
+        return (load for load in kernel.step.loads if load.name.startswith("in"))
 
     @property
     def unread(self) -> dict[str, Access | Tensor]:
-        """Inputs of which the kernel needs no element, by name: their size or layout may matter.
-        A Tensor when it lies over axes that the kernel does not have."""
-        region = self.plan.region
-        read = {access.name for access in self.plan.loads}
+        """Inputs of which the kernels need no element, by name: their size or layout may matter.
+        A Tensor when it lies over axes that the kernels do not have."""
+        region = self.region
+        read = {load.name for kernel in self.kernels for load in kernel.step.loads}
         return {
             name: laid_over(f"in{i}", tensor, dims, region.sizes)
             if {axis for dim in dims for axis in dim} <= region.sizes.keys()
@@ -62,11 +113,9 @@ class _File:
         }
 
     @property
-    def accesses(self) -> tuple[Access, ...]:
-        return (*self.plan.loads, *self.plan.stores)
-
-    def named(self, access: Access) -> str:
-        return self.body.tensors[access.name]
+    def stores(self) -> list[tuple[str, Access]]:
+        """Every tensor that a kernel writes, by its name, in the order of the launches."""
+        return [(k.named(access), access) for k in self.kernels for access in k.step.stores]
 
 
 def emit(
@@ -88,14 +137,14 @@ def emit(
     if plan is None or expressed is None:
         raise ValueError(f"{name}: a group without a plan cannot be emitted")
     file = _prepare(name, plan, expressed)
-    lines = file.body.render()
+    helpers = dict.fromkeys(h for kernel in file.kernels for h in kernel.body.helpers)
     code = "\n\n\n".join(
         (
-            *(HELPERS[helper].rstrip() for helper in file.body.helpers),
-            _kernel(file, lines),
+            *(HELPERS[helper].rstrip() for helper in helpers),
+            *(_kernel(kernel) for kernel in file.kernels),
             _launcher(file),
             _reference(file, flow),
-            *(() if _wide(file) else (_REACH.strip(),)),
+            *(() if _wide(plan.steps) else (_REACH.strip(),)),
             _SUPPORT.format(name=name).strip(),
         )
     )
@@ -103,6 +152,7 @@ def emit(
     text = "\n".join(
         [header, "", "", *(part for line in code.splitlines() for part in fitted(line))]
     )
+    _, stores = accesses(plan.region)
     return Kernel(
         name=name,
         entry=name,
@@ -110,27 +160,65 @@ def emit(
         inputs=file.input_names,
         outputs=tuple(output.tensor.dtype for output in plan.region.outputs),
         cases=_cases(file, rulebook, full_size),
-        launches=(_launch(file),),
-        rows=tuple(_row_dims(plan, access) for access in plan.stores),
+        launches=tuple(_launch(kernel) for kernel in file.kernels),
+        rows=tuple(_row_dims(plan, access) for access in stores),
+        partial=any(
+            s.serial
+            or s.parts
+            or s.schedule in ("blocked", "persistent")
+            or any(s.region.all("scan"))
+            for s in plan.steps
+        ),
     )
 
 
 def _prepare(name: str, plan: Plan, expressed: Expressed) -> _File:
-    """Choose every name of the file."""
+    """Choose every name of the file, and write the kernels' bodies."""
     names = Names()
     names.claim(name)
     inputs = tuple(names.claim(_wish(ref)) for ref in expressed.inputs)
     outputs = tuple(names.claim(f"{_wish(ref)}_out") for ref in expressed.outputs)
     tensors = {f"in{i}": text for i, text in enumerate(inputs)}
     tensors |= {f"out{i}": text for i, text in enumerate(outputs)}
+    for step in plan.steps:
+        for access in step.stores:
+            if access.name not in tensors:
+                tensors[access.name] = names.claim(_space_name(plan, access.name))
     origins = _origins(plan, inputs)
     sizes: dict[int, str] = {}
     for axis in sorted(plan.region.sizes):
         literal = str(plan.region.sizes[axis])
         sizes[axis] = names.claim(f"n{len(sizes)}") if axis in origins else literal
+    for number, step in enumerate(plan.steps):
+        if step.parts:
+            (axis,) = step.parts.axes
+            sizes[axis] = f"parts_{number}" if number else "parts"
     precise = any(output.tensor.dtype == "float32" for output in plan.region.outputs)
-    body = Body(plan, tensors, precise)
-    return _File(name, plan, expressed, body, inputs, outputs, sizes, origins)
+    kernels: list[_Kernel] = []
+    for step, kind in zip(plan.steps, _kinds(plan), strict=True):
+        body = Body(step, tensors, precise, _wide(plan.steps), _wide_rows(step))
+        kernels.append(_Kernel(f"{name}{kind}_kernel", step, body, tuple(body.render())))
+    return _File(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, origins)
+
+
+def _space_name(plan: Plan, name: str) -> str:
+    """A readable name for what one kernel leaves for the next: what it is, and of which node."""
+    _, kind, number = name.split("_")
+    label = plan.region.labels.get(int(number), "value")
+    return f"{label}_{kind.rstrip('0123456789')}s"
+
+
+def _kinds(plan: Plan) -> list[str]:
+    """What the kernels of a plan are called behind the file's name."""
+    if len(plan.steps) == 1:
+        return [""]
+    kinds: list[str] = []
+    for step in plan.steps:
+        partial = step.parts is not None
+        last = all(store.name.startswith("out") for store in step.stores)
+        kinds.append("_parts" if partial else "_results" if last else "_rows")
+    repeated = [kind for kind in kinds if kinds.count(kind) > 1]
+    return [f"{kind}{n}" if kind in repeated else kind for n, kind in enumerate(kinds)]
 
 
 def _wish(ref: Ref) -> str:
@@ -139,15 +227,15 @@ def _wish(ref: Ref) -> str:
 
 def _origins(plan: Plan, inputs: Sequence[str]) -> dict[int, tuple[str, int]]:
     """Axes that always are a whole dimension: a launcher can read their size off an input."""
-    parts = {
-        axis for dims in plan.region.input_dims for dim in dims if len(dim) > 1 for axis in dim
-    }
+    region = plan.region
+    parts = {axis for dims in region.input_dims for dim in dims if len(dim) > 1 for axis in dim}
+    fixed = parts | region.pinned | plan.serial
+    used = {int(load.name.removeprefix("in")) for load in accesses(region)[0]}
     found: dict[int, tuple[str, int]] = {}
-    for access in plan.loads:
-        name = inputs[int(access.name.removeprefix("in"))]
-        for d, dim in enumerate(access.dims):
-            if len(dim) == 1 and dim[0] not in parts:
-                found.setdefault(dim[0], (name, d))
+    for number in sorted(used):
+        for d, dim in enumerate(region.input_dims[number]):
+            if len(dim) == 1 and not set(dim) & fixed and dim[0] in region.sizes:
+                found.setdefault(dim[0], (inputs[number], d))
     return found
 
 
@@ -162,13 +250,9 @@ def _header(file: _File, flow: Dataflow, decision: Decision, regenerate: str) ->
         for node in launches
         if node.source
     )
-    rounded = [
-        file.plan.region.results.get(i, "a value")
-        for i in plan.order
-        if plan.region.exprs[i].op == "round"
-    ]
+    rounded = [file.plan.region.results.get(i, "a value") for i in plan.region.all("round")]
     doc = [
-        f'"""{len(launches)} eager launches as one {plan.schedule} kernel.',
+        f'"""{len(launches)} eager launches as {_made_as(plan)}.',
         "",
         "Replaces: " + ", ".join(node.op.removeprefix("aten.") for node in launches) + ".",
         *(["Source: " + ", ".join(places) + "."] if places else []),
@@ -189,85 +273,71 @@ def _header(file: _File, flow: Dataflow, decision: Decision, regenerate: str) ->
         "import triton",
         "import triton.language as tl",
     ]
-    if any("libdevice." in line for line in file.body.lines):
+    written = [line for kernel in file.kernels for line in kernel.lines]
+    written += [HELPERS[helper] for kernel in file.kernels for helper in kernel.body.helpers]
+    if any("libdevice." in line for line in written):
         imports.append("from triton.language.extra import libdevice")
     return "\n".join(_wrapped(doc)) + "\n\n" + "\n".join(imports)
 
 
 def _wrapped(lines: Sequence[str]) -> list[str]:
     """Docstring lines of at most 100 columns."""
-    import textwrap
-
     return [
         part for line in lines for part in (textwrap.wrap(line, 98, break_long_words=False) or [""])
     ]
 
 
-def _arguments(file: _File) -> list[str]:
-    """The kernel's arguments after its pointers, constants last."""
-    constants = {"flat": ["BLOCK"], "row": ["ROWS", "COLS"]}[file.plan.schedule]
-    if file.plan.schedule == "row" and file.plan.rows == 1:
-        constants = ["COLS"]
-    return [*file.body.sizes, *file.body.strides, *(f"{c}: tl.constexpr" for c in constants)]
+def _made_as(plan: Plan) -> str:
+    if len(plan.steps) == 1:
+        return f"one {plan.schedule} kernel"
+    return f"{len(plan.steps)} kernels ({plan.schedule})"
 
 
-def _kernel(file: _File, lines: Sequence[str]) -> str:
-    plan, body = file.plan, file.body
-    start = _program(file)
-    pointers = [f"{file.named(a)}_ptr" for a in file.accesses]
-    arguments = [*dict.fromkeys(pointers), *_arguments(file)]
+_NOTES = {
+    "flat": "One program, one block of consecutive elements of the result.",
+    "row": "One program holds {rows} on chip.",
+    "blocked": "One program walks {rows} in chunks.",
+    "tiled": "One program has one part of {rows}.",
+    "persistent": "One program walks its share of the rows.",
+}
+
+
+def _note(step: Step) -> str:
+    rows = "several rows" if step.rows > 1 else "a row"
+    if step.part and step.schedule in ("blocked", "row"):
+        rows = f"a part of {rows}"
+    elif step.schedule == "row":
+        rows = "several whole rows" if step.rows > 1 else "one whole row"
+    return _NOTES[step.schedule].format(rows=rows)
+
+
+def _kernel(kernel: _Kernel) -> str:
+    body = kernel.body
+    arguments = [*kernel.pointers, *body.sizes, *body.strides]
+    arguments += [f"{name}: tl.constexpr" for name in kernel.constants]
     signature = "\n".join(f"    {argument}," for argument in arguments)
-    where = [line for line in lines if line.split(" = ")[0] in body.coordinates]
-    rest = [line for line in lines if line not in where]
-    content = "\n".join(f"    {line}" for line in [*start, *where, *rest])
-    note = {
-        "flat": "One program, one block of consecutive elements of the result.",
-        "row": "One program holds one whole row on chip."
-        if plan.rows == 1
-        else "One program holds several whole rows on chip.",
-    }[plan.schedule]
-    return f"@triton.jit\ndef {file.name}_kernel(\n{signature}\n):\n    # {note}\n{content}"
+    content = "\n".join(f"    {line}" for line in kernel.lines)
+    note = _note(kernel.step)
+    return f"@triton.jit\ndef {kernel.name}(\n{signature}\n):\n    # {note}\n{content}"
 
 
-def _program(file: _File) -> list[str]:
-    """Which elements this program has."""
-    plan, body = file.plan, file.body
-    wide = ".to(tl.int64)" if _wide(file) else ""
-    if plan.schedule == "flat":
-        return [
-            f"index = tl.program_id(0){wide} * BLOCK + tl.arange(0, BLOCK)",
-            f"mask = index < {body.size(plan.outer, 'count')}",
-        ]
-    cols = body.size(plan.inner, "cols")
-    far = ".to(tl.int64)" if _wide_rows(file) else ""
-    if plan.rows == 1:
-        return [
-            f"row = tl.program_id(0){wide}",
-            f"col = tl.arange(0, COLS){far}",
-            f"col_mask = col < {cols}",
-        ]
-    return [
-        f"row = tl.program_id(0){wide} * ROWS + tl.arange(0, ROWS)[:, None]",
-        f"col = tl.arange(0, COLS)[None, :]{far}",
-        f"row_mask = row < {body.size(plan.outer, 'rows')}",
-        f"col_mask = col < {cols}",
-        "mask = row_mask & col_mask",
-    ]
-
-
-def _wide(file: _File) -> bool:
+def _wide(steps: Sequence[Step]) -> bool:
     """Does any tensor reach beyond 32-bit offsets?"""
-    return any(_reach(access.tensor) > _INT32_MAX for access in file.accesses)
-
-
-def _wide_rows(file: _File) -> bool:
-    """Does any tensor reach beyond 32-bit offsets within one row?"""
-    inner = {axis for group in file.plan.inner for axis in group.axes}
-    sizes = file.plan.region.sizes
     return any(
-        sum((sizes[axis] - 1) * step for axis, step in access.strides.items() if axis in inner)
+        _reach(access.tensor) > _INT32_MAX
+        for step in steps
+        for access in (*step.loads, *step.stores)
+    )
+
+
+def _wide_rows(step: Step) -> bool:
+    """Does any tensor reach beyond 32-bit offsets within one row?"""
+    inner = {axis for group in step.inner for axis in group.axes}
+    sizes = step.region.sizes
+    return any(
+        sum((sizes[axis] - 1) * abs(n) for axis, n in access.strides.items() if axis in inner)
         > _INT32_MAX
-        for access in file.accesses
+        for access in (*step.loads, *step.stores)
     )
 
 
@@ -282,8 +352,12 @@ def _product(texts: Sequence[str]) -> str:
     return " * ".join(named + ([str(literal)] if literal != 1 or not named else []))
 
 
-def _extent(file: _File, groups: Sequence[Group]) -> str:
-    return _product([file.sizes[axis] for group in groups for axis in group.axes])
+def _extent(file: _File, axes: Iterable[int]) -> str:
+    return _product([file.sizes[axis] for axis in axes])
+
+
+def _spanned(groups: Sequence[Group]) -> list[int]:
+    return [axis for group in groups for axis in group.axes]
 
 
 def _tuple(items: Sequence[str]) -> str:
@@ -291,17 +365,24 @@ def _tuple(items: Sequence[str]) -> str:
 
 
 def _shape(file: _File, access: Access) -> str:
-    return _tuple([_product([file.sizes[a] for a in dim]) for dim in access.dims])
+    return _tuple(
+        [
+            _product([file.sizes[a] for a in dim]) if dim else str(size)
+            for dim, size in zip(access.dims, access.tensor.shape, strict=True)
+        ]
+    )
 
 
-def _strides(file: _File, access: Access) -> str:
-    """The strides that the kernel relies on; a free one is whatever the tensor has."""
-    steps = gaps(access, file.groups)
-    owner = {axis: group for group in file.groups for axis in group.axes}
+def _strides(file: _File, kernel: _Kernel, access: Access) -> str:
+    """The strides that a kernel relies on; a free one is whatever the tensor has."""
+    steps = gaps(access, kernel.step.groups)
+    owner = {axis: group for group in kernel.step.groups for axis in group.axes}
     texts: list[str] = []
     for d, dim in enumerate(access.dims):
-        if not dim:
-            texts.append(f"{file.named(access)}.stride({d})")
+        free = f"{kernel.named(access)}.stride({d})"
+        if not dim or dim[-1] not in owner:
+            literal = (d in access.pulled or dim) and access.tensor.stride[d] <= 1
+            texts.append(str(access.tensor.stride[d]) if literal else free)
             continue
         axis = dim[-1]
         group = owner[axis]
@@ -310,7 +391,7 @@ def _strides(file: _File, access: Access) -> str:
         if not access.step(axis):
             texts.append("0")
         elif steps[group.name] is None:
-            free = _free_stride(file, access, group)
+            free = _free_stride(file, kernel, access, group)
             texts.append(f"{free} * {_product(within)}" if within else free)
         else:
             after = [file.sizes[a] for g in steps[group.name] or () for a in g.axes]
@@ -318,12 +399,14 @@ def _strides(file: _File, access: Access) -> str:
     return _tuple(texts)
 
 
-def _free_stride(file: _File, access: Access, group: Group) -> str:
+def _free_stride(file: _File, kernel: _Kernel, access: Access, along: Group | int) -> str:
     """A run-time stride as the launcher reads it off the tensor."""
-    axis = group.axes[-1]
+    if isinstance(along, int):
+        return f"{kernel.named(access)}.stride({along})"
+    axis = along.axes[-1]
     d, dim = next((d, dim) for d, dim in enumerate(access.dims) if axis in dim)
     later = [file.sizes[a] for a in dim[dim.index(axis) + 1 :]]
-    text = f"{file.named(access)}.stride({d})"
+    text = f"{kernel.named(access)}.stride({d})"
     return f"{text} * {_product(later)}" if later else text
 
 
@@ -342,15 +425,34 @@ def _order(tensor: Tensor) -> list[int]:
     return sorted(range(len(tensor.shape)), key=lambda d: (-tensor.stride[d], d))
 
 
-def _serves(file: _File, name: str, given: Access | Tensor) -> str:
-    """The check of one input; of an unread one the order of its dimensions matters at most."""
+def _serves(file: _File, kernel: _Kernel, load: Access) -> str:
+    """The check of one input that a kernel reads."""
+    name, dtype = kernel.named(load), load.tensor.dtype
+    shape, strides = _input_shape(file, load), _strides(file, kernel, load)
+    return f'serves("{name}", {name}, torch.{dtype}, {shape}, {strides})'
+
+
+def _input_shape(file: _File, load: Access) -> str:
+    """The shape of an input: run-time sizes where its dimensions are axes that the file knows."""
+    region = file.region
+    dims = region.input_dims[region.input_names.index(load.name)]
+    return _tuple(
+        [
+            _product([file.sizes[a] for a in dim])
+            if dim and set(dim) <= file.sizes.keys()
+            else str(size)
+            for dim, size in zip(dims, load.tensor.shape, strict=True)
+        ]
+    )
+
+
+def _serves_unread(file: _File, name: str, given: Access | Tensor) -> str:
+    """The check of an input of which no element is read: its order of dimensions at most."""
     if isinstance(given, Tensor):
         dtype, shape, strides = given.dtype, str(given.shape), str(given.stride)
     else:
         dtype, shape, strides = given.tensor.dtype, _shape(file, given), f"{name}.stride()"
-        if name not in file.unread:
-            strides = _strides(file, given)
-        elif all(given.tensor.stride) and given.tensor == _dense(given.tensor, given.tensor.shape):
+        if all(given.tensor.stride) and given.tensor == _dense(given.tensor, given.tensor.shape):
             strides = _output_strides(file, given)
     return f'serves("{name}", {name}, torch.{dtype}, {shape}, {strides})'
 
@@ -358,11 +460,14 @@ def _serves(file: _File, name: str, given: Access | Tensor) -> str:
 def _launcher(file: _File) -> str:
     plan = file.plan
     lines = [f"{file.sizes[axis]} = {name}.shape[{d}]" for axis, (name, d) in file.origins.items()]
-    inputs = {file.named(load): load for load in plan.loads} | file.unread
-    checks = [_serves(file, name, tensor) for name, tensor in inputs.items()]
-    everything = _extent(file, (*plan.outer, *plan.inner))
-    if not _wide(file):
+    checks = [
+        *(_serves(file, k, load) for k in file.kernels for load in file.inputs_of(k)),
+        *(_serves_unread(file, name, given) for name, given in file.unread.items()),
+    ]
+    everything = _extent(file, sorted(plan.region.space))
+    if not _wide(plan.steps):
         checks.append(f"within_reach({everything})")
+    checks = list(dict.fromkeys(checks))
     in_one = f"problem = {' or '.join(checks)}"
     in_many = ["problem = (", f"    {checks[0]}", *(f"    or {c}" for c in checks[1:]), ")"]
     lines += [in_one] if len(in_one) <= 96 else in_many
@@ -373,37 +478,68 @@ def _launcher(file: _File) -> str:
         f"if not {everything}:",
         f"    return reference({given})",
     ]
+    for kernel in file.kernels:
+        if kernel.step.parts:
+            lines.append(_count_parts(file, kernel.step))
     device = file.input_names[0]
-    for access in plan.stores:
+    for name, access in file.stores:
         lines.append(
-            f"{file.named(access)} = torch.empty_strided({_shape(file, access)},"
+            f"{name} = torch.empty_strided({_shape(file, access)},"
             f" {_output_strides(file, access)}, dtype=torch.{access.tensor.dtype},"
             f" device={device}.device)"
         )
-    pointers = list(dict.fromkeys(file.named(a) for a in file.accesses))
-    arguments = [*pointers, *(_extent(file, groups) for groups in file.body.sizes.values())]
-    arguments += [_free_stride(file, a, g) for a, g in file.body.strides.values()]
-    rows = _extent(file, plan.outer)
-    if plan.schedule == "flat":
-        grid = f"triton.cdiv({rows}, {plan.block})"
-        constants = [f"BLOCK={plan.block}"]
-    else:
-        cols = _extent(file, plan.inner)
-        grid = rows if plan.rows == 1 else f"triton.cdiv({rows}, {plan.rows})"
-        constants = [f"COLS=triton.next_power_of_2({cols})"]
-        if plan.rows > 1:
-            constants.insert(0, f"ROWS={plan.rows}")
-    constants += [f"num_warps={plan.warps}", "enable_fp_fusion=True"]
-    lines += [
-        f"with torch.cuda.device_of({device}):",
-        f"    {file.name}_kernel[({grid},)](",
-        *(f"        {argument}," for argument in [*arguments, *constants]),
-        "    )",
-        f"return {', '.join(file.output_names)}",
-    ]
+    lines.append(f"with torch.cuda.device_of({device}):")
+    for kernel in file.kernels:
+        lines += [f"    {line}" for line in _call(file, kernel)]
+    lines.append(f"return {', '.join(file.output_names)}")
     content = "\n".join(f"    {line}" for line in lines)
     parameters = ", ".join(file.input_names)
     return f"def {file.name}({parameters}):\n{content}"
+
+
+def _count_parts(file: _File, step: Step) -> str:
+    """How many programs share a row, or the rows."""
+    assert step.parts is not None
+    name = file.sizes[step.parts.axes[0]]
+    if step.schedule == "persistent":
+        return f"{name} = {_programs(file, step)}"
+    return f"{name} = triton.cdiv({_extent(file, _spanned(step.inner))}, {step.part})"
+
+
+def _programs(file: _File, step: Step) -> str:
+    """How many programs walk the rows."""
+    rows = _extent(file, _spanned(step.outer))
+    tiles = f"triton.cdiv({rows}, {step.rows})" if step.rows > 1 else rows
+    return f"min({tiles}, {step.most})"
+
+
+def _call(file: _File, kernel: _Kernel) -> list[str]:
+    """One launch."""
+    step, body = kernel.step, kernel.body
+    arguments = [pointer.removesuffix("_ptr") for pointer in kernel.pointers]
+    arguments += [_extent(file, axes) for axes in body.sizes.values()]
+    arguments += [_free_stride(file, kernel, a, along) for a, along in body.strides.values()]
+    rows = _extent(file, _spanned(step.outer))
+    cols = _extent(file, _spanned(step.inner))
+    if step.schedule == "flat":
+        grid = f"triton.cdiv({rows}, {step.block}),"
+    elif step.schedule == "persistent":
+        grid = f"{file.sizes[step.parts.axes[0]] if step.parts else _programs(file, step)},"
+    else:
+        grid = rows if step.rows == 1 else f"triton.cdiv({rows}, {step.rows})"
+        if step.parts:
+            grid = f"{grid}, {file.sizes[step.parts.axes[0]]}"
+        elif step.part:
+            grid = f"{grid}, triton.cdiv({cols}, {step.part})"
+        else:
+            grid = f"{grid},"
+    constants = [f"{name}={text.format(cols=cols)}" for name, (text, _) in kernel.constants.items()]
+    constants += [f"num_warps={step.warps}", "enable_fp_fusion=True"]
+    return [
+        f"{kernel.name}[({grid})](",
+        *(f"    {argument}," for argument in [*arguments, *constants]),
+        ")",
+    ]
 
 
 def _reference(file: _File, flow: Dataflow) -> str:
@@ -463,36 +599,33 @@ def fall_back(problem, *tensors):
 
 def _row_dims(plan: Plan, access: Access) -> tuple[int, ...]:
     """The dimensions of a result that hold elements of one row."""
-    inner = {axis for group in plan.inner for axis in group.axes}
+    inner = {axis for step in plan.steps for group in step.inner for axis in group.axes}
     return tuple(d for d, dim in enumerate(access.dims) if inner & set(dim))
 
 
-def _launch(file: _File) -> Launch:
+def _launch(kernel: _Kernel) -> Launch:
     """The kernel as the device will compile it for the graph's sizes."""
-    plan = file.plan
+    step, body = kernel.step, kernel.body
     signature = [
-        (f"{file.named(a)}_ptr", f"*{TRITON_DTYPES[a.tensor.dtype]}") for a in file.accesses
+        (name, f"*{TRITON_DTYPES[access.tensor.dtype]}") for name, access in kernel.pointers.items()
     ]
-    values: dict[str, int] = {
-        name: prod(g.size for g in groups) for name, groups in file.body.sizes.items()
+    sizes = step.region.sizes
+    values: dict[str, int] = {n: prod(sizes[a] for a in axes) for n, axes in body.sizes.items()}
+    values |= {
+        name: access.tensor.stride[along] if isinstance(along, int) else along.step(access)
+        for name, (access, along) in body.strides.items()
     }
-    values |= {name: group.step(a) for name, (a, group) in file.body.strides.items()}
     signature += [(name, "i32" if v <= _INT32_MAX else "i64") for name, v in values.items()]
-    if plan.schedule == "flat":
-        constants: list[tuple[str, int | bool | float]] = [("BLOCK", plan.block)]
-    else:
-        constants = [("ROWS", plan.rows)] if plan.rows > 1 else []
-        constants.append(("COLS", plan.block))
-    signature += [(name, "constexpr") for name, _ in constants]
+    signature += [(name, "constexpr") for name in kernel.constants]
     pointers = [name for name, kind in signature if kind.startswith("*")]
     return Launch(
-        jit_name=f"{file.name}_kernel",
-        signature=tuple(dict(signature).items()),
-        constants=tuple(constants),
-        num_warps=plan.warps,
-        num_stages=plan.stages,
+        jit_name=kernel.name,
+        signature=tuple(signature),
+        constants=tuple((name, value) for name, (_, value) in kernel.constants.items()),
+        num_warps=step.warps,
+        num_stages=step.stages,
         fp_fusion=True,
-        divisible=(*dict.fromkeys(pointers), *(n for n, v in values.items() if v % 16 == 0)),
+        divisible=(*pointers, *(n for n, v in values.items() if v % 16 == 0)),
     )
 
 
@@ -500,24 +633,33 @@ def _cases(file: _File, rulebook: Rulebook, full_size: bool) -> tuple[Case, ...]
     """Sizes to check: rows as long as the graph's with few of them, odd sizes throughout, and one
     row; the graph's own on request."""
     numbers = rulebook.verify
-    hints = file.plan.region.sizes
+    hints = file.region.sizes
     free = set(file.origins)
-    inner = {axis for group in file.plan.inner for axis in group.axes}
-    outer_free = [a for g in reversed(file.plan.outer) for a in reversed(g.axes) if a in free]
+    first = file.plan.steps[0]
+    inner = set(_spanned(first.inner))
+    outer_free = [a for g in reversed(first.outer) for a in reversed(g.axes) if a in free]
     fixed_row = prod(hints[a] for a in inner)
     affordable = numbers.interpreted_elements.count // max(fixed_row, 1)
-    several_programs = 2 * file.plan.rows + 1
+    several_programs = 2 * first.rows + 1
     rows = max(several_programs, min(numbers.interpreted_rows.count, affordable))
-    if file.plan.schedule == "flat":
-        rows = 2 * file.plan.block + 77
+    if first.schedule == "flat":
+        rows = 2 * first.block + 77
+    row_free = [a for a in _spanned(first.inner) if a in free]
+    unit = first.part or first.block
+    fixed = fixed_row // prod(hints[a] for a in row_free)
+    most = 4 * numbers.interpreted_elements.count
+    divided = first.schedule == "blocked" or first.part > 0
+    long = divided and fixed_row * rows > most
+    row = _shortened(row_free, hints, (2 * unit + 77) // fixed) if long else {}
+    odd = _shortened(row_free, hints, (unit + 77) // fixed) if divided else {}
     chosen = {
-        "graph's rows": {**hints, **_shrunk(outer_free, hints, rows)},
+        "graph's rows": {**hints, **_shrunk(outer_free, hints, rows), **row},
         "odd sizes": {
             **hints,
             **_shrunk(outer_free, hints, max(rows - 1, 3)),
-            **{a: _odd(hints[a]) for a in inner & free},
+            **(odd or {a: _odd(hints[a]) for a in row_free}),
         },
-        "one row": {**hints, **dict.fromkeys(outer_free, 1)},
+        "one row": {**hints, **dict.fromkeys(outer_free, 1), **row},
     }
     if full_size:
         chosen["the graph's sizes"] = dict(hints)
@@ -543,14 +685,31 @@ def _shrunk(axes: Sequence[int], hints: Mapping[int, int], budget: int) -> dict[
     return found
 
 
+def _shortened(axes: Sequence[int], hints: Mapping[int, int], wanted: int) -> dict[int, int]:
+    """Sizes of a row's axes with about `wanted` elements, the outermost cut first."""
+    found = {axis: hints[axis] for axis in axes}
+    for axis in axes:
+        others = prod(found.values()) // max(found[axis], 1)
+        found[axis] = min(found[axis], max(1, -(-wanted // max(others, 1))))
+    return found
+
+
 def _odd(size: int) -> int:
     """A smaller size that is no power of two and leaves a tail."""
     return 77 if size > 128 else max(1, size - 1 if size % 2 == 0 else size - 2)
 
 
 def _case(file: _File, name: str, sizes: Mapping[int, int]) -> Case:
-    loads = {file.named(a): _resized(file, a, sizes) for a in file.plan.loads}
-    unread = {
+    sizes = {**sizes, **_parts(file, sizes)}
+    tensors: dict[str, Tensor] = {}
+    loaded: int | None = 0
+    for kernel in file.kernels:
+        for loads in by_tensor(kernel.step.loads).values():
+            tensor = _resized(kernel, loads, sizes)
+            tensors.setdefault(kernel.named(loads[0]), tensor)
+            touched = loaded_bytes(kernel.step.region, loads, tensor, sizes)
+            loaded = None if loaded is None or touched is None else loaded + touched
+    tensors |= {
         name: _dense(a.tensor, tuple(prod(sizes[axis] for axis in dim) for dim in a.dims))
         if isinstance(a, Access)
         else a
@@ -558,14 +717,44 @@ def _case(file: _File, name: str, sizes: Mapping[int, int]) -> Case:
     }
     stored = sum(
         prod(sizes[a] for dim in access.dims for a in dim) * access.tensor.itemsize
-        for access in file.plan.stores
+        for _, access in file.stores
     )
     return Case(
         name=name,
-        inputs=tuple({**loads, **unread}[given] for given in file.input_names),
-        loaded_bytes=sum(tensor.bytes for tensor in loads.values()),
+        inputs=tuple(tensors[given] for given in file.input_names),
+        loaded_bytes=loaded,
         stored_bytes=stored,
+        ranges=tuple(_range(file, number) for number in range(len(file.input_names))),
     )
+
+
+def _parts(file: _File, sizes: Mapping[int, int]) -> dict[int, int]:
+    """The number of parts that rows of these sizes have."""
+    found: dict[int, int] = {}
+    for step in (kernel.step for kernel in file.kernels):
+        if step.parts:
+            (axis,) = step.parts.axes
+            walked, share = (step.inner, step.part)
+            if step.schedule == "persistent":
+                walked, share = step.outer, step.rows
+            found[axis] = -(-prod(sizes[a] for a in _spanned(walked)) // share)
+            if step.schedule == "persistent":
+                found[axis] = min(found[axis], file.hints[axis])
+    return found
+
+
+def _range(file: _File, number: int) -> tuple[int, int] | None:
+    """The values of an integer input that stands in an index: places of what it indexes."""
+    region = file.region
+    for load in region.all("load"):
+        expr = region.exprs[load]
+        for d, index in enumerate(expr.indices):
+            if any(
+                region.exprs[i].op == "load" and region.exprs[i].input == number
+                for i in reach(region, index)
+            ):
+                return 0, region.inputs[expr.input].shape[d]
+    return None
 
 
 def _dense(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -577,11 +766,14 @@ def _dense(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return replace(tensor, shape=shape, stride=tuple(stride))
 
 
-def _resized(file: _File, access: Access, sizes: Mapping[int, int]) -> Tensor:
-    """The tensor at other sizes, laid out as the launcher expects: free strides stay."""
-    steps = gaps(access, file.groups)
+def _resized(kernel: _Kernel, loads: Sequence[Access], sizes: Mapping[int, int]) -> Tensor:
+    """A tensor at other sizes, laid out as the launcher expects: free strides stay."""
+    access = min(loads, key=lambda load: len(load.pulled))
+    region = kernel.step.region
+    dims = region.input_dims[region.input_names.index(access.name)]
+    steps = gaps(access, kernel.step.groups)
     stride_of: dict[int, int] = {}
-    for group in file.groups:
+    for group in kernel.step.groups:
         if group.name not in steps:
             continue
         later = steps[group.name]
@@ -591,9 +783,12 @@ def _resized(file: _File, access: Access, sizes: Mapping[int, int]) -> Tensor:
         for axis in reversed(group.axes):
             stride_of[axis] = step
             step *= sizes[axis]
-    shape = tuple(prod(sizes[a] for a in dim) for dim in access.dims)
+    shape = tuple(
+        prod(sizes[a] for a in dim) if dim and set(dim) <= sizes.keys() else size
+        for dim, size in zip(dims, access.tensor.shape, strict=True)
+    )
     stride = tuple(
-        stride_of.get(dim[-1], 0) if dim else step
+        stride_of.get(dim[-1], step) if dim and step else step
         for dim, step in zip(access.dims, access.tensor.stride, strict=True)
     )
     return Tensor(shape, stride, access.tensor.dtype)

@@ -143,7 +143,8 @@ def express(flow: Dataflow, border: Boundary) -> Expressed:
 
 
 def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:
-    """Inputs that are views of one tensor with the same elements: loaded once, as that tensor.
+    """Inputs that are views of one tensor with the same elements, or of another input: loaded
+    once, as that tensor.
 
     Only where every view on the way can be pulled through.
     """
@@ -152,15 +153,28 @@ def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:
         ways.setdefault(flow.elements[ref], []).append(ref)
     shared: set[Ref] = set()
     for refs in ways.values():
-        if len({_layout(flow.annotated.tensors[ref]) for ref in refs}) < 2:
-            continue
-        for ref in refs:
-            while flow.is_view(number := flow.position[ref.node]):
-                if not flow.annotated.costs[ref.node].fusible:
-                    break
-                shared.add(ref)
-                ref = flow.operands[number][0]
+        if len({_layout(flow.annotated.tensors[ref]) for ref in refs}) > 1:
+            for ref in refs:
+                shared.update(_views_to(flow, ref, frozenset()))
+    inputs = frozenset(border.inputs)
+    for ref in border.inputs:
+        way = _views_to(flow, ref, inputs - {ref})
+        if way and flow.operands[flow.position[way[-1].node]][0] in inputs:
+            shared.update(way)
     return shared
+
+
+def _views_to(flow: Dataflow, ref: Ref, ends: frozenset[Ref]) -> list[Ref]:
+    """The views from one tensor back to the first of some others, or to their base."""
+    way: list[Ref] = []
+    while flow.is_view(number := flow.position[ref.node]):
+        if not flow.annotated.costs[ref.node].fusible:
+            break
+        way.append(ref)
+        ref = flow.operands[number][0]
+        if ref in ends:
+            break
+    return way
 
 
 def _layout(tensor: Tensor) -> object:

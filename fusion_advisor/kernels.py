@@ -70,6 +70,8 @@ class Kernel:
     rows: tuple[tuple[int, ...], ...] = ()
     """For each output, the dimensions along which one row lies: elements whose rounding hangs
     together through a reduction. Empty: the last dimension."""
+    partial: bool = False
+    """Reductions are put together from partial results, in float32 as on CUDA."""
 
 
 @dataclass(frozen=True, slots=True)

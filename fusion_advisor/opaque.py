@@ -2,6 +2,12 @@
 
 `kernel[grid](...)` asks for a CUDA driver. While a model is traced, each launch becomes a call of
 a custom operator `triton::<kernel>` instead: its tensors are recorded, and counted as written.
+
+An `autograd.Function` is no such operator: its forward is traced through. Eager launches the
+kernels inside it one by one, so they are what there is to count and to fuse; one node would hide a
+matmul's FLOPs, charge a forward that only returns a view (a reversed gradient) for a kernel that
+nobody launches, and need an operator without a schema, since what a forward writes in place shows
+only when it runs. A Triton launch inside one is an operator here like any other.
 """
 # Triton has no types for its launchers, torch.library none for made-up schemas.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
-from fusion_advisor.schedules import SCHEDULES
+from fusion_advisor.schedules import SCHEDULES, finishing
 from fusion_advisor.schedules.base import Plan, Refused
 
 
@@ -22,6 +22,16 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
     """Try every schedule on a region."""
     if not any(region.exprs[i].op == "load" for i in region.live):
         return Planned((), (Refused("no-schedule", "it reads no tensor that names the device"),))
+    plans, refusals = _tried(region, device, rulebook)
+    if not plans:
+        try:
+            plans.append(finishing.plan(region, device, rulebook, _best))
+        except Refused as refusal:
+            refusals.append(refusal)
+    return Planned(tuple(plans), tuple(refusals))
+
+
+def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Plan], list[Refused]]:
     plans: list[Plan] = []
     refusals: list[Refused] = []
     for schedule in SCHEDULES:
@@ -29,4 +39,12 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
             plans.append(schedule.plan(region, device, rulebook))
         except Refused as refusal:
             refusals.append(refusal)
-    return Planned(tuple(plans), tuple(refusals))
+    return plans, refusals
+
+
+def _best(region: Region, device: Device, rulebook: Rulebook) -> Plan:
+    """The first plan of a part of a region; Refused when it has none."""
+    plans, refusals = _tried(region, device, rulebook)
+    if not plans:
+        raise refusals[0]
+    return plans[0]

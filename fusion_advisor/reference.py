@@ -19,6 +19,8 @@ from fusion_advisor.schedules.text import Names
 
 _DROPPED = ("layout", "pin_memory", "non_blocking")
 """Keywords that say where a tensor lives, not what it holds."""
+_LISTS = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.unbind.int")
+"""What these return is a list, however short."""
 _SQUEEZES = ("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
 """What these drop depends on the sizes: written as the view that they are."""
 
@@ -50,7 +52,7 @@ def reference_lines(
         call = _call(node, operands, shape_of(Ref(node.name)), device)
         name = names.claim(node.name)
         lines.append(f"{name} = {call}")
-        single = len(node.outputs) == 1
+        single = len(node.outputs) == 1 and node.op not in _LISTS
         for i in range(len(node.outputs)):
             texts[Ref(node.name, i)] = name if single else f"{name}[{i}]{_widened(node, i)}"
 

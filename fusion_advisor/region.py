@@ -15,14 +15,14 @@ to a narrow type happens only at the source's casts (`round`) and when a result 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fusion_advisor.axes import Axes, AxisList, Dims, NotExpressible
+from fusion_advisor.exprs import INDEX, Expr, Pool
 from fusion_advisor.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.records import Tensor
 
-AxisList = tuple[int, ...]
-Dims = tuple[AxisList, ...]
 Scalar = bool | int | float
 
 NARROW_FLOATS = frozenset(
@@ -33,17 +33,6 @@ INTEGER_DTYPES = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 _LOWEST = {"uint8": 0, "int8": -(2**7), "int16": -(2**15), "int32": -(2**31), "int64": -(2**63)}
 _HIGHEST = {"uint8": 255, **{dtype: ~low for dtype, low in _LOWEST.items() if low}}
 _RANK = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")
-
-
-class NotExpressible(Exception):
-    """The region form has no place for this; the message says for what.
-
-    `final`: no larger set of nodes has one either.
-    """
-
-    def __init__(self, why: str, *, final: bool = True) -> None:
-        super().__init__(why)
-        self.final = final
 
 
 def compute_dtype(dtype: str) -> str:
@@ -58,90 +47,6 @@ def compute_dtype(dtype: str) -> str:
 def promote(*dtypes: str) -> str:
     """The wider of some compute dtypes."""
     return max(dtypes, key=_RANK.index)
-
-
-class Axes:
-    """Union-find over axes that can also be split into factors, outermost first."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-        self._parent: list[int] = []
-        self._parts: dict[int, AxisList] = {}
-
-    def new(self, size: int) -> int:
-        self.sizes.append(size)
-        self._parent.append(len(self._parent))
-        return len(self._parent) - 1
-
-    def root(self, axis: int) -> int:
-        while self._parent[axis] != axis:
-            self._parent[axis] = self._parent[self._parent[axis]]
-            axis = self._parent[axis]
-        return axis
-
-    def resolve(self, axes: AxisList) -> AxisList:
-        """The unsplit representatives that stand for these axes, outermost first."""
-        found: list[int] = []
-        for axis in axes:
-            representative = self.root(axis)
-            if representative in self._parts:
-                found.extend(self.resolve(self._parts[representative]))
-            else:
-                found.append(representative)
-        return tuple(found)
-
-    def size(self, axes: AxisList) -> int:
-        total = 1
-        for axis in axes:
-            total *= self.sizes[axis]
-        return total
-
-    def split(self, axis: int, outer: int) -> AxisList:
-        """Split an unsplit representative into `outer` × the rest."""
-        size = self.sizes[axis]
-        if size % outer:
-            raise NotExpressible(f"a reshape that cuts a dimension of {size} at {outer}")
-        parts = (self.new(outer), self.new(size // outer))
-        self._parts[axis] = parts
-        return parts
-
-    def unify(self, left: AxisList, right: AxisList) -> None:
-        """Make two factorisations of the same extent one; NotExpressible if they do not nest."""
-        one, other = list(self.resolve(left)), list(self.resolve(right))
-        while one and other:
-            a, b = one.pop(0), other.pop(0)
-            if a == b:
-                continue
-            if self.sizes[a] == self.sizes[b]:
-                self._parent[b] = a
-            elif self.sizes[a] > self.sizes[b]:
-                head, tail = self.split(a, self.sizes[b])
-                self._parent[b] = head
-                one.insert(0, tail)
-            else:
-                head, tail = self.split(b, self.sizes[a])
-                self._parent[a] = head
-                other.insert(0, tail)
-        if one or other:
-            raise NotExpressible("dimensions whose sizes do not match")
-
-
-@dataclass(frozen=True, slots=True)
-class Expr:
-    """One value. `op`: `load`, `const`, `index`, `size`, `round`, `cast`, `reduce`, or a primitive.
-
-    A load has the number of its `input`; a constant its `literal`; an index, a size and a reduction
-    their `axes`; a reduction its `monoid`; a round and a cast the dtype they go `to`.
-    """
-
-    op: str
-    args: tuple[int, ...]
-    dtype: str
-    input: int = -1
-    literal: str = ""
-    axes: AxisList = ()
-    monoid: str = ""
-    to: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,13 +109,11 @@ class Value:
 
 
 @dataclass(eq=False)
-class Builder:
+class Builder(Pool):
     """Makes the values of one region. `flops` counts what eager executes, before any sharing."""
 
     inputs: list[Tensor] = field(default_factory=list[Tensor])
     input_dims: list[Dims] = field(default_factory=list[Dims])
-    exprs: list[Expr] = field(default_factory=list[Expr])
-    labels: dict[int, str] = field(default_factory=dict[int, str])
     results: dict[int, str] = field(default_factory=dict[int, str])
     """Values that are a node's own result, by the name of the node."""
     axes: Axes = field(default_factory=Axes)
@@ -218,23 +121,26 @@ class Builder:
     special_flops: int = 0
     out: Tensor | None = None
     """The first output of the node whose meaning is being stated."""
-    label: str = ""
     views: list[Dims] = field(default_factory=list[Dims])
     """Every dimension list that was made: none may name one axis twice."""
-    _ids: dict[Expr, int] = field(default_factory=dict[Expr, int])
+    pinned: set[int] = field(default_factory=set[int])
+    """Axes whose sizes stand in an index: the kernel serves these sizes alone."""
+
+    def resolved(self, axes: AxisList) -> AxisList:
+        return self.axes.resolve(axes)
+
+    def extent_of(self, axis: int) -> int:
+        return self.axes.sizes[axis]
 
     # -- making values -------------------------------------------------------------------------
 
     def _make(self, expr: Expr, dims: Dims, logical: str) -> Value:
-        found = self._ids.get(expr)
-        if found is None:
-            found = len(self.exprs)
-            self._ids[expr] = found
-            self.exprs.append(expr)
-            if self.label:
-                self.labels[found] = self.label
+        return self.seen(self.add(expr), dims, logical)
+
+    def seen(self, number: int, dims: Dims, logical: str) -> Value:
+        """An expression under certain dimensions."""
         self.views.append(dims)
-        return Value(self, found, dims, logical)
+        return Value(self, number, dims, logical)
 
     def input(self, tensor: Tensor) -> Value:
         """A tensor read from memory."""
@@ -242,8 +148,9 @@ class Builder:
         number = len(self.inputs)
         self.inputs.append(tensor)
         self.input_dims.append(dims)
+        indices = tuple(self.place(dim) for dim in dims)
         return self._make(
-            Expr("load", (), compute_dtype(tensor.dtype), input=number), dims, tensor.dtype
+            Expr("load", indices, compute_dtype(tensor.dtype), input=number), dims, tensor.dtype
         )
 
     def const(self, value: Scalar, dtype: str) -> Value:
@@ -268,7 +175,16 @@ class Builder:
         if size == 1:
             return self.full((1,), 0, dtype)
         axis = self.axes.new(size)
-        return self._make(Expr("index", (), dtype, axes=(axis,)), ((axis,),), dtype)
+        return self.counted((axis,), ((axis,),), dtype)
+
+    def counted(self, axes: AxisList, dims: Dims, dtype: str = "int64") -> Value:
+        """The place along some axes as an integer of the model."""
+        return self.reckoned(self.place(axes), dims, dtype)
+
+    def reckoned(self, number: int, dims: Dims, dtype: str) -> Value:
+        """What the index arithmetic found, as a number of the model."""
+        held = compute_dtype(dtype)
+        return self._make(Expr("cast", (number,), held, to=held), dims, dtype)
 
     def index_of(self, value: Value, dim: int) -> Value:
         """The position of each element of `value` along one of its dimensions."""
@@ -278,7 +194,7 @@ class Builder:
         dims: Dims = tuple(
             axes if i == dim % len(value.dims) else () for i in range(len(value.dims))
         )
-        return self._make(Expr("index", (), "int64", axes=axes), dims, "int64")
+        return self.counted(axes, dims)
 
     # -- pointwise -----------------------------------------------------------------------------
 
@@ -374,12 +290,66 @@ class Builder:
             for d, dim in enumerate(value.dims)
             if keepdim or d not in chosen
         )
-        if not self.axes.resolve(axes):
-            return replace(value, dims=kept)
+        walked = self.axes.resolve(axes)
+        if not walked:
+            single = self.const(0, "int64") if monoid in ("argmax", "argmin") else value
+            return replace(single, dims=kept)
         self._count(MONOIDS[monoid].flops if monoid in MONOIDS else 1, False, value.dims)
-        return self._make(
-            Expr("reduce", (value.id,), value.dtype, axes=axes, monoid=monoid), kept, value.logical
+        varying = self.varying(value)
+        fixed = tuple(axis for axis in walked if axis not in varying)
+        if fixed:
+            return replace(self._repeated(monoid, value, walked, fixed), dims=kept)
+        return self._reduced(monoid, value, axes, kept)
+
+    def _reduced(self, monoid: str, value: Value, axes: AxisList, dims: Dims) -> Value:
+        made = Expr("reduce", (value.id,), value.dtype, axes=axes, monoid=monoid)
+        if monoid in ("argmax", "argmin"):
+            return self._make(replace(made, dtype="int64"), dims, "int64")
+        return self._make(made, dims, value.logical)
+
+    def _repeated(self, monoid: str, value: Value, walked: AxisList, fixed: AxisList) -> Value:
+        """A reduction of a value that does not change along some of the axes."""
+        left = tuple(axis for axis in walked if axis not in fixed)
+        if monoid in ("argmax", "argmin") and not left:
+            return self.const(0, "int64")
+        if monoid not in ("max", "min", "sum"):
+            raise NotExpressible(f"a reduction ({monoid}) of a broadcast value")
+        found = self._reduced(monoid, value, left, ()) if left else value
+        if monoid != "sum":
+            return found
+        floating = value.dtype in ("float32", "float64")
+        times = (
+            self._make(Expr("size", (), "float32", axes=fixed), (), "float32")
+            if floating
+            else self.reckoned(self.add(Expr("extent", (), INDEX, axes=fixed)), (), value.dtype)
         )
+        factor = self.cast(times, value.dtype)
+        return self._make(Expr("mul", (found.id, factor.id), value.dtype), (), value.logical)
+
+    def varying(self, value: Value) -> frozenset[int]:
+        """The unsplit axes along which a value changes."""
+        depends: dict[int, frozenset[int]] = {}
+        for number in _needed(self.exprs, [value.id]):
+            expr = self.exprs[number]
+            depends[number] = _depends(replace(expr, axes=self.axes.resolve(expr.axes)), depends)
+        return depends[value.id]
+
+    def scan(self, monoid: str, value: Value, dim: int) -> Value:
+        """Combine along one dimension, up to each place and with it."""
+        axes = self.axes.resolve(value.dims[dim])
+        if not axes:
+            return value
+        self._count(1, False, value.dims)
+        varying = self.varying(value)
+        if monoid == "sum" and not varying & set(axes):
+            so_many = self.reckon("add", self.place(axes), self.whole(1))
+            times = self.reckoned(so_many, value.dims, value.logical)
+            repeated = Expr("mul", (value.id, times.id), value.dtype)
+            return self._make(repeated, value.dims, value.logical)
+        if not set(axes) <= varying:
+            raise NotExpressible("a scan of a broadcast value")
+        made = Expr("scan", (value.id,), value.dtype, axes=axes, monoid=monoid)
+        return self._make(made, value.dims, value.logical)
 
     def extent(self, value: Value, dims: Sequence[int]) -> Value:
         """The number of elements along `dims` as a scalar."""
@@ -429,6 +399,113 @@ class Builder:
         self.views.append(grown)
         return replace(value, dims=grown)
 
+    # -- views that move elements --------------------------------------------------------------
+
+    def pull(
+        self, value: Value, dim: int, where: int, dims: Dims, guard: int | None = None
+    ) -> Value:
+        """The value with the index `where` put in for one of its dimensions."""
+        return self.pull_all(value, {dim: where}, dims, guard)
+
+    def pull_all(
+        self, value: Value, wheres: Mapping[int, int], dims: Dims, guard: int | None = None
+    ) -> Value:
+        """The value with an index put in for each of some dimensions, all at once."""
+        places: dict[int, int] = {}
+        for dim, where in wheres.items():
+            axes = self.axes.resolve(value.dims[dim])
+            self.pinned.update(axes)
+            places |= self._places(axes, where)
+        return self.seen(self.pulled(value.id, places, guard), dims, value.logical)
+
+    def _places(self, axes: AxisList, where: int) -> dict[int, int]:
+        """One linear index as the place along each of some axes."""
+        found: dict[int, int] = {}
+        inside = 1
+        for axis in reversed(axes):
+            size = self.axes.sizes[axis]
+            here = self.reckon("floordiv", where, self.whole(inside))
+            found[axis] = here if axis == axes[0] else self.reckon("mod", here, self.whole(size))
+            inside *= size
+        return found
+
+    def new_axis(self, size: int) -> AxisList:
+        """A dimension of a pulled value: its size stands in the kernel."""
+        if size == 1:
+            return ()
+        axis = self.axes.new(size)
+        self.pinned.add(axis)
+        return (axis,)
+
+    def slice(self, value: Value, dim: int, start: int, step: int, size: int) -> Value:
+        """`size` elements along one dimension, `step` apart."""
+        dim %= len(value.dims)
+        axes = self.axes.resolve(value.dims[dim])
+        whole = self.axes.size(axes)
+        if (start, step, size) == (0, 1, whole):
+            return value
+        if step == 1 and size > 1 and not (whole % size or start % size):
+            if len(axes) == 1:
+                self.pinned.add(axes[0])
+                axes = self.axes.split(axes[0], whole // size)
+            tails = [axes[n:] for n in range(1, len(axes)) if self.axes.size(axes[n:]) == size]
+            if tails:
+                self.pinned.update(axes)
+                head = self._places(axes[: -len(tails[0])], self.whole(start // size))
+                dims = _with(value.dims, dim, tails[0])
+                return self.seen(self.pulled(value.id, head), dims, value.logical)
+        kept = self.new_axis(size)
+        apart = self.reckon("mul", self.place(kept), self.whole(step))
+        where = self.reckon("add", apart, self.whole(start))
+        return self.pull(value, dim, where, _with(value.dims, dim, kept))
+
+    def cat(self, values: Sequence[Value], dim: int) -> Value:
+        """Values one behind the other along a dimension."""
+        dim %= len(values[0].dims)
+        sizes = [value.shape[dim] for value in values]
+        others = self._lined_up(values, dim)
+        if len(values) == 1:
+            return values[0]
+        parts: list[tuple[int | None, int]] = []
+        if len(set(sizes)) == 1:
+            (which,), inner = self.new_axis(len(values)), values[0].dims[dim]
+            self.pinned.update(self.axes.resolve(inner))
+            for number, value in enumerate(values):
+                self.axes.unify(inner, value.dims[dim])
+                here = self.reckon("eq", self.place((which,)), self.whole(number))
+                parts.append((here, self.pulled(value.id, {}, here, every=True)))
+            joined: AxisList = (which, *inner)
+        else:
+            joined, start = self.new_axis(sum(sizes)), 0
+            for value, size in zip(values, sizes, strict=True):
+                where = self.reckon("sub", self.place(joined), self.whole(start))
+                guard = self.within(where, size, start > 0, start + size < sum(sizes))
+                axes = self.axes.resolve(value.dims[dim])
+                self.pinned.update(axes)
+                places = self._places(axes, where)
+                parts.append((guard, self.pulled(value.id, places, guard, every=size == 1)))
+                start += size
+        *first, (_, found) = parts
+        for guard, part in reversed(first):
+            found = self.choose(guard, part, found)
+        return self.seen(found, _with(others, dim, joined), values[0].logical)
+
+    def _lined_up(self, values: Sequence[Value], dim: int) -> Dims:
+        """The dimensions that values share, but for one."""
+        rest = [_with(value.dims, dim, ()) for value in values]
+        return self.broadcast(rest)
+
+    def within(self, where: int, size: int, below: bool = True, above: bool = True) -> int | None:
+        """Is an index from 0 to `size` - 1? `below` and `above` say on which sides it may not."""
+        low = self.reckon("ge", where, self.whole(0)) if below else None
+        high = self.reckon("lt", where, self.whole(size)) if above else None
+        return self.both(low, high)
+
+
+def _with(dims: Dims, dim: int, axes: AxisList) -> Dims:
+    """The dimensions with another one in one place."""
+    return (*dims[:dim], axes, *dims[dim + 1 :])
+
 
 @dataclass(frozen=True)
 class Output:
@@ -437,98 +514,154 @@ class Output:
     value: int
     dims: Dims
     tensor: Tensor
+    name: str
 
 
 @dataclass(frozen=True)
 class Region:
     """A region with its axes resolved and dead values removed.
 
-    `exprs` are in an order in which operands come first; `loads[i]` belongs to `inputs[i]`.
+    `exprs` are in an order in which operands come first. `sizes` has every axis that the region
+    walks along or counts; the kernel serves other sizes of an axis unless it is `pinned`.
     """
 
     inputs: tuple[Tensor, ...]
+    input_names: tuple[str, ...]
     input_dims: tuple[Dims, ...]
     exprs: tuple[Expr, ...]
     outputs: tuple[Output, ...]
     sizes: dict[int, int]
+    pinned: frozenset[int]
     labels: dict[int, str]
     results: dict[int, str]
     depends: tuple[frozenset[int], ...]
     """The axes on which each value depends."""
     live: tuple[int, ...]
     """The values that an output needs, in order of first use."""
+    free_axis: int
+    """The first axis that neither this region nor what it was cut from knows."""
+
+    def all(self, op: str) -> Iterator[int]:
+        """The live values of one kind."""
+        return (i for i in self.live if self.exprs[i].op == op)
 
     @property
     def reduced(self) -> frozenset[int]:
-        """Axes of every live reduction."""
+        """Axes of every live reduction and scan."""
         return frozenset(
-            axis for i in self.live if self.exprs[i].op == "reduce" for axis in self.exprs[i].axes
+            axis for op in ("reduce", "scan") for i in self.all(op) for axis in self.exprs[i].axes
         )
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """Axes along which some result lies."""
+        return frozenset(axis for out in self.outputs for dim in out.dims for axis in dim)
+
+    @property
+    def space(self) -> frozenset[int]:
+        """Every axis that is walked."""
+        return self.reduced | self.kept
 
 
 def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
     """Resolve axes and drop what no output needs.
 
     Raises NotExpressible when one value would need the same axis twice (a matrix and its own
-    transpose in one expression).
+    transpose in one expression, a reduction read along its own axis).
     """
     resolve = builder.axes.resolve
     for dims in builder.views:
         named = [axis for dim in dims for axis in resolve(dim)]
         if len(set(named)) != len(named):
             raise NotExpressible("a value and its own transpose in one expression")
+    pool = Pool()
+    numbers: list[int] = []
+    for number, expr in enumerate(builder.exprs):
+        args = tuple(numbers[arg] for arg in expr.args)
+        settled = replace(expr, args=args, axes=resolve(expr.axes))
+        numbers.append(pool.add(settled, builder.labels.get(number, "")))
+    region = settle(
+        pool,
+        [
+            Output(numbers[value.id], tuple(resolve(dim) for dim in value.dims), tensor, f"out{n}")
+            for n, (value, tensor) in enumerate(outputs)
+        ],
+        inputs=builder.inputs,
+        input_names=[f"in{n}" for n in range(len(builder.inputs))],
+        input_dims=[tuple(resolve(dim) for dim in dims) for dims in builder.input_dims],
+        sizes=dict(enumerate(builder.axes.sizes)),
+        pinned=frozenset(resolve(tuple(builder.pinned))),
+        results={numbers[number]: name for number, name in builder.results.items()},
+    )
+    live = set(region.live)
+    for number, place in builder.pulled_below:
+        combined = frozenset(region.exprs[numbers[number]].axes)
+        if numbers[number] in live and combined & region.depends[numbers[place]]:
+            raise NotExpressible("a reduction that is read along its own axis")
+    return region
 
-    def settled(expr: Expr) -> Expr:
-        return replace(expr, axes=resolve(expr.axes)) if expr.axes else expr
 
-    exprs = tuple(settled(expr) for expr in builder.exprs)
-    input_dims = tuple(tuple(resolve(dim) for dim in dims) for dims in builder.input_dims)
+def settle(
+    pool: Pool,
+    outputs: Sequence[Output],
+    *,
+    inputs: Sequence[Tensor],
+    input_names: Sequence[str],
+    input_dims: Sequence[Dims],
+    sizes: Mapping[int, int],
+    pinned: frozenset[int],
+    results: Mapping[int, str],
+    free_axis: int = 0,
+) -> Region:
+    """The region that makes some results out of a pool's expressions."""
     depends: list[frozenset[int]] = []
-    for expr in exprs:
-        if expr.op == "load":
-            axes = frozenset(axis for dim in input_dims[expr.input] for axis in dim)
-        elif expr.op == "index":
-            axes = frozenset(expr.axes)
-        else:
-            axes = frozenset[int]().union(*(depends[arg] for arg in expr.args))
-            if expr.op == "reduce":
-                if not set(expr.axes) <= axes:
-                    raise NotExpressible("a reduction of a broadcast value")
-                axes -= frozenset(expr.axes)
-        depends.append(axes)
-
-    live: list[int] = []
-    seen: set[int] = set()
-
-    def visit(start: int) -> None:
-        stack = [(start, False)]
-        while stack:
-            number, ready = stack.pop()
-            if ready:
-                live.append(number)
-            elif number not in seen:
-                seen.add(number)
-                stack.append((number, True))
-                stack.extend((arg, False) for arg in reversed(exprs[number].args))
-
-    results = tuple(
-        Output(value.id, tuple(resolve(dim) for dim in value.dims), tensor)
-        for value, tensor in outputs
-    )
-    for result in results:
-        visit(result.value)
+    for expr in pool.exprs:
+        depends.append(_depends(expr, depends))
+    live = tuple(_needed(pool.exprs, [output.value for output in outputs]))
     used = {axis for i in live for axis in depends[i]}
-    used |= {axis for i in live if exprs[i].op == "reduce" for axis in exprs[i].axes}
-    used |= {axis for i in live if exprs[i].op == "size" for axis in exprs[i].axes}
-    used |= {axis for result in results for dim in result.dims for axis in dim}
+    used |= {axis for i in live for axis in pool.exprs[i].axes}
+    used |= {axis for output in outputs for dim in output.dims for axis in dim}
+    for number in live:
+        expr = pool.exprs[number]
+        if expr.op == "reduce" and not set(expr.axes) <= depends[expr.args[0]]:
+            raise NotExpressible("a reduction of a broadcast value")
     return Region(
-        inputs=tuple(builder.inputs),
-        input_dims=input_dims,
-        exprs=exprs,
-        outputs=results,
-        sizes={axis: builder.axes.sizes[axis] for axis in used},
-        labels=dict(builder.labels),
-        results=dict(builder.results),
+        inputs=tuple(inputs),
+        input_names=tuple(input_names),
+        input_dims=tuple(input_dims),
+        exprs=tuple(pool.exprs),
+        outputs=tuple(outputs),
+        sizes={axis: sizes[axis] for axis in sorted(used)},
+        pinned=pinned,
+        labels=dict(pool.labels),
+        results=dict(results),
         depends=tuple(depends),
-        live=tuple(live),
+        live=live,
+        free_axis=max(free_axis, max(sizes, default=-1) + 1),
     )
+
+
+def _depends(
+    expr: Expr, before: Sequence[frozenset[int]] | Mapping[int, frozenset[int]]
+) -> frozenset[int]:
+    """The axes on which a value depends."""
+    if expr.op == "place":
+        return frozenset(expr.axes)
+    found = frozenset[int]().union(*(before[arg] for arg in expr.args))
+    return found - frozenset(expr.axes) if expr.op == "reduce" else found
+
+
+def _needed(exprs: Sequence[Expr], wanted: Sequence[int]) -> list[int]:
+    """What some values are made from, themselves included, in order of first use."""
+    found: list[int] = []
+    seen: set[int] = set()
+    stack = [(number, False) for number in reversed(wanted)]
+    while stack:
+        number, ready = stack.pop()
+        if ready:
+            found.append(number)
+        elif number not in seen:
+            seen.add(number)
+            stack.append((number, True))
+            stack.extend((arg, False) for arg in reversed(exprs[number].args))
+    return found

@@ -63,7 +63,7 @@ def _change(decision: Decision, gate: GateResult) -> str:
         return f"move {over} B less than the {decision.fused_bytes} B of the fused kernel"
     if gate.name in ("on-chip", "register-spill") and plan is not None and gate.measured:
         row = 1
-        for group in plan.inner:
+        for group in plan.widest.inner:
             row *= group.size
         return f"rows of at most {int(row * gate.limit / gate.measured)} elements; here {row}"
     if gate.name == "compute-bound":

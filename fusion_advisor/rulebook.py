@@ -65,6 +65,7 @@ UNITS: dict[str, float] = {
     "programs": 1,
     "registers": 1,
     "rows": 1,
+    "dimensions": 1,
     "seeds": 1,
     "sets": 1,
     "stages": 1,
@@ -165,6 +166,7 @@ Share = Annotated[Number, _in("share")]
 Speedup = Annotated[Number, _in("x")]
 Time = Annotated[Number, _in("us")]
 Bits = Annotated[Number, _whole("bit")]
+Dimensions = Annotated[Number, _whole("dimensions")]
 Elements = Annotated[Number, _whole("elements")]
 Nodes = Annotated[Number, _whole("nodes")]
 Sets = Annotated[Number, _whole("sets")]
@@ -381,6 +383,10 @@ class FlatSchedule(_Rule):
 
     block: Elements
     warps: Warps
+    serial_elements: Elements
+    """The most places that a lane combines one after the other."""
+    serial_stride: Elements
+    """How far apart neighbouring lanes may read meanwhile, in steps of a lane."""
     programs_per_multiprocessor: Programs
 
 
@@ -391,12 +397,53 @@ class RowSchedule(_Rule):
     min_warps: Warps
     max_warps: Warps
     tile_elements: Elements
-    max_row_elements: Elements
-    persistent_row_elements: Elements
-    persistent_stages: Stages
     programs_per_multiprocessor: Programs
     sector_bytes: Bytes
     register_target: Registers
+
+
+class BlockedSchedule(_Rule):
+    """A program walks its rows in chunks."""
+
+    chunk_elements: Elements
+    elements_per_thread: Elements
+    rows_across: Rows
+    stages: Stages
+    l2_share: Share
+    programs_resident: Programs
+
+
+class PersistentSchedule(_Rule):
+    """As many programs as the device runs at once walk the rows."""
+
+    row_elements: Elements
+    """From this length on rows are walked so, though nothing is carried."""
+    tile_elements: Elements
+    elements_per_thread: Elements
+    max_warps: Warps
+    stages: Stages
+    programs_per_multiprocessor: Programs
+
+
+class SplitSchedule(_Rule):
+    """Several programs share a row."""
+
+    chunk_elements: Elements
+    elements_per_thread: Elements
+    most_parts: Programs
+    """Parts of a row that one program combines at most, before programs walk several chunks."""
+    programs_per_multiprocessor: Programs
+
+
+class TiledSchedule(_Rule):
+    """A program takes a part of one or several rows."""
+
+    elements: Elements
+    elements_per_thread: Elements
+    side: Elements
+    """Of the square tile, where a tensor lies across the others."""
+    least_groups: Dimensions
+    """From so many dimensions on that do not join, a flat kernel loses time on index arithmetic."""
 
 
 class Schedules(_Rule):
@@ -404,6 +451,10 @@ class Schedules(_Rule):
 
     flat: FlatSchedule
     row: RowSchedule
+    blocked: BlockedSchedule
+    persistent: PersistentSchedule
+    split: SplitSchedule
+    tiled: TiledSchedule
 
 
 class Predict(_Rule):

@@ -1,8 +1,10 @@
 """From a module and its inputs to FX graphs of ATen operators, with the fall-backs.
 
 `torch.export` (non-strict) comes first; where it refuses, `make_fx` follows the same eager run
-without export's contracts on inputs, outputs and state. Nothing here needs weights or a GPU:
-parameters and inputs are fake tensors.
+without export's contracts on inputs, outputs and state, and Dynamo is asked where it breaks the
+graph: those places stay one graph here and are several under `torch.compile`. Dynamo's own pieces
+are not used: between two of them it runs the model on the same fake tensors as `make_fx` does, so
+it gets no further. Nothing here needs weights or a GPU: parameters and inputs are fake tensors.
 """
 # torch carries Any in most of what is used here.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -20,6 +22,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -111,6 +114,9 @@ def trace(
             continue
         if failures:
             result.differs.append(f"{failures[0][0]} refused: {_first_line(failures[0][1])}")
+        if result.captured_by == "make_fx":
+            with _quiet(grad):
+                _state_breaks(result, module, args, kwargs, fake)
         if attempt.note:
             result.differs.append(attempt.note)
         result.differs += [*differs, *dict.fromkeys(seen)]
@@ -155,8 +161,11 @@ def _depends_on_data(error: Exception) -> bool:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    line = re.sub(r" at 0x[0-9a-f]+", "", lines[0])[:300] if lines else "no message"
-    return line
+    return _without_addresses(lines[0])[:300] if lines else "no message"
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 # Ways to trace.
@@ -245,6 +254,30 @@ def _make_fx(
     return Traced(traced, placeholders, "make_fx")
 
 
+def _state_breaks(
+    traced: Traced,
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    fake: FakeTensorMode,
+) -> None:
+    """Where Dynamo breaks the graph, as `file:line: reason`."""
+    args, kwargs = pytree.tree_map(partial(_as_fake, fake), (args, kwargs))
+    try:
+        with fake:
+            explained = torch._dynamo.explain(module)(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 the graph is there; only what is said of it suffers
+        traced.differs.append(f"graph breaks are not known: Dynamo raised {_first_line(error)}")
+        return
+    for reason in explained.break_reasons:
+        source = choose([(frame.filename, frame.lineno or 0) for frame in reason.user_stack])
+        where = f"{source.file}:{source.line}: " if source else ""
+        what, *more = (line.strip() for line in reason.reason.splitlines() if line.strip())
+        why = next((line for line in more if line.startswith("Explanation: ")), "")
+        text = _without_addresses(f"{what}. {why.removeprefix('Explanation: ')}".strip(". "))
+        traced.graph_breaks.append(f"{where}{text}")
+
+
 def _leaf_names(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     paths = pytree.tree_flatten_with_path((args, kwargs))[0]
     return ["input_" + "_".join(_key_text(key) for key in path[1:]) for path, _ in paths]
@@ -283,16 +316,25 @@ def _tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tens
 
 
 @contextmanager
+def _quiet(grad: bool) -> Generator[None, None, None]:
+    """No warnings and no logs from torch; gradients as the scenario has them."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), torch.set_grad_enabled(grad):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
 def _tracing(grad: bool, masks: bool) -> Generator[list[str], None, None]:
     """Quiet torch, opaque Triton launches, CUDA's autocast; yields what differs from eager."""
     seen: list[str] = []
     with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        logger = logging.getLogger("torch")
-        stack.callback(logger.setLevel, logger.level)
-        logger.setLevel(logging.CRITICAL)
-        stack.enter_context(torch.set_grad_enabled(grad))
+        stack.enter_context(_quiet(grad))
         stack.enter_context(opaque_triton())
         stack.enter_context(whole_recurrent_layers())
         stack.enter_context(_checkpoints_noted(seen))
@@ -396,10 +438,13 @@ def _unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
     FSDP has no parameters of the model's own shape: one clear refusal.
     """
     notes: list[str] = []
+    # Whoever uses it has imported it; nobody else should pay for that.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    sharded = (fsdp.FullyShardedDataParallel, fsdp.FSDPModule) if fsdp else ()
     for name, child in [*module.named_modules(remove_duplicate=False)]:
         kind = type(child).__name__
         place = f"submodule {name}" if name else "the model"
-        if kind in ("FullyShardedDataParallel", "FSDPModule") or kind.startswith("FSDP"):
+        if isinstance(child, sharded):
             raise CaptureError(
                 f"{place} is wrapped in {kind}, whose parameters are shards: "
                 "give the module before it is wrapped"

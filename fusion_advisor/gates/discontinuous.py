@@ -14,7 +14,7 @@ def measure(subject: Subject) -> Reading:
     for launch in subject.launches:
         node = flow.nodes[launch]
         op = REGISTRY.get(node.op)
-        if op is None or not op.discrete:
+        if op is None or not (op.discrete or node.out.dtype not in FLOAT_DTYPES):
             continue
         for ref in flow.operands[launch]:
             source = flow.base(ref)

@@ -15,6 +15,6 @@ def measure(subject: Subject) -> Reading:
     return Reading(
         plan.on_chip_bytes,
         budget,
-        f"{plan.on_chip_bytes} B alive at once in the smallest {plan.schedule} tile of"
-        f" {plan.smallest_tile} elements, of {budget} B",
+        f"{plan.on_chip_bytes} B alive at once in the smallest {plan.widest.schedule} tile of"
+        f" {plan.widest.smallest_tile} elements, of {budget} B",
     )

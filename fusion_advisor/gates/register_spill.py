@@ -24,5 +24,5 @@ def measure(subject: Subject) -> Reading:
         needed,
         limit,
         f"{needed} registers a thread at {threads} threads, {plan.registers} at"
-        f" {plan.warps} warps{advice}",
+        f" {plan.widest.warps} warps{advice}",
     )

@@ -1,17 +1,34 @@
 """The registry of ops: importing this package fills it."""
 
-from fusion_advisor.ops import creation, matmul, memory, pointwise, reductions, views
+from fusion_advisor.ops import (
+    backward,
+    copies,
+    creation,
+    gathers,
+    losses,
+    matmul,
+    memory,
+    pointwise,
+    reductions,
+    views,
+    windows,
+)
 from fusion_advisor.ops.registry import REGISTRY, Call, Op, state
 
 __all__ = [
     "REGISTRY",
     "Call",
     "Op",
+    "backward",
+    "copies",
     "creation",
+    "gathers",
+    "losses",
     "matmul",
     "memory",
     "pointwise",
     "reductions",
     "state",
     "views",
+    "windows",
 ]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
-from fusion_advisor.ops.memory import covered, spread
 from fusion_advisor.ops.registry import Call, formula
+from fusion_advisor.ops.windows import covered, spread
 from fusion_advisor.records import Ref, Tensor
 
 

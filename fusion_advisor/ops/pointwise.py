@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from fusion_advisor.ops.registry import Call, Meaning, meaning_of, pointwise
+from fusion_advisor.ops.views import parts
 from fusion_advisor.records import Arg
 from fusion_advisor.region import FLOAT_DTYPES, Builder, NotExpressible, Scalar, Value
 
@@ -184,6 +185,14 @@ def pow_of_scalar(b: Builder, base: Scalar, exponent: Value) -> Value:
     return b.apply("pow", base, exponent)
 
 
+@pointwise("aten.xlogy.Tensor")
+def xlogy(b: Builder, x: Value, y: Operand) -> Value:
+    """Nothing of nothing: 0 where `x` is 0, but for a NaN."""
+    of = y if isinstance(y, Value) else b.const(y, x.logical)
+    found = b.apply("where", b.apply("eq", x, 0.0), 0.0, x * b.apply("log", of))
+    return b.apply("where", b.apply("ne", of, of), math.nan, found)
+
+
 @pointwise("aten.atan2.default")
 def atan2(b: Builder, y: Value, x: Value) -> Value:
     return b.apply("atan2", y, x)
@@ -264,6 +273,13 @@ def gelu(b: Builder, x: Value, approximate: str = "none") -> Value:
 @pointwise("aten.silu.default")
 def silu(b: Builder, x: Value) -> Value:
     return x * b.apply("sigmoid", x)
+
+
+@meaning_of("pointwise", "aten.glu.default", flops=lambda call: 5 * call.out.numel)
+def glu(b: Builder, x: Value, dim: int = -1) -> Value:
+    half = x.shape[dim] // 2
+    value, gate = parts(b, x, (half, half), dim)
+    return value * b.apply("sigmoid", gate)
 
 
 @pointwise("aten.mish.default")
@@ -430,8 +446,6 @@ def isinf(b: Builder, x: Value) -> Value:
 def _converted(b: Builder, x: Value) -> Value:
     """What a copy into the node's result does to a value."""
     assert b.out is not None
-    if b.out.dtype not in FLOAT_DTYPES and x.logical in FLOAT_DTYPES and b.out.dtype != "bool":
-        raise NotExpressible("a conversion from float to integer")
     if b.out.dtype == "bool" and x.dtype != "bool":
         return b.apply("ne", x, 0)
     return b.convert(x, b.out.dtype)
@@ -471,39 +485,3 @@ def fill(b: Builder, target: Value, value: Scalar) -> Value:
 @_overwriting("aten.zero.default")
 def zero(b: Builder, target: Value) -> Value:
     return fill(b, target, 0)
-
-
-# -- gradients -------------------------------------------------------------------------------------
-
-
-@pointwise("aten.threshold_backward.default")
-def threshold_backward(b: Builder, grad: Value, x: Value, limit: Scalar) -> Value:
-    return b.apply("where", x <= limit, 0, grad)
-
-
-@pointwise("aten.sigmoid_backward.default")
-def sigmoid_backward(b: Builder, grad: Value, y: Value) -> Value:
-    return grad * (1.0 - y) * y
-
-
-@pointwise("aten.tanh_backward.default")
-def tanh_backward(b: Builder, grad: Value, y: Value) -> Value:
-    return grad * (1.0 - y * y)
-
-
-@pointwise("aten.silu_backward.default")
-def silu_backward(b: Builder, grad: Value, x: Value) -> Value:
-    gate = b.apply("sigmoid", x)
-    return grad * gate * (1.0 + x * (1.0 - gate))
-
-
-@pointwise("aten.gelu_backward.default")
-def gelu_backward(b: Builder, grad: Value, x: Value, approximate: str = "none") -> Value:
-    if approximate == "tanh":
-        scale = math.sqrt(2.0 / math.pi)
-        t = b.apply("tanh", scale * (x + 0.044715 * (x * x * x)))
-        slope = scale * (1.0 + 3.0 * 0.044715 * (x * x))
-        return grad * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope)
-    below = 0.5 * (1.0 + b.apply("erf", x * math.sqrt(0.5)))
-    density = b.apply("exp", x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
-    return grad * (below + x * density)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from fusion_advisor.ops.registry import Call, formula, meaning_of, reduction
 from fusion_advisor.records import Arg
@@ -81,19 +82,19 @@ def min_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Valu
 def _arg(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
     """The position of the extreme; counted as part of the extreme's own pass."""
     flops, special = b.flops, b.special_flops
-    found = b.reduce(op, x, dims, keepdim)
+    found = b.reduce(op, b.cast(x, "int32") if x.dtype == "bool" else x, dims, keepdim)
     b.flops, b.special_flops = flops, special
-    return b.cast(found, "int64")
+    return found
 
 
 @reduction("aten.argmax.default", discrete=True)
 def argmax(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    return b.cast(b.reduce("argmax", x, _dims(dim), keepdim), "int64")
+    return b.reduce("argmax", x, _dims(dim), keepdim)
 
 
 @reduction("aten.argmin.default", discrete=True)
 def argmin(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    return b.cast(b.reduce("argmin", x, _dims(dim), keepdim), "int64")
+    return b.reduce("argmin", x, _dims(dim), keepdim)
 
 
 @reduction("aten.prod.default")
@@ -187,9 +188,19 @@ def vector_norm(
         return b.apply("sqrt", b.reduce("sum", value * value, dims, keepdim))
     if ord == 1:
         return b.reduce("sum", b.apply("abs", value), dims, keepdim)
-    if ord == float("inf"):
-        return b.reduce("max", b.apply("abs", value), dims, keepdim)
-    raise NotExpressible(f"a vector norm of order {ord}")
+    if abs(ord) == float("inf"):
+        return b.reduce("max" if ord > 0 else "min", b.apply("abs", value), dims, keepdim)
+    if ord == 0:
+        raise NotExpressible("a vector norm of order 0")
+    total = b.reduce("sum", b.apply("pow", b.apply("abs", value), float(ord)), dims, keepdim)
+    return b.apply("pow", total, 1.0 / ord)
+
+
+@reduction("aten.norm.Scalar", "aten.norm.ScalarOpt_dim")
+def norm(
+    b: Builder, x: Value, p: Scalar | None = 2, dim: Dims = None, keepdim: bool = False
+) -> Value:
+    return vector_norm(b, x, 2 if p is None else p, dim, keepdim)
 
 
 # -- softmax ---------------------------------------------------------------------------------------
@@ -325,6 +336,24 @@ def batch_norm_eval(
     return _batch_norm(b, x, weight, bias, mean, var, eps), None, None
 
 
+Statistics = tuple[Value, Value | None, Value | None]
+
+
+def _normalised(
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, eps: float
+) -> Statistics:
+    """By the batch's own statistics, which come with it."""
+    others = tuple(d for d in range(len(x.dims)) if d != 1)
+    found = _moments(b, x, others)
+    scale = b.apply("rsqrt", found.variance + eps)
+    gain, shift = (_by_channel(b, p, len(x.dims)) for p in (weight, bias))
+    flat = (x.shape[1],)
+    result = _scaled(found.deviation * scale, gain, shift)
+    rough = b.reduce("sum", x, others, True) / _count(b, x, others)
+    mean = b.apply("where", b.apply("eq", found.mean, found.mean), found.mean, rough)
+    return result, b.reshape(mean, flat), b.reshape(scale, flat)
+
+
 @reduction("aten.native_batch_norm.default")
 def batch_norm(
     b: Builder,
@@ -336,25 +365,65 @@ def batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Value, None, None]:
+) -> Statistics:
+    if training and mean is None and var is None:
+        return _normalised(b, x, weight, bias, eps)
     if training or mean is None or var is None:
-        raise NotExpressible("a batch norm in training mode")
+        raise NotExpressible("a batch norm that writes its running statistics in place")
     return _batch_norm(b, x, weight, bias, mean, var, eps), None, None
 
 
-def _five_passes(call: Call) -> int:
+def _eight_steps(call: Call) -> int:
     return 8 * call.operand(0).numel
+
+
+meaning_of("reduction", "aten._native_batch_norm_legit.default", inputs="raw", flops=_eight_steps)(
+    batch_norm
+)
+
+
+@meaning_of("reduction", "aten._native_batch_norm_legit.no_stats", inputs="raw", flops=_eight_steps)
+def batch_norm_of_its_own(
+    b: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Statistics:
+    return _normalised(b, x, weight, bias, eps)
+
+
+@meaning_of("reduction", "aten.cudnn_batch_norm.default", inputs="raw", flops=_eight_steps)
+def cudnn_batch_norm(b: Builder, *args: Any) -> tuple[Value | None, ...]:
+    """The fourth result is scratch space of cuDNN's."""
+    return (*batch_norm(b, *args), None)
 
 
 formula(
     "reduction",
-    "aten.cudnn_batch_norm.default",
-    "aten._native_batch_norm_legit.default",
-    "aten._native_batch_norm_legit.no_stats",
     "aten._batch_norm_with_update.default",
     "aten.miopen_batch_norm.default",
-    flops=_five_passes,
+    flops=_eight_steps,
 )
+
+
+# -- scans -----------------------------------------------------------------------------------------
+
+
+def _each_once(call: Call) -> int:
+    return call.operand(0).numel
+
+
+@meaning_of("scan", "aten.cumsum.default", "aten.cumsum_.default", flops=_each_once)
+def cumsum(b: Builder, x: Value, dim: int, dtype: Arg = None) -> Value:
+    return b.scan("sum", x, dim) if x.dims else x
+
+
+@meaning_of("scan", "aten.cumprod.default", flops=_each_once)
+def cumprod(b: Builder, x: Value, dim: int, dtype: Arg = None) -> Value:
+    return b.scan("prod", x, dim) if x.dims else x
 
 
 @meaning_of("reduction", "aten._safe_softmax.default", inputs="raw")

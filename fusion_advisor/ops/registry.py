@@ -1,7 +1,7 @@
 """What an op is: one entry that holds its meaning, its parallel pattern, its FLOPs and its traffic.
 
 A meaning over a `Builder` gives the FLOPs, the kernel, and what a gate needs to know; ops without
-one (matrix products, gathers, convolutions) state FLOPs and traffic by formula and are never fused.
+one (matrix products, scatters, sorts) state FLOPs and traffic by formula and are never fused.
 """
 
 from __future__ import annotations
@@ -73,6 +73,26 @@ class Op:
     text by position, with `{0}` for the first argument, `{shape}` for the result's shape and
     `{size}` for its elements."""
 
+    @property
+    def unstated(self) -> str:
+        """Why the op has no meaning."""
+        return f"{self.name} {_UNSTATED.get(self.pattern, 'has no meaning in the registry')}"
+
+
+_UNSTATED = {
+    "matmul": "is a matrix product",
+    "convolution": "is a convolution",
+    "attention": "is attention",
+    "recurrent": "is a recurrent layer",
+    "pairwise": "compares every row with every other",
+    "scatter": "is a scatter: what it writes where depends on data",
+    "sort": "sorts, counts or searches",
+    "scan": "is a scan that carries more than one value",
+    "random": "is made of random numbers",
+    "allocation": "is memory that nothing has been written to",
+}
+"""By pattern."""
+
 
 REGISTRY: dict[str, Op] = {}
 
@@ -96,9 +116,11 @@ def meaning_of(
     discrete: bool = False,
     also_in_place: bool = False,
     traffic: Traffic | None = None,
+    flops: Formula | None = None,
     sizes: Mapping[int, str] | None = None,
 ) -> Callable[[Meaning], Meaning]:
-    """Decorate the meaning shared by some overloads."""
+    """Decorate the meaning shared by some overloads. `flops` where eager's count is not that of
+    the meaning."""
 
     def wrap(meaning: Meaning) -> Meaning:
         for name in names:
@@ -106,6 +128,7 @@ def meaning_of(
                 name,
                 pattern,
                 meaning,
+                flops,
                 inputs=inputs,
                 discrete=discrete,
                 traffic=traffic,
@@ -140,6 +163,13 @@ def view(*names: str, sizes: Mapping[int, str] | None = None) -> Callable[[Meani
     return meaning_of("view", *names, inputs="raw", sizes=sizes)
 
 
+def copied(
+    *names: str, inputs: Literal["result", "raw"] = "raw", sizes: Mapping[int, str] | None = None
+) -> Callable[[Meaning], Meaning]:
+    """Elements of the operands, elsewhere."""
+    return meaning_of("copy", *names, inputs=inputs, sizes=sizes)
+
+
 def creation(
     *names: str, sizes: Mapping[int, str] | None = None, traffic: Traffic | None = None
 ) -> Callable[[Meaning], Meaning]:
@@ -167,7 +197,7 @@ def state(
     Raises NotExpressible where the form has no place for what this call does.
     """
     if op.meaning is None:
-        raise NotExpressible(f"{op.name} has no meaning in the registry")
+        raise NotExpressible(op.unstated)
     held = compute_dtype(node.out.dtype)
 
     def ready(arg: Arg) -> Any:

@@ -1,21 +1,51 @@
 """Views: other dimensions over the same elements. The consumer pulls its element through them.
 
-A view that keeps only some elements (`slice`, `select`, `split`) is a strided input when a region
-reads it; inside a region it has no meaning yet unless it keeps everything.
+A view of what a region reads is a strided input of its kernel; these meanings serve the views of
+values that the region computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fusion_advisor.ops.registry import view
 from fusion_advisor.records import Arg
-from fusion_advisor.region import Builder, NotExpressible, Value
+from fusion_advisor.region import Builder, Dims, NotExpressible, Value
+
+_TO_THE_END = 2**62
+"""An end of a slice from which on it says "all"."""
 
 
-def _shape(b: Builder) -> tuple[int, ...]:
+def shape_of(b: Builder) -> tuple[int, ...]:
+    """The shape of the node's first result."""
     assert b.out is not None
     return b.out.shape
+
+
+def reshaped(b: Builder, x: Value, shape: Sequence[int]) -> Value:
+    """Regroup the elements; where no axis can be cut that way, by their linear position."""
+    try:
+        return b.reshape(x, shape)
+    except NotExpressible:
+        pass
+    before, shape = x.shape, tuple(shape)
+    pairs = list(zip(before, shape, strict=False))
+    first = next((i for i, (m, n) in enumerate(pairs) if m != n), len(pairs))
+    fresh: Dims = tuple(b.new_axis(size) for size in shape[first:])
+    where = b.place(tuple(axis for dim in fresh for axis in dim))
+    wheres: dict[int, int] = {}
+    for dim in range(len(before) - 1, first - 1, -1):
+        outer = b.reckon("floordiv", where, b.whole(before[dim]))
+        inside = b.reckon("mod", where, b.whole(before[dim]))
+        wheres[dim], where = where if dim == first else inside, outer
+    return b.pull_all(x, wheres, (*x.dims[:first], *fresh))
+
+
+def without(dims: Dims, dim: int) -> Dims:
+    """All dimensions but one."""
+    dim %= len(dims)
+    return (*dims[:dim], *dims[dim + 1 :])
 
 
 @view(
@@ -25,7 +55,7 @@ def _shape(b: Builder) -> tuple[int, ...]:
     sizes={1: "{shape}"},
 )
 def reshape(b: Builder, x: Value, *_: Arg, **__: Arg) -> Value:
-    return b.reshape(x, _shape(b))
+    return reshaped(b, x, shape_of(b))
 
 
 @view(
@@ -37,7 +67,7 @@ def reshape(b: Builder, x: Value, *_: Arg, **__: Arg) -> Value:
     "aten.squeeze.dims",
 )
 def resized(b: Builder, x: Value, *_: Arg, **__: Arg) -> Value:
-    return b.reshape(x, _shape(b))
+    return b.reshape(x, shape_of(b))
 
 
 @view("aten.alias.default", "aten.detach.default", "aten.lift_fresh.default")
@@ -67,11 +97,58 @@ def expand(b: Builder, x: Value, shape: Sequence[int], implicit: bool = False) -
     return b.expand(x, shape)
 
 
-@view("aten.slice.Tensor", sizes={3: "9223372036854775807"})
+# -- parts -----------------------------------------------------------------------------------------
+
+
+@view("aten.slice.Tensor")
+def slice_(
+    b: Builder, x: Value, dim: int = 0, start: int | None = 0, end: int | None = None, step: int = 1
+) -> Value:
+    """An end that is a number holds for one size alone, even where it cuts nothing off."""
+    whole, size = x.shape[dim], shape_of(b)[dim]
+    if not size:
+        raise NotExpressible("an empty slice")
+    if end is not None and end < _TO_THE_END:
+        b.pinned.update(b.axes.resolve(x.dims[dim]))
+    first = start or 0
+    return b.slice(x, dim, max(0, first + whole if first < 0 else first), step, size)
+
+
 @view("aten.select.int")
-def part(b: Builder, x: Value, *_: Arg, **__: Arg) -> Value:
-    if _shape(b) == x.shape:
-        return x
-    if [n for n in _shape(b) if n != 1] == [n for n in x.shape if n != 1]:
-        return b.reshape(x, _shape(b))
-    raise NotExpressible("a slice of a value that the region computes")
+def select(b: Builder, x: Value, dim: int, index: int) -> Value:
+    found = b.slice(x, dim, index % x.shape[dim], 1, 1)
+    return replace(found, dims=without(found.dims, dim))
+
+
+def parts(b: Builder, x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
+    """A dimension cut into parts."""
+    if 0 in sizes:
+        raise NotExpressible("an empty part")
+    b.pinned.update(b.axes.resolve(x.dims[dim]))
+    return tuple(b.slice(x, dim, sum(sizes[:n]), 1, size) for n, size in enumerate(sizes))
+
+
+@view("aten.split.Tensor")
+def split(b: Builder, x: Value, size: int, dim: int = 0) -> tuple[Value, ...]:
+    whole = x.shape[dim]
+    return parts(b, x, [min(size, whole - first) for first in range(0, whole, size)], dim)
+
+
+@view("aten.split_with_sizes.default")
+def split_with_sizes(b: Builder, x: Value, sizes: Sequence[int], dim: int = 0) -> tuple[Value, ...]:
+    return parts(b, x, sizes, dim)
+
+
+@view("aten.unbind.int")
+def unbind(b: Builder, x: Value, dim: int = 0) -> tuple[Value, ...]:
+    return tuple(select(b, x, dim, index) for index in range(x.shape[dim]))
+
+
+@view("aten.unfold.default")
+def unfold(b: Builder, x: Value, dim: int, size: int, step: int) -> Value:
+    """Windows over one dimension; what each holds comes last."""
+    dim %= len(x.dims)
+    window, inside = b.new_axis(shape_of(b)[dim]), b.new_axis(size)
+    start = b.reckon("mul", b.place(window), b.whole(step))
+    where = b.reckon("add", start, b.place(inside))
+    return b.pull(x, dim, where, (*x.dims[:dim], window, *x.dims[dim + 1 :], inside))

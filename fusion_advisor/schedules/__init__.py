@@ -1,5 +1,5 @@
-"""How a region becomes a kernel: one schedule a file, tried in this order."""
+"""How a region becomes kernels: one schedule a file, tried in this order."""
 
-from fusion_advisor.schedules import flat, row
+from fusion_advisor.schedules import blocked, carried, flat, persistent, row, split, tiled
 
-SCHEDULES = (flat, row)
+SCHEDULES = (tiled, flat, persistent, row, carried, split, blocked)

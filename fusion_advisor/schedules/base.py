@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
-from fusion_advisor.records import DTYPE_BYTES
+from fusion_advisor.records import DTYPE_BYTES, Tensor
 from fusion_advisor.region import Region
-from fusion_advisor.schedules.layout import Access, Group
+from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.schedules.layout import Access, Group, touched
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A schedule with its tile, and the traffic and on-chip bytes that follow from it.
+class Step:
+    """One kernel: a region with its tile, and the traffic and on-chip bytes that follow from it.
 
-    `outer` spans the programs and `inner` what one program holds of each row; flat schedules have
+    `outer` spans the programs and `inner` what one program holds of each row; flat kernels have
     no inner groups. `block` is the tile's extent along the inner axes (or all, when flat) and
-    `rows` along the outer ones; both are powers of two. `on_chip_bytes` is the peak of values
-    alive at once at `smallest_tile` elements. `finish_share` is what a finishing step reads again,
-    as a share of the bytes.
+    `rows` along the outer ones; both are powers of two. With a `part`, a program takes that many
+    elements of its row, and `parts` is the axis that numbers the programs of a row. `serial` axes
+    are combined one place after the other within a lane. `on_chip_bytes` is the peak of values
+    alive at once at `smallest_tile` elements; `read_again` the bytes that later passes over a row
+    fetch from HBM again.
     """
 
     schedule: str
@@ -34,23 +39,104 @@ class Plan:
     smallest_tile: int
     on_chip_bytes: int
     registers: int
-    finish_share: float = 0.0
-    launches: int = 1
+    serial: frozenset[int] = frozenset()
+    part: int = 0
+    parts: Group | None = None
+    most: int = 0
+    """Programs of a persistent kernel; it may have fewer."""
+    read_again: int = 0
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return (*self.outer, *((self.parts,) if self.parts else ()), *self.inner)
 
     @property
     def bytes_read(self) -> int:
-        return sum(a.tensor.bytes for a in self.loads)
+        """HBM bytes; what hangs on data is taken as one element for each place that asks."""
+        return self.read_again + sum(
+            self._estimate(loads) for loads in by_tensor(self.loads).values()
+        )
 
     @property
     def bytes_written(self) -> int:
         return sum(a.tensor.bytes for a in self.stores)
 
+    def _estimate(self, loads: Sequence[Access]) -> int:
+        tensor = loads[0].tensor
+        found = loaded_bytes(self.region, loads, tensor, self.region.sizes)
+        if found is not None:
+            return found
+        asked = sum(prod(self.region.sizes[a] for a in self._walked(load)) for load in loads)
+        return min(asked * tensor.itemsize, tensor.bytes)
+
+    def _walked(self, load: Access) -> frozenset[int]:
+        axes = load.walks
+        for index in load.pulled.values():
+            axes |= self.region.depends[index]
+        return axes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The kernels that make a region, in order, and what they take together.
+
+    Tensors that one of them leaves for the next are named `ws…`. `finish_share` is what a
+    finishing kernel reads again because the reductions run along different axes, as a share of
+    the bytes.
+    """
+
+    schedule: str
+    region: Region
+    steps: tuple[Step, ...]
+    finish_share: float = 0.0
+
     @property
-    def programs(self) -> int:
-        total = 1
-        for group in self.outer:
-            total *= group.size
-        return -(-total // (self.rows if self.inner or self.rows > 1 else self.block))
+    def widest(self) -> Step:
+        """The kernel that holds most on chip."""
+        return max(self.steps, key=lambda step: step.on_chip_bytes)
+
+    @property
+    def on_chip_bytes(self) -> int:
+        return self.widest.on_chip_bytes
+
+    @property
+    def registers(self) -> int:
+        return self.widest.registers
+
+    @property
+    def launches(self) -> int:
+        return len(self.steps)
+
+    @property
+    def serial(self) -> frozenset[int]:
+        """Axes that lanes walk: their extents stand in the kernels."""
+        return frozenset[int]().union(*(step.serial for step in self.steps))
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(step.bytes_read for step in self.steps)
+
+    @property
+    def bytes_written(self) -> int:
+        return sum(step.bytes_written for step in self.steps)
+
+
+def by_tensor(loads: Sequence[Access]) -> dict[str, list[Access]]:
+    """Loads by the tensor that they read."""
+    found: dict[str, list[Access]] = {}
+    for load in loads:
+        found.setdefault(load.name, []).append(load)
+    return found
+
+
+def loaded_bytes(
+    region: Region, loads: Sequence[Access], tensor: Tensor, sizes: Mapping[int, int]
+) -> int | None:
+    """Distinct bytes that some loads of one tensor touch; None where that hangs on data."""
+    if any(not load.pulled for load in loads):
+        return tensor.bytes
+    found = touched(region, loads, sizes)
+    return None if found is None else found * tensor.itemsize
 
 
 class Refused(Exception):
@@ -76,15 +162,21 @@ def emission_order(region: Region) -> tuple[int, ...]:
             placed.add(number)
             order.append(number)
 
+    def needed(number: int) -> None:
+        """A load with its indices, just before its first use."""
+        for arg in region.exprs[number].args:
+            needed(arg)
+        place(number)
+
     for number in sorted(region.live):
         if region.exprs[number].op == "load":
             continue
         for arg in region.exprs[number].args:
             if region.exprs[arg].op == "load":
-                place(arg)
+                needed(arg)
         place(number)
     for output in region.outputs:
-        place(output.value)
+        needed(output.value)
     return tuple(order)
 
 
@@ -100,7 +192,8 @@ def peak_bytes(region: Region, order: tuple[int, ...], extent: dict[int, int]) -
     held: set[int] = set()
 
     def size(number: int) -> int:
-        if region.exprs[number].op in ("const", "size", "index"):
+        expr = region.exprs[number]
+        if expr.op in ("const", "size", "extent", "place") or expr.dtype == "index":
             return 0
         return extent[number] * DTYPE_BYTES[region.exprs[number].dtype]
 
@@ -116,3 +209,24 @@ def peak_bytes(region: Region, order: tuple[int, ...], extent: dict[int, int]) -
             alive -= size(number)
             held.discard(number)
     return peak
+
+
+def power_of_two(count: int) -> int:
+    """The least power of two that is not smaller."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def staged_bytes(
+    loads: Sequence[Access], walked: frozenset[int], elements: int, stages: int
+) -> int:
+    """Shared memory of tiles that are on their way while another is worked on: Triton keeps one
+    less than it has stages."""
+    moving = sum(load.tensor.itemsize for load in loads if walked & set(load.strides))
+    return (stages - 1) * moving * elements
+
+
+def budget_bytes(device: Device, rulebook: Rulebook) -> int:
+    """What a tile may take on chip: what the gates `on-chip` and `register-spill` allow."""
+    shared = device.smem_budget_bytes(rulebook.gate("on-chip").number("smem_fraction").value)
+    threads = rulebook.gate("register-spill").number("max_warps").count * device.warp_size
+    return min(int(shared), 4 * threads * device.multiprocessor.registers_per_thread.count)

@@ -1,33 +1,43 @@
-"""Pointwise regions of any rank: one program, one block of consecutive elements of the result."""
+"""One program, one block of consecutive elements of the result: pointwise regions of any rank.
+
+Small reductions that no result lies along (pooling windows, a few channels) are combined one place
+after the other within each lane.
+"""
 
 from __future__ import annotations
 
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
-from fusion_advisor.schedules.base import Plan, Refused, emission_order, peak_bytes
+from fusion_advisor.schedules.base import Plan, Refused, Step, emission_order, peak_bytes
 from fusion_advisor.schedules.layout import accesses, collapse, leading, ordered
+from fusion_advisor.schedules.reducing import far_apart, serial_axes
 
 NAME = "flat"
 
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
-    """The flat plan of a region; Refused when it reduces or its results differ in shape."""
-    if region.reduced:
-        raise Refused("no-schedule", "the flat schedule holds no reduction")
-    space = frozenset(region.sizes)
+    """The flat plan of a region; Refused when it reduces along what one lane cannot walk."""
+    numbers = rulebook.schedules.flat
+    serial = serial_axes(region, frozenset(), numbers.serial_elements.count)
+    if serial != region.reduced:
+        raise Refused("no-schedule", "the flat schedule holds no reduction along a row")
+    space = region.space - serial
+    if serial and not space:
+        raise Refused("no-schedule", "one lane would walk everything")
     for output in region.outputs:
         if frozenset(axis for dim in output.dims for axis in dim) != space:
             raise Refused("parallel-pattern", "the results span different iteration spaces")
     loads, stores = accesses(region)
+    if serial and far_apart(loads, serial, numbers.serial_stride.count):
+        raise Refused("no-schedule", "lanes that walk a row each would read far apart")
     everything = (*loads, *stores)
     axes = ordered(sorted(space), leading(everything))
-    numbers = rulebook.schedules.flat
     block, warps = numbers.block.count, numbers.warps.count
     order = emission_order(region)
     smallest = device.warp_size
     extent = {n: smallest if region.depends[n] else 1 for n in order}
     peak = peak_bytes(region, order, extent)
-    return Plan(
+    step = Step(
         schedule=NAME,
         region=region,
         loads=loads,
@@ -42,4 +52,6 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         smallest_tile=smallest,
         on_chip_bytes=peak,
         registers=-(-peak * block // smallest // (4 * warps * device.warp_size)),
+        serial=serial,
     )
+    return Plan(NAME, region, (step,))

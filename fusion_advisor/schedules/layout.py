@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 from math import prod
 
+from fusion_advisor.axes import Dims
+from fusion_advisor.exprs import FOLD
 from fusion_advisor.records import Tensor
-from fusion_advisor.region import Dims, Region
+from fusion_advisor.region import Output, Region
+
+_MOST_PLACES = 1 << 20
+"""Places of one dimension that are looked at one by one; beyond it each counts as touched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One tensor as the kernel reads or writes it. `strides` maps the axes that it depends on to
-    elements; axes that are missing broadcast."""
+    """One tensor as the kernel reads or writes it.
+
+    `dims` has the axes that each dimension walks in order; a dimension that is `pulled` instead
+    has the number of its index expression there. `strides` maps axes to elements, as far as the
+    access steps evenly along them; axes that are missing broadcast. Where `guard` is false nothing
+    is read.
+    """
 
     name: str
     tensor: Tensor
     dims: Dims
     strides: Mapping[int, int]
+    pulled: Mapping[int, int] = field(default_factory=dict[int, int])
+    guard: int | None = None
 
     def step(self, axis: int) -> int:
         return self.strides.get(axis, 0)
+
+    @property
+    def walks(self) -> frozenset[int]:
+        """The axes that its plain dimensions walk."""
+        return frozenset(axis for dim in self.dims for axis in dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,38 +51,175 @@ class Group:
     size: int
 
     def step(self, access: Access) -> int:
-        """Elements from one index of the group to the next."""
-        return access.step(self.axes[-1]) if self.axes else 0
+        """Elements from one index of the group to the next, along plain dimensions."""
+        return access.step(self.axes[-1]) if self.axes and self.axes[-1] in access.walks else 0
 
 
 def access(name: str, tensor: Tensor, dims: Dims, sizes: Mapping[int, int]) -> Access:
-    """Spread each dimension's stride over the axes that make the dimension up."""
+    """A tensor walked plainly: each dimension's stride spread over the axes that make it up."""
+    return Access(name, tensor, dims, _spread(tensor, dims, sizes))
+
+
+def _spread(tensor: Tensor, dims: Dims, sizes: Mapping[int, int]) -> dict[int, int]:
     strides: dict[int, int] = {}
     for dim, stride in zip(dims, tensor.stride, strict=True):
         step = stride
         for axis in reversed(dim) if stride else ():  # an expanded dimension broadcasts
             strides[axis] = step
             step *= sizes[axis]
-    return Access(name, tensor, dims, strides)
+    return strides
+
+
+def load_access(region: Region, number: int) -> Access:
+    """How one live load walks its tensor."""
+    expr = region.exprs[number]
+    tensor = region.inputs[expr.input]
+    dims: list[tuple[int, ...]] = []
+    pulled: dict[int, int] = {}
+    for d, index in enumerate(expr.indices):
+        where = region.exprs[index]
+        whole = prod(region.sizes[axis] for axis in where.axes) == tensor.shape[d]
+        if where.op == "place" and whole:
+            dims.append(where.axes)
+        else:
+            dims.append(())
+            if where.literal != "0" or tensor.shape[d] > 1:
+                pulled[d] = index
+    strides = _spread(tensor, tuple(dims), region.sizes)
+    for d, index in pulled.items():
+        for axis, step in (affine(region, index) or {}).items():
+            strides[axis] = strides.get(axis, 0) + step * tensor.stride[d]
+    return Access(region.input_names[expr.input], tensor, tuple(dims), strides, pulled, expr.guard)
+
+
+def affine(region: Region, number: int) -> dict[int, int] | None:
+    """The step of an index along each axis; None where it does not step evenly."""
+    expr = region.exprs[number]
+    if expr.op == "const":
+        return {}
+    if expr.op == "place":
+        steps: dict[int, int] = {}
+        step = 1
+        for axis in reversed(expr.axes):
+            steps[axis] = step
+            step *= region.sizes[axis]
+        return steps
+    if expr.op in ("add", "sub"):
+        left, right = (affine(region, arg) for arg in expr.args)
+        if left is None or right is None:
+            return None
+        sign = 1 if expr.op == "add" else -1
+        axes = left.keys() | right.keys()
+        return {axis: left.get(axis, 0) + sign * right.get(axis, 0) for axis in axes}
+    if expr.op == "mul" and region.exprs[expr.args[1]].op == "const":
+        inner, factor = affine(region, expr.args[0]), int(region.exprs[expr.args[1]].literal)
+        return None if inner is None else {axis: step * factor for axis, step in inner.items()}
+    return None
+
+
+def store_access(output: Output, sizes: Mapping[int, int]) -> Access:
+    """How a result is written."""
+    return access(output.name, output.tensor, output.dims, sizes)
 
 
 def accesses(region: Region) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
     """Loads (one for each live load, in order of use) and stores."""
-    loads = tuple(
-        access(
-            f"in{region.exprs[i].input}",
-            region.inputs[region.exprs[i].input],
-            region.input_dims[region.exprs[i].input],
-            region.sizes,
+    loads = tuple(load_access(region, number) for number in region.all("load"))
+    return loads, tuple(store_access(output, region.sizes) for output in region.outputs)
+
+
+# -- what is touched -------------------------------------------------------------------------------
+
+
+def touched(region: Region, loads: Sequence[Access], sizes: Mapping[int, int]) -> int | None:
+    """Distinct elements of one tensor that some pulled loads read at certain sizes of the axes;
+    None where that hangs on data."""
+    found: list[list[_Places]] = []
+    for load in loads:
+        places: list[_Places] = []
+        for d, dim in enumerate(load.dims):
+            image: _Places | None = range(prod(sizes[axis] for axis in dim))
+            if not load.tensor.stride[d]:
+                image = range(1)
+            elif d in load.pulled:
+                image = _image(region, load.pulled[d], load.tensor.shape[d], sizes)
+            if image is None:
+                return None
+            places.append(image)
+        found.append(places)
+    columns = list(zip(*found, strict=True))
+    differing = [d for d, column in enumerate(columns) if any(p != column[0] for p in column)]
+    if len(differing) <= 1:
+        return prod(
+            len(frozenset[int]().union(*column)) if d in differing else len(column[0])
+            for d, column in enumerate(columns)
         )
-        for i in region.live
-        if region.exprs[i].op == "load"
+    return len(set[tuple[int, ...]]().union(*(set(product(*places)) for places in found)))
+
+
+_Places = range | frozenset[int]
+
+
+def _image(region: Region, index: int, size: int, sizes: Mapping[int, int]) -> _Places | None:
+    """The places from 0 to `size` - 1 that an index takes; None where it is read from memory."""
+    axes = sorted(region.depends[index])
+    if any(region.exprs[i].op == "load" for i in reach(region, index)):
+        return None
+    if prod(sizes[axis] for axis in axes) > _MOST_PLACES:
+        return range(size)
+    ranges = (range(sizes[axis]) for axis in axes)
+    values = (
+        evaluate_index(region, index, dict(zip(axes, at, strict=True)), sizes)
+        for at in product(*ranges)
     )
-    stores = tuple(
-        access(f"out{n}", output.tensor, output.dims, region.sizes)
-        for n, output in enumerate(region.outputs)
-    )
-    return loads, stores
+    return frozenset(value for value in values if 0 <= value < size)
+
+
+def reach(region: Region, number: int) -> Iterator[int]:
+    """A value and everything that it is made from."""
+    seen: set[int] = set()
+    todo = [number]
+    while todo:
+        one = todo.pop()
+        if one not in seen:
+            seen.add(one)
+            yield one
+            todo.extend(region.exprs[one].args)
+
+
+def evaluate_index(
+    region: Region, number: int, at: Mapping[int, int], sizes: Mapping[int, int]
+) -> int:
+    """An index at one place of each axis."""
+    expr = region.exprs[number]
+    if expr.op == "const":
+        return {"True": 1, "False": 0}.get(expr.literal) or int(expr.literal)
+    if expr.op == "place":
+        total = 0
+        for axis in expr.axes:
+            total = total * sizes[axis] + at[axis]
+        return total
+    args = [evaluate_index(region, arg, at, sizes) for arg in expr.args]
+    if expr.op in FOLD:
+        return int(FOLD[expr.op](args[0], args[1]))
+    return _OTHERS[expr.op](args)
+
+
+def _chosen(args: list[int]) -> int:
+    return args[1] if args[0] else args[2]
+
+
+_OTHERS: dict[str, Callable[[list[int]], int]] = {
+    "where": _chosen,
+    "and": min,
+    "maximum": max,
+    "abs": lambda args: abs(args[0]),
+    "neg": lambda args: -args[0],
+    "cast": lambda args: args[0],
+}
+
+
+# -- groups ----------------------------------------------------------------------------------------
 
 
 def leading(everything: Sequence[Access]) -> Access:
@@ -74,28 +229,22 @@ def leading(everything: Sequence[Access]) -> Access:
 
 def ordered(axes: Sequence[int], lead: Access) -> tuple[int, ...]:
     """Axes from the largest step of the leading tensor to the smallest; strangers first."""
-    return tuple(sorted(axes, key=lambda a: (a in lead.strides, -lead.step(a), a)))
+    return tuple(sorted(axes, key=lambda a: (a in lead.strides, -abs(lead.step(a)), a)))
 
 
 def collapse(
     axes: Sequence[int], everything: Sequence[Access], region: Region, prefix: str
 ) -> tuple[Group, ...]:
-    """Join neighbouring axes that every tensor steps through as one; an axis whose position is
-    itself a value stays alone."""
+    """Join neighbouring axes that every tensor steps through as one; an axis whose place is itself
+    a value, or stands in an index, stays alone."""
     sizes = region.sizes
-    counted = {
-        a for i in region.live if region.exprs[i].op == "index" for a in region.exprs[i].axes
-    }
+    alone = _alone(region)
     runs: list[list[int]] = []
     for axis in axes:
         if (
             runs
-            and not counted & {axis, runs[-1][-1]}
-            and all(
-                a.step(runs[-1][-1]) == a.step(axis) * sizes[axis]
-                and ((runs[-1][-1] in a.strides) == (axis in a.strides))
-                for a in everything
-            )
+            and not alone & {axis, runs[-1][-1]}
+            and all(_as_one(a, runs[-1][-1], axis, sizes[axis]) for a in everything)
         ):
             runs[-1].append(axis)
         else:
@@ -108,9 +257,26 @@ def collapse(
     )
 
 
+def _as_one(access: Access, outer: int, inner: int, size: int) -> bool:
+    walks = access.walks
+    return access.step(outer) == access.step(inner) * size and (outer in walks) == (inner in walks)
+
+
+def _alone(region: Region) -> set[int]:
+    """Axes whose place is needed on its own: as a value, or within an index or a guard."""
+    return {
+        axis
+        for i in region.live
+        if region.exprs[i].op != "load"
+        for arg in region.exprs[i].args
+        if region.exprs[arg].op == "place"
+        for axis in region.exprs[arg].axes
+    }
+
+
 def gaps(access: Access, groups: Sequence[Group]) -> dict[str, tuple[Group, ...] | None]:
-    """How the tensor steps along each group that it depends on: the groups whose extents multiply
-    to its step when it is dense there, or None when the step is a run-time stride.
+    """How the tensor steps along each group that its plain dimensions walk: the groups whose
+    extents multiply to its step when it is dense there, or None when the step is a run-time stride.
 
     `groups` are all groups of the plan; the tensor's own order decides which lie within which.
     """
@@ -119,6 +285,6 @@ def gaps(access: Access, groups: Sequence[Group]) -> dict[str, tuple[Group, ...]
     found: dict[str, tuple[Group, ...] | None] = {}
     for place, group in enumerate(present):
         later = tuple(present[place + 1 :])
-        dense = group.step(access) == prod(g.size for g in later)
+        dense = not access.pulled and group.step(access) == prod(g.size for g in later)
         found[group.name] = later if dense else () if group.step(access) == 1 else None
     return found

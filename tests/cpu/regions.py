@@ -78,6 +78,10 @@ class Tape:
         self.nodes.append(Node(name, str(target), args=ready, kwargs=named, outputs=outputs))
         return result
 
+    def ref(self, tensor: torch.Tensor) -> Ref:
+        """Which output of which node a fake tensor is."""
+        return self._refs[id(tensor)]
+
     def flow(self, *results: torch.Tensor) -> Dataflow:
         outputs = tuple(self._refs[id(result)] for result in results)
         return dataflow(annotate(Graph(tuple(self.nodes), outputs), H200))

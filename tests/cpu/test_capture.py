@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -255,6 +257,73 @@ def test_an_autograd_function_does_not_stop_capture(mode: str) -> None:
     assert ops(graph) == ["exp", "mul", "add"]
 
 
+class Reversed(torch.autograd.Function):
+    """Changes the gradient alone: its forward launches nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return -ctx.scale * grads[0], None
+
+
+class Projected(torch.autograd.Function):
+    """A matmul, an op in place and something kept for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        x.mul_(2)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x, weight)
+        return x, x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_an_autograd_function_is_traced_into_the_kernels_that_it_launches(mode: str) -> None:
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        x, y = Projected.apply(x.exp(), weight)
+        return x + Reversed.apply(y, 0.5)
+
+    args = torch.randn(4, 4), torch.randn(4, 4)
+    graph = captured(forward, *args, scenario=Scenario(mode=mode))
+    kernels = [n for n in graph.nodes if n.kind == "call" and "view" not in n.op]
+    assert [n.op for n in kernels] == [
+        "aten.exp.default", "aten.mul_.Tensor", "aten.mm.default", "aten.add.Tensor",
+    ]  # fmt: skip
+    assert kernels[1].mutates == (kernels[0].out.storage,)
+    line = Projected.forward.__code__.co_firstlineno
+    assert [n.source.line - line for n in kernels[1:3] if n.source] == [2, 5]
+
+
+def test_a_triton_launch_in_an_autograd_function_is_one_node() -> None:
+    triton = pytest.importorskip("triton")
+
+    @triton.jit
+    def doubled_kernel(x, y, n):
+        pass
+
+    class Launched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            y = torch.empty_like(x)
+            doubled_kernel[(1,)](x, y, x.numel())
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            return grads[0]
+
+    graph = captured(lambda x: Launched.apply(x.exp()) + 1, torch.randn(4))
+    assert ops(graph) == ["exp", "empty_like", "doubled_kernel", "add"]
+
+
 @torch.library.custom_op("capture_test::opaque", mutates_args=())
 def opaque(x: Tensor) -> Tensor:
     return x.clone()
@@ -298,12 +367,39 @@ def test_data_parallel_is_unwrapped() -> None:
     assert any("DataParallel" in line for line in graph.differs_from_eager)
 
 
-def test_fsdp_is_refused_in_one_line() -> None:
-    class FullyShardedDataParallel(nn.Module):
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """One process that is all of a group."""
+    distributed = pytest.importorskip("torch.distributed")
+    if not distributed.is_available():
+        pytest.skip("torch is built without distributed")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("wrapper", ["FullyShardedDataParallel", "fully_shard"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_fsdp_is_refused_in_one_line(wrapper: str, nested: bool) -> None:
+    from torch.distributed import fsdp
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model = nn.Linear(8, 8)
+    if wrapper == "fully_shard":
+        model = fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    else:
+        model = fsdp.FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    place = "submodule 0" if nested else "the model"
+    with pytest.raises(CaptureError, match=f"{place} is .* give the module before it is wrapped"):
+        capture_module(nn.Sequential(model) if nested else model, (torch.randn(4, 8),))
+
+
+def test_a_name_alone_makes_no_wrapper() -> None:
+    class FSDPBlock(nn.Linear):
         pass
 
-    with pytest.raises(CaptureError, match="give the module before it is wrapped"):
-        capture_module(FullyShardedDataParallel(), ())
+    assert ops(capture_module(FSDPBlock(8, 8), (torch.randn(4, 8),))) == ["t", "addmm"]
 
 
 # Odd inputs.
@@ -347,6 +443,42 @@ def test_an_output_that_export_refuses_falls_back() -> None:
     assert graph.captured_by == "make_fx"
     assert any("export refused" in line for line in graph.differs_from_eager)
     assert graph.nodes[-1].source is not None
+    assert graph.graph_breaks == ()
+
+
+def test_the_fallback_says_where_dynamo_breaks_the_graph() -> None:
+    class Answer:
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+
+    def forward(x: Tensor) -> Answer:
+        y = x.exp()
+        print(end="")
+        return Answer(y + 1)
+
+    line = forward.__code__.co_firstlineno + 2
+    graph = captured(forward, torch.randn(4))
+    assert ops(graph) == ["exp", "add"]
+    assert graph.captured_by == "make_fx"
+    (graph_break,) = graph.graph_breaks
+    assert graph_break.startswith(f"{__file__}:{line}: Failed to trace builtin operator. ")
+    assert "`print`" in graph_break
+    assert "\n" not in graph_break
+
+
+def test_what_dynamo_cannot_say_is_stated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def explain(_: nn.Module) -> object:
+        raise RuntimeError("no idea")
+
+    class Answer:
+        def __init__(self, value: Tensor) -> None:
+            self.value = value
+
+    monkeypatch.setattr("torch._dynamo.explain", explain)
+    graph = captured(lambda x: Answer(x.exp()), torch.randn(4))
+    assert ops(graph) == ["exp"]
+    assert graph.graph_breaks == ()
+    assert "graph breaks are not known: Dynamo raised no idea" in graph.differs_from_eager
 
 
 def test_dynamic_sizes_keep_their_expression() -> None:

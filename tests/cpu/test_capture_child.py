@@ -58,7 +58,9 @@ def test_what_the_model_prints_does_not_reach_the_graph(
         (HEAD + FORWARD + "return x" + TAIL, "launches no kernel"),
         (HEAD + FORWARD + "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)" + TAIL,
          "model.py:4: the model crashed its process .SIGSEGV."),
-        (HEAD + FORWARD + "import os; os._exit(7)" + TAIL, "model.py.*exit code 7"),
+        (HEAD + FORWARD + "import os; os._exit(7)" + TAIL,
+         "model.py:4: the model ended its process .exit code 7.; remove the call that exits"),
+        ("import os\nos._exit(0)\n", "model.py:2: the model ended its process .exit code 0."),
     ],
 )  # fmt: skip
 def test_one_line_names_the_place(tmp_path: Path, text: str, expected: str) -> None:

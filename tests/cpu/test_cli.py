@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,20 @@ def test_a_report_is_shown_again(softmax: tuple[Path, str], name: str) -> None:
     assert "softmax" in done.stdout
 
 
+def test_kernels_of_an_earlier_run_go_and_other_files_stay(
+    softmax: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(softmax[0], folder)
+    (folder / "kernels" / "mine.py").write_text("")
+    done = run("analyze", str(ROOT / "examples" / "norm_silu.py"), "--out", folder, *QUICK)
+    assert done.returncode == 0, done.stderr
+    groups = json.loads((folder / "report.json").read_text())["groups"]
+    expected = {Path(group["kernel"]["file"]).name for group in groups} | {"mine.py"}
+    assert {file.name for file in (folder / "kernels").iterdir()} == expected
+    assert "softmax.py" not in expected
+
+
 def test_json_on_standard_output_is_alone(tmp_path: Path) -> None:
     done = run("analyze", SOFTMAX, "--json", "-", f"--format=md={tmp_path / 'r.md'}", *QUICK)
     assert done.returncode == 0, done.stderr
@@ -91,6 +106,13 @@ def test_emit_writes_the_kernels(tmp_path: Path) -> None:
     done = run("emit", SOFTMAX, "--out", tmp_path / "mine", *QUICK)
     assert done.returncode == 0, done.stderr
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["softmax.py"]
+
+
+def test_analyze_and_emit_take_the_same_scenario() -> None:
+    options = ("--device", "--dtype", "--input", "--dynamic", "--kv-len", "--rules", "--no-verify")
+    for command in ("analyze", "emit"):
+        said = run(command, "--help").stdout
+        assert all(option in said for option in options), command
 
 
 WRONG = [

@@ -193,9 +193,12 @@ def test_row_of_32768_fits_on_an_h200_and_65536_does_not() -> None:
     (found,) = grouping.groups
     on_chip = next(gate for gate in found.decision.gates if gate.name == "on-chip")
     assert (on_chip.measured, on_chip.limit) == (131_072, 139_468)
-    _, _, grouping = analysed(softmax, torch.empty(64, 65536))
-    rejected = [found.decision for found in grouping.candidates]
-    assert any(d.deciding is not None and d.deciding.name == "on-chip" for d in rejected)
+    _, _, grouping = analysed(softmax, torch.empty(640, 65536))
+    (found,) = grouping.groups
+    planned = found.decision.subject.planned
+    assert planned is not None
+    assert [refusal.gate for refusal in planned.refusals if refusal.gate == "on-chip"]
+    assert planned.plans[0].schedule == "blocked"
 
 
 def test_matmul_matmul_softmax_fails_the_first_step() -> None:

@@ -17,8 +17,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
     for names in (
         # shared knowledge
-        "errors primitives",
-        "records",
+        "errors primitives axes",
+        "records exprs",
         "rulebook scenario frames kernels region wire files",
         "rehearsal emitted",
         "machine lanes",

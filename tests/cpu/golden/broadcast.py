@@ -23,10 +23,10 @@ def broadcast_kernel(
     args_2_ptr,
     args_3_ptr,
     sub_out_ptr,
+    count,
     n_3_size,
     n_2_size,
     n_1_size,
-    count,
     BLOCK: tl.constexpr,
 ):
     # One program, one block of consecutive elements of the result.
@@ -70,11 +70,11 @@ def broadcast(args_0, args_1, args_2, args_3):
             (n2, 1, n3, 1),
             (n3, args_3.stride(1), 1, args_3.stride(3)),
         )
-        or within_reach(n2 * n0 * n3 * n1)
+        or within_reach(n0 * n1 * n2 * n3)
     )
     if problem:
         return fall_back(problem, args_0, args_1, args_2, args_3)
-    if not n2 * n0 * n3 * n1:
+    if not n0 * n1 * n2 * n3:
         return reference(args_0, args_1, args_2, args_3)
     sub_out = torch.empty_strided(
         (n2, n0, n3, n1),
@@ -89,10 +89,10 @@ def broadcast(args_0, args_1, args_2, args_3):
             args_2,
             args_3,
             sub_out,
+            n2 * n0 * n3 * n1,
             n1,
             n3,
             n0,
-            n2 * n0 * n3 * n1,
             BLOCK=1024,
             num_warps=4,
             enable_fp_fusion=True,

@@ -53,11 +53,11 @@ def masked_count(unsqueeze, args_0):
     problem = (
         serves("unsqueeze", unsqueeze, torch.int64, (n1, 1), (1, unsqueeze.stride(1)))
         or serves("args_0", args_0, torch.int64, (n1, n0), (n0, 1))
-        or within_reach(n1 * n0)
+        or within_reach(n0 * n1)
     )
     if problem:
         return fall_back(problem, unsqueeze, args_0)
-    if not n1 * n0:
+    if not n0 * n1:
         return reference(unsqueeze, args_0)
     and_1_out = torch.empty_strided((n1, n0), (n0, 1), dtype=torch.bool, device=unsqueeze.device)
     sum_1_out = torch.empty_strided((n1, 1), (1, 1), dtype=torch.int64, device=unsqueeze.device)

@@ -26,9 +26,9 @@ def middle_softmax_kernel(
     args_0_ptr,
     args_1_ptr,
     softmax_out_ptr,
-    row_1_size,
     cols,
     rows,
+    row_1_size,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
@@ -66,11 +66,11 @@ def middle_softmax(args_0, args_1):
     problem = (
         serves("args_0", args_0, torch.float32, (n0, n1, n2), (n1 * n2, n2, 1))
         or serves("args_1", args_1, torch.float32, (n1, 1), (1, args_1.stride(1)))
-        or within_reach(n0 * n2 * n1)
+        or within_reach(n0 * n1 * n2)
     )
     if problem:
         return fall_back(problem, args_0, args_1)
-    if not n0 * n2 * n1:
+    if not n0 * n1 * n2:
         return reference(args_0, args_1)
     softmax_out = torch.empty_strided(
         (n0, n1, n2),
@@ -83,9 +83,9 @@ def middle_softmax(args_0, args_1):
             args_0,
             args_1,
             softmax_out,
-            n2,
             n1,
             n0 * n2,
+            n2,
             ROWS=32,
             COLS=triton.next_power_of_2(n1),
             num_warps=2,

@@ -17,13 +17,13 @@ import triton.language as tl
 
 @triton.jit
 def swiglu_kernel(
-    chunk_ptr,
     chunk_1_ptr,
+    chunk_1_1_ptr,
     mul_out_ptr,
-    n_1_size,
     count,
-    chunk_stride_n_0,
+    n_1_size,
     chunk_1_stride_n_0,
+    chunk_1_1_stride_n_0,
     BLOCK: tl.constexpr,
 ):
     # One program, one block of consecutive elements of the result.
@@ -31,57 +31,61 @@ def swiglu_kernel(
     mask = index < count
     n_0 = index // n_1_size
     n_1 = index % n_1_size
-    chunk = tl.load(chunk_ptr + n_0 * chunk_stride_n_0 + n_1, mask=mask, other=0.0).to(tl.float32)
-    silu = chunk * tl.sigmoid(chunk)
     chunk_1 = tl.load(
         chunk_1_ptr + n_0 * chunk_1_stride_n_0 + n_1,
         mask=mask,
         other=0.0,
     ).to(tl.float32)
-    mul = silu * chunk_1
+    silu = chunk_1 * tl.sigmoid(chunk_1)
+    chunk_1_1 = tl.load(
+        chunk_1_1_ptr + n_0 * chunk_1_1_stride_n_0 + n_1,
+        mask=mask,
+        other=0.0,
+    ).to(tl.float32)
+    mul = silu * chunk_1_1
     tl.store(mul_out_ptr + index, mul, mask=mask)
 
 
-def swiglu(chunk, chunk_1):
-    n0 = chunk.shape[0]
-    n1 = chunk.shape[1]
-    n2 = chunk.shape[2]
+def swiglu(chunk_1, chunk_1_1):
+    n0 = chunk_1.shape[0]
+    n1 = chunk_1.shape[1]
+    n2 = chunk_1.shape[2]
     problem = (
         serves(
-            "chunk",
-            chunk,
-            torch.bfloat16,
-            (n0, n1, n2),
-            (chunk.stride(1) * n1, chunk.stride(1), 1),
-        )
-        or serves(
             "chunk_1",
             chunk_1,
             torch.bfloat16,
             (n0, n1, n2),
             (chunk_1.stride(1) * n1, chunk_1.stride(1), 1),
         )
+        or serves(
+            "chunk_1_1",
+            chunk_1_1,
+            torch.bfloat16,
+            (n0, n1, n2),
+            (chunk_1_1.stride(1) * n1, chunk_1_1.stride(1), 1),
+        )
         or within_reach(n0 * n1 * n2)
     )
     if problem:
-        return fall_back(problem, chunk, chunk_1)
+        return fall_back(problem, chunk_1, chunk_1_1)
     if not n0 * n1 * n2:
-        return reference(chunk, chunk_1)
+        return reference(chunk_1, chunk_1_1)
     mul_out = torch.empty_strided(
         (n0, n1, n2),
         (n1 * n2, n2, 1),
         dtype=torch.bfloat16,
-        device=chunk.device,
+        device=chunk_1.device,
     )
-    with torch.cuda.device_of(chunk):
+    with torch.cuda.device_of(chunk_1):
         swiglu_kernel[(triton.cdiv(n0 * n1 * n2, 1024),)](
-            chunk,
             chunk_1,
+            chunk_1_1,
             mul_out,
-            n2,
             n0 * n1 * n2,
-            chunk.stride(1),
+            n2,
             chunk_1.stride(1),
+            chunk_1_1.stride(1),
             BLOCK=1024,
             num_warps=4,
             enable_fp_fusion=True,
@@ -89,10 +93,10 @@ def swiglu(chunk, chunk_1):
     return mul_out
 
 
-def reference(chunk, chunk_1):
+def reference(chunk_1, chunk_1_1):
     """What eager launches."""
-    silu = torch.ops.aten.silu.default(chunk)
-    mul = torch.ops.aten.mul.Tensor(silu, chunk_1)
+    silu = torch.ops.aten.silu.default(chunk_1)
+    mul = torch.ops.aten.mul.Tensor(silu, chunk_1_1)
     return mul
 
 

@@ -1,0 +1,146 @@
+"""Gradients: what the backward pass launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fusion_advisor.ops.registry import pointwise, reduction
+from fusion_advisor.records import Arg
+from fusion_advisor.region import Builder, Scalar, Value
+
+# -- of activations --------------------------------------------------------------------------------
+
+
+@pointwise("aten.threshold_backward.default")
+def threshold_backward(b: Builder, grad: Value, x: Value, limit: Scalar) -> Value:
+    return b.apply("where", x <= limit, 0, grad)
+
+
+@pointwise("aten.sigmoid_backward.default")
+def sigmoid_backward(b: Builder, grad: Value, y: Value) -> Value:
+    return grad * (1.0 - y) * y
+
+
+@pointwise("aten.tanh_backward.default")
+def tanh_backward(b: Builder, grad: Value, y: Value) -> Value:
+    return grad * (1.0 - y * y)
+
+
+@pointwise("aten.silu_backward.default")
+def silu_backward(b: Builder, grad: Value, x: Value) -> Value:
+    gate = b.apply("sigmoid", x)
+    return grad * gate * (1.0 + x * (1.0 - gate))
+
+
+@pointwise("aten.gelu_backward.default")
+def gelu_backward(b: Builder, grad: Value, x: Value, approximate: str = "none") -> Value:
+    if approximate == "tanh":
+        scale = math.sqrt(2.0 / math.pi)
+        t = b.apply("tanh", scale * (x + 0.044715 * (x * x * x)))
+        slope = scale * (1.0 + 3.0 * 0.044715 * (x * x))
+        return grad * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope)
+    below = 0.5 * (1.0 + b.apply("erf", x * math.sqrt(0.5)))
+    density = b.apply("exp", x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
+    return grad * (below + x * density)
+
+
+@pointwise("aten.leaky_relu_backward.default")
+def leaky_relu_backward(
+    b: Builder, grad: Value, x: Value, slope: Scalar, is_result: bool = False
+) -> Value:
+    return b.apply("where", x > 0, grad, grad * slope)
+
+
+_SIXTH = 0.1666666716337204
+"""1 / 6 as eager's kernel holds it, in single precision."""
+
+
+@pointwise("aten.hardsigmoid_backward.default")
+def hardsigmoid_backward(b: Builder, grad: Value, x: Value) -> Value:
+    return b.apply("where", b.apply("and", x > -3.0, x < 3.0), grad * _SIXTH, 0.0)
+
+
+@pointwise("aten.softplus_backward.default")
+def softplus_backward(b: Builder, grad: Value, x: Value, beta: Scalar, limit: Scalar) -> Value:
+    raised = b.apply("exp", x * beta)
+    return b.apply("where", x * beta > limit, grad, grad * raised / (raised + 1.0))
+
+
+@pointwise("aten.native_dropout_backward.default")
+def native_dropout_backward(b: Builder, grad: Value, mask: Value, scale: float) -> Value:
+    return grad * mask * scale
+
+
+# -- of softmax ------------------------------------------------------------------------------------
+
+
+@reduction("aten._softmax_backward_data.default")
+def softmax_backward(b: Builder, grad: Value, y: Value, dim: int, dtype: Arg) -> Value:
+    return (grad - b.reduce("sum", grad * y, (dim,), True)) * y
+
+
+@reduction("aten._log_softmax_backward_data.default")
+def log_softmax_backward(b: Builder, grad: Value, y: Value, dim: int, dtype: Arg) -> Value:
+    return grad - b.apply("exp", y) * b.reduce("sum", grad, (dim,), True)
+
+
+# -- of normalisations -----------------------------------------------------------------------------
+
+_LAST = {2: "{1}.shape[-len({2}) :]"}
+
+
+def _mean(b: Builder, x: Value, dims: Sequence[int]) -> Value:
+    return b.reduce("sum", x, dims, True) / b.cast(b.extent(x, dims), x.dtype)
+
+
+def _over_rows(b: Builder, x: Value, rank: int) -> Value:
+    """The sum over all but the last dimensions."""
+    rows = range(len(x.dims) - rank)
+    return b.reduce("sum", x, tuple(rows)) if rows else x
+
+
+@reduction("aten.native_layer_norm_backward.default", sizes=_LAST)
+def layer_norm_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    shape: Sequence[int],
+    mean: Value,
+    scale: Value,
+    weight: Value | None,
+    bias: Value | None,
+    wanted: Sequence[bool],
+) -> tuple[Value | None, Value | None, Value | None]:
+    rank = len(shape)
+    dims = tuple(range(-rank, 0))
+    if bias is not None:  # of its elements none is needed, but its size is the row's
+        b.broadcast([x.dims, bias.dims])
+    normal = (x - mean) * scale
+    inner = grad if weight is None else grad * weight
+    along = _mean(b, inner, dims), _mean(b, inner * normal, dims)
+    return (
+        scale * (inner - along[0] - normal * along[1]) if wanted[0] else None,
+        _over_rows(b, grad * normal, rank) if wanted[1] else None,
+        _over_rows(b, grad, rank) if wanted[2] else None,
+    )
+
+
+@reduction("aten._fused_rms_norm_backward.default", sizes=_LAST)
+def rms_norm_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    shape: Sequence[int],
+    scale: Value,
+    weight: Value | None,
+    wanted: Sequence[bool],
+) -> tuple[Value | None, Value | None]:
+    rank = len(shape)
+    normal = x * scale
+    inner = grad if weight is None else grad * weight
+    along = _mean(b, inner * normal, tuple(range(-rank, 0)))
+    return (
+        scale * (inner - normal * along) if wanted[0] else None,
+        _over_rows(b, grad * normal, rank) if wanted[1] else None,
+    )

@@ -1,0 +1,93 @@
+"""Reductions of reductions: what rows give is small, so it goes through memory and a finishing
+kernel combines it (the mean of every row's loss, the norm of pooled channels)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fusion_advisor.region import Output, Region
+from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.schedules.base import Plan, Refused
+from fusion_advisor.schedules.cutting import Copier, loaded, piece, pool_of, space
+from fusion_advisor.schedules.layout import accesses, leading, ordered, reach
+from fusion_advisor.schedules.reducing import widest
+
+NAME = "finishing"
+
+Planner = Callable[[Region, Device, Rulebook], Plan]
+
+
+def plan(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> Plan:
+    """The plans of the rows and of what finishes them, each made by `best`.
+
+    Refused when the reductions share their axes, or when what goes through memory is more than a
+    finishing step.
+    """
+    late = _late(region)
+    sizes = dict(region.sizes)
+    ends = [o for o in region.outputs if late & set(reach(region, o.value))]
+    early = [o for o in region.outputs if o not in ends]
+    handed = {n: _handed(region, n, sizes) for n in _crossing(region, late, ends)}
+    if not handed:
+        raise Refused("parallel-pattern", "the reductions run along different axes", final=True)
+    first = piece(
+        region, pool_of(region, sizes), [*early, *handed.values()], (), sizes, region.free_axis
+    )
+    begun = best(first, device, rulebook)
+    pool = pool_of(region, sizes)
+    known = {
+        number: loaded(pool, len(region.inputs) + place, output)
+        for place, (number, output) in enumerate(handed.items())
+    }
+    copier = Copier(pool, region, known)
+    outputs = [Output(copier.copied(o.value), o.dims, o.tensor, o.name) for o in ends]
+    free = max(step.region.free_axis for step in begun.steps)
+    second = piece(region, pool, outputs, list(handed.values()), sizes, free)
+    finished = best(second, device, rulebook)
+    again = finished.bytes_read
+    share = again / max(begun.bytes_read + begun.bytes_written, 1)
+    limit = rulebook.gate("parallel-pattern").number("finish_share").value
+    if share > limit:
+        why = "the reductions run along different axes"
+        raise Refused("parallel-pattern", f"{why}, and {again} B go through memory between them")
+    return Plan(
+        f"{begun.schedule} + {finished.schedule}",
+        region,
+        (*begun.steps, *finished.steps),
+        finish_share=max(share, begun.finish_share),
+    )
+
+
+def _late(region: Region) -> set[int]:
+    """The reductions that are not along the axes of those that come first."""
+    rows = [n for op in ("reduce", "scan") for n in region.all(op)]
+    if len({frozenset(region.exprs[n].axes) for n in rows}) < 2:
+        raise Refused("parallel-pattern", "there is nothing to finish")
+    axes = widest(region)
+    return {n for n in rows if frozenset(region.exprs[n].axes) != axes}
+
+
+def _crossing(region: Region, late: set[int], ends: list[Output]) -> list[int]:
+    """Values that the finishing kernel takes from memory: made from early reductions alone."""
+    found: dict[int, None] = {}
+    seen: set[int] = set()
+    todo = [o.value for o in ends]
+    while todo:
+        number = todo.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        behind = set(reach(region, number))
+        if not late & behind and any(region.exprs[n].op in ("reduce", "scan") for n in behind):
+            found[number] = None
+        else:
+            todo.extend(region.exprs[number].args)
+    return sorted(found)
+
+
+def _handed(region: Region, number: int, sizes: dict[int, int]) -> Output:
+    """A value as it lies in memory between the kernels."""
+    loads, stores = accesses(region)
+    axes = ordered(sorted(region.depends[number]), leading((*loads, *stores)))
+    dtype = region.exprs[number].dtype
+    return space(f"ws_value{number}_{number}", number, axes, dtype, sizes)

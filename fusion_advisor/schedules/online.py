@@ -1,0 +1,176 @@
+"""Dependent reductions that one pass over a row can make: which they are, seen in their algebra.
+
+Two forms can be carried from one part of a row to the next. A sum of terms that exp(−shift) scales,
+where the shift follows a maximum of the same row (softmax, logsumexp): when the maximum grows,
+what was summed is scaled again. And a sum of squared deviations from the mean of the same row
+(variance): partial sums are moved to the common mean. Every other reduction that needs another one
+takes a pass of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fusion_advisor.region import Region
+from fusion_advisor.schedules.layout import reach
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """`total` sums terms in exp(… − `shift`), and `shift` is made from the maximum `peak` alone."""
+
+    total: int
+    peak: int
+    shift: int
+
+
+@dataclass(frozen=True)
+class Moments:
+    """`squares` sums (`value` − mean)², where the mean comes from the sum `total`; `rest` is the
+    sum of what rounding left over in the deviations, where the source takes it back."""
+
+    value: int
+    total: int
+    rest: int | None
+    squares: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one walk over a row finds: reductions that stand alone, and the dependent ones."""
+
+    plain: tuple[int, ...]
+    rescaled: tuple[Rescaled, ...]
+    moments: tuple[Moments, ...]
+
+    @property
+    def found(self) -> frozenset[int]:
+        """Every reduction that is known after the pass."""
+        moments = {n for m in self.moments for n in (m.total, m.rest, m.squares) if n is not None}
+        return frozenset(self.plain) | moments | {r.total for r in self.rescaled}
+
+
+def passes(region: Region, inner: frozenset[int]) -> tuple[Pass, ...]:
+    """The reductions along a row, in as few walks over it as their algebra allows."""
+    rows = [n for n in sorted(region.all("reduce")) if inner == frozenset(region.exprs[n].axes)]
+    moments = {m.squares: m for n in rows if (m := _moments(region, n, rows))}
+    parts = {n: m for m in moments.values() for n in (m.total, m.rest) if n is not None}
+    rescaled = {n: r for n in rows if (r := _rescaled(region, n, rows))}
+    level: dict[int, int] = {}
+    for number in rows:
+        needs = _needs(region, number, rows)
+        if number in rescaled:
+            others = [level[n] + 1 for n in needs - {rescaled[number].peak}]
+            level[number] = max([level[rescaled[number].peak], *others])
+        elif number in moments or number in parts:
+            level[number] = _level_of_value(region, (moments | parts)[number], rows, level)
+        else:
+            level[number] = max((level[n] + 1 for n in needs), default=0)
+    return tuple(_pass(at, level, rescaled, moments, parts) for at in sorted(set(level.values())))
+
+
+def _pass(
+    at: int,
+    level: dict[int, int],
+    rescaled: dict[int, Rescaled],
+    moments: dict[int, Moments],
+    parts: dict[int, Moments],
+) -> Pass:
+    here = [n for n, depth in level.items() if depth == at]
+    carried = [rescaled[n] for n in here if n in rescaled and level[rescaled[n].peak] == at]
+    totals = {r.total for r in carried}
+    plain = [n for n in here if n not in totals and n not in moments and n not in parts]
+    return Pass(tuple(plain), tuple(carried), tuple(moments[n] for n in here if n in moments))
+
+
+def _level_of_value(
+    region: Region, moments: Moments, rows: list[int], level: dict[int, int]
+) -> int:
+    inside = _needs_of(region, moments.value, rows)
+    return max((level[n] + 1 for n in inside), default=0)
+
+
+def _needs(region: Region, number: int, rows: list[int]) -> set[int]:
+    """The reductions along the row that a reduction's operand is made from."""
+    return _needs_of(region, region.exprs[number].args[0], rows)
+
+
+def _needs_of(region: Region, number: int, rows: list[int]) -> set[int]:
+    return set(reach(region, number)) & set(rows)
+
+
+def _bare(region: Region, number: int) -> int:
+    """The value behind casts that change nothing here."""
+    while region.exprs[number].op == "cast" and region.exprs[number].dtype in (
+        "float32",
+        "float64",
+    ):
+        number = region.exprs[number].args[0]
+    return number
+
+
+def _rescaled(region: Region, number: int, rows: list[int]) -> Rescaled | None:
+    expr = region.exprs[number]
+    if expr.monoid != "sum":
+        return None
+    varying = region.depends
+    for factor in _factors(region, expr.args[0]):
+        power = region.exprs[factor]
+        if power.op != "exp":
+            continue
+        apart = region.exprs[_bare(region, power.args[0])]
+        if apart.op != "sub":
+            continue
+        shift = apart.args[1]
+        peaks = _needs_of(region, shift, rows)
+        if len(peaks) != 1 or varying[shift] & set(expr.axes):
+            continue
+        (peak,) = peaks
+        found = region.exprs[peak]
+        others = [apart.args[0], *(f for f in _factors(region, expr.args[0]) if f != factor)]
+        alone = not any(peak in _needs_of(region, other, rows) for other in others)
+        if found.monoid == "max" and found.axes == expr.axes and alone:
+            return Rescaled(number, peak, shift)
+    return None
+
+
+def _factors(region: Region, number: int) -> Iterator[int]:
+    number = _bare(region, number)
+    if region.exprs[number].op == "mul":
+        for arg in region.exprs[number].args:
+            yield from _factors(region, arg)
+    else:
+        yield number
+
+
+def _moments(region: Region, number: int, rows: list[int]) -> Moments | None:
+    expr = region.exprs[number]
+    square = region.exprs[_bare(region, expr.args[0])]
+    if expr.monoid != "sum" or square.op != "mul" or square.args[0] != square.args[1]:
+        return None
+    outer = _centred(region, square.args[0], expr.axes)
+    if outer is None:
+        return None
+    value, total = outer
+    inner = _centred(region, value, expr.axes)
+    if inner is None:
+        return Moments(value, total, None, number)
+    return Moments(inner[0], inner[1], total, number)
+
+
+def _centred(region: Region, number: int, axes: tuple[int, ...]) -> tuple[int, int] | None:
+    """The value and the sum that makes its mean, where a value is what it differs from its mean."""
+    apart = region.exprs[_bare(region, number)]
+    if apart.op != "sub":
+        return None
+    value, mean = _bare(region, apart.args[0]), region.exprs[_bare(region, apart.args[1])]
+    if mean.op != "div":
+        return None
+    total, count = _bare(region, mean.args[0]), region.exprs[_bare(region, mean.args[1])]
+    reduced = region.exprs[total]
+    whole = count.op in ("size", "taken") and set(count.axes) == set(axes)
+    summed = reduced.op == "reduce" and reduced.monoid == "sum" and reduced.axes == axes
+    if whole and summed and _bare(region, reduced.args[0]) == value:
+        return value, total
+    return None

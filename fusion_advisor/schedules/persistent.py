@@ -1,0 +1,52 @@
+"""As many programs as the device runs at once, each of which walks its share of the rows: while one
+row is worked on, the next is on its way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from fusion_advisor.region import Region
+from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.schedules import row
+from fusion_advisor.schedules.base import (
+    Plan,
+    Refused,
+    Step,
+    budget_bytes,
+    power_of_two,
+    staged_bytes,
+)
+from fusion_advisor.schedules.reducing import row_axes
+
+NAME = "persistent"
+
+
+def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
+    """The plan of rows so long that few of them fit on a multiprocessor at once; Refused for
+    shorter rows, or for few of them."""
+    numbers = rulebook.schedules.persistent
+    inner, serial = row_axes(region, rulebook.schedules.flat.serial_elements.count)
+    length = prod(region.sizes[axis] for axis in inner)
+    rows = prod(region.sizes[axis] for axis in region.space - inner - serial)
+    programs = device.multiprocessor.count.count * numbers.programs_per_multiprocessor.count
+    if power_of_two(length) < numbers.row_elements.count or rows < 2 * programs:
+        raise Refused("no-schedule", "one row a program does as well")
+    step = row.tile(region, inner, serial, device, rulebook)
+    if step.rows > 1:
+        raise Refused("no-schedule", "one row a program does as well")
+    check_room(step, device, rulebook)
+    warps = min(step.block // (numbers.elements_per_thread.count * 32), numbers.max_warps.count)
+    outer = region.space - inner - serial
+    held = staged_bytes(step.loads, outer, step.block, numbers.stages.count)
+    if held > device.multiprocessor.shared_memory_per_block.count:
+        raise Refused("no-schedule", f"rows on their way take {held} B of shared memory")
+    step = replace(step, schedule=NAME, warps=warps, stages=numbers.stages.count, most=programs)
+    return Plan(NAME, region, (step,))
+
+
+def check_room(step: Step, device: Device, rulebook: Rulebook) -> None:
+    """Refused when a row does not fit on chip."""
+    room = budget_bytes(device, rulebook)
+    if step.on_chip_bytes >= room:
+        raise Refused("on-chip", f"a row takes {step.on_chip_bytes} B on chip, of {room} B")

@@ -1,0 +1,70 @@
+"""Which reductions run along the row that a program holds, and which within a lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from fusion_advisor.region import Region
+from fusion_advisor.schedules.base import Refused
+from fusion_advisor.schedules.layout import Access, reach
+
+
+def row_axes(region: Region, most_serial: int) -> tuple[frozenset[int], frozenset[int]]:
+    """The axes of the row, and those that each lane walks by itself.
+
+    Refused when the reductions run along different axes and no lane can walk the others.
+    """
+    sets = {frozenset(region.exprs[i].axes) for op in ("reduce", "scan") for i in region.all(op)}
+    if not sets:
+        raise Refused("no-schedule", "a row schedule needs a reduction")
+    inner = max(sets, key=lambda axes: (prod(region.sizes[a] for a in axes), sorted(axes)))
+    serial = serial_axes(region, inner, most_serial)
+    if any(axes != inner and not axes <= serial for axes in sets):
+        raise Refused("parallel-pattern", "the reductions run along different axes")
+    return inner, serial
+
+
+def widest(region: Region) -> frozenset[int]:
+    """The axes of the widest reduction that no other one feeds.
+
+    Refused when there is none.
+    """
+    rows = [n for op in ("reduce", "scan") for n in region.all(op)]
+    leaves = [n for n in rows if not set(rows) & (set(reach(region, n)) - {n})]
+    if not leaves:
+        raise Refused("no-schedule", "there is no reduction")
+
+    def extent(number: int) -> int:
+        return prod(region.sizes[a] for a in region.depends[region.exprs[number].args[0]])
+
+    return frozenset(region.exprs[max(leaves, key=extent)].axes)
+
+
+def serial_axes(region: Region, inner: frozenset[int], most: int) -> frozenset[int]:
+    """Axes along which each lane may combine place after place: few places, no result along
+    them, no scan and no arg-reduction."""
+    scanned = {axis for i in region.all("scan") for axis in region.exprs[i].axes}
+    scanned |= {
+        axis
+        for i in region.all("reduce")
+        if region.exprs[i].monoid in ("argmax", "argmin")
+        for axis in region.exprs[i].axes
+    }
+    found: set[int] = set()
+    for number in region.all("reduce"):
+        axes = frozenset(region.exprs[number].axes)
+        barred = axes & (inner | region.kept | scanned)
+        if not barred and prod(region.sizes[a] for a in axes) <= most:
+            found |= axes
+    return frozenset(found)
+
+
+def far_apart(loads: Sequence[Access], serial: frozenset[int], most: int) -> bool:
+    """Do neighbouring lanes read further apart than `most` times a lane's own steps?"""
+    for load in loads:
+        walked = [abs(step) for axis, step in load.strides.items() if axis in serial and step]
+        across = [abs(step) for axis, step in load.strides.items() if axis not in serial and step]
+        if walked and across and min(across) > most * min(walked):
+            return True
+    return False

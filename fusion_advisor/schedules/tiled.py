@@ -1,0 +1,129 @@
+"""Pointwise work in two dimensions: a program takes one part of one or of several rows.
+
+What belongs to a row is worked out once and costs no index arithmetic in every lane; and a tensor
+that lies across the others (a transpose) is read in lines as long as those that are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from fusion_advisor.region import Region
+from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.schedules.base import (
+    Plan,
+    Refused,
+    Step,
+    emission_order,
+    peak_bytes,
+    power_of_two,
+)
+from fusion_advisor.schedules.layout import Access, Group, accesses, collapse, leading, ordered
+from fusion_advisor.schedules.reducing import serial_axes
+from fusion_advisor.schedules.row import check_results, extents
+
+NAME = "tiled"
+_MOST_PARTS = 65535
+"""Programs along the second dimension of a CUDA grid."""
+
+
+def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
+    """The tiled plan of a region; Refused when it reduces along what one lane cannot walk, or when
+    a flat kernel serves as well."""
+    numbers = rulebook.schedules.tiled
+    serial = serial_axes(region, frozenset(), rulebook.schedules.flat.serial_elements.count)
+    if region.reduced:
+        raise Refused("no-schedule", "a tiled kernel holds no reduction")
+    space = region.space - serial
+    for output in region.outputs:
+        if frozenset(axis for dim in output.dims for axis in dim) != space:
+            raise Refused("parallel-pattern", "the results span different iteration spaces")
+    loads, stores = accesses(region)
+    everything = (*loads, *stores)
+    groups = collapse(ordered(sorted(space), leading(everything)), everything, region, "n")
+    if len(groups) < 2:
+        raise Refused("no-schedule", "a flat kernel serves as well")
+    inner = _line(stores[0], groups[-1])
+    across = _across(loads, inner, prod(group.size for group in groups))
+    least = numbers.least_groups.count
+    moved = any(load.pulled for load in loads)
+    if across is None and (
+        (len(groups) < least and not moved) or groups[-1].size < device.warp_size
+    ):
+        raise Refused("no-schedule", "a flat kernel serves as well")
+    return Plan(NAME, region, (tile(region, inner, serial, device, rulebook, across),))
+
+
+def _line(store: Access, last: Group) -> frozenset[int]:
+    """The axes of a result's contiguous dimension, with those that every tensor joins to it."""
+    for dim, stride in zip(store.dims, store.tensor.stride, strict=True):
+        if stride == 1 and dim:
+            return frozenset(dim) | frozenset(last.axes)
+    return frozenset(last.axes)
+
+
+def _across(loads: Sequence[Access], inner: frozenset[int], elements: int) -> int | None:
+    """The axis along which a large tensor lies contiguous, when it is not that of the results."""
+    for load in loads:
+        if 4 * load.tensor.addressed < elements or load.pulled:
+            continue
+        close = [axis for axis, step in load.strides.items() if step == 1]
+        if close and not set(close) & inner:
+            return close[0]
+    return None
+
+
+def tile(
+    region: Region,
+    inner: frozenset[int],
+    serial: frozenset[int],
+    device: Device,
+    rulebook: Rulebook,
+    across: int | None = None,
+) -> Step:
+    """A kernel without a reduction along the row, whose programs take parts of rows; neighbouring
+    rows follow the axis `across`."""
+    outer = region.space - inner - serial
+    check_results(region, outer, inner)
+    loads, stores = accesses(region)
+    everything = (*loads, *stores)
+    lead = leading(everything)
+    numbers = rulebook.schedules.tiled
+    row = collapse(ordered(sorted(inner), lead), everything, region, "col")
+    rows_of = list(ordered(sorted(outer), lead))
+    if across is not None:
+        rows_of.remove(across)
+        rows_of.append(across)
+    length = prod(group.size for group in row)
+    elements, rows = numbers.elements.count, 1
+    if across is not None:
+        elements = numbers.side.count**2
+        rows = min(numbers.side.count, power_of_two(region.sizes[across]))
+    block = min(power_of_two(length), elements // rows)
+    if across is None:
+        most = power_of_two(prod(region.sizes[a] for a in outer))
+        rows = min(max(elements // block, 1), most)
+    block = max(block, power_of_two(-(-length // _MOST_PARTS)))
+    order = emission_order(region)
+    peak = peak_bytes(region, order, extents(region, order, inner, rows, block))
+    smallest = min(rows * block, device.warp_size)
+    warps = max(1, rows * block // (numbers.elements_per_thread.count * device.warp_size))
+    return Step(
+        schedule=NAME,
+        region=region,
+        loads=loads,
+        stores=stores,
+        outer=collapse(rows_of, everything, region, "row"),
+        inner=row,
+        order=order,
+        rows=rows,
+        block=block,
+        warps=warps,
+        stages=1,
+        smallest_tile=smallest,
+        on_chip_bytes=peak * smallest // (rows * block),
+        registers=-(-peak // (4 * warps * device.warp_size)),
+        serial=serial,
+        part=block,
+    )
