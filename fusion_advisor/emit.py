@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+from fusion_advisor.axes import Dims
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
 from fusion_advisor.express import Expressed
@@ -466,7 +467,7 @@ def _launcher(file: _File) -> str:
     ]
     everything = _extent(file, sorted(plan.region.space))
     if not _wide(plan.steps):
-        checks.append(f"within_reach({everything})")
+        checks.append(f"within_reach({_largest(file)})")
     checks = list(dict.fromkeys(checks))
     in_one = f"problem = {' or '.join(checks)}"
     in_many = ["problem = (", f"    {checks[0]}", *(f"    or {c}" for c in checks[1:]), ")"]
@@ -495,6 +496,29 @@ def _launcher(file: _File) -> str:
     content = "\n".join(f"    {line}" for line in lines)
     parameters = ", ".join(file.input_names)
     return f"def {file.name}({parameters}):\n{content}"
+
+
+def _largest(file: _File) -> str:
+    """The elements of the largest tensor that a kernel walks."""
+    texts: dict[str, None] = {}
+    for kernel in file.kernels:
+        for load in file.inputs_of(kernel):
+            dims = file.region.input_dims[file.region.input_names.index(load.name)]
+            texts[_elements(file, dims, load.tensor)] = None
+    for _, store in file.stores:
+        if store.name.startswith("out"):
+            texts[_elements(file, store.dims, store.tensor)] = None
+    found = [text for text in texts if not text.isdigit()] or ["1"]
+    return found[0] if len(found) == 1 else f"max({', '.join(found)})"
+
+
+def _elements(file: _File, dims: Dims, tensor: Tensor) -> str:
+    """How many elements a tensor has, in terms of the launcher's sizes."""
+    known = [
+        _product([file.sizes[a] for a in dim]) if dim and set(dim) <= file.sizes.keys() else str(n)
+        for dim, n in zip(dims, tensor.shape, strict=True)
+    ]
+    return _product([factor for text in known for factor in text.split(" * ")])
 
 
 def _count_parts(file: _File, step: Step) -> str:

@@ -161,9 +161,10 @@ _Places = range | frozenset[int]
 
 
 def _image(region: Region, index: int, size: int, sizes: Mapping[int, int]) -> _Places | None:
-    """The places from 0 to `size` - 1 that an index takes; None where it is read from memory."""
+    """The places from 0 to `size` - 1 that an index takes; None where that hangs on values."""
     axes = sorted(region.depends[index])
-    if any(region.exprs[i].op == "load" for i in reach(region, index)):
+    parts = [region.exprs[i] for i in reach(region, index)]
+    if any(part.op == "load" or part.dtype not in ("index", "bool") for part in parts):
         return None
     if prod(sizes[axis] for axis in axes) > _MOST_PLACES:
         return range(size)

@@ -70,7 +70,7 @@ def broadcast(args_0, args_1, args_2, args_3):
             (n2, 1, n3, 1),
             (n3, args_3.stride(1), 1, args_3.stride(3)),
         )
-        or within_reach(n0 * n1 * n2 * n3)
+        or within_reach(max(n2 * n0 * n3 * n1, n0, n1, n2 * n3))
     )
     if problem:
         return fall_back(problem, args_0, args_1, args_2, args_3)

@@ -57,7 +57,7 @@ def layer_norm(args_0, args_1, args_2):
         serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
         or serves("args_1", args_1, torch.float32, (n1,), (1,))
         or serves("args_2", args_2, torch.float32, (n1,), (1,))
-        or within_reach(n0 * n1)
+        or within_reach(max(n0 * n1, n1))
     )
     if problem:
         return fall_back(problem, args_0, args_1, args_2)

@@ -53,7 +53,7 @@ def masked_count(unsqueeze, args_0):
     problem = (
         serves("unsqueeze", unsqueeze, torch.int64, (n1, 1), (1, unsqueeze.stride(1)))
         or serves("args_0", args_0, torch.int64, (n1, n0), (n0, 1))
-        or within_reach(n0 * n1)
+        or within_reach(max(n1, n1 * n0))
     )
     if problem:
         return fall_back(problem, unsqueeze, args_0)

@@ -66,7 +66,7 @@ def middle_softmax(args_0, args_1):
     problem = (
         serves("args_0", args_0, torch.float32, (n0, n1, n2), (n1 * n2, n2, 1))
         or serves("args_1", args_1, torch.float32, (n1, 1), (1, args_1.stride(1)))
-        or within_reach(n0 * n1 * n2)
+        or within_reach(max(n0 * n1 * n2, n1))
     )
     if problem:
         return fall_back(problem, args_0, args_1)

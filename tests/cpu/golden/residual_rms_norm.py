@@ -58,7 +58,7 @@ def residual_rms_norm(args_0, args_1, args_2):
         serves("args_0", args_0, torch.bfloat16, (n0, n1, n2), (n1 * n2, n2, 1))
         or serves("args_1", args_1, torch.bfloat16, (n0, n1, n2), (n1 * n2, n2, 1))
         or serves("args_2", args_2, torch.bfloat16, (n2,), (1,))
-        or within_reach(n0 * n1 * n2)
+        or within_reach(max(n0 * n1 * n2, n2))
     )
     if problem:
         return fall_back(problem, args_0, args_1, args_2)
