@@ -15,7 +15,7 @@ from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import Op
 from fusion_advisor.records import Arg, Node, Ref, Symbol
 from fusion_advisor.region import NARROW_FLOATS
-from fusion_advisor.schedules.text import Names
+from fusion_advisor.schedules.spelling import Names
 
 _DROPPED = ("layout", "pin_memory", "non_blocking")
 """Keywords that say where a tensor lives, not what it holds."""

@@ -313,11 +313,6 @@ class Device(_Rule):
         """`peak` in FLOP/s (OP/s for integers and transcendentals)."""
         return self.peak(unit, dtype).base
 
-    def achieved_flops(self, unit: Unit, dtype: str) -> float:
-        """What a good kernel reaches, FLOP/s: a matrix product stays below the tensor peak."""
-        share = self.achieved.matmul_share.value if unit == "tensor" else 1.0
-        return self.peak_flops(unit, dtype) * share
-
     @property
     def special_rate(self) -> float:
         """Transcendentals that the special function units deliver, OP/s."""
@@ -387,7 +382,6 @@ class FlatSchedule(_Rule):
     """The most places that a lane combines one after the other."""
     serial_stride: Elements
     """How far apart neighbouring lanes may read meanwhile, in steps of a lane."""
-    programs_per_multiprocessor: Programs
 
 
 class RowSchedule(_Rule):
@@ -397,7 +391,6 @@ class RowSchedule(_Rule):
     min_warps: Warps
     max_warps: Warps
     tile_elements: Elements
-    programs_per_multiprocessor: Programs
     sector_bytes: Bytes
     register_target: Registers
 

@@ -33,8 +33,9 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.expansions import describe, identifier
 from fusion_advisor.frames import choose, source_of_frame, source_of_traceback
-from fusion_advisor.launching import Launcher, describe, identifier
+from fusion_advisor.launching import Launcher
 from fusion_advisor.opaque import opaque_triton
 from fusion_advisor.records import NodeKind, Ref, Source
 from fusion_advisor.recurrent import whole_recurrent_layers

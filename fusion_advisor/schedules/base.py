@@ -230,3 +230,10 @@ def budget_bytes(device: Device, rulebook: Rulebook) -> int:
     shared = device.smem_budget_bytes(rulebook.gate("on-chip").number("smem_fraction").value)
     threads = rulebook.gate("register-spill").number("max_warps").count * device.warp_size
     return min(int(shared), 4 * threads * device.multiprocessor.registers_per_thread.count)
+
+
+def check_room(step: Step, device: Device, rulebook: Rulebook) -> None:
+    """Refused when a row does not fit on chip."""
+    room = budget_bytes(device, rulebook)
+    if step.on_chip_bytes >= room:
+        raise Refused("on-chip", f"a row takes {step.on_chip_bytes} B on chip, of {room} B")

@@ -7,23 +7,17 @@ Later passes find the row in the L2 when the rows of all resident programs fit t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from math import prod
 
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
-from fusion_advisor.schedules.base import (
-    Plan,
-    Refused,
-    Step,
-    emission_order,
-    peak_bytes,
-    power_of_two,
-    staged_bytes,
-)
-from fusion_advisor.schedules.layout import accesses, collapse, leading, ordered, reach
+from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two, staged_bytes
+from fusion_advisor.schedules.layout import reach, traced
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.reducing import row_axes
-from fusion_advisor.schedules.row import check_results, extents, rows_for_coalescing
+from fusion_advisor.schedules.rows import rows_of
 
 NAME = "blocked"
 
@@ -54,53 +48,28 @@ def chunks(
         if expr.monoid in ("argmax", "argmin"):
             raise Refused("no-schedule", f"{expr.monoid} needs a whole row on chip")
     _check_scans(region, inner)
-    outer = region.space - inner - serial - {parts}
-    check_results(region, outer, inner)
-    loads, stores = accesses(region)
-    everything = (*loads, *stores)
-    lead = leading(everything)
+    apart = serial if parts is None else serial | {parts}
+    laid = rows_of(region, inner, apart)
     numbers = rulebook.schedules.blocked
-    order = emission_order(region)
-    rows_of = ordered(sorted(outer), lead)
-    row = collapse(ordered(sorted(inner), lead), everything, region, "col")
-    length = prod(group.size for group in row)
-    coalesced = rows_for_coalescing(everything, inner, rulebook.schedules.row.sector_bytes.count)
     rows = 1
-    if coalesced > 1:
-        rows = min(numbers.rows_across.count, power_of_two(prod(region.sizes[a] for a in outer)))
+    if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
+        rows = min(numbers.rows_across.count, power_of_two(laid.count))
     share = rulebook.schedules.split if parts is not None else numbers
-    block = max(1, min(share.chunk_elements.count // rows, power_of_two(length)))
+    block = max(1, min(share.chunk_elements.count // rows, power_of_two(laid.length)))
     stages, room = numbers.stages.count, device.multiprocessor.shared_memory_per_block.count
-    while stages > 1 and staged_bytes(loads, inner, rows * block, stages) > room:
+    while stages > 1 and staged_bytes(laid.loads, inner, rows * block, stages) > room:
         stages -= 1
-    peak = peak_bytes(region, order, extents(region, order, inner, rows, block))
-    walks = _walks(region, inner)
     warps = max(1, rows * block // (share.elements_per_thread.count * device.warp_size))
-    return Step(
-        schedule=NAME,
-        region=region,
-        loads=loads,
-        stores=stores,
-        outer=collapse(rows_of, everything, region, "row"),
-        inner=row,
-        order=order,
-        rows=rows,
-        block=block,
-        warps=warps,
-        stages=stages,
-        smallest_tile=rows * block,
-        on_chip_bytes=peak,
-        registers=-(-peak // (4 * warps * device.warp_size)),
-        serial=serial,
-        read_again=_read_again(region, inner, walks, rows, device, rulebook),
-    )
+    step = laid.step(NAME, device, rows=rows, block=block, warps=warps, stages=stages)
+    again = _read_again(region, inner, _walks(region, inner), rows, device, rulebook)
+    return replace(step, serial=serial, read_again=again)
 
 
 def _check_scans(region: Region, inner: frozenset[int]) -> None:
     """Refused unless one walk over the row makes every scan."""
     scans = set(region.all("scan"))
     after = [n for n in region.live if region.exprs[n].op in ("reduce", "scan")]
-    if any((scans - {n}) & set(reach(region, n)) for n in after):
+    if any((scans - {n}) & reach(region, n) for n in after):
         raise Refused("no-schedule", "what follows a scan needs the whole row on chip")
     if len({region.exprs[n].reverse for n in scans}) > 1:
         raise Refused("no-schedule", "scans in both directions need the whole row on chip")
@@ -122,14 +91,11 @@ def _walks(region: Region, inner: frozenset[int]) -> list[set[int]]:
 
 def _until(region: Region, number: int, known: set[int]) -> set[int]:
     """What a value is made from, not looking behind reductions that are known already."""
-    seen: set[int] = set()
-    todo = [number]
-    while todo:
-        one = todo.pop()
-        if one not in seen and (one not in known or one == number):
-            seen.add(one)
-            todo.extend(arg for arg in region.exprs[one].args if arg not in known)
-    return seen
+
+    def further(one: int) -> Iterable[int]:
+        return (arg for arg in region.exprs[one].args if arg not in known)
+
+    return traced([number], further).passed
 
 
 def _read_again(

@@ -4,7 +4,6 @@ combined down the columns from row to row, and a second kernel combines what the
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
 from fusion_advisor.region import Output, Region
 from fusion_advisor.rulebook import Device, Rulebook
@@ -13,8 +12,7 @@ from fusion_advisor.schedules.base import (
     Plan,
     Refused,
     Step,
-    emission_order,
-    peak_bytes,
+    check_room,
     power_of_two,
     staged_bytes,
 )
@@ -26,8 +24,8 @@ from fusion_advisor.schedules.cutting import (
     pool_of,
     space,
 )
-from fusion_advisor.schedules.layout import Group, accesses, collapse, leading, ordered, reach
-from fusion_advisor.schedules.row import extents
+from fusion_advisor.schedules.layout import Group, accesses, leading, ordered, reach
+from fusion_advisor.schedules.rows import laid_out
 
 NAME = "carried"
 
@@ -40,7 +38,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     inner = _row(region)
     outer = region.space - inner
     carried = [n for n in region.all("reduce") if set(region.exprs[n].axes) <= outer]
-    late = [o for o in region.outputs if set(carried) & set(reach(region, o.value))]
+    late = [o for o in region.outputs if set(carried) & reach(region, o.value)]
     early = [o for o in region.outputs if o not in late]
     for output in late:
         if region.depends[output.value] & outer:
@@ -53,7 +51,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     pool = pool_of(region, sizes)
     first = piece(region, pool, [*early, *left.values()], (), sizes)
     step = _walk(first, inner, outer, parts, device, rulebook)
-    persistent.check_room(step, device, rulebook)
+    check_room(step, device, rulebook)
     combined = _combined(region, left, late, parts, sizes)
     last = row.tile(combined, frozenset({parts}), frozenset(), device, rulebook)
     share = last.bytes_read / (step.bytes_read + step.bytes_written)
@@ -80,8 +78,8 @@ def _row(region: Region) -> frozenset[int]:
         if inner and all(axes in (inner, down) for axes in sets):
             columns = {n for n in region.all("reduce") if frozenset(region.exprs[n].axes) == down}
             rows = [n for n in region.all("reduce") if n not in columns]
-            crossed = any(columns & set(reach(region, n)) for n in rows)
-            nested = any(columns & set(reach(region, region.exprs[n].args[0])) for n in columns)
+            crossed = any(columns & reach(region, n) for n in rows)
+            nested = any(columns & reach(region, region.exprs[n].args[0]) for n in columns)
             plain = all(region.exprs[n].monoid in ("sum", "max", "min", "prod") for n in columns)
             if not crossed and not nested and plain:
                 return inner
@@ -98,43 +96,28 @@ def _walk(
 ) -> Step:
     """The kernel that walks the rows."""
     numbers = rulebook.schedules.persistent
-    loads, stores = accesses(region)
-    everything = (*loads, *stores)
-    lead = leading(everything)
-    columns = collapse(ordered(sorted(inner), lead), everything, region, "col")
-    block = power_of_two(prod(group.size for group in columns))
-    rows_of = collapse(ordered(sorted(outer), lead), everything, region, "row")
-    count = prod(group.size for group in rows_of)
-    order = emission_order(region)
-    smallest = peak_bytes(region, order, extents(region, order, inner, 1, block))
-    rows = min(max(numbers.tile_elements.count // block, 1), power_of_two(count))
+    laid = laid_out(region, inner, outer, frozenset())
+    block = power_of_two(laid.length)
+    rows = min(max(numbers.tile_elements.count // block, 1), power_of_two(laid.count))
     stages, room = numbers.stages.count, device.multiprocessor.shared_memory_per_block.count
-    while rows > 1 and staged_bytes(loads, outer, rows * block, stages) > room:
+    while rows > 1 and staged_bytes(laid.loads, outer, rows * block, stages) > room:
         rows //= 2
-    if staged_bytes(loads, outer, rows * block, stages) > room:
+    if staged_bytes(laid.loads, outer, rows * block, stages) > room:
         raise Refused("on-chip", f"rows on their way do not fit into {room} B of shared memory")
-    held = peak_bytes(region, order, extents(region, order, inner, rows, block))
     warps = power_of_two(max(1, rows * block // (numbers.elements_per_thread.count * 32)))
     warps = min(max(warps, rulebook.schedules.row.min_warps.count), numbers.max_warps.count)
-    programs = min(region.sizes[parts], -(-count // rows))
-    return Step(
-        schedule=persistent.NAME,
-        region=region,
-        loads=loads,
-        stores=stores,
-        outer=rows_of,
-        inner=columns,
-        order=order,
+    step = laid.step(
+        persistent.NAME,
+        device,
         rows=rows,
         block=block,
         warps=warps,
         stages=stages,
-        smallest_tile=block,
-        on_chip_bytes=smallest,
-        registers=-(-held // (4 * warps * device.warp_size)),
-        parts=Group("part", (parts,), programs),
-        most=region.sizes[parts],
+        smallest=(1, block),
     )
+    most = region.sizes[parts]
+    group = Group("part", (parts,), min(most, -(-laid.count // rows)))
+    return replace(step, parts=group, most=most)
 
 
 def _combined(

@@ -3,13 +3,13 @@ kernel combines it (the mean of every row's loss, the norm of pooled channels)."
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from fusion_advisor.region import Output, Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused
 from fusion_advisor.schedules.cutting import Copier, loaded, piece, pool_of, space
-from fusion_advisor.schedules.layout import accesses, leading, ordered, reach
+from fusion_advisor.schedules.layout import accesses, leading, ordered, reach, traced
 from fusion_advisor.schedules.reducing import widest
 
 NAME = "finishing"
@@ -25,7 +25,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> P
     """
     late = _late(region)
     sizes = dict(region.sizes)
-    ends = [o for o in region.outputs if late & set(reach(region, o.value))]
+    ends = [o for o in region.outputs if late & reach(region, o.value)]
     early = [o for o in region.outputs if o not in ends]
     handed = {n: _handed(region, n, sizes) for n in _crossing(region, late, ends)}
     if not handed:
@@ -69,20 +69,13 @@ def _late(region: Region) -> set[int]:
 
 def _crossing(region: Region, late: set[int], ends: list[Output]) -> list[int]:
     """Values that the finishing kernel takes from memory: made from early reductions alone."""
-    found: dict[int, None] = {}
-    seen: set[int] = set()
-    todo = [o.value for o in ends]
-    while todo:
-        number = todo.pop()
-        if number in seen:
-            continue
-        seen.add(number)
-        behind = set(reach(region, number))
-        if not late & behind and any(region.exprs[n].op in ("reduce", "scan") for n in behind):
-            found[number] = None
-        else:
-            todo.extend(region.exprs[number].args)
-    return sorted(found)
+
+    def further(number: int) -> Iterable[int] | None:
+        behind = reach(region, number)
+        reduced = any(region.exprs[n].op in ("reduce", "scan") for n in behind)
+        return None if reduced and not late & behind else region.exprs[number].args
+
+    return sorted(traced([output.value for output in ends], further).ends)
 
 
 def _handed(region: Region, number: int, sizes: dict[int, int]) -> Output:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -176,16 +176,35 @@ def _image(region: Region, index: int, size: int, sizes: Mapping[int, int]) -> _
     return frozenset(value for value in values if 0 <= value < size)
 
 
-def reach(region: Region, number: int) -> Iterator[int]:
+def reach(region: Region, number: int) -> set[int]:
     """A value and everything that it is made from."""
-    seen: set[int] = set()
-    todo = [number]
+    return traced([number], lambda one: region.exprs[one].args).passed
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The values that a walk passed, and those at which it ended."""
+
+    passed: set[int]
+    ends: set[int]
+
+
+def traced(wanted: Iterable[int], further: Callable[[int], Iterable[int] | None]) -> Trace:
+    """Walk from some values back along `further`, which says what a value is made from, or None
+    where the walk ends."""
+    trace = Trace(set(), set())
+    todo = list(wanted)
     while todo:
-        one = todo.pop()
-        if one not in seen:
-            seen.add(one)
-            yield one
-            todo.extend(region.exprs[one].args)
+        number = todo.pop()
+        if number in trace.passed or number in trace.ends:
+            continue
+        behind = further(number)
+        if behind is None:
+            trace.ends.add(number)
+        else:
+            trace.passed.add(number)
+            todo.extend(behind)
+    return trace
 
 
 def evaluate_index(

@@ -97,7 +97,7 @@ def _needs(region: Region, number: int, rows: list[int]) -> set[int]:
 
 
 def _needs_of(region: Region, number: int, rows: list[int]) -> set[int]:
-    return set(reach(region, number)) & set(rows)
+    return reach(region, number) & set(rows)
 
 
 def _bare(region: Region, number: int) -> int:

@@ -12,8 +12,7 @@ from fusion_advisor.schedules import row
 from fusion_advisor.schedules.base import (
     Plan,
     Refused,
-    Step,
-    budget_bytes,
+    check_room,
     power_of_two,
     staged_bytes,
 )
@@ -43,10 +42,3 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         raise Refused("no-schedule", f"rows on their way take {held} B of shared memory")
     step = replace(step, schedule=NAME, warps=warps, stages=numbers.stages.count, most=programs)
     return Plan(NAME, region, (step,))
-
-
-def check_room(step: Step, device: Device, rulebook: Rulebook) -> None:
-    """Refused when a row does not fit on chip."""
-    room = budget_bytes(device, rulebook)
-    if step.on_chip_bytes >= room:
-        raise Refused("on-chip", f"a row takes {step.on_chip_bytes} B on chip, of {room} B")

@@ -31,7 +31,7 @@ def widest(region: Region) -> frozenset[int]:
     Refused when there is none.
     """
     rows = [n for op in ("reduce", "scan") for n in region.all(op)]
-    leaves = [n for n in rows if not set(rows) & (set(reach(region, n)) - {n})]
+    leaves = [n for n in rows if not set(rows) & (reach(region, n) - {n})]
     if not leaves:
         raise Refused("no-schedule", "there is no reduction")
 

@@ -6,6 +6,7 @@ the row is made by a kernel for what is left of the region. No program waits for
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -27,7 +28,7 @@ from fusion_advisor.schedules.cutting import (
     space,
     summed,
 )
-from fusion_advisor.schedules.layout import Group, accesses, leading, ordered, reach
+from fusion_advisor.schedules.layout import Group, accesses, leading, ordered, reach, traced
 from fusion_advisor.schedules.online import Moments, Pass, Rescaled, passes
 from fusion_advisor.schedules.reducing import serial_axes, widest
 
@@ -204,18 +205,13 @@ class _Cut:
 
     def _crossing(self, wanted: list[int]) -> list[int]:
         """Row-level values made from the pass's reductions that the rest of the region uses."""
-        region, found, seen = self.region, dict[int, None](), set[int]()
-        todo = list(wanted)
-        while todo:
-            number = todo.pop()
-            if number in seen:
-                continue
-            seen.add(number)
-            if self._complete(number) and self.first.found & set(reach(region, number)):
-                found[number] = None
-            else:
-                todo.extend(region.exprs[number].args)
-        return sorted(found)
+        region = self.region
+
+        def further(number: int) -> Iterable[int] | None:
+            made_here = self.first.found & reach(region, number)
+            return None if self._complete(number) and made_here else region.exprs[number].args
+
+        return sorted(traced(wanted, further).ends)
 
 
 def _shift(pool: Pool, moments: Moments) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import keyword
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -13,24 +10,16 @@ from fusion_advisor.exprs import Expr
 from fusion_advisor.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
-from fusion_advisor.schedules.layout import Access, Group, gaps, reach
-from fusion_advisor.schedules.online import Moments, Pass, Rescaled, passes
+from fusion_advisor.schedules.layout import Access, Group, gaps, traced
+from fusion_advisor.schedules.spelling import (
+    Names,
+    as_operand,
+    bare,
+    filled,
+    language_dtype,
+    literal,
+)
 
-TRITON_DTYPES = {
-    "float64": "fp64",
-    "float32": "fp32",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "fp8e4nv",
-    "float8_e5m2": "fp8e5",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint8": "u8",
-    "bool": "i1",
-}
-_LANGUAGE = {"bool": "int1", "float8_e4m3fn": "float8e4nv", "float8_e5m2": "float8e5"}
 _LIMITS = {
     "int64": ("-9223372036854775808", "9223372036854775807"),
     "int32": ("-2147483648", "2147483647"),
@@ -38,70 +27,16 @@ _LIMITS = {
     "int8": ("-128", "127"),
     "uint8": ("0", "255"),
 }
-_RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
-    [
-        "row",
-        "col",
-        "index",
-        "mask",
-        "row_mask",
-        "col_mask",
-        "rows",
-        "cols",
-        "count",
-        "part",
-        "parts",
-        "chunk",
-        "start",
-        "elements",
-        "ROWS",
-        "COLS",
-        "PART",
-        "BLOCK",
-        "tl",
-        "torch",
-        "triton",
-        "libdevice",
-        "os",
-        "warnings",
-        "reference",
-        "serves",
-        "fall_back",
-        "fallbacks",
-        "problem",
-        "within_reach",
-    ]
-)
-"""What a generated name must not hide."""
 _MOST_UNROLLED = 32
 """Places; a longer walk of a lane stays a loop of the GPU."""
 _LONGEST_PART = 60
 """Columns; a longer part of an expression gets a line and a name of its own."""
-
-
-def language_dtype(dtype: str) -> str:
-    """`tl`'s name of a dtype."""
-    return f"tl.{_LANGUAGE.get(dtype, dtype)}"
+_UNMADE = ("const", "size", "taken", "extent", "place")
+"""What takes no line: numbers, sizes and places, written where they are used."""
 
 
 @dataclass
-class Names:
-    """Names that are unique within one file."""
-
-    used: set[str] = field(default_factory=lambda: set(_RESERVED))
-
-    def claim(self, wish: str) -> str:
-        name = re.sub(r"\W", "_", wish).strip("_") or "value"
-        name = f"v{name}" if name[0].isdigit() else name
-        candidate, number = name, 1
-        while candidate in self.used:
-            candidate, number = f"{name}_{number}", number + 1
-        self.used.add(candidate)
-        return candidate
-
-
-@dataclass
-class _Scope:
+class Scope:
     """A block of lines: where places are worked out first, then the values that it knows."""
 
     texts: dict[int, str] = field(default_factory=dict[int, str])
@@ -136,9 +71,7 @@ class Body:
         default_factory=dict[str, tuple[Access, Group | int]]
     )
     helpers: dict[str, None] = field(default_factory=dict[str, None])
-    scopes: list[_Scope] = field(default_factory=lambda: [_Scope()])
-    _carried: dict[int, str] = field(default_factory=dict[int, str])
-    """What a walk over the row carries for each scan."""
+    scopes: list[Scope] = field(default_factory=lambda: [Scope()])
 
     # -- the program ---------------------------------------------------------------------------
 
@@ -148,22 +81,21 @@ class Body:
         self._rank = {number: n for n, number in enumerate(self.step.order)}
         self._access = dict(zip(self.region.all("load"), self.step.loads, strict=True))
         start = self._program()
-        if self.step.schedule == "blocked":
-            self._walk()
-        elif self.step.schedule == "persistent":
-            self._persist()
-        else:
-            self._emit([output.value for output in self.region.outputs])
-            for output, access in zip(self.region.outputs, self.step.stores, strict=True):
-                self._store(access, self.text(output.value))
+        self._results()
         return [*start, *self.scopes[0].block()]
+
+    def _results(self) -> None:
+        """Every result, from the loads to the stores."""
+        self._emit([output.value for output in self.region.outputs])
+        for output, access in zip(self.region.outputs, self.step.stores, strict=True):
+            self._store(access, self.text(output.value))
 
     @property
     def region(self) -> Region:
         return self.step.region
 
     @property
-    def scope(self) -> _Scope:
+    def scope(self) -> Scope:
         return self.scopes[-1]
 
     @property
@@ -179,22 +111,20 @@ class Body:
                 f"index = tl.program_id(0){wide} * BLOCK + tl.arange(0, BLOCK)",
                 f"mask = index < {self.size(step.outer, 'count')}",
             ]
-        if step.schedule == "persistent":
-            return ["part = tl.program_id(0)", *self._columns("")]
-        lines = [f"row = tl.program_id(0){wide}"]
-        if self.several:
-            lines = [f"row = tl.program_id(0){wide} * ROWS + tl.arange(0, ROWS)[:, None]"]
+        lines = self._row(f"tl.program_id(0){wide}")
         if step.part:
             lines.append("part = tl.program_id(1)")
-        if step.schedule == "blocked":
-            if self.several:
-                lines.append(f"row_mask = row < {self.size(step.outer, 'rows')}")
-            return lines
         lines += self._columns("part * COLS + " if step.part else "")
         if self.several:
             lines.insert(-1, f"row_mask = row < {self.size(step.outer, 'rows')}")
             lines.append("mask = row_mask & col_mask")
         return lines
+
+    def _row(self, number: str) -> list[str]:
+        """The row, or the rows, that the program of this number has."""
+        if self.several:
+            return [f"row = {number} * ROWS + tl.arange(0, ROWS)[:, None]"]
+        return [f"row = {number}"]
 
     def _columns(self, start: str) -> list[str]:
         """The places along the row that the lanes have, from `start` on."""
@@ -257,7 +187,7 @@ class Body:
             elif access.tensor.stride[d]:
                 name = f"{self.tensors[access.name]}_stride_{d}"
                 self.strides.setdefault(name, (access, d))
-                parts.append(f"{_as_operand(place)} * {name}")
+                parts.append(f"{as_operand(place)} * {name}")
         parts += [
             " * ".join([self._serial_place(axis), *self._serial_stride(access, axis)])
             for axis in sorted(self.step.serial & access.walks)
@@ -378,65 +308,62 @@ class Body:
 
     def _emit(self, wanted: Iterable[int]) -> None:
         """Lines for some values and what they are made from, in the order of the source."""
-        stored = {output.value for output in self.region.outputs}
         for number in sorted(self._missing(wanted), key=self._rank.__getitem__):
-            expr = self.region.exprs[number]
-            if expr.op == "load":
-                self._load(number, self._access[number])
-            elif expr.op == "reduce" and set(expr.axes) <= self.step.serial:
-                self._serially(number)
-            elif number in self._carried:
-                self._carry(number, self._masked(expr, self.text(expr.args[0])))
+            self._make(number)
+
+    def _make(self, number: int) -> None:
+        """The line of one value, if it takes one."""
+        expr = self.region.exprs[number]
+        if expr.op == "load":
+            self._load(number, self._access[number])
+        elif expr.op == "reduce" and set(expr.axes) <= self.step.serial:
+            self._serially(number)
+        else:
+            text = self._text(number)
+            stored = any(output.value == number for output in self.region.outputs)
+            if self._inline(number, text) and not stored:
+                self.scope.texts[number] = text
             else:
-                text = self._text(number)
-                if self._inline(number, text) and number not in stored:
-                    self.scope.texts[number] = text
-                else:
-                    self._assign(number, text)
+                self._assign(number, text)
 
     def _missing(self, wanted: Iterable[int]) -> set[int]:
         """What must be written before some values are known here, themselves included."""
-        found: set[int] = set()
-        todo = list(wanted)
-        while todo:
-            number = todo.pop()
-            if number in found or self.known(number):
-                continue
-            found.add(number)
+
+        def further(number: int) -> Iterable[int] | None:
             expr = self.region.exprs[number]
+            if self.known(number):
+                return None
             if expr.op == "reduce" and set(expr.axes) <= self.step.serial:
-                todo.extend(self._around(expr))
-            elif expr.op == "load":
-                access = self._access[number]
-                todo.extend(access.pulled.values())
-                todo.extend([access.guard] if access.guard is not None else [])
-            else:
-                todo.extend(expr.args)
-        return found
+                return self._around(expr)
+            if expr.op != "load":
+                return expr.args
+            access = self._access[number]
+            guard = () if access.guard is None else (access.guard,)
+            return (*access.pulled.values(), *guard)
+
+        return traced(wanted, further).passed
 
     def _around(self, expr: Expr) -> set[int]:
         """What the loop of a serial reduction uses and need not make again at each place."""
-        axes, found, seen = set(expr.axes), set[int](), set[int]()
-        todo = list(expr.args)
-        while todo:
-            number = todo.pop()
-            if number in seen:
-                continue
-            seen.add(number)
+
+        def further(number: int) -> Iterable[int] | None:
             made = self.region.exprs[number]
-            if not self.region.depends[number] & axes:
-                if made.op not in ("const", "size", "extent", "place"):
-                    found.add(number)
-            elif made.op == "reduce" and set(made.axes) <= self.step.serial:
-                todo.extend(self._around(made))  # a loop of its own
-            else:
-                todo.extend(made.args)
-        return found
+            if not self.region.depends[number] & set(expr.axes):
+                return None
+            if made.op == "reduce" and set(made.axes) <= self.step.serial:
+                return self._around(made)  # a loop of its own
+            return made.args
+
+        return self._worked_out(traced(expr.args, further).ends)
+
+    def _worked_out(self, numbers: set[int]) -> set[int]:
+        """Those of some values that take a line."""
+        return {number for number in numbers if self.region.exprs[number].op not in _UNMADE}
 
     def _inline(self, number: int, text: str) -> bool:
         """Is a value written where it is used, without a name of its own?"""
         expr = self.region.exprs[number]
-        if expr.op in ("const", "size", "taken", "extent", "place"):
+        if expr.op in _UNMADE:
             return True
         if len(text) > _LONGEST_PART or expr.op in ("reduce", "scan"):
             return False
@@ -453,7 +380,7 @@ class Body:
         part = expr.monoid or ("at" if expr.dtype == "index" else "part")
         wish = region.results.get(number) or f"{region.labels.get(number, 'value')}_{part}"
         name = self.names.claim(wish)
-        self.scope.lines.append(f"{name} = {_bare(text)}")
+        self.scope.lines.append(f"{name} = {bare(text)}")
         self.scope.texts[number] = name
 
     def _load(self, number: int, access: Access) -> None:
@@ -473,23 +400,23 @@ class Body:
         pointer = f"{self.tensors[access.name]}_ptr"
         where = f"{pointer} + {offset}" if offset else pointer
         masked = f", mask={mask}" if mask else ""
-        self.scope.lines.append(f"tl.store({where}, {_bare(text)}{masked})")
+        self.scope.lines.append(f"tl.store({where}, {bare(text)}{masked})")
 
     def _text(self, number: int) -> str:
         expr = self.region.exprs[number]
         if expr.op == "const":
-            return _literal(expr.literal)
+            return literal(expr.literal)
         if expr.op in ("size", "taken", "extent"):
             return self._extent(expr)
         if expr.op == "place":
             return self._place(expr)
         operands = [self.text(arg) for arg in expr.args]
         if expr.op == "round":
-            return f"{_as_operand(operands[0])}.to({language_dtype(expr.to)}).to(tl.float32)"
+            return f"{as_operand(operands[0])}.to({language_dtype(expr.to)}).to(tl.float32)"
         if expr.op == "cast":
             if self.region.exprs[expr.args[0]].op in ("const", "size", "taken"):  # bare numbers
-                return f"tl.full((), {_bare(operands[0])}, {language_dtype(expr.to)})"
-            return f"{_as_operand(operands[0])}.to({language_dtype(expr.to)})"
+                return f"tl.full((), {bare(operands[0])}, {language_dtype(expr.to)})"
+            return f"{as_operand(operands[0])}.to({language_dtype(expr.to)})"
         if expr.op == "reduce":
             return self._reduce(expr, self._masked(expr, operands[0]))
         if expr.op == "scan":
@@ -513,7 +440,7 @@ class Body:
             template = primitive.scalar
         if template == primitive.text and primitive.helper:
             self.helpers[primitive.helper] = None
-        return _filled(template, operands)
+        return filled(template, operands)
 
     def _of_row(self, number: int) -> bool:
         """One number a row, where a slow instruction costs nothing."""
@@ -575,7 +502,7 @@ class Body:
 
     def _masked(self, expr: Expr, operand: str) -> str:
         """The operand with what changes nothing in the lanes behind the row's end."""
-        return f"tl.where(col_mask, {_bare(operand)}, {self._neutral(expr)})"
+        return f"tl.where(col_mask, {bare(operand)}, {self._neutral(expr)})"
 
     def _reduce(self, expr: Expr, operand: str) -> str:
         monoid = MONOIDS[expr.monoid]
@@ -614,8 +541,17 @@ class Body:
         monoid = MONOIDS[expr.monoid]
         if monoid.helper:
             self.helpers[monoid.helper] = None
-            return f"{monoid.helper}({left}, {_bare(right)})"
+            return f"{monoid.helper}({left}, {bare(right)})"
         return f"{left} + {right}"
+
+    def _begin(self, number: int) -> str:
+        """An accumulator for each lane, neutral to begin with."""
+        expr = self.region.exprs[number]
+        wish = f"{self.region.labels.get(number, 'value')}_{expr.monoid}s"
+        name, kind = self.names.claim(wish), language_dtype(expr.dtype)
+        shape = self._shape_of(expr.args[0])
+        self.scope.lines.append(f"{name} = tl.full({shape}, {self._neutral(expr)}, {kind})")
+        return name
 
     def _serial_place(self, axis: int) -> str:
         for scope in reversed(self.scopes):
@@ -634,7 +570,7 @@ class Body:
         kind = language_dtype(expr.dtype)
         shape = self._shape_of(operand)
         self.scope.lines.append(f"{name} = tl.full({shape}, {self._neutral(expr)}, {kind})")
-        inside = _Scope()
+        inside = Scope()
         behind = 1
         for axis, size in reversed(list(zip(axes, sizes, strict=True))):
             text = tap if behind == 1 else f"{tap} // {behind}"
@@ -655,373 +591,3 @@ class Body:
         self.scope.lines.append(f"for {tap} in {walk}({count}):")
         self.scope.lines += [f"    {line}" for line in inside.block()]
         self.scope.texts[number] = name
-
-    # -- rows in chunks --------------------------------------------------------------------------
-
-    def _walk(self) -> None:
-        """One loop over the row for each pass, and one for what lies along it."""
-        region = self.region
-        for one in passes(region, self._inner):
-            self._pass(one)
-        pairs = list(zip(region.outputs, self.step.stores, strict=True))
-        apart = [(o, a) for o, a in pairs if not self._inner & region.depends[o.value]]
-        along = [(o, a) for o, a in pairs if self._inner & region.depends[o.value]]
-        self._emit([output.value for output, _ in apart])
-        for output, access in apart:
-            self._store(access, self.text(output.value))
-        if not along:
-            return
-        self._emit(self._of_rows([output.value for output, _ in along]))
-        self._carried = {n: self._begin_scan(n) for n in region.all("scan")}
-        inside = self._open()
-        self._emit([output.value for output, _ in along])
-        for output, access in along:
-            self._store(access, self.text(output.value))
-        scans = {region.exprs[n].reverse for n in self._carried}
-        again = not scans and any(passes(region, self._inner))
-        self._close(inside, backwards=again or True in scans)
-
-    def _of_rows(self, wanted: Iterable[int]) -> set[int]:
-        """What some values along the row use of the row as a whole."""
-        found: set[int] = set()
-        seen: set[int] = set()
-        todo = list(wanted)
-        while todo:
-            number = todo.pop()
-            if number in seen or self.known(number):
-                continue
-            seen.add(number)
-            expr = self.region.exprs[number]
-            if self._inner & self.region.depends[number]:
-                todo.extend(expr.args)
-            elif expr.op not in ("const", "size", "taken", "extent", "place"):
-                found.add(number)
-        return found
-
-    def _open(self) -> _Scope:
-        inside = _Scope(places={"col": "col"})
-        inside.head += self._columns("start + ")
-        if self.several:
-            inside.head.append("mask = row_mask & col_mask")
-        self.scopes.append(inside)
-        return inside
-
-    def _begin_scan(self, number: int) -> str:
-        """What the chunks walked so far add to each element of the next."""
-        expr = self.region.exprs[number]
-        name, kind = self.names.claim(f"{self.region.labels[number]}_carried"), expr.dtype
-        neutral, shape = self._neutral(expr), self._row_shape()
-        self.scope.lines.append(f"{name} = tl.full({shape}, {neutral}, {language_dtype(kind)})")
-        return name
-
-    def _carry(self, number: int, operand: str) -> None:
-        """A scan of one chunk, on from what was carried there; the chunk's own total joins it."""
-        expr, name = self.region.exprs[number], self._carried[number]
-        scanned = self.names.claim(f"{self.region.labels[number]}_chunk")
-        self.scope.lines.append(f"{scanned} = {operand}")
-        here = self._combined(expr, name, self._scan(expr, scanned))
-        self._assign(number, here)
-        total = self._combined(expr, name, self._reduce(expr, scanned))
-        self.scope.lines.append(f"{name} = {total}")
-
-    def _close(self, inside: _Scope, *, backwards: bool = False) -> None:
-        """The loop over the row's chunks; `backwards` begins with those that the L2 still holds."""
-        self.scopes.pop()
-        cols = self.size(self.step.inner, "cols")
-        if backwards:
-            staged = f", num_stages={self.step.stages}" if self.step.stages > 1 else ""
-            self.scope.lines += [
-                f"for chunk in tl.range(0, tl.cdiv({cols}, COLS){staged}):",
-                f"    start = (tl.cdiv({cols}, COLS) - 1 - chunk) * COLS",
-                *(f"    {line}" for line in inside.block()),
-            ]
-            return
-        bounds = f"0, {cols}"
-        if self.step.part:
-            bounds = f"part * PART, tl.minimum(part * PART + PART, {cols})"
-        staged = f", num_stages={self.step.stages}" if self.step.stages > 1 else ""
-        self.scope.lines.append(f"for start in tl.range({bounds}, COLS{staged}):")
-        self.scope.lines += [f"    {line}" for line in inside.block()]
-
-    # -- rows one after the other ----------------------------------------------------------------
-
-    def _persist(self) -> None:
-        """A loop over a program's rows, which carries what is combined down the columns."""
-        region, step = self.region, self.step
-        outer = frozenset(axis for group in step.outer for axis in group.axes)
-        pairs = list(zip(region.outputs, step.stores, strict=True))
-        carried = [n for n in region.all("reduce") if outer & set(region.exprs[n].axes)]
-        early = [(o, a) for o, a in pairs if o.value not in carried]
-        operands = [region.exprs[n].args[0] for n in carried]
-        wanted = [*operands, *(o.value for o, _ in early)]
-        self._emit(self._apart_from(wanted, outer))
-        names = {n: self._begin(n) for n in carried}
-        inside = _Scope(places={"row": "row"})
-        rows, far = self.size(step.outer, "rows"), ".to(tl.int64)" if self.wide else ""
-        if self.several:
-            inside.head += [
-                f"row = start + tl.arange(0, ROWS)[:, None]{far}",
-                f"row_mask = row < {rows}",
-                "mask = row_mask & col_mask",
-            ]
-        elif self.wide:
-            inside.head.append("row = start + tl.full((), 0, tl.int64)")
-        self.scopes.append(inside)
-        self._emit(wanted)
-        for number, name in names.items():
-            expr = region.exprs[number]
-            value = self.text(expr.args[0])
-            if self.several:
-                value = f"tl.where(row_mask, {_bare(value)}, {self._neutral(expr)})"
-            inside.lines.append(f"{name} = {self._combined(expr, name, value)}")
-        for output, access in early:
-            self._store(access, self.text(output.value))
-        self.scopes.pop()
-        bounds = f"part, {rows}, tl.num_programs(0)"
-        if self.several:
-            bounds = f"part * ROWS, {rows}, tl.num_programs(0) * ROWS"
-        walked = "start" if self.several or self.wide else "row"
-        staged = f", num_stages={step.stages}" if step.stages > 1 else ""
-        self.scope.lines.append(f"for {walked} in tl.range({bounds}{staged}):")
-        self.scope.lines += [f"    {line}" for line in inside.block()]
-        for output, access in pairs:
-            if output.value in names:
-                text = names[output.value]
-                if self.several:
-                    text = self._down(region.exprs[output.value], text)
-                self._store(access, text)
-
-    def _apart_from(self, wanted: Iterable[int], axes: frozenset[int]) -> set[int]:
-        """What some values are made from that does not vary along some axes."""
-        found: set[int] = set()
-        seen: set[int] = set()
-        todo = list(wanted)
-        while todo:
-            number = todo.pop()
-            if number in seen:
-                continue
-            seen.add(number)
-            expr = self.region.exprs[number]
-            if self.region.depends[number] & axes or expr.op == "reduce":
-                todo.extend(expr.args)
-            elif expr.op not in ("const", "size", "taken", "extent", "place"):
-                found.add(number)
-        return found
-
-    def _down(self, expr: Expr, operand: str) -> str:
-        """The rows of a tile combined."""
-        monoid = MONOIDS[expr.monoid]
-        if monoid.helper:
-            self.helpers[monoid.helper] = None
-        template = monoid.text.replace("axis=1", "axis=0").replace("{0}, 1,", "{0}, 0,")
-        return template.format(operand)
-
-    def _pass(self, one: Pass) -> None:
-        """A loop that carries what the reductions of one pass have so far."""
-        region = self.region
-        operands = [region.exprs[n].args[0] for n in one.plain]
-        operands += [region.exprs[r.total].args[0] for r in one.rescaled]
-        operands += [m.value for m in one.moments]
-        carried = {r.peak for r in one.rescaled}
-        self._emit(self._of_rows(operands) - self._made_from(carried))
-        totals = {n: self._begin(n) for n in one.plain if n not in carried}
-        peaks = {n: self._begin_peak(n) for n in sorted(carried)}
-        sums = {r.total: self._begin(r.total) for r in one.rescaled}
-        spreads = [(m, self._begin_moments(m)) for m in one.moments]
-        inside = self._open()
-        for number, name in totals.items():
-            expr = region.exprs[number]
-            self._emit(expr.args)
-            value = self._masked(expr, self.text(expr.args[0]))
-            inside.lines.append(f"{name} = {self._combined(expr, name, value)}")
-        for number, name in peaks.items():
-            self._grow(number, name, [r for r in one.rescaled if r.peak == number], sums)
-        for moments, spread in spreads:
-            self._deviate(moments, spread)
-        self._close(inside)
-        for number, name in totals.items():
-            self._assign(number, self._reduce(region.exprs[number], name))
-        for number, name in peaks.items():
-            self.scope.texts[number] = name
-        for rescaled in one.rescaled:
-            self._finish_rescaled(rescaled, sums[rescaled.total])
-        for moments, spread in spreads:
-            self._finish_moments(moments, spread)
-
-    def _made_from(self, numbers: set[int]) -> set[int]:
-        return {n for n in self.region.live if numbers & set(reach(self.region, n))}
-
-    def _begin(self, number: int) -> str:
-        """An accumulator for each lane, neutral to begin with."""
-        expr = self.region.exprs[number]
-        wish = f"{self.region.labels.get(number, 'value')}_{expr.monoid}s"
-        name, kind = self.names.claim(wish), language_dtype(expr.dtype)
-        shape = self._shape_of(expr.args[0])
-        self.scope.lines.append(f"{name} = tl.full({shape}, {self._neutral(expr)}, {kind})")
-        return name
-
-    def _row_shape(self) -> str:
-        return "[ROWS, 1]" if self.several else "()"
-
-    def _begin_peak(self, number: int) -> str:
-        expr = self.region.exprs[number]
-        name = self.names.claim(
-            self.region.results.get(number) or f"{self.region.labels.get(number, 'value')}_max"
-        )
-        kind = language_dtype(expr.dtype)
-        self.scope.lines.append(f'{name} = tl.full({self._row_shape()}, float("-inf"), {kind})')
-        return name
-
-    def _grow(
-        self, peak: int, name: str, followers: Sequence[Rescaled], sums: dict[int, str]
-    ) -> None:
-        """A running maximum, and the sums whose terms it scales."""
-        region, lines = self.region, self.scope.lines
-        expr = region.exprs[peak]
-        self._emit(expr.args)
-        chunk = self._reduce(expr, self._masked(expr, self.text(expr.args[0])))
-        grown = self.names.claim(f"{name}_grown")
-        lines.append(f"{grown} = {self._combined(expr, name, chunk)}")
-        for rescaled in followers:
-            before = self._shift(rescaled, name)
-            after = self._shift(rescaled, grown)
-            scale = self.names.claim("scale")
-            power = f"tl.exp({before} - {after})"
-            lines.append(f'{scale} = tl.where({name} == float("-inf"), 0.0, {power})')
-            total = region.exprs[rescaled.total]
-            self.scopes.append(_Scope(texts={rescaled.shift: after}))
-            self._emit(total.args)
-            inner = self.scopes.pop()
-            lines += inner.block()
-            term = self._masked(total, inner.texts[total.args[0]])
-            held = sums[rescaled.total]
-            lines.append(f"{held} = {held} * {scale} + {term}")
-        lines.append(f"{name} = {grown}")
-
-    def _shift(self, rescaled: Rescaled, peak: str) -> str:
-        """What a maximum makes the terms shift by; 0 while there is none."""
-        safe = self.names.claim(f"{peak}_safe")
-        line = f'{safe} = tl.where({peak} == float("-inf"), 0.0, {peak})'
-        self.scope.lines.append(line)
-        if rescaled.shift == rescaled.peak:
-            return safe
-        self.scopes.append(_Scope(texts={rescaled.peak: safe}))
-        self._emit([rescaled.shift])
-        inner = self.scopes.pop()
-        self.scope.lines += inner.block()
-        return inner.texts[rescaled.shift]
-
-    def _finish_rescaled(self, rescaled: Rescaled, name: str) -> None:
-        text = self._reduce(self.region.exprs[rescaled.total], name)
-        if rescaled.shift == rescaled.peak:
-            peak = self.text(rescaled.peak)
-            text = f'tl.where({peak} == float("-inf"), float("nan"), {text})'
-        self._assign(rescaled.total, text)
-
-    def _begin_moments(self, moments: Moments) -> tuple[str, str, str]:
-        """For each lane how many elements it has seen, their mean, their squared deviations."""
-        label = self.region.labels.get(moments.squares, "value")
-        shape = self._shape_of(moments.value)
-        kind = language_dtype(self.region.exprs[moments.squares].dtype)
-        names = tuple(self.names.claim(f"{label}_{what}") for what in ("seen", "mean", "spread"))
-        self.scope.lines += [f"{name} = tl.full({shape}, 0.0, {kind})" for name in names]
-        return names[0], names[1], names[2]
-
-    def _deviate(self, moments: Moments, names: tuple[str, str, str]) -> None:
-        """Welford's update in each lane."""
-        seen, mean, spread = names
-        self._emit([moments.value])
-        value, apart = self.names.claim("element"), self.names.claim("apart")
-        self.scope.lines += [
-            f"{value} = tl.where(col_mask, {_bare(self.text(moments.value))}, {mean})",
-            f"{seen} = {seen} + tl.where(col_mask, 1.0, 0.0)",
-            f"{apart} = {value} - {mean}",
-            f"{mean} = {mean} + {apart} / tl.maximum({seen}, 1.0)",
-            f"{spread} = {spread} + {apart} * ({value} - {mean})",
-        ]
-
-    def _finish_moments(self, moments: Moments, names: tuple[str, str, str]) -> None:
-        """The lanes' means and deviations moved to the mean of the row."""
-        seen, mean, spread = names
-        expr = self.region.exprs[moments.squares]
-        self._assign(moments.total, self._reduce(expr, f"{seen} * {mean}"))
-        total = self.text(moments.total)
-        count, centre = self.names.claim("count"), self.names.claim("centre")
-        moved = f"{spread} + {seen} * ({mean} - {centre}) * ({mean} - {centre})"
-        self.scope.lines += [
-            f"{count} = {self._reduce(expr, seen)}",
-            f"{centre} = {total} / {count}",
-        ]
-        self._assign(moments.squares, self._reduce(expr, moved))
-        if moments.rest is not None:
-            self.scope.texts[moments.rest] = "0.0"
-
-
-def _filled(template: str, operands: Sequence[str]) -> str:
-    """The operands in their places, without parentheses where they are whole arguments."""
-    whole = {int(n) for n in re.findall(r"(?<=[(,])\s*\{(\d)\}(?=[,)])", template)}
-    if template.startswith("("):
-        whole = set[int]()
-    ready = [_bare(text) if n in whole else text for n, text in enumerate(operands)]
-    return template.format(*ready)
-
-
-def _literal(text: str) -> str:
-    if text in ("inf", "-inf", "nan"):
-        return f'float("{text}")'
-    return text
-
-
-def _bare(text: str) -> str:
-    """Without parentheses that enclose the whole."""
-    if not (text.startswith("(") and text.endswith(")")):
-        return text
-    depth = 0
-    for place, letter in enumerate(text):
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if depth == 0 and place < len(text) - 1:
-            return text
-    return text[1:-1]
-
-
-def _as_operand(text: str) -> str:
-    return text if re.fullmatch(r"[\w.]+(\(.*\))?|\(.*\)", text) else f"({text})"
-
-
-def fitted(line: str, width: int = 100) -> list[str]:
-    """A line of Python broken at its widest brackets until every part fits."""
-    opening, closing = _widest_brackets(line) if len(line) > width else (0, 0)
-    if not closing:
-        return [line]
-    margin = " " * (len(line) - len(line.lstrip()))
-    inside, rest = line[opening + 1 : closing], line[closing:]
-    parts = _at_commas(inside)
-    comma = "," if len(parts) > 1 or inside.endswith(",") else ""
-    found = [line[: opening + 1]]
-    for part in parts:
-        found += fitted(f"{margin}    {part}{comma}", width)
-    return [*found, *fitted(margin + rest, width)]
-
-
-def _widest_brackets(line: str) -> tuple[int, int]:
-    """Where the outermost pair with the most inside opens and closes; zeros without one."""
-    best, stack = (0, 0), list[int]()
-    for place, letter in enumerate(line):
-        if letter in "([":
-            stack.append(place)
-        elif letter in ")]" and stack:  # a line may begin with what closes an earlier one
-            start = stack.pop()
-            if not stack and place - start > max(best[1] - best[0], 1):
-                best = start, place
-    return best
-
-
-def _at_commas(text: str) -> list[str]:
-    parts, depth, start = list[str](), 0, 0
-    for place, letter in enumerate(text):
-        depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0)
-        if letter == "," and not depth:
-            parts.append(text[start:place].strip())
-            start = place + 1
-    last = text[start:].strip()
-    return [*parts, last] if last else parts

@@ -7,21 +7,15 @@ that lies across the others (a transpose) is read in lines as long as those that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
-from fusion_advisor.schedules.base import (
-    Plan,
-    Refused,
-    Step,
-    emission_order,
-    peak_bytes,
-    power_of_two,
-)
+from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two
 from fusion_advisor.schedules.layout import Access, Group, accesses, collapse, leading, ordered
 from fusion_advisor.schedules.reducing import serial_axes
-from fusion_advisor.schedules.row import check_results, extents
+from fusion_advisor.schedules.rows import rows_of
 
 NAME = "tiled"
 _MOST_PARTS = 65535
@@ -84,46 +78,20 @@ def tile(
 ) -> Step:
     """A kernel without a reduction along the row, whose programs take parts of rows; neighbouring
     rows follow the axis `across`."""
-    outer = region.space - inner - serial
-    check_results(region, outer, inner)
-    loads, stores = accesses(region)
-    everything = (*loads, *stores)
-    lead = leading(everything)
+    laid = rows_of(region, inner, serial)
     numbers = rulebook.schedules.tiled
-    row = collapse(ordered(sorted(inner), lead), everything, region, "col")
-    rows_of = list(ordered(sorted(outer), lead))
-    if across is not None:
-        rows_of.remove(across)
-        rows_of.append(across)
-    length = prod(group.size for group in row)
+    order = laid.across
     elements, rows = numbers.elements.count, 1
     if across is not None:
+        order = (*(axis for axis in order if axis != across), across)
         elements = numbers.side.count**2
         rows = min(numbers.side.count, power_of_two(region.sizes[across]))
-    block = min(power_of_two(length), elements // rows)
+    block = min(power_of_two(laid.length), elements // rows)
     if across is None:
-        most = power_of_two(prod(region.sizes[a] for a in outer))
-        rows = min(max(elements // block, 1), most)
-    block = max(block, power_of_two(-(-length // _MOST_PARTS)))
-    order = emission_order(region)
-    peak = peak_bytes(region, order, extents(region, order, inner, rows, block))
-    smallest = min(rows * block, device.warp_size)
+        rows = min(max(elements // block, 1), power_of_two(laid.count))
+    block = max(block, power_of_two(-(-laid.length // _MOST_PARTS)))
     warps = max(1, rows * block // (numbers.elements_per_thread.count * device.warp_size))
-    return Step(
-        schedule=NAME,
-        region=region,
-        loads=loads,
-        stores=stores,
-        outer=collapse(rows_of, everything, region, "row"),
-        inner=row,
-        order=order,
-        rows=rows,
-        block=block,
-        warps=warps,
-        stages=1,
-        smallest_tile=smallest,
-        on_chip_bytes=peak * smallest // (rows * block),
-        registers=-(-peak // (4 * warps * device.warp_size)),
-        serial=serial,
-        part=block,
-    )
+    step = laid.step(NAME, device, rows=rows, block=block, warps=warps, across=order)
+    smallest = min(rows * block, device.warp_size)
+    held = step.on_chip_bytes * smallest // (rows * block)
+    return replace(step, part=block, smallest_tile=smallest, on_chip_bytes=held)

@@ -14,8 +14,8 @@ from fusion_advisor.capture import capture_module
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.emit import emit
+from fusion_advisor.expansions import describe
 from fusion_advisor.kernels import Kernel
-from fusion_advisor.launching import describe
 from fusion_advisor.records import Arg, Graph, Node, Ref, Symbol, Tensor
 from fusion_advisor.rulebook import load_rulebook
 from fusion_advisor.scenario import Scenario

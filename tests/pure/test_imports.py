@@ -27,6 +27,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "opaque models recurrent",
         "transformers_models",
         "loading",
+        "expansions",
+        "whole_operators",
         "launching",
         "tracing",
         "capture",
@@ -42,6 +44,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "decide",
         "group",
         "reference",
+        "kernel_file",
+        "launcher cases",
         "emit",
         "mutating",
         # proof: `checking` and `compiling` are the child processes of `verify`
@@ -68,7 +72,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 """A module imports modules of earlier layers only; a folder of like units counts as one module."""
 
 USES_TORCH = frozenset(
-    {"opaque", "models", "recurrent", "transformers_models", "launching", "tracing", "capture"}
+    {"opaque", "models", "recurrent", "transformers_models", "tracing", "capture"}
+    | {"expansions", "whole_operators", "launching"}
     | {"interpreting", "checking", "compiling", "measure", "backend"}
 )
 """Who may import torch or triton, at the top or inside a function."""

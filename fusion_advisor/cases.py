@@ -1,0 +1,208 @@
+"""What an emitted file is checked and compiled with: inputs of several sizes, and signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from fusion_advisor.kernel_file import (
+    INT32_MAX,
+    JitFunction,
+    KernelFile,
+    dense,
+    spanned,
+)
+from fusion_advisor.kernels import Case, Launch
+from fusion_advisor.records import Tensor
+from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.schedules.base import Plan, by_tensor, loaded_bytes
+from fusion_advisor.schedules.layout import Access, gaps, reach
+from fusion_advisor.schedules.spelling import TRITON_DTYPES
+
+
+def row_dims(plan: Plan, access: Access) -> tuple[int, ...]:
+    """The dimensions of a result that hold elements of one row."""
+    inner = {axis for step in plan.steps for group in step.inner for axis in group.axes}
+    return tuple(d for d, dim in enumerate(access.dims) if inner & set(dim))
+
+
+def launch(kernel: JitFunction) -> Launch:
+    """The kernel as the device will compile it for the graph's sizes."""
+    step, body = kernel.step, kernel.body
+    signature = [
+        (name, f"*{TRITON_DTYPES[access.tensor.dtype]}") for name, access in kernel.pointers.items()
+    ]
+    sizes = step.region.sizes
+    values: dict[str, int] = {n: prod(sizes[a] for a in axes) for n, axes in body.sizes.items()}
+    values |= {
+        name: access.tensor.stride[along] if isinstance(along, int) else along.step(access)
+        for name, (access, along) in body.strides.items()
+    }
+    signature += [(name, "i32" if v <= INT32_MAX else "i64") for name, v in values.items()]
+    signature += [(name, "constexpr") for name in kernel.constants]
+    pointers = [name for name, kind in signature if kind.startswith("*")]
+    return Launch(
+        jit_name=kernel.name,
+        signature=tuple(signature),
+        constants=tuple((name, value) for name, (_, value) in kernel.constants.items()),
+        num_warps=step.warps,
+        num_stages=step.stages,
+        fp_fusion=True,
+        divisible=(*pointers, *(n for n, v in values.items() if v % 16 == 0)),
+    )
+
+
+def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, ...]:
+    """Sizes to check: rows as long as the graph's with few of them, odd sizes throughout, and one
+    row; the graph's own on request."""
+    numbers = rulebook.verify
+    hints = file.region.sizes
+    free = set(file.origins)
+    first = file.plan.steps[0]
+    inner = set(spanned(first.inner))
+    outer_free = [a for g in reversed(first.outer) for a in reversed(g.axes) if a in free]
+    fixed_row = prod(hints[a] for a in inner)
+    affordable = numbers.interpreted_elements.count // max(fixed_row, 1)
+    several_programs = 2 * first.rows + 1
+    rows = max(several_programs, min(numbers.interpreted_rows.count, affordable))
+    if first.schedule == "flat":
+        rows = 2 * first.block + 77
+    row_free = [a for a in spanned(first.inner) if a in free]
+    unit = first.part or first.block
+    fixed = fixed_row // prod(hints[a] for a in row_free)
+    most = 4 * numbers.interpreted_elements.count
+    divided = first.schedule == "blocked" or first.part > 0
+    long = divided and fixed_row * rows > most
+    row = _shortened(row_free, hints, (2 * unit + 77) // fixed) if long else {}
+    odd = _shortened(row_free, hints, (unit + 77) // fixed) if divided else {}
+    chosen = {
+        "graph's rows": {**hints, **_shrunk(outer_free, hints, rows), **row},
+        "odd sizes": {
+            **hints,
+            **_shrunk(outer_free, hints, max(rows - 1, 3)),
+            **(odd or {a: _odd(hints[a]) for a in row_free}),
+        },
+        "one row": {**hints, **dict.fromkeys(outer_free, 1), **row},
+    }
+    if full_size:
+        chosen["the graph's sizes"] = dict(hints)
+    seen: dict[tuple[tuple[int, int], ...], str] = {}
+    for name, sizes in chosen.items():
+        seen.setdefault(tuple(sorted(sizes.items())), name)
+    return tuple(_case(file, name, dict(sizes)) for sizes, name in seen.items())
+
+
+def _shrunk(axes: Sequence[int], hints: Mapping[int, int], budget: int) -> dict[int, int]:
+    """Sizes whose product stays near the budget, the inner axes served first; odd where cut.
+
+    No axis is cut below two: an axis of one hides where its elements are.
+    """
+    found: dict[int, int] = {}
+    for place, axis in enumerate(axes):
+        share = budget if place == len(axes) - 1 else round(budget**0.5)
+        size = min(hints[axis], max(2, share))
+        if 2 < size < hints[axis] and size % 2 == 0:
+            size -= 1
+        found[axis] = size
+        budget = max(1, budget // size)
+    return found
+
+
+def _shortened(axes: Sequence[int], hints: Mapping[int, int], wanted: int) -> dict[int, int]:
+    """Sizes of a row's axes with about `wanted` elements, the outermost cut first."""
+    found = {axis: hints[axis] for axis in axes}
+    for axis in axes:
+        others = prod(found.values()) // max(found[axis], 1)
+        found[axis] = min(found[axis], max(1, -(-wanted // max(others, 1))))
+    return found
+
+
+def _odd(size: int) -> int:
+    """A smaller size that is no power of two and leaves a tail."""
+    return 77 if size > 128 else max(1, size - 1 if size % 2 == 0 else size - 2)
+
+
+def _case(file: KernelFile, name: str, sizes: Mapping[int, int]) -> Case:
+    sizes = {**sizes, **_parts(file, sizes)}
+    tensors: dict[str, Tensor] = {}
+    loaded: int | None = 0
+    for kernel in file.kernels:
+        for loads in by_tensor(kernel.step.loads).values():
+            tensor = _resized(kernel, loads, sizes)
+            tensors.setdefault(kernel.named(loads[0]), tensor)
+            touched = loaded_bytes(kernel.step.region, loads, tensor, sizes)
+            loaded = None if loaded is None or touched is None else loaded + touched
+    tensors |= {
+        name: dense(a.tensor, tuple(prod(sizes[axis] for axis in dim) for dim in a.dims))
+        if isinstance(a, Access)
+        else a
+        for name, a in file.unread.items()
+    }
+    stored = sum(
+        prod(sizes[a] for dim in access.dims for a in dim) * access.tensor.itemsize
+        for _, access in file.stores
+    )
+    return Case(
+        name=name,
+        inputs=tuple(tensors[given] for given in file.input_names),
+        loaded_bytes=loaded,
+        stored_bytes=stored,
+        ranges=tuple(_range(file, number) for number in range(len(file.input_names))),
+    )
+
+
+def _parts(file: KernelFile, sizes: Mapping[int, int]) -> dict[int, int]:
+    """The number of parts that rows of these sizes have."""
+    found: dict[int, int] = {}
+    for step in (kernel.step for kernel in file.kernels):
+        if step.parts:
+            (axis,) = step.parts.axes
+            walked, share = (step.inner, step.part)
+            if step.schedule == "persistent":
+                walked, share = step.outer, step.rows
+            found[axis] = -(-prod(sizes[a] for a in spanned(walked)) // share)
+            if step.schedule == "persistent":
+                found[axis] = min(found[axis], file.hints[axis])
+    return found
+
+
+def _range(file: KernelFile, number: int) -> tuple[int, int] | None:
+    """The values of an integer input that stands in an index: places of what it indexes."""
+    region = file.region
+    for load in region.all("load"):
+        expr = region.exprs[load]
+        for d, index in enumerate(expr.indices):
+            if any(
+                region.exprs[i].op == "load" and region.exprs[i].input == number
+                for i in reach(region, index)
+            ):
+                return 0, region.inputs[expr.input].shape[d]
+    return None
+
+
+def _resized(kernel: JitFunction, loads: Sequence[Access], sizes: Mapping[int, int]) -> Tensor:
+    """A tensor at other sizes, laid out as the launcher expects: free strides stay."""
+    access = min(loads, key=lambda load: len(load.pulled))
+    region = kernel.step.region
+    dims = region.input_dims[region.input_names.index(access.name)]
+    steps = gaps(access, kernel.step.groups)
+    stride_of: dict[int, int] = {}
+    for group in kernel.step.groups:
+        if group.name not in steps:
+            continue
+        later = steps[group.name]
+        step = (
+            group.step(access) if later is None else prod(sizes[a] for g in later for a in g.axes)
+        )
+        for axis in reversed(group.axes):
+            stride_of[axis] = step
+            step *= sizes[axis]
+    shape = tuple(
+        prod(sizes[a] for a in dim) if dim and set(dim) <= sizes.keys() else size
+        for dim, size in zip(dims, access.tensor.shape, strict=True)
+    )
+    stride = tuple(
+        stride_of.get(dim[-1], step) if dim and step else step
+        for dim, step in zip(access.dims, access.tensor.stride, strict=True)
+    )
+    return Tensor(shape, stride, access.tensor.dtype)

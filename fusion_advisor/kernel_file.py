@@ -1,0 +1,160 @@
+"""What the parts of one emitted file share: its kernels, its names, its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from fusion_advisor.express import Expressed
+from fusion_advisor.records import Tensor
+from fusion_advisor.region import Region
+from fusion_advisor.schedules.base import Plan, Step
+from fusion_advisor.schedules.layout import Access, Group
+from fusion_advisor.schedules.layout import access as laid_over
+from fusion_advisor.schedules.text import Body
+
+INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class JitFunction:
+    """One jit function of the file."""
+
+    name: str
+    step: Step
+    body: Body
+    lines: tuple[str, ...]
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        return (*self.step.loads, *self.step.stores)
+
+    def named(self, access: Access) -> str:
+        return self.body.tensors[access.name]
+
+    @property
+    def pointers(self) -> dict[str, Access]:
+        """Each tensor argument once."""
+        found: dict[str, Access] = {}
+        for access in self.accesses:
+            found.setdefault(f"{self.named(access)}_ptr", access)
+        return found
+
+    @property
+    def constants(self) -> dict[str, tuple[str, int]]:
+        """Each constant of the tile: how the launcher writes it, and its value for the graph."""
+        step = self.step
+        if step.schedule == "flat":
+            return {"BLOCK": (str(step.block), step.block)}
+        found: dict[str, tuple[str, int]] = {}
+        if step.rows > 1:
+            found["ROWS"] = (str(step.rows), step.rows)
+        if step.part and step.schedule == "blocked":
+            found["PART"] = (str(step.part), step.part)
+        whole = step.schedule in ("row", "persistent") and not step.part
+        text = "triton.next_power_of_2({cols})" if whole else str(step.block)
+        return {**found, "COLS": (text, step.block)}
+
+
+@dataclass(frozen=True)
+class KernelFile:
+    """What the parts of one file share."""
+
+    name: str
+    plan: Plan
+    expressed: Expressed
+    kernels: tuple[JitFunction, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    sizes: Mapping[int, str]
+    """Every axis by its name in the launcher, or by its literal size."""
+    origins: Mapping[int, tuple[str, int]]
+    """Axes that are whole dimensions of an input: the input's name and the dimension."""
+
+    @property
+    def region(self) -> Region:
+        return self.plan.region
+
+    @property
+    def hints(self) -> dict[int, int]:
+        """Every axis at the graph's size, those along which kernels share work too."""
+        return {a: n for kernel in self.kernels for a, n in kernel.step.region.sizes.items()}
+
+    def inputs_of(self, kernel: JitFunction) -> Iterator[Access]:
+        """The loads that read an input of the file, not what another kernel left."""
+        return (load for load in kernel.step.loads if load.name.startswith("in"))
+
+    @property
+    def unread(self) -> dict[str, Access | Tensor]:
+        """Inputs of which the kernels need no element, by name: their size or layout may matter.
+        A Tensor when it lies over axes that the kernels do not have."""
+        region = self.region
+        read = {load.name for kernel in self.kernels for load in kernel.step.loads}
+        return {
+            name: laid_over(f"in{i}", tensor, dims, region.sizes)
+            if {axis for dim in dims for axis in dim} <= region.sizes.keys()
+            else tensor
+            for i, (name, tensor, dims) in enumerate(
+                zip(self.input_names, region.inputs, region.input_dims, strict=True)
+            )
+            if f"in{i}" not in read
+        }
+
+    @property
+    def stores(self) -> list[tuple[str, Access]]:
+        """Every tensor that a kernel writes, by its name, in the order of the launches."""
+        return [(k.named(access), access) for k in self.kernels for access in k.step.stores]
+
+
+def product(texts: Sequence[str]) -> str:
+    """A product, literals folded."""
+    literal = prod(int(t) for t in texts if t.isdigit())
+    named = [t for t in texts if not t.isdigit()]
+    return " * ".join(named + ([str(literal)] if literal != 1 or not named else []))
+
+
+def extent(file: KernelFile, axes: Iterable[int]) -> str:
+    return product([file.sizes[axis] for axis in axes])
+
+
+def spanned(groups: Sequence[Group]) -> list[int]:
+    return [axis for group in groups for axis in group.axes]
+
+
+def memory_order(tensor: Tensor) -> list[int]:
+    """Dimensions from the largest step to the smallest."""
+    return sorted(range(len(tensor.shape)), key=lambda d: (-tensor.stride[d], d))
+
+
+def dense(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of this shape without gaps, its dimensions in the order of another's."""
+    stride, step = [0] * len(shape), 1
+    for d in reversed(memory_order(tensor)):
+        stride[d] = step if tensor.stride[d] else 0
+        step *= shape[d]
+    return replace(tensor, shape=shape, stride=tuple(stride))
+
+
+def wide(steps: Sequence[Step]) -> bool:
+    """Does any tensor reach beyond 32-bit offsets?"""
+    return any(
+        _reach(access.tensor) > INT32_MAX
+        for step in steps
+        for access in (*step.loads, *step.stores)
+    )
+
+
+def _reach(tensor: Tensor) -> int:
+    return sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride, strict=True)) + 1
+
+
+def wide_rows(step: Step) -> bool:
+    """Does any tensor reach beyond 32-bit offsets within one row?"""
+    inner = {axis for group in step.inner for axis in group.axes}
+    sizes = step.region.sizes
+    return any(
+        sum((sizes[axis] - 1) * abs(n) for axis, n in access.strides.items() if axis in inner)
+        > INT32_MAX
+        for access in (*step.loads, *step.stores)
+    )

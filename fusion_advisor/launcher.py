@@ -1,0 +1,267 @@
+"""The launcher of an emitted file: its checks, its allocations and its launches, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusion_advisor.axes import Dims
+from fusion_advisor.kernel_file import (
+    JitFunction,
+    KernelFile,
+    dense,
+    extent,
+    memory_order,
+    product,
+    spanned,
+    wide,
+)
+from fusion_advisor.records import Tensor
+from fusion_advisor.schedules.base import Step
+from fusion_advisor.schedules.layout import Access, Group, gaps
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _shape(file: KernelFile, access: Access) -> str:
+    return _tuple(
+        [
+            product([file.sizes[a] for a in dim]) if dim else str(size)
+            for dim, size in zip(access.dims, access.tensor.shape, strict=True)
+        ]
+    )
+
+
+def _strides(file: KernelFile, kernel: JitFunction, access: Access) -> str:
+    """The strides that a kernel relies on; a free one is whatever the tensor has."""
+    steps = gaps(access, kernel.step.groups)
+    owner = {axis: group for group in kernel.step.groups for axis in group.axes}
+    texts: list[str] = []
+    for d, dim in enumerate(access.dims):
+        free = f"{kernel.named(access)}.stride({d})"
+        if not dim or dim[-1] not in owner:
+            literal = (d in access.pulled or dim) and access.tensor.stride[d] <= 1
+            texts.append(str(access.tensor.stride[d]) if literal else free)
+            continue
+        axis = dim[-1]
+        group = owner[axis]
+        later = group.axes[group.axes.index(axis) + 1 :]
+        within = [file.sizes[a] for a in later]
+        if not access.step(axis):
+            texts.append("0")
+        elif steps[group.name] is None:
+            free = _free_stride(file, kernel, access, group)
+            texts.append(f"{free} * {product(within)}" if within else free)
+        else:
+            after = [file.sizes[a] for g in steps[group.name] or () for a in g.axes]
+            texts.append(product([*within, *after]))
+    return _tuple(texts)
+
+
+def _free_stride(file: KernelFile, kernel: JitFunction, access: Access, along: Group | int) -> str:
+    """A run-time stride as the launcher reads it off the tensor."""
+    if isinstance(along, int):
+        return f"{kernel.named(access)}.stride({along})"
+    axis = along.axes[-1]
+    d, dim = next((d, dim) for d, dim in enumerate(access.dims) if axis in dim)
+    later = [file.sizes[a] for a in dim[dim.index(axis) + 1 :]]
+    text = f"{kernel.named(access)}.stride({d})"
+    return f"{text} * {product(later)}" if later else text
+
+
+def _output_strides(file: KernelFile, access: Access) -> str:
+    """Dense in the order of dimensions that eager gives the result."""
+    order = memory_order(access.tensor)
+    texts = [""] * len(order)
+    for place, d in enumerate(order):
+        inside = [file.sizes[a] for e in order[place + 1 :] for a in access.dims[e]]
+        texts[d] = product(inside)
+    return _tuple(texts)
+
+
+def _serves(file: KernelFile, kernel: JitFunction, load: Access) -> str:
+    """The check of one input that a kernel reads."""
+    name, dtype = kernel.named(load), load.tensor.dtype
+    shape, strides = _input_shape(file, load), _strides(file, kernel, load)
+    return f'serves("{name}", {name}, torch.{dtype}, {shape}, {strides})'
+
+
+def _input_shape(file: KernelFile, load: Access) -> str:
+    """The shape of an input: run-time sizes where its dimensions are axes that the file knows."""
+    region = file.region
+    dims = region.input_dims[region.input_names.index(load.name)]
+    return _tuple(
+        [
+            product([file.sizes[a] for a in dim])
+            if dim and set(dim) <= file.sizes.keys()
+            else str(size)
+            for dim, size in zip(dims, load.tensor.shape, strict=True)
+        ]
+    )
+
+
+def _serves_unread(file: KernelFile, name: str, given: Access | Tensor) -> str:
+    """The check of an input of which no element is read: its order of dimensions at most."""
+    if isinstance(given, Tensor):
+        dtype, shape, strides = given.dtype, str(given.shape), str(given.stride)
+    else:
+        dtype, shape, strides = given.tensor.dtype, _shape(file, given), f"{name}.stride()"
+        if all(given.tensor.stride) and given.tensor == dense(given.tensor, given.tensor.shape):
+            strides = _output_strides(file, given)
+    return f'serves("{name}", {name}, torch.{dtype}, {shape}, {strides})'
+
+
+def launcher(file: KernelFile) -> str:
+    plan = file.plan
+    lines = [f"{file.sizes[axis]} = {name}.shape[{d}]" for axis, (name, d) in file.origins.items()]
+    checks = [
+        *(_serves(file, k, load) for k in file.kernels for load in file.inputs_of(k)),
+        *(_serves_unread(file, name, given) for name, given in file.unread.items()),
+    ]
+    everything = extent(file, sorted(plan.region.space))
+    if not wide(plan.steps):
+        checks.append(f"within_reach({_largest(file)})")
+    checks = list(dict.fromkeys(checks))
+    in_one = f"problem = {' or '.join(checks)}"
+    in_many = ["problem = (", f"    {checks[0]}", *(f"    or {c}" for c in checks[1:]), ")"]
+    lines += [in_one] if len(in_one) <= 96 else in_many
+    given = ", ".join(file.input_names)
+    lines += [
+        "if problem:",
+        f"    return fall_back(problem, {given})",
+        f"if not {everything}:",
+        f"    return reference({given})",
+    ]
+    for kernel in file.kernels:
+        if kernel.step.parts:
+            lines.append(_count_parts(file, kernel.step))
+    device = file.input_names[0]
+    for name, access in file.stores:
+        lines.append(
+            f"{name} = torch.empty_strided({_shape(file, access)},"
+            f" {_output_strides(file, access)}, dtype=torch.{access.tensor.dtype},"
+            f" device={device}.device)"
+        )
+    lines.append(f"with torch.cuda.device_of({device}):")
+    for kernel in file.kernels:
+        lines += [f"    {line}" for line in _call(file, kernel)]
+    lines.append(f"return {', '.join(file.output_names)}")
+    content = "\n".join(f"    {line}" for line in lines)
+    parameters = ", ".join(file.input_names)
+    return f"def {file.name}({parameters}):\n{content}"
+
+
+def _largest(file: KernelFile) -> str:
+    """The elements of the largest tensor that a kernel walks."""
+    texts: dict[str, None] = {}
+    for kernel in file.kernels:
+        for load in file.inputs_of(kernel):
+            dims = file.region.input_dims[file.region.input_names.index(load.name)]
+            texts[_elements(file, dims, load.tensor)] = None
+    for _, store in file.stores:
+        if store.name.startswith("out"):
+            texts[_elements(file, store.dims, store.tensor)] = None
+    found = [text for text in texts if not text.isdigit()] or ["1"]
+    return found[0] if len(found) == 1 else f"max({', '.join(found)})"
+
+
+def _elements(file: KernelFile, dims: Dims, tensor: Tensor) -> str:
+    """How many elements a tensor has, in terms of the launcher's sizes."""
+    known = [
+        product([file.sizes[a] for a in dim]) if dim and set(dim) <= file.sizes.keys() else str(n)
+        for dim, n in zip(dims, tensor.shape, strict=True)
+    ]
+    return product([factor for text in known for factor in text.split(" * ")])
+
+
+def _count_parts(file: KernelFile, step: Step) -> str:
+    """How many programs share a row, or the rows."""
+    assert step.parts is not None
+    name = file.sizes[step.parts.axes[0]]
+    if step.schedule == "persistent":
+        return f"{name} = {_programs(file, step)}"
+    return f"{name} = triton.cdiv({extent(file, spanned(step.inner))}, {step.part})"
+
+
+def _programs(file: KernelFile, step: Step) -> str:
+    """How many programs walk the rows."""
+    rows = extent(file, spanned(step.outer))
+    tiles = f"triton.cdiv({rows}, {step.rows})" if step.rows > 1 else rows
+    return f"min({tiles}, {step.most})"
+
+
+def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
+    """One launch."""
+    step, body = kernel.step, kernel.body
+    arguments = [pointer.removesuffix("_ptr") for pointer in kernel.pointers]
+    arguments += [extent(file, axes) for axes in body.sizes.values()]
+    arguments += [_free_stride(file, kernel, a, along) for a, along in body.strides.values()]
+    rows = extent(file, spanned(step.outer))
+    cols = extent(file, spanned(step.inner))
+    if step.schedule == "flat":
+        grid = f"triton.cdiv({rows}, {step.block}),"
+    elif step.schedule == "persistent":
+        grid = f"{file.sizes[step.parts.axes[0]] if step.parts else _programs(file, step)},"
+    else:
+        grid = rows if step.rows == 1 else f"triton.cdiv({rows}, {step.rows})"
+        if step.parts:
+            grid = f"{grid}, {file.sizes[step.parts.axes[0]]}"
+        elif step.part:
+            grid = f"{grid}, triton.cdiv({cols}, {step.part})"
+        else:
+            grid = f"{grid},"
+    constants = [f"{name}={text.format(cols=cols)}" for name, (text, _) in kernel.constants.items()]
+    constants += [f"num_warps={step.warps}", "enable_fp_fusion=True"]
+    return [
+        f"{kernel.name}[({grid})](",
+        *(f"    {argument}," for argument in [*arguments, *constants]),
+        ")",
+    ]
+
+
+def support(file: KernelFile) -> str:
+    """The functions that the launcher calls."""
+    known = [_SUPPORT.format(name=file.name).strip()]
+    if not wide(file.plan.steps):
+        known.insert(0, _REACH.strip())
+    return "\n\n\n".join(known)
+
+
+_REACH = """
+def within_reach(elements):
+    \"""Why 32-bit offsets do not reach every element; None when they do.\"""
+    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+"""
+
+
+_SUPPORT = '''
+fallbacks = 0
+
+
+def serves(name, tensor, dtype, shape, stride):
+    """Why the kernel cannot take this tensor; None when it can."""
+    if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+        return f"{{name}} is on {{tensor.device}}"
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return f"{{name}} requires a gradient"
+    if tensor.dtype != dtype:
+        return f"{{name}} has dtype {{tensor.dtype}}, not {{dtype}}"
+    if tuple(tensor.shape) != tuple(shape):
+        return f"{{name}} has shape {{tuple(tensor.shape)}}, not {{tuple(shape)}}"
+    steps = zip(shape, tensor.stride(), stride, strict=True)
+    if tensor.numel() and any(n > 1 and have != want for n, have, want in steps):
+        return f"{{name}} has strides {{tensor.stride()}}, not {{tuple(stride)}}"
+    return None
+
+
+def fall_back(problem, *tensors):
+    """Run the reference instead, once with a warning; an error in strict mode."""
+    global fallbacks
+    if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
+        raise RuntimeError(f"{name}: {{problem}}")
+    if not fallbacks:
+        warnings.warn(f"{name}: {{problem}}; running eager instead", stacklevel=3)
+    fallbacks += 1
+    return reference(*tensors)
+'''

@@ -1,0 +1,81 @@
+"""The body of a kernel whose programs walk their share of the rows, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusion_advisor.exprs import Expr
+from fusion_advisor.primitives import MONOIDS
+from fusion_advisor.schedules.layout import traced
+from fusion_advisor.schedules.spelling import bare
+from fusion_advisor.schedules.text import Body, Scope
+
+
+class PersistentBody(Body):
+    """A loop over a program's rows, which carries what is combined down the columns."""
+
+    def _program(self) -> list[str]:
+        return ["part = tl.program_id(0)", *self._columns("")]
+
+    def _results(self) -> None:
+        region, step = self.region, self.step
+        outer = frozenset(axis for group in step.outer for axis in group.axes)
+        pairs = list(zip(region.outputs, step.stores, strict=True))
+        carried = [n for n in region.all("reduce") if outer & set(region.exprs[n].axes)]
+        early = [(o, a) for o, a in pairs if o.value not in carried]
+        operands = [region.exprs[n].args[0] for n in carried]
+        wanted = [*operands, *(o.value for o, _ in early)]
+        self._emit(self._apart_from(wanted, outer))
+        names = {n: self._begin(n) for n in carried}
+        inside = Scope(places={"row": "row"})
+        rows, far = self.size(step.outer, "rows"), ".to(tl.int64)" if self.wide else ""
+        if self.several:
+            inside.head += [
+                f"row = start + tl.arange(0, ROWS)[:, None]{far}",
+                f"row_mask = row < {rows}",
+                "mask = row_mask & col_mask",
+            ]
+        elif self.wide:
+            inside.head.append("row = start + tl.full((), 0, tl.int64)")
+        self.scopes.append(inside)
+        self._emit(wanted)
+        for number, name in names.items():
+            expr = region.exprs[number]
+            value = self.text(expr.args[0])
+            if self.several:
+                value = f"tl.where(row_mask, {bare(value)}, {self._neutral(expr)})"
+            inside.lines.append(f"{name} = {self._combined(expr, name, value)}")
+        for output, access in early:
+            self._store(access, self.text(output.value))
+        self.scopes.pop()
+        bounds = f"part, {rows}, tl.num_programs(0)"
+        if self.several:
+            bounds = f"part * ROWS, {rows}, tl.num_programs(0) * ROWS"
+        walked = "start" if self.several or self.wide else "row"
+        staged = f", num_stages={step.stages}" if step.stages > 1 else ""
+        self.scope.lines.append(f"for {walked} in tl.range({bounds}{staged}):")
+        self.scope.lines += [f"    {line}" for line in inside.block()]
+        for output, access in pairs:
+            if output.value in names:
+                text = names[output.value]
+                if self.several:
+                    text = self._down(region.exprs[output.value], text)
+                self._store(access, text)
+
+    def _apart_from(self, wanted: Iterable[int], axes: frozenset[int]) -> set[int]:
+        """What some values are made from that does not vary along some axes."""
+
+        def further(number: int) -> Iterable[int] | None:
+            expr = self.region.exprs[number]
+            varies = self.region.depends[number] & axes
+            return expr.args if varies or expr.op == "reduce" else None
+
+        return self._worked_out(traced(wanted, further).ends)
+
+    def _down(self, expr: Expr, operand: str) -> str:
+        """The rows of a tile combined."""
+        monoid = MONOIDS[expr.monoid]
+        if monoid.helper:
+            self.helpers[monoid.helper] = None
+        template = monoid.text.replace("axis=1", "axis=0").replace("{0}, 1,", "{0}, 0,")
+        return template.format(operand)

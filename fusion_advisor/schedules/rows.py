@@ -1,0 +1,142 @@
+"""A region laid out in rows, as programs take it: which axes number the rows, and which lie along
+one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from fusion_advisor.region import Region
+from fusion_advisor.rulebook import Device
+from fusion_advisor.schedules.base import Refused, Step, emission_order, peak_bytes
+from fusion_advisor.schedules.layout import Access, Group, accesses, collapse, leading, ordered
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`across` are the axes that number the rows, outermost first; `along` the groups of a row.
+
+    Each lane walks the `serial` axes by itself.
+    """
+
+    region: Region
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+    across: tuple[int, ...]
+    along: tuple[Group, ...]
+    order: tuple[int, ...]
+    serial: frozenset[int]
+
+    @property
+    def everything(self) -> tuple[Access, ...]:
+        return (*self.loads, *self.stores)
+
+    @property
+    def axes(self) -> frozenset[int]:
+        """The axes of a row."""
+        return frozenset(axis for group in self.along for axis in group.axes)
+
+    @property
+    def length(self) -> int:
+        return prod(group.size for group in self.along)
+
+    @property
+    def count(self) -> int:
+        return prod(self.region.sizes[axis] for axis in self.across)
+
+    def outer(self, across: tuple[int, ...] | None = None) -> tuple[Group, ...]:
+        """The groups that number the rows, in another order on request."""
+        axes = self.across if across is None else across
+        return collapse(axes, self.everything, self.region, "row")
+
+    def held(self, rows: int, block: int) -> int:
+        """Bytes alive at once in a tile of rows × block."""
+        extent = extents(self.region, self.order, self.axes, rows, block)
+        return peak_bytes(self.region, self.order, extent)
+
+    def coalesced(self, sector_bytes: int) -> int:
+        """Neighbouring rows that fill a memory sector, where rows lie across contiguous memory."""
+        needed = 1
+        for access in self.everything:
+            if not any(axis in self.axes for axis in access.strides):
+                continue
+            if not any(abs(s) == 1 and axis in self.axes for axis, s in access.strides.items()):
+                needed = max(needed, sector_bytes // access.tensor.itemsize)
+        return needed
+
+    def step(
+        self,
+        schedule: str,
+        device: Device,
+        *,
+        rows: int,
+        block: int,
+        warps: int,
+        stages: int = 1,
+        smallest: tuple[int, int] | None = None,
+        across: tuple[int, ...] | None = None,
+    ) -> Step:
+        """The kernel whose programs take tiles of rows × block; `smallest` is the rows and the
+        elements of each that it could not do without."""
+        least = smallest or (rows, block)
+        return Step(
+            schedule=schedule,
+            region=self.region,
+            loads=self.loads,
+            stores=self.stores,
+            outer=self.outer(across),
+            inner=self.along,
+            order=self.order,
+            rows=rows,
+            block=block,
+            warps=warps,
+            stages=stages,
+            smallest_tile=prod(least),
+            on_chip_bytes=self.held(*least),
+            registers=-(-self.held(rows, block) // (4 * warps * device.warp_size)),
+            serial=self.serial,
+        )
+
+
+def rows_of(region: Region, inner: frozenset[int], serial: frozenset[int]) -> Rows:
+    """A region in rows along the axes `inner`.
+
+    Refused unless every result lies along all rows, and along whole rows or none of them.
+    """
+    outer = region.space - inner - serial
+    for output in region.outputs:
+        axes = frozenset(axis for dim in output.dims for axis in dim)
+        if not outer <= axes:
+            raise Refused("parallel-pattern", "a result does not depend on every row")
+        if axes & inner and not inner <= axes:
+            raise Refused("no-schedule", "a result spans a part of a row")
+    return laid_out(region, inner, outer, serial)
+
+
+def laid_out(
+    region: Region, inner: frozenset[int], outer: frozenset[int], serial: frozenset[int]
+) -> Rows:
+    """Rows along `inner`, numbered by `outer`, wherever the results lie."""
+    loads, stores = accesses(region)
+    everything = (*loads, *stores)
+    lead = leading(everything)
+    return Rows(
+        region=region,
+        loads=loads,
+        stores=stores,
+        across=ordered(sorted(outer), lead),
+        along=collapse(ordered(sorted(inner), lead), everything, region, "col"),
+        order=emission_order(region),
+        serial=serial,
+    )
+
+
+def extents(
+    region: Region, order: tuple[int, ...], inner: frozenset[int], rows: int, block: int
+) -> dict[int, int]:
+    """Elements that each value holds in a tile of rows × block. A row's scalars (its maximum, its
+    sum) are a register each and not counted."""
+    return {
+        n: (rows if region.depends[n] - inner else 1) * block if region.depends[n] & inner else 0
+        for n in order
+    }
