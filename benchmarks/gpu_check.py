@@ -14,13 +14,16 @@ import argparse
 import json
 import math
 import multiprocessing
-import tempfile
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fusion_advisor.kernels import Case, Kernel, from_json
+from fusion_advisor.kernels import Case, Check, Kernel, from_json
+from fusion_advisor.verify import Worker, checker, collect_check, submit_check
 
 FULL = "the graph's sizes"
 MOST_BYTES = 12_000_000_000
@@ -47,31 +50,131 @@ def main() -> None:
     lines = arguments.kernels.read_text().splitlines()[:: arguments.every]
     jobs = [json.loads(line) for line in lines]
     started = time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-        rows = pool.map(_checked, jobs, chunksize=4)
+    rows = _check_all(jobs, arguments)
     print(f"checked {len(rows)} kernels in {time.perf_counter() - started:.0f} s", flush=True)
-    copy = _copy_bandwidth()
-    deadline = started + arguments.seconds
-    for job, row in zip(jobs, rows, strict=True):
-        if row.passed and time.perf_counter() < deadline:
-            _timed(job, row, copy)
-    text = _markdown(rows, copy)
-    print(text)
-    if arguments.markdown:
-        arguments.markdown.write_text(text)
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    _write(rows, 0.0, arguments)
+    left = started + arguments.seconds - time.perf_counter()
+    copy = _time_all(jobs, rows, time.perf_counter() + left, arguments)
+    print(_write(rows, copy, arguments))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("kernels", type=Path)
     parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=540.0, help="no timing begins after this")
+    parser.add_argument("--seconds", type=float, default=540.0, help="nothing begins after this")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds for one check")
     parser.add_argument("--every", type=int, default=1, help="only every n-th kernel")
     parser.add_argument("--markdown", type=Path)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="rewritten as results come in")
     return parser.parse_args()
+
+
+def _write(rows: list[Row], copy: float, arguments: argparse.Namespace) -> str:
+    text = _markdown(rows, copy)
+    if arguments.markdown:
+        arguments.markdown.write_text(text)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    return text
+
+
+# -- checking: several children at once, each kernel with a time limit -----------------------------
+
+
+def _check_all(jobs: list[dict[str, Any]], arguments: argparse.Namespace) -> list[Row]:
+    """A row for each kernel, in order; the largest are checked one at a time."""
+    deadline = time.perf_counter() + arguments.seconds
+    own = threading.local()
+    workers: list[Worker] = []
+    whole = threading.Lock()
+    done: list[Row] = []
+
+    def checked(job: dict[str, Any]) -> Row:
+        row = Row(job["problem"], job["kernel"]["entry"])
+        if time.perf_counter() > deadline:
+            row.failure = "not reached"
+            return row
+        if not hasattr(own, "worker"):
+            own.worker = checker("gpu")
+            workers.append(own.worker)
+        _checked(row, _kernel(job), own.worker, arguments.limit, whole)
+        done.append(row)
+        if len(done) % 25 == 0:
+            print(f"{len(done)} checked", flush=True)
+            _write(list(done), 0.0, arguments)
+        return row
+
+    with ThreadPoolExecutor(arguments.processes) as threads:
+        rows = list(threads.map(checked, jobs))
+    for worker in workers:
+        worker.close()
+    return rows
+
+
+def _checked(row: Row, kernel: Kernel, worker: Worker, limit: float, whole: threading.Lock) -> None:
+    """The small cases with every distribution, the full size with the first."""
+
+    def check(case_kernel: Kernel, seeds: int) -> Check:
+        answer = submit_check(worker, case_kernel, seeds=seeds, timeout_s=limit)
+        return collect_check(case_kernel, answer, seeds=seeds)
+
+    small = replace(kernel, cases=tuple(case for case in kernel.cases if case.name != FULL))
+    result = check(small, 5)
+    full = _full(kernel)
+    if result.passed and full is not None:
+        with whole:
+            result = check(replace(kernel, cases=(full,)), 1)
+        row.full_size = "checked"
+        if not result.passed and "out of memory" in (result.failure or "").lower():
+            row.full_size, result = "out of memory", replace(result, passed=True)
+    row.passed, row.failure = result.passed, result.failure or ""
+
+
+# -- timing: one child, killed when a kernel outstays its time -------------------------------------
+
+
+def _time_all(
+    jobs: list[dict[str, Any]], rows: list[Row], deadline: float, arguments: argparse.Namespace
+) -> float:
+    """Times what passed, the largest first; the copy bandwidth in bytes a second."""
+    pool = _pool()
+    copy = pool.submit(_copy_bandwidth).result()
+    order = sorted(range(len(jobs)), key=lambda place: -_size(_kernel(jobs[place])))
+    for place in order:
+        row = rows[place]
+        if not row.passed or time.perf_counter() > deadline:
+            continue
+        try:
+            found = pool.submit(_timed, jobs[place]).result(timeout=arguments.limit)
+        except TimeoutError:
+            row.full_size = f"not timed in {arguments.limit:g} s"
+            _kill(pool)
+            pool = _pool()
+            continue
+        if found is None:
+            row.full_size = "out of memory"
+            continue
+        row.bytes, row.kernel_us, row.eager_us = found
+        row.share = row.bytes / max(row.kernel_us, 1e-9) * 1e6 / copy
+        _write(rows, copy, arguments)
+    pool.shutdown()
+    return copy
+
+
+def _pool() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _kill(pool: ProcessPoolExecutor) -> None:
+    for process in multiprocessing.active_children():
+        process.kill()
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _size(kernel: Kernel) -> int:
+    case = _full(kernel)
+    return _moved(case) if case else 0
 
 
 def _kernel(job: dict[str, Any]) -> Kernel:
@@ -89,34 +192,6 @@ def _moved(case: Case) -> int:
     return (case.loaded_bytes or 0) + (case.stored_bytes or 0)
 
 
-def _checked(job: dict[str, Any]) -> Row:
-    """The small cases with every distribution, the full size with the first."""
-    from fusion_advisor.checking import check
-
-    kernel = _kernel(job)
-    row = Row(job["problem"], kernel.entry)
-    small = replace(kernel, cases=tuple(case for case in kernel.cases if case.name != FULL))
-    with tempfile.TemporaryDirectory() as folder:
-        result = check(small, 5, "gpu", "cuda", Path(folder))
-        full = _full(kernel)
-        if result.passed and full is not None:
-            try:
-                result = check(replace(kernel, cases=(full,)), 1, "gpu", "cuda", Path(folder))
-                row.full_size = "checked"
-            finally:
-                _release()
-            if not result.passed and "out of memory" in (result.failure or "").lower():
-                row.full_size, result = "out of memory", replace(result, passed=True)
-    row.passed, row.failure = result.passed, result.failure or ""
-    return row
-
-
-def _release() -> None:
-    import torch
-
-    torch.cuda.empty_cache()
-
-
 def _copy_bandwidth() -> float:
     """Bytes a second that a large device copy reads and writes."""
     import torch
@@ -128,7 +203,10 @@ def _copy_bandwidth() -> float:
     return 2 * source.numel() * source.element_size() / milliseconds * 1e3
 
 
-def _timed(job: dict[str, Any], row: Row, copy: float) -> None:
+def _timed(job: dict[str, Any]) -> tuple[int, float, float] | None:
+    """Bytes and both times; None when the GPU's memory does not hold it."""
+    import tempfile
+
     import torch
     from triton.testing import do_bench
 
@@ -138,26 +216,25 @@ def _timed(job: dict[str, Any], row: Row, copy: float) -> None:
     kernel = _kernel(job)
     case = _full(kernel)
     if case is None:
-        return
+        return 0, 0.0, 0.0
     try:
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             module: Any = load_module(kernel.text, Path(folder))
             inputs = build_inputs(case, "normal", 0, "cuda")
-            ours: Any = do_bench(
-                lambda: getattr(module, kernel.entry)(*inputs), 10, 50, return_mode="median"
-            )
-            eager: Any = do_bench(lambda: module.reference(*inputs), 10, 50, return_mode="median")
+
+            def time_us(run: Callable[..., Any]) -> float:
+                spent: Any = do_bench(lambda: run(*inputs), 10, 50, return_mode="median")
+                return spent * 1e3
+
+            return _moved(case), time_us(getattr(module, kernel.entry)), time_us(module.reference)
     except torch.OutOfMemoryError:
-        row.full_size = "out of memory"
-        return
+        return None
     finally:
-        _release()
-    row.bytes = _moved(case)
-    row.kernel_us, row.eager_us = ours * 1e3, eager * 1e3
-    row.share = row.bytes / (ours * 1e-3) / copy
+        torch.cuda.empty_cache()
 
 
 def _markdown(rows: list[Row], copy: float) -> str:
+    """The table; `copy` in bytes a second."""
     import torch
     import triton
 

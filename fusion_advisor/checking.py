@@ -58,6 +58,8 @@ MIN_ROW = 16
 """Shorter rows have too few elements to compare two maxima."""
 MOST_ROWS = 4096
 """Among more rows than this, eager is exact in some by luck; the whole tensor is compared alone."""
+ROWS_TO_JUDGE_BY = 16
+"""Fewer rows say nothing about how far eager usually is off in one."""
 EAGER_DRAWS = 16
 """Draws that say how far eager itself can be off; only made when one draw does not settle it."""
 LOST_ULPS = 16.0
@@ -84,19 +86,20 @@ def _scales(rows: int, distribution: str, dtype: torch.dtype, gen: torch.Generat
     """One scale for each row: powers of ten that the dtype's squares survive, mostly."""
     half = dtype == torch.float16
     if distribution in ("large", "across"):
-        return torch.full((rows,), 200.0 if half else 1e3)
+        return torch.full((rows,), 200.0 if half else 1e3, device=gen.device)
     if distribution == "tiny":
-        return torch.full((rows,), 1e-3)
+        return torch.full((rows,), 1e-3, device=gen.device)
     if distribution == "mixed":
-        ladder = [1.0, 1e-3, 20.0, 1e-2] if half else [1.0, 1e-3, 30.0, 1e-6, 1e-13]
-        start = int(torch.randint(len(ladder), (), generator=gen))
-        return torch.tensor([ladder[(start + row) % len(ladder)] for row in range(rows)])
-    return torch.ones(rows)
+        steps = [1.0, 1e-3, 20.0, 1e-2] if half else [1.0, 1e-3, 30.0, 1e-6, 1e-13]
+        ladder = torch.tensor(steps, device=gen.device)
+        start = torch.randint(len(steps), (), generator=gen, device=gen.device)
+        return ladder[(start + torch.arange(rows, device=gen.device)) % len(steps)]
+    return torch.ones(rows, device=gen.device)
 
 
 def _floats(spec: Tensor, distribution: str, gen: torch.Generator) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
-    values = torch.randn(spec.shape, generator=gen, dtype=torch.float64)
+    values = torch.randn(spec.shape, generator=gen, dtype=torch.float64, device=gen.device)
     rows = math.prod(spec.shape[:-1])
     if rows > 1 or distribution in ("large", "across", "tiny"):
         scales = _scales(rows, distribution, dtype, gen).to(torch.float64)
@@ -104,7 +107,8 @@ def _floats(spec: Tensor, distribution: str, gen: torch.Generator) -> torch.Tens
         if distribution in ("large", "across"):  # far from zero: no element saves a wrong maximum
             across = (*(1 for _ in spec.shape[:-1]), *spec.shape[-1:])
             sided = shape if distribution == "large" else across
-            values += 5.0 * (torch.randint(0, 2, sided, generator=gen) * 2 - 1)
+            side = torch.randint(0, 2, sided, generator=gen, device=gen.device)
+            values += 5.0 * (side * 2 - 1)
         values *= scales.reshape(shape)
     if distribution == "special" and values.numel():
         _sprinkle(values, gen)
@@ -115,13 +119,14 @@ def _floats(spec: Tensor, distribution: str, gen: torch.Generator) -> torch.Tens
 def _sprinkle(values: torch.Tensor, gen: torch.Generator) -> None:
     """Put NaN and ±inf into a third of the rows, one each, so that the other rows stay finite."""
     flat = values.reshape(-1, values.shape[-1]) if values.dim() else values.reshape(1, 1)
+    odd = torch.tensor([math.nan, math.inf, -math.inf], dtype=values.dtype, device=gen.device)
     if flat.shape[0] == 1 and flat.shape[1] > 8:
-        spots = torch.randperm(flat.shape[1], generator=gen)[:3]
-        flat[0, spots] = torch.tensor([math.nan, math.inf, -math.inf], dtype=values.dtype)
+        spots = torch.randperm(flat.shape[1], generator=gen, device=gen.device)[:3]
+        flat[0, spots] = odd
         return
-    for row in range(0, flat.shape[0], 2):
-        column = int(torch.randint(flat.shape[1], (), generator=gen))
-        flat[row, column] = (math.nan, math.inf, -math.inf)[row // 2 % 3]
+    rows = torch.arange(0, flat.shape[0], 2, device=gen.device)
+    columns = torch.randint(flat.shape[1], rows.shape, generator=gen, device=gen.device)
+    flat[rows, columns] = odd[rows // 2 % 3]
 
 
 def _integers(spec: Tensor, bounds: tuple[int, int] | None, gen: torch.Generator) -> torch.Tensor:
@@ -129,13 +134,14 @@ def _integers(spec: Tensor, bounds: tuple[int, int] | None, gen: torch.Generator
     if dtype == torch.bool:
         return _flags(spec.shape, gen)
     low, high = bounds or ((0, 8) if spec.dtype.startswith("u") else (-8, 8))
-    return torch.randint(low, high, spec.shape, generator=gen).to(dtype)
+    return torch.randint(low, high, spec.shape, generator=gen, device=gen.device).to(dtype)
 
 
 def _flags(shape: tuple[int, ...], gen: torch.Generator) -> torch.Tensor:
     """Random, but a quarter of the rows all false and a quarter all true."""
-    rows = torch.randint(0, 4, (*shape[:-1], 1) if shape else (), generator=gen)
-    mixed = torch.randint(0, 2, shape, generator=gen).bool()
+    of_rows = (*shape[:-1], 1) if shape else ()
+    rows = torch.randint(0, 4, of_rows, generator=gen, device=gen.device)
+    mixed = torch.randint(0, 2, shape, generator=gen, device=gen.device).bool()
     return torch.where(rows == 0, False, torch.where(rows == 1, True, mixed))
 
 
@@ -167,7 +173,7 @@ def _lay_out(spec: Tensor, values: torch.Tensor, device: str) -> torch.Tensor:
 
 def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") -> Tensors:
     """The case's tensors filled with random data: the same for the same arguments."""
-    gen = torch.Generator().manual_seed(seed)
+    gen = torch.Generator(device).manual_seed(seed)
     bounds = case.ranges or (None,) * len(case.inputs)
     return tuple(
         _lay_out(
@@ -345,13 +351,23 @@ def _compare_floats(
         )
     length = math.prod(ours.shape[d] for d in row)
     if row and length >= MIN_ROW and ours.numel() // length <= MOST_ROWS:
-        in_row = eager_error.amax(row, keepdim=True)
-        allowed = ROW_SLACK * (in_row + spacing * _ulp(size.amax(row, keepdim=True), dtype))
+        largest = size.amax(row, keepdim=True)
+        usual = _usual(eager_error.amax(row, keepdim=True), largest)
+        allowed = ROW_SLACK * (usual + spacing * _ulp(largest, dtype))
         over = our_error.amax(row, keepdim=True) > allowed
         if over.any():
             excess = torch.where(over, our_error / allowed, zero)
             raise Fault(_worst(index, excess, ours, exact) + " (beyond its row's tolerance)")
     return error
+
+
+def _usual(errors: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Eager's error for each row: its own, or what one row in ten reaches for its size. Where one
+    number a row (its mean, say) makes up most of the error, eager is exact in some rows by luck."""
+    if errors.numel() < ROWS_TO_JUDGE_BY:
+        return errors
+    share = torch.where(sizes > 0, errors / sizes, 0.0)
+    return torch.maximum(errors, torch.quantile(share.flatten(), 0.9) * sizes)
 
 
 def _eager_ulps(eager: torch.Tensor, exact: torch.Tensor) -> float:
@@ -559,6 +575,8 @@ def serve(lines: Iterator[str], answer: Callable[[str], None], where: str) -> No
             job = from_json(CheckJob, line)
             result = check(job.kernel, job.seeds, place, device, Path(folder))
             answer(to_json(result))
+            if device == "cuda":
+                torch.cuda.empty_cache()  # other children check beside this one
             if device == "cuda" and "CUDA error" in (result.failure or ""):
                 restart()
 

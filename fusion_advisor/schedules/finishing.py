@@ -10,7 +10,7 @@ from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused
 from fusion_advisor.schedules.cutting import Copier, loaded, piece, pool_of, space
 from fusion_advisor.schedules.layout import accesses, leading, ordered, reach, traced
-from fusion_advisor.schedules.reducing import widest
+from fusion_advisor.schedules.reducing import along_rows, widest
 
 NAME = "finishing"
 
@@ -23,11 +23,12 @@ def plan(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> P
     Refused when the reductions share their axes, or when what goes through memory is more than a
     finishing step.
     """
-    late = _late(region)
+    rows = along_rows(region, rulebook.schedules.flat.serial_elements.count)
+    late = _late(region, rows, rulebook)
     sizes = dict(region.sizes)
     ends = [o for o in region.outputs if late & reach(region, o.value)]
     early = [o for o in region.outputs if o not in ends]
-    handed = {n: _handed(region, n, sizes) for n in _crossing(region, late, ends)}
+    handed = {n: _handed(region, n, sizes) for n in _crossing(region, rows, late, ends)}
     if not handed:
         raise Refused("parallel-pattern", "the reductions run along different axes", final=True)
     first = piece(
@@ -58,22 +59,21 @@ def plan(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> P
     )
 
 
-def _late(region: Region) -> set[int]:
+def _late(region: Region, rows: list[int], rulebook: Rulebook) -> set[int]:
     """The reductions that are not along the axes of those that come first."""
-    rows = [n for op in ("reduce", "scan") for n in region.all(op)]
     if len({frozenset(region.exprs[n].axes) for n in rows}) < 2:
         raise Refused("parallel-pattern", "there is nothing to finish")
-    axes = widest(region)
+    axes = widest(region, rulebook.schedules.flat.serial_elements.count)
     return {n for n in rows if frozenset(region.exprs[n].axes) != axes}
 
 
-def _crossing(region: Region, late: set[int], ends: list[Output]) -> list[int]:
+def _crossing(region: Region, rows: list[int], late: set[int], ends: list[Output]) -> list[int]:
     """Values that the finishing kernel takes from memory: made from early reductions alone."""
 
     def further(number: int) -> Iterable[int] | None:
         behind = reach(region, number)
-        reduced = any(region.exprs[n].op in ("reduce", "scan") for n in behind)
-        return None if reduced and not late & behind else region.exprs[number].args
+        early = not behind.isdisjoint(rows) and not late & behind
+        return None if early else region.exprs[number].args
 
     return sorted(traced([output.value for output in ends], further).ends)
 

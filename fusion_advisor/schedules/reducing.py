@@ -25,12 +25,12 @@ def row_axes(region: Region, most_serial: int) -> tuple[frozenset[int], frozense
     return inner, serial
 
 
-def widest(region: Region) -> frozenset[int]:
-    """The axes of the widest reduction that no other one feeds.
+def widest(region: Region, most_serial: int) -> frozenset[int]:
+    """The axes of the widest reduction that no other one feeds, of those along rows.
 
     Refused when there is none.
     """
-    rows = [n for op in ("reduce", "scan") for n in region.all(op)]
+    rows = along_rows(region, most_serial)
     leaves = [n for n in rows if not set(rows) & (reach(region, n) - {n})]
     if not leaves:
         raise Refused("no-schedule", "there is no reduction")
@@ -39,6 +39,15 @@ def widest(region: Region) -> frozenset[int]:
         return prod(region.sizes[a] for a in region.depends[region.exprs[number].args[0]])
 
     return frozenset(region.exprs[max(leaves, key=extent)].axes)
+
+
+def along_rows(region: Region, most_serial: int) -> list[int]:
+    """Reductions and scans but those that a lane walks by itself, such as a pooling window; all,
+    where there are no others."""
+    everything = [n for op in ("reduce", "scan") for n in region.all(op)]
+    serial = serial_axes(region, frozenset(), most_serial)
+    wide = [n for n in everything if not serial.issuperset(region.exprs[n].axes)]
+    return wide or everything
 
 
 def serial_axes(region: Region, inner: frozenset[int], most: int) -> frozenset[int]:

@@ -58,9 +58,9 @@ class Rows:
         """Neighbouring rows that fill a memory sector, where rows lie across contiguous memory."""
         needed = 1
         for access in self.everything:
-            if not any(axis in self.axes for axis in access.strides):
-                continue
-            if not any(abs(s) == 1 and axis in self.axes for axis, s in access.strides.items()):
+            along = [abs(step) for axis, step in access.strides.items() if axis in self.axes]
+            across = [abs(step) for axis, step in access.strides.items() if axis in self.across]
+            if along and min(along) > min(across, default=min(along)):
                 needed = max(needed, sector_bytes // access.tensor.itemsize)
         return needed
 
@@ -101,9 +101,14 @@ class Rows:
 def rows_of(region: Region, inner: frozenset[int], serial: frozenset[int]) -> Rows:
     """A region in rows along the axes `inner`.
 
-    Refused unless every result lies along all rows, and along whole rows or none of them.
+    Refused unless every reduction is along the row or within a lane, and every result lies along
+    all rows, and along whole rows or none of them.
     """
     outer = region.space - inner - serial
+    for number in (*region.all("reduce"), *region.all("scan")):
+        axes = frozenset(region.exprs[number].axes)
+        if axes != inner and not axes <= serial:
+            raise Refused("parallel-pattern", "the reductions run along different axes")
     for output in region.outputs:
         axes = frozenset(axis for dim in output.dims for axis in dim)
         if not outer <= axes:

@@ -37,14 +37,15 @@ NAME = "split"
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The plan in several kernels; Refused when a reduction cannot be made in parts."""
-    inner = widest(region)
+    most = rulebook.schedules.flat.serial_elements.count
+    inner = widest(region, most)
     if any(region.all("scan")):
         raise Refused("no-schedule", "a scan is not made in parts of rows by several programs")
     along = any(region.depends[output.value] & inner for output in region.outputs)
-    rows = prod(region.sizes[a] for a in region.space - inner)
+    serial = serial_axes(region, inner, most)
+    rows = prod(region.sizes[a] for a in region.space - inner - serial)
     if along and rows >= device.multiprocessor.count.count:
         raise Refused("no-schedule", "there are rows enough for a program each")
-    most = rulebook.schedules.flat.serial_elements.count
     steps: list[Step] = []
     left: Region | None = region
     while left is not None and any(
