@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from fusion_advisor.verify import Worker, checker, collect_check, submit_check
 FULL = "the graph's sizes"
 MOST_BYTES = 12_000_000_000
 """Inputs and outputs beyond this leave no room for the fp64 reference's intermediates."""
+ALONE_BYTES = 600_000_000
+"""Larger ones are checked one at a time: their intermediates share the GPU's memory."""
 
 
 @dataclass
@@ -123,7 +126,7 @@ def _checked(row: Row, kernel: Kernel, worker: Worker, limit: float, whole: thre
     result = check(small, 5)
     full = _full(kernel)
     if result.passed and full is not None:
-        with whole:
+        with whole if _moved(full) > ALONE_BYTES else nullcontext():
             result = check(replace(kernel, cases=(full,)), 1)
         row.full_size = "checked"
         if not result.passed and "out of memory" in (result.failure or "").lower():

@@ -14,10 +14,14 @@ from fusion_advisor.kernel_file import (
 )
 from fusion_advisor.kernels import Case, Launch
 from fusion_advisor.records import Tensor
-from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.region import data_below
+from fusion_advisor.rulebook import Rulebook, Verify
 from fusion_advisor.schedules.base import Plan, by_tensor, loaded_bytes
 from fusion_advisor.schedules.layout import Access, gaps, reach
 from fusion_advisor.schedules.spelling import TRITON_DTYPES
+
+FULL_SIZE = "the graph's sizes"
+"""The case that is as large as the graph."""
 
 
 def row_dims(plan: Plan, access: Access) -> tuple[int, ...]:
@@ -85,11 +89,11 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
         "one row": {**hints, **dict.fromkeys(outer_free, 1), **row},
     }
     if full_size:
-        chosen["the graph's sizes"] = dict(hints)
+        chosen[FULL_SIZE] = dict(hints)
     seen: dict[tuple[tuple[int, int], ...], str] = {}
     for name, sizes in chosen.items():
         seen.setdefault(tuple(sorted(sizes.items())), name)
-    return tuple(_case(file, name, dict(sizes)) for sizes, name in seen.items())
+    return tuple(_case(file, name, dict(sizes), numbers) for sizes, name in seen.items())
 
 
 def _shrunk(axes: Sequence[int], hints: Mapping[int, int], budget: int) -> dict[int, int]:
@@ -122,13 +126,14 @@ def _odd(size: int) -> int:
     return 77 if size > 128 else max(1, size - 1 if size % 2 == 0 else size - 2)
 
 
-def _case(file: KernelFile, name: str, sizes: Mapping[int, int]) -> Case:
+def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify) -> Case:
+    most = max(file.hints.values()) if name == FULL_SIZE else numbers.indexed_places.count
     sizes = {**sizes, **_parts(file, sizes)}
     tensors: dict[str, Tensor] = {}
     loaded: int | None = 0
     for kernel in file.kernels:
         for loads in by_tensor(kernel.step.loads).values():
-            tensor = _resized(kernel, loads, sizes)
+            tensor = _resized(file, kernel, loads, sizes, most)
             tensors.setdefault(kernel.named(loads[0]), tensor)
             touched = loaded_bytes(kernel.step.region, loads, tensor, sizes)
             loaded = None if loaded is None or touched is None else loaded + touched
@@ -147,7 +152,9 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int]) -> Case:
         inputs=tuple(tensors[given] for given in file.input_names),
         loaded_bytes=loaded,
         stored_bytes=stored,
-        ranges=tuple(_range(file, number) for number in range(len(file.input_names))),
+        ranges=tuple(
+            _range(file, number, tensors, sizes) for number in range(len(file.input_names))
+        ),
     )
 
 
@@ -166,22 +173,34 @@ def _parts(file: KernelFile, sizes: Mapping[int, int]) -> dict[int, int]:
     return found
 
 
-def _range(file: KernelFile, number: int) -> tuple[int, int] | None:
-    """The values of an integer input that stands in an index: places of what it indexes."""
+def _range(
+    file: KernelFile, number: int, tensors: Mapping[str, Tensor], sizes: Mapping[int, int]
+) -> tuple[int, int] | None:
+    """The values of an integer input that stands in an index: such that the index is a place of
+    what it indexes."""
     region = file.region
+    found: list[int] = []
     for load in region.all("load"):
         expr = region.exprs[load]
+        shape = tensors[file.input_names[expr.input]].shape
         for d, index in enumerate(expr.indices):
             if any(
                 region.exprs[i].op == "load" and region.exprs[i].input == number
                 for i in reach(region, index)
             ):
-                return 0, region.inputs[expr.input].shape[d]
-    return None
+                found.append(data_below(region.exprs, index, shape[d], sizes) or 1)
+    return (0, min(found)) if found else None
 
 
-def _resized(kernel: JitFunction, loads: Sequence[Access], sizes: Mapping[int, int]) -> Tensor:
-    """A tensor at other sizes, laid out as the launcher expects: free strides stay."""
+def _resized(
+    file: KernelFile,
+    kernel: JitFunction,
+    loads: Sequence[Access],
+    sizes: Mapping[int, int],
+    most: int,
+) -> Tensor:
+    """A tensor at other sizes, laid out as the launcher expects: free strides stay. A dimension
+    that only data indexes is cut short unless the sizes are the graph's."""
     access = min(loads, key=lambda load: len(load.pulled))
     region = kernel.step.region
     dims = region.input_dims[region.input_names.index(access.name)]
@@ -198,8 +217,12 @@ def _resized(kernel: JitFunction, loads: Sequence[Access], sizes: Mapping[int, i
             stride_of[axis] = step
             step *= sizes[axis]
     shape = tuple(
-        prod(sizes[a] for a in dim) if dim and set(dim) <= sizes.keys() else size
-        for dim, size in zip(dims, access.tensor.shape, strict=True)
+        prod(sizes[a] for a in dim)
+        if dim and set(dim) <= sizes.keys()
+        else min(size, most)
+        if (access.name, d) in file.indexed
+        else size
+        for d, (dim, size) in enumerate(zip(dims, access.tensor.shape, strict=True))
     )
     stride = tuple(
         stride_of.get(dim[-1], step) if dim and step else step

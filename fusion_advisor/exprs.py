@@ -200,6 +200,8 @@ class _Pull:
         pool, expr = self.pool, self.pool.exprs[number]
         if expr.op == "place":
             return self._place(expr, free)
+        if expr.op in ("reduce", "scan") and self._stays(number, expr, free):
+            return number
         if expr.op == "scan":
             return self._scan(number, expr, free)
         if expr.op == "reduce":
@@ -218,8 +220,19 @@ class _Pull:
             return pool.truth(True) if found is None else found
         made = pool.add(replace(expr, args=args), pool.labels.get(number, ""))
         if expr.op == "reduce":
-            pool.pulled_below += [(made, self.places[axis]) for axis in free]
+            below = [self.places[axis] for axis in free]
+            below += [] if self.guard is None else [self.guard]
+            pool.pulled_below += [(made, place) for place in below]
         return made
+
+    def _stays(self, number: int, expr: Expr, free: frozenset[int]) -> bool:
+        """Is a reduction or a scan read where it was? Then nothing below it is guarded either: a
+        place outside stands there for the whole row."""
+        if not self.every:
+            return False
+        if expr.op == "scan" and free & set(self.pool.resolved(expr.axes)):
+            return False
+        return replace(self, every=False, memo={}).visit(number, free) == number
 
     def _place(self, expr: Expr, free: frozenset[int]) -> int:
         pool, axes = self.pool, self.pool.resolved(expr.axes)
@@ -266,6 +279,8 @@ class _Pull:
             moved = replace(expr, args=(body,), axes=(axis,), reverse=expr.reverse != backwards)
         made = pool.add(moved, label)
         pool.pulled_below += [(made, self.places[axis]) for axis in around]
+        if self.guard is not None and around == free:
+            pool.pulled_below.append((made, self.guard))
         return made
 
     def _direction(self, scan: Expr, combined: int) -> tuple[int, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from fusion_advisor.express import Expressed
@@ -100,6 +101,18 @@ class KernelFile:
             )
             if f"in{i}" not in read
         }
+
+    @cached_property
+    def indexed(self) -> frozenset[tuple[str, int]]:
+        """Dimensions of inputs that only data indexes: the kernels do not need their sizes."""
+        region = self.region
+        known: dict[tuple[str, int], bool] = {}
+        for number in region.all("load"):
+            expr = region.exprs[number]
+            for d, index in enumerate(expr.indices):
+                key = (region.input_names[expr.input], d)
+                known[key] = known.get(key, True) and region.exprs[index].op in ("load", "cast")
+        return frozenset(key for key, only_data in known.items() if only_data)
 
     @property
     def stores(self) -> list[tuple[str, Access]]:

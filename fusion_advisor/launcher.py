@@ -91,14 +91,20 @@ def _input_shape(file: KernelFile, load: Access) -> str:
     """The shape of an input: run-time sizes where its dimensions are axes that the file knows."""
     region = file.region
     dims = region.input_dims[region.input_names.index(load.name)]
-    return _tuple(
-        [
-            product([file.sizes[a] for a in dim])
-            if dim and set(dim) <= file.sizes.keys()
-            else str(size)
-            for dim, size in zip(dims, load.tensor.shape, strict=True)
-        ]
-    )
+    return _tuple(_sizes(file, load.name, dims, load.tensor))
+
+
+def _sizes(file: KernelFile, name: str, dims: Dims, tensor: Tensor) -> list[str]:
+    """The size of each dimension: a run-time size where it is known, or where only data indexes."""
+    given = dict(zip(file.region.input_names, file.input_names, strict=True)).get(name, name)
+    return [
+        product([file.sizes[a] for a in dim])
+        if dim and set(dim) <= file.sizes.keys()
+        else f"{given}.shape[{d}]"
+        if (name, d) in file.indexed
+        else str(size)
+        for d, (dim, size) in enumerate(zip(dims, tensor.shape, strict=True))
+    ]
 
 
 def _serves_unread(file: KernelFile, name: str, given: Access | Tensor) -> str:
@@ -158,21 +164,18 @@ def _largest(file: KernelFile) -> str:
     for kernel in file.kernels:
         for load in file.inputs_of(kernel):
             dims = file.region.input_dims[file.region.input_names.index(load.name)]
-            texts[_elements(file, dims, load.tensor)] = None
+            texts[_elements(_sizes(file, load.name, dims, load.tensor))] = None
     for _, store in file.stores:
         if store.name.startswith("out"):
-            texts[_elements(file, store.dims, store.tensor)] = None
+            sizes = _sizes(file, store.name, store.dims, store.tensor)
+            texts[_elements(sizes)] = None
     found = [text for text in texts if not text.isdigit()] or ["1"]
     return found[0] if len(found) == 1 else f"max({', '.join(found)})"
 
 
-def _elements(file: KernelFile, dims: Dims, tensor: Tensor) -> str:
-    """How many elements a tensor has, in terms of the launcher's sizes."""
-    known = [
-        product([file.sizes[a] for a in dim]) if dim and set(dim) <= file.sizes.keys() else str(n)
-        for dim, n in zip(dims, tensor.shape, strict=True)
-    ]
-    return product([factor for text in known for factor in text.split(" * ")])
+def _elements(sizes: Sequence[str]) -> str:
+    """How many elements a tensor of some sizes has."""
+    return product([factor for text in sizes for factor in text.split(" * ")])
 
 
 def _count_parts(file: KernelFile, step: Step) -> str:

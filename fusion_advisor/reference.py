@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from fusion_advisor.axes import AxisList
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import Expressed
 from fusion_advisor.ops import REGISTRY
@@ -36,10 +37,11 @@ def reference_lines(
     device = next(iter(inputs.values()))
 
     def shape_of(ref: Ref) -> list[str]:
-        dims = expressed.dims.get(ref)
-        if dims is None or not {axis for dim in dims for axis in dim} <= sizes.keys():
-            return [str(n) for n in flow.annotated.tensors[ref].shape]
-        return [" * ".join(sizes[a] for a in dim) or "1" for dim in dims]
+        shape, dims = flow.annotated.tensors[ref].shape, expressed.dims.get(ref)
+        return [
+            str(n) if dim is None or not set(dim) <= sizes.keys() else _product(sizes, dim)
+            for n, dim in zip(shape, dims or [None] * len(shape), strict=True)
+        ]
 
     def text_of(ref: Ref) -> str:
         if ref not in texts:
@@ -62,6 +64,10 @@ def reference_lines(
     results = [texts[ref] for ref in expressed.outputs]
     lines.append(f"return {results[0]}" if len(results) == 1 else f"return {', '.join(results)}")
     return lines
+
+
+def _product(sizes: Mapping[int, str], dim: AxisList) -> str:
+    return " * ".join(sizes[axis] for axis in dim) or "1"
 
 
 def _needed(flow: Dataflow, expressed: Expressed) -> list[int]:

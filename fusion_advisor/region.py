@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusion_advisor.axes import Axes, AxisList, Dims, NotExpressible
+from fusion_advisor.bounds import places_below
 from fusion_advisor.exprs import INDEX, Expr, Pool
 from fusion_advisor.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.records import Tensor
@@ -623,6 +624,8 @@ def settle(
     used |= {axis for output in outputs for dim in output.dims for axis in dim}
     for number in live:
         expr = pool.exprs[number]
+        if expr.op == "load":
+            _check_places(pool, expr, inputs[expr.input], sizes)
         if expr.op == "reduce" and not set(expr.axes) <= depends[expr.args[0]]:
             raise NotExpressible("a reduction of a broadcast value")
     return Region(
@@ -638,6 +641,27 @@ def settle(
         depends=tuple(depends),
         live=live,
         free_axis=max(free_axis, max(sizes, default=-1) + 1),
+    )
+
+
+def _check_places(pool: Pool, load: Expr, tensor: Tensor, sizes: Mapping[int, int]) -> None:
+    """Raises NotExpressible for an index that is made from what no range of integers bounds."""
+    for index, size in zip(load.indices, tensor.shape, strict=True):
+        if indirect(pool.exprs, index) and not data_below(pool.exprs, index, size, sizes):
+            raise NotExpressible("an index that is computed from floats, or that leaves its range")
+
+
+def indirect(exprs: Sequence[Expr], index: int) -> bool:
+    """Is an index made from what stands in memory?"""
+    return any(exprs[number].op == "load" for number in _needed(exprs, [index]))
+
+
+def data_below(
+    exprs: Sequence[Expr], index: int, size: int, sizes: Mapping[int, int]
+) -> int | None:
+    """The n such that integers from 0 to n - 1 in memory keep an index from 0 to size - 1."""
+    return places_below(
+        exprs, index, size, lambda expr: math.prod(sizes[axis] for axis in expr.axes)
     )
 
 

@@ -477,6 +477,7 @@ class Verify(_Rule):
     margin_ulps: Ulps
     interpreted_elements: Elements
     interpreted_rows: Rows
+    indexed_places: Elements
 
 
 class Rulebook(_Rule):
