@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from fusion_advisor.kernel_file import (
@@ -16,7 +16,7 @@ from fusion_advisor.kernels import Case, Launch
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import data_below
 from fusion_advisor.rulebook import Rulebook, Verify
-from fusion_advisor.schedules.base import Plan, by_tensor, loaded_bytes
+from fusion_advisor.schedules.base import WORD_BYTES, Plan, by_tensor, loaded_bytes, words
 from fusion_advisor.schedules.layout import Access, gaps, reach
 from fusion_advisor.schedules.spelling import TRITON_DTYPES
 
@@ -36,7 +36,9 @@ def launch(kernel: JitFunction) -> Launch:
     signature = [
         (name, f"*{TRITON_DTYPES[access.tensor.dtype]}") for name, access in kernel.pointers.items()
     ]
-    sizes = step.region.sizes
+    if step.phases:
+        signature.append(("workspace_ptr", "*i64"))
+    sizes = step.sizes
     values: dict[str, int] = {n: prod(sizes[a] for a in axes) for n, axes in body.sizes.items()}
     values |= {
         name: access.tensor.stride[along] if isinstance(along, int) else along.step(access)
@@ -131,22 +133,25 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
     sizes = {**sizes, **_parts(file, sizes)}
     tensors: dict[str, Tensor] = {}
     loaded: int | None = 0
+    stored = 0
     for kernel in file.kernels:
-        for loads in by_tensor(kernel.step.loads).values():
-            tensor = _resized(file, kernel, loads, sizes, most)
-            tensors.setdefault(kernel.named(loads[0]), tensor)
-            touched = loaded_bytes(kernel.step.region, loads, tensor, sizes)
-            loaded = None if loaded is None or touched is None else loaded + touched
+        for read, written, word_bytes in _launched(kernel, sizes):
+            for loads in by_tensor(read).values():
+                tensor = _resized(file, kernel, loads, sizes, most)
+                tensors.setdefault(kernel.named(loads[0]), tensor)
+                touched = loaded_bytes(kernel.step.region, loads, tensor, sizes)
+                loaded = None if loaded is None or touched is None else loaded + touched
+            loaded = None if loaded is None else loaded + word_bytes[0]
+            stored += word_bytes[1] + sum(
+                prod(sizes[a] for dim in access.dims for a in dim) * access.tensor.itemsize
+                for access in written
+            )
     tensors |= {
         name: dense(a.tensor, tuple(prod(sizes[axis] for axis in dim) for dim in a.dims))
         if isinstance(a, Access)
         else a
         for name, a in file.unread.items()
     }
-    stored = sum(
-        prod(sizes[a] for dim in access.dims for a in dim) * access.tensor.itemsize
-        for _, access in file.stores
-    )
     return Case(
         name=name,
         inputs=tuple(tensors[given] for given in file.input_names),
@@ -156,6 +161,32 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
             _range(file, number, tensors, sizes) for number in range(len(file.input_names))
         ),
     )
+
+
+def _launched(
+    kernel: JitFunction, sizes: Mapping[int, int]
+) -> Iterator[tuple[list[Access], list[Access], tuple[int, int]]]:
+    """What each launch of a kernel reads, what it writes, and the bytes of words that it takes and
+    leaves. Programs of the interpreter cannot wait: there a cooperative kernel is launched once for
+    each exchange and once more."""
+    step = kernel.step
+    if not step.phases:
+        yield list(step.loads), list(step.stores), (0, 0)
+        return
+    base = dict(zip(step.region.all("load"), step.loads, strict=True))
+    shared = (*step.outer, step.parts) if step.parts else step.outer
+    unit = WORD_BYTES * prod(sizes[a] for a in spanned(shared))
+    for last, exchange in enumerate((*step.exchanges, None)):
+        end = len(step.phases) if exchange is None else step.phases.index(exchange) + 1
+        run = step.phases[:end]
+        asked = {number for phase in run for number in phase.region.all("load")}
+        taken = sum(words(each) for each in step.exchanges[:last])
+        left = words(exchange) if exchange else 0
+        yield (
+            [load for number, load in base.items() if number in asked],
+            [store for phase in run for store in phase.stores if store.name.startswith("out")],
+            (unit * taken, unit * left),
+        )
 
 
 def _parts(file: KernelFile, sizes: Mapping[int, int]) -> dict[int, int]:

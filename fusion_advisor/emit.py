@@ -27,6 +27,7 @@ from fusion_advisor.reference import reference_lines
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.bodies import BODIES
+from fusion_advisor.schedules.exchange import EXCHANGE
 from fusion_advisor.schedules.layout import accesses
 from fusion_advisor.schedules.spelling import Names, fitted
 from fusion_advisor.schedules.text import Body
@@ -52,9 +53,10 @@ def emit(
         raise ValueError(f"{name}: a group without a plan cannot be emitted")
     file = _prepare(name, plan, expressed)
     helpers = dict.fromkeys(h for kernel in file.kernels for h in kernel.body.helpers)
+    known = HELPERS | EXCHANGE
     code = "\n\n\n".join(
         (
-            *(HELPERS[helper].rstrip() for helper in helpers),
+            *(known[helper].rstrip() for helper in helpers),
             *(_kernel(kernel) for kernel in file.kernels),
             launcher(file),
             _reference(file, flow),
@@ -94,7 +96,7 @@ def _prepare(name: str, plan: Plan, expressed: Expressed) -> KernelFile:
     tensors = {f"in{i}": text for i, text in enumerate(inputs)}
     tensors |= {f"out{i}": text for i, text in enumerate(outputs)}
     for step in plan.steps:
-        for access in step.stores:
+        for access in (*step.stores, *(a for phase in step.phases for a in phase.stores)):
             if access.name not in tensors:
                 tensors[access.name] = names.claim(_space_name(plan, access.name))
     origins = _origins(plan, inputs)
@@ -185,7 +187,7 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision, regenerate: st
         "import triton.language as tl",
     ]
     written = [line for kernel in file.kernels for line in kernel.lines]
-    written += [HELPERS[helper] for kernel in file.kernels for helper in kernel.body.helpers]
+    written += [HELPERS.get(h, "") for kernel in file.kernels for h in kernel.body.helpers]
     if any("libdevice." in line for line in written):
         imports.append("from triton.language.extra import libdevice")
     return "\n".join(_wrapped(doc)) + "\n\n" + "\n".join(imports)
@@ -210,6 +212,7 @@ _NOTES = {
     "blocked": "One program walks {rows} in chunks.",
     "tiled": "One program has one part of {rows}.",
     "persistent": "One program walks its share of the rows.",
+    "cooperative": "One program has a part of a row, and takes what the others found from them.",
 }
 
 
@@ -224,7 +227,8 @@ def _note(step: Step) -> str:
 
 def _kernel(kernel: JitFunction) -> str:
     body = kernel.body
-    arguments = [*kernel.pointers, *body.sizes, *body.strides]
+    workspace = ["workspace_ptr"] if kernel.step.phases else []
+    arguments = [*kernel.pointers, *workspace, *body.sizes, *body.strides]
     arguments += [f"{name}: tl.constexpr" for name in kernel.constants]
     signature = "\n".join(f"    {argument}," for argument in arguments)
     content = "\n".join(f"    {line}" for line in kernel.lines)

@@ -46,6 +46,14 @@ class JitFunction:
     def constants(self) -> dict[str, tuple[str, int]]:
         """Each constant of the tile: how the launcher writes it, and its value for the graph."""
         step = self.step
+        if step.schedule == "cooperative" and step.parts:
+            peers = 1 << (step.parts.size - 1).bit_length()
+            return {
+                "COLS": (str(step.block), step.block),
+                "PEERS": ("triton.next_power_of_2({parts})", peers),
+                "WHOLE": (f"{{cols}} % {step.block} == 0", step.length % step.block == 0),
+                "STEP": ("step", -1),
+            }
         if step.schedule == "flat":
             return {"BLOCK": (str(step.block), step.block)}
         found: dict[str, tuple[str, int]] = {}
@@ -80,7 +88,7 @@ class KernelFile:
     @property
     def hints(self) -> dict[int, int]:
         """Every axis at the graph's size, those along which kernels share work too."""
-        return {a: n for kernel in self.kernels for a, n in kernel.step.region.sizes.items()}
+        return {a: n for kernel in self.kernels for a, n in kernel.step.sizes.items()}
 
     def inputs_of(self, kernel: JitFunction) -> Iterator[Access]:
         """The loads that read an input of the file, not what another kernel left."""

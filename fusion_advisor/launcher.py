@@ -16,7 +16,9 @@ from fusion_advisor.kernel_file import (
     wide,
 )
 from fusion_advisor.records import Tensor
-from fusion_advisor.schedules.base import Step
+from fusion_advisor.schedules.base import Step, words
+from fusion_advisor.schedules.cooperative import REGISTERS
+from fusion_advisor.schedules.cooperative_body import HEAD
 from fusion_advisor.schedules.layout import Access, Group, gaps
 
 
@@ -151,7 +153,10 @@ def launcher(file: KernelFile) -> str:
         )
     lines.append(f"with torch.cuda.device_of({device}):")
     for kernel in file.kernels:
-        lines += [f"    {line}" for line in _call(file, kernel)]
+        if kernel.step.phases:
+            lines += [f"    {line}" for line in _together(file, kernel)]
+        else:
+            lines += [f"    {line}" for line in _call(file, kernel)]
     lines.append(f"return {', '.join(file.output_names)}")
     content = "\n".join(f"    {line}" for line in lines)
     parameters = ", ".join(file.input_names)
@@ -198,12 +203,15 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     """One launch."""
     step, body = kernel.step, kernel.body
     arguments = [pointer.removesuffix("_ptr") for pointer in kernel.pointers]
+    arguments += ["workspace"] if step.phases else []
     arguments += [extent(file, axes) for axes in body.sizes.values()]
     arguments += [_free_stride(file, kernel, a, along) for a, along in body.strides.values()]
     rows = extent(file, spanned(step.outer))
     cols = extent(file, spanned(step.inner))
     if step.schedule == "flat":
         grid = f"triton.cdiv({rows}, {step.block}),"
+    elif step.phases:
+        grid = f"{product([rows, _parts(file, step)])},"
     elif step.schedule == "persistent":
         grid = f"{file.sizes[step.parts.axes[0]] if step.parts else _programs(file, step)},"
     else:
@@ -214,7 +222,11 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
             grid = f"{grid}, triton.cdiv({cols}, {step.part})"
         else:
             grid = f"{grid},"
-    constants = [f"{name}={text.format(cols=cols)}" for name, (text, _) in kernel.constants.items()]
+    parts = _parts(file, step)
+    constants = [
+        f"{name}={text.format(cols=cols, parts=parts)}"
+        for name, (text, _) in kernel.constants.items()
+    ]
     constants += [f"num_warps={step.warps}", "enable_fp_fusion=True"]
     return [
         f"{kernel.name}[({grid})](",
@@ -223,9 +235,35 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     ]
 
 
+def _parts(file: KernelFile, step: Step) -> str:
+    """How many programs share a row."""
+    return file.sizes[step.parts.axes[0]] if step.parts else ""
+
+
+def _together(file: KernelFile, kernel: JitFunction) -> list[str]:
+    """One launch whose programs wait for each other, or one for each exchange and one more.
+
+    The words of the exchange are new and zero for each call: two streams share none, and a graph
+    that is replayed zeroes them again, since the fill is captured with the launch.
+    """
+    step, device = kernel.step, f"{file.input_names[0]}.device"
+    parts = _parts(file, step)
+    count = sum(words(phase) for phase in step.exchanges)
+    exchanged = product([extent(file, spanned(step.outer)), parts, str(count)])
+    apart = ", ".join(str(n) for n in range(len(step.exchanges) + 1))
+    return [
+        f"workspace = torch.zeros({HEAD} + {exchanged}, dtype=torch.int64, device={device})",
+        f"together = {step.waiting} * {parts} <= resident({device}, {step.warps})",
+        f"for step in (-1,) if together else ({apart}):",
+        *(f"    {line}" for line in _call(file, kernel)),
+    ]
+
+
 def support(file: KernelFile) -> str:
     """The functions that the launcher calls."""
     known = [_SUPPORT.format(name=file.name).strip()]
+    if any(kernel.step.phases for kernel in file.kernels):
+        known.append(_RESIDENT.format(registers=REGISTERS).strip())
     if not wide(file.plan.steps):
         known.insert(0, _REACH.strip())
     return "\n\n\n".join(known)
@@ -236,6 +274,20 @@ def within_reach(elements):
     \"""Why 32-bit offsets do not reach every element; None when they do.\"""
     return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
 """
+
+
+_RESIDENT = '''
+def resident(device, warps):
+    """Programs that the device holds at once at the least; 0 where they run one by one."""
+    if device.type != "cuda":
+        return 0
+    has, threads = torch.cuda.get_device_properties(device), 32 * warps
+    fit = min(
+        has.regs_per_multiprocessor // ({registers} * threads),
+        has.max_threads_per_multi_processor // threads,
+    )
+    return has.multi_processor_count * max(fit, 1)
+'''
 
 
 _SUPPORT = '''

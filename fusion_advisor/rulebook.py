@@ -64,6 +64,7 @@ UNITS: dict[str, float] = {
     "plans": 1,
     "programs": 1,
     "registers": 1,
+    "kernels": 1,
     "rows": 1,
     "dimensions": 1,
     "seeds": 1,
@@ -168,6 +169,7 @@ Time = Annotated[Number, _in("us")]
 Bits = Annotated[Number, _whole("bit")]
 Dimensions = Annotated[Number, _whole("dimensions")]
 Elements = Annotated[Number, _whole("elements")]
+Kernels = Annotated[Number, _whole("kernels")]
 Nodes = Annotated[Number, _whole("nodes")]
 Sets = Annotated[Number, _whole("sets")]
 Operators = Annotated[Number, _whole("operators")]
@@ -428,6 +430,22 @@ class SplitSchedule(_Rule):
     programs_per_multiprocessor: Programs
 
 
+class CooperativeSchedule(_Rule):
+    """Programs that share a row wait for each other."""
+
+    row_elements: Elements
+    """From this length on."""
+    part_bytes: Bytes
+    """What a program keeps of its row, of all tensors along it together."""
+    least_elements: Elements
+    """The shortest part, where there are few rows."""
+    warps: Warps
+    programs_per_multiprocessor: Programs
+    """Wanted of all rows together, before parts grow."""
+    waiting_kernels: Kernels
+    """How many kernels that wait may run at once, so that one still goes on."""
+
+
 class TiledSchedule(_Rule):
     """A program takes a part of one or several rows."""
 
@@ -445,6 +463,7 @@ class Schedules(_Rule):
     flat: FlatSchedule
     row: RowSchedule
     blocked: BlockedSchedule
+    cooperative: CooperativeSchedule
     persistent: PersistentSchedule
     split: SplitSchedule
     tiled: TiledSchedule

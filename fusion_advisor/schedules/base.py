@@ -11,6 +11,9 @@ from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.layout import Access, Group, touched
 
+WORD_BYTES = 8
+"""Of the words that programs exchange: two float32."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -45,6 +48,36 @@ class Step:
     most: int = 0
     """Programs of a persistent kernel; it may have fewer."""
     read_again: int = 0
+    phases: tuple[Step, ...] = ()
+    """What the programs that share a row do one after the other, over the same groups; a phase with
+    `parts` ends in an exchange of its results."""
+
+    waiting: int = 0
+    """How many kernels whose programs wait the device may run at once."""
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Every axis, that of the parts too."""
+        shared = {self.parts.axes[0]: self.parts.size} if self.parts else {}
+        return {**self.region.sizes, **shared}
+
+    @property
+    def length(self) -> int:
+        """Elements of a row."""
+        return prod(group.size for group in self.inner)
+
+    @property
+    def exchanges(self) -> tuple[Step, ...]:
+        """The phases whose results the programs of a row exchange."""
+        return tuple(phase for phase in self.phases if phase.parts)
+
+    @property
+    def word_bytes(self) -> int:
+        """What all programs exchange."""
+        if self.parts is None:
+            return 0
+        count = sum(words(phase) for phase in self.exchanges)
+        return count * WORD_BYTES * self.parts.size * prod(group.size for group in self.outer)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -53,13 +86,12 @@ class Step:
     @property
     def bytes_read(self) -> int:
         """HBM bytes; what hangs on data is taken as one element for each place that asks."""
-        return self.read_again + sum(
-            self._estimate(loads) for loads in by_tensor(self.loads).values()
-        )
+        read = sum(self._estimate(loads) for loads in by_tensor(self.loads).values())
+        return read + self.read_again + self.word_bytes
 
     @property
     def bytes_written(self) -> int:
-        return sum(a.tensor.bytes for a in self.stores)
+        return sum(a.tensor.bytes for a in self.stores) + self.word_bytes
 
     def _estimate(self, loads: Sequence[Access]) -> int:
         tensor = loads[0].tensor
@@ -119,6 +151,11 @@ class Plan:
     @property
     def bytes_written(self) -> int:
         return sum(step.bytes_written for step in self.steps)
+
+
+def words(phase: Step) -> int:
+    """The words that a part of a row leaves in an exchange."""
+    return -(-len(phase.stores) // 2)
 
 
 def by_tensor(loads: Sequence[Access]) -> dict[str, list[Access]]:

@@ -70,6 +70,19 @@ def passes(region: Region, inner: frozenset[int]) -> tuple[Pass, ...]:
     return tuple(_pass(at, level, rescaled, moments, parts) for at in sorted(set(level.values())))
 
 
+def at_least_one(region: Region, inner: frozenset[int]) -> frozenset[int]:
+    """Sums along a row of exp(x − maximum of x): one term is 1, so none of them is less."""
+    rows = [n for n in sorted(region.all("reduce")) if inner == frozenset(region.exprs[n].axes)]
+    found: set[int] = set()
+    for rescaled in (r for n in rows if (r := _rescaled(region, n, rows))):
+        power = region.exprs[_bare(region, region.exprs[rescaled.total].args[0])]
+        if power.op == "exp" and rescaled.shift == rescaled.peak:
+            value = region.exprs[_bare(region, power.args[0])].args[0]
+            if _bare(region, value) == _bare(region, region.exprs[rescaled.peak].args[0]):
+                found.add(rescaled.total)
+    return frozenset(found)
+
+
 def _pass(
     at: int,
     level: dict[int, int],

@@ -55,6 +55,20 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "fallbacks",
         "problem",
         "within_reach",
+        "program",
+        "peer",
+        "peer_mask",
+        "words",
+        "workspace",
+        "step",
+        "steps",
+        "resident",
+        "ticket",
+        "publish",
+        "published",
+        "STEP",
+        "PEERS",
+        "WHOLE",
     ]
 )
 """What a generated name must not hide."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import ClassVar
 
 from fusion_advisor.exprs import Expr
 from fusion_advisor.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.layout import Access, Group, gaps, traced
+from fusion_advisor.schedules.online import at_least_one
 from fusion_advisor.schedules.spelling import (
     Names,
     as_operand,
@@ -72,6 +74,10 @@ class Body:
     )
     helpers: dict[str, None] = field(default_factory=dict[str, None])
     scopes: list[Scope] = field(default_factory=lambda: [Scope()])
+    lane: ClassVar[str] = "col"
+    """The place along the row that a lane has."""
+    lanes: ClassVar[str] = "COLS"
+    length: ClassVar[str] = "cols"
 
     # -- the program ---------------------------------------------------------------------------
 
@@ -80,9 +86,14 @@ class Body:
         self._uses = self._count_uses()
         self._rank = {number: n for n, number in enumerate(self.step.order)}
         self._access = dict(zip(self.region.all("load"), self.step.loads, strict=True))
+        self._large = self._at_least_one()
         start = self._program()
         self._results()
         return [*start, *self.scopes[0].block()]
+
+    def _at_least_one(self) -> frozenset[int]:
+        """Values that may be divided by as well as multiplied with their reciprocal."""
+        return at_least_one(self.region, self._inner)
 
     def _results(self) -> None:
         """Every result, from the loads to the stores."""
@@ -126,13 +137,15 @@ class Body:
             return [f"row = {number} * ROWS + tl.arange(0, ROWS)[:, None]"]
         return [f"row = {number}"]
 
-    def _columns(self, start: str) -> list[str]:
-        """The places along the row that the lanes have, from `start` on."""
+    def _columns(self, start: str, always: str = "") -> list[str]:
+        """The places along the row that the lanes have, from `start` on; `always` where the row
+        has them all."""
         across = "[None, :]" if self.several else ""
         far = ".to(tl.int64)" if self.wide_rows else ""
+        within = f"{self.lane} < {self.size(self.step.inner, self.length)}"
         return [
-            f"col = {start}tl.arange(0, COLS){across}{far}",
-            f"col_mask = col < {self.size(self.step.inner, 'cols')}",
+            f"{self.lane} = {start}tl.arange(0, {self.lanes}){across}{far}",
+            f"{self.lane}_mask = ({within}){always}" if always else f"{self.lane}_mask = {within}",
         ]
 
     def _count_uses(self) -> dict[int, list[int]]:
@@ -161,7 +174,7 @@ class Body:
         """The extent of all outer or all inner groups."""
         if self.step.schedule == "flat":
             return self.size(groups, "count")
-        return self.size(groups, "cols" if groups == self.step.inner else "rows")
+        return self.size(groups, self.length if groups == self.step.inner else "rows")
 
     def extent_of(self, group: Group) -> str:
         if set(group.axes) <= self.region.pinned:
@@ -215,7 +228,7 @@ class Body:
         yield self.step.outer, self._outer_name
         if self.step.parts:
             yield (self.step.parts,), "part"
-        yield self.step.inner, "col"
+        yield self.step.inner, self.lane
 
     @property
     def _outer_name(self) -> str:
@@ -280,11 +293,11 @@ class Body:
         if self.step.schedule == "flat":
             masks = ["mask"] if outer else []
         elif not self.several:
-            masks = ["col_mask"] if inner else []
+            masks = [f"{self.lane}_mask"] if inner else []
         elif inner and outer:
             masks = ["mask"]
         else:
-            masks = ["col_mask"] if inner else ["row_mask"] if outer else []
+            masks = [f"{self.lane}_mask"] if inner else ["row_mask"] if outer else []
         if guard is not None:
             masks.append(self.text(guard))
         return " & ".join(masks)
@@ -335,13 +348,15 @@ class Body:
                 return None
             if expr.op == "reduce" and set(expr.axes) <= self.step.serial:
                 return self._around(expr)
-            if expr.op != "load":
-                return expr.args
-            access = self._access[number]
-            guard = () if access.guard is None else (access.guard,)
-            return (*access.pulled.values(), *guard)
+            return self._addressed_by(number) if expr.op == "load" else expr.args
 
         return traced(wanted, further).passed
+
+    def _addressed_by(self, number: int) -> tuple[int, ...]:
+        """What says where a load reads, and whether."""
+        access = self._access[number]
+        guard = () if access.guard is None else (access.guard,)
+        return (*access.pulled.values(), *guard)
 
     def _around(self, expr: Expr) -> set[int]:
         """What the loop of a serial reduction uses and need not make again at each place."""
@@ -385,22 +400,26 @@ class Body:
 
     def _load(self, number: int, access: Access) -> None:
         name = self.names.claim(self.tensors[access.name])
-        offset, mask = self.offset(access), self.mask(access)
-        pointer = f"{self.tensors[access.name]}_ptr"
-        where = f"{pointer} + {offset}" if offset else pointer
         held = self.region.exprs[number].dtype
-        neutral = {"float32": "0.0", "float64": "0.0", "bool": "False"}.get(held, "0")
-        masked = f", mask={mask}, other={neutral}" if mask else ""
         converted = f".to({language_dtype(held)})" if held != access.tensor.dtype else ""
-        self.scope.lines.append(f"{name} = tl.load({where}{masked}){converted}")
+        self.scope.lines.append(f"{name} = {self._read(access, held)}{converted}")
         self.scope.texts[number] = name
 
+    def _read(self, access: Access, held: str) -> str:
+        """The elements of a tensor as they lie in memory, zero where there are none."""
+        mask = self.mask(access)
+        neutral = {"float32": "0.0", "float64": "0.0", "bool": "False"}.get(held, "0")
+        masked = f", mask={mask}, other={neutral}" if mask else ""
+        return f"tl.load({self._pointer(access)}{masked})"
+
+    def _pointer(self, access: Access) -> str:
+        offset, pointer = self.offset(access), f"{self.tensors[access.name]}_ptr"
+        return f"{pointer} + {offset}" if offset else pointer
+
     def _store(self, access: Access, text: str) -> None:
-        offset, mask = self.offset(access), self.mask(access)
-        pointer = f"{self.tensors[access.name]}_ptr"
-        where = f"{pointer} + {offset}" if offset else pointer
+        mask = self.mask(access)
         masked = f", mask={mask}" if mask else ""
-        self.scope.lines.append(f"tl.store({where}, {bare(text)}{masked})")
+        self.scope.lines.append(f"tl.store({self._pointer(access)}, {bare(text)}{masked})")
 
     def _text(self, number: int) -> str:
         expr = self.region.exprs[number]
@@ -438,6 +457,8 @@ class Body:
             template = primitive.precise
         elif held == "float32" and self.precise and primitive.scalar and self._of_row(number):
             template = primitive.scalar
+        elif held == "float32" and expr.op == "div" and expr.args[1] in self._large:
+            template = "({0} * (1.0 / {1}))"
         if template == primitive.text and primitive.helper:
             self.helpers[primitive.helper] = None
         return filled(template, operands)
@@ -502,7 +523,7 @@ class Body:
 
     def _masked(self, expr: Expr, operand: str) -> str:
         """The operand with what changes nothing in the lanes behind the row's end."""
-        return f"tl.where(col_mask, {bare(operand)}, {self._neutral(expr)})"
+        return f"tl.where({self.lane}_mask, {bare(operand)}, {self._neutral(expr)})"
 
     def _reduce(self, expr: Expr, operand: str) -> str:
         monoid = MONOIDS[expr.monoid]
@@ -512,7 +533,7 @@ class Body:
         if not self.several:
             template = template.replace(", keep_dims=True", "").replace("axis=1", "axis=0")
             template = template.replace("{0}, 1,", "{0}, 0,").replace("{1}), 1,", "{1}), 0,")
-        return template.format(operand, f"tl.broadcast_to(col, {self._shape(True, True)})")
+        return template.format(operand, f"tl.broadcast_to({self.lane}, {self._shape(True, True)})")
 
     def _scan(self, expr: Expr, operand: str) -> str:
         axis = 1 if self.several else 0
@@ -528,8 +549,8 @@ class Body:
         if self.step.schedule == "flat":
             return "[BLOCK]" if outer else "()"
         if not self.several:
-            return "[COLS]" if inner else "()"
-        return f"[{'ROWS' if outer else '1'}, {'COLS' if inner else '1'}]"
+            return f"[{self.lanes}]" if inner else "()"
+        return f"[{'ROWS' if outer else '1'}, {self.lanes if inner else '1'}]"
 
     def _shape_of(self, number: int) -> str:
         depends = self.region.depends[number]

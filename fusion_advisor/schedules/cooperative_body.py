@@ -1,0 +1,226 @@
+"""The body of a kernel whose programs share rows: one body for each phase, and the exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from fusion_advisor.schedules.base import Step, words
+from fusion_advisor.schedules.exchange import WAYS
+from fusion_advisor.schedules.layout import Access, reach
+from fusion_advisor.schedules.text import Body, Scope
+
+HEAD = 16
+"""Words of the workspace before the first that is exchanged: the ticket has 128 bytes, a line of
+the cache, for itself."""
+
+
+@dataclass
+class _Shared:
+    """What the phases of one kernel know of each other."""
+
+    known: int
+    """Expressions below this number are those of the whole region in every phase."""
+    large: frozenset[int]
+    """Of those, sums that are not less than one."""
+    left: dict[str, str] = field(default_factory=dict[str, str])
+    """What earlier phases left in registers, by the name that it would have in memory."""
+    loads: dict[int, str] = field(default_factory=dict[int, str])
+    """What they loaded, as it lies in memory where that is narrow."""
+    walks: int = 0
+    """How often the part of the row was walked over."""
+
+
+class CooperativeBody(Body):
+    """Phase after phase; what follows an exchange does not run in a launch that ends with it."""
+
+    def _program(self) -> list[str]:
+        self.helpers["ticket"] = None
+        parts = self._parts
+        wide = ".to(tl.int64)" if self.wide else ""
+        return [
+            "program = ticket(workspace_ptr, STEP < 0)",
+            f"row = (program // {parts}){wide}" if wide else f"row = program // {parts}",
+            f"part = program % {parts}",
+            *self._columns("part * COLS + ", " | WHOLE"),
+        ]
+
+    @property
+    def _parts(self) -> str:
+        assert self.step.parts is not None
+        return self.size((self.step.parts,), "parts")
+
+    def _results(self) -> None:
+        shared = _Shared(len(self.region.exprs), self._large)
+        before, first = 0, True
+        places: dict[str, str] = {"row": "row", "col": "col"}
+        for phase in self.step.phases:
+            kind = _Part if phase.parts else _Rest if phase.inner == self.step.inner else _Whole
+            body = kind(
+                phase,
+                self.tensors,
+                self.precise,
+                self.wide,
+                self.wide_rows,
+                self.names,
+                self.sizes,
+                self.strides,
+                self.helpers,
+                [Scope(places=places)],
+                shared,
+            )
+            self.scope.lines += body.render()
+            if phase.parts:
+                self._exchange(phase, shared, before, first=first)
+                before, first = before + words(phase), False
+        while len(self.scopes) > 1:
+            inside = self.scopes.pop()
+            self.scope.lines += [f"    {line}" for line in inside.block()]
+
+    def _exchange(self, phase: Step, shared: _Shared, before: int, *, first: bool) -> None:
+        """Leave the part's results, and go on with those of all parts, unless this is the last
+        thing that the launch does."""
+        number = self.step.exchanges.index(phase)
+        self.helpers["publish"] = self.helpers["published"] = None
+        total = sum(words(each) for each in self.step.exchanges)
+        rank = f"row * {total} + {before}" if total > 1 else "row"
+        pairs = [
+            [store.name for store in phase.stores[2 * n : 2 * n + 2]] for n in range(words(phase))
+        ]
+        parts = self._parts
+        line = f"words_{number}" if number else "words"
+        start = f"({rank})" if total > 1 else rank
+        self.scope.lines += [
+            f"{line} = workspace_ptr + {HEAD} + {start}.to(tl.int64) * {parts}",
+            f"if STEP <= {number}:",
+        ]
+        for n, pair in enumerate(pairs):
+            given = [shared.left[name] for name in (pair[0], pair[-1])]
+            where = f"{line} + part" if not n else f"{line} + {n} * {parts} + part"
+            self.scope.lines.append(f"    publish({where}, {', '.join(given)}, STEP < 0)")
+        self.scope.lines.append(f"if STEP != {number}:")
+        self.scopes.append(Scope())
+        if first:
+            self.scope.lines += ["peer = tl.arange(0, PEERS)", f"peer_mask = peer < {parts}"]
+        for n, pair in enumerate(pairs):
+            for name in pair:
+                shared.left[name] = self.names.claim(f"{self.tensors[name]}")
+            found = [shared.left[name] for name in pair] + ["_"] * (2 - len(pair))
+            where = f"{line} + peer" if not n else f"{line} + {n} * {parts} + peer"
+            self.scope.lines.append(f"{', '.join(found)} = published({where}, peer_mask, STEP < 0)")
+
+
+@dataclass
+class _Phase(Body):
+    """A phase: what goes through memory in a kernel of its own stays in registers here."""
+
+    shared: _Shared = field(default_factory=lambda: _Shared(0, frozenset()))
+
+    def _program(self) -> list[str]:
+        return []
+
+    def _addressed_by(self, number: int) -> tuple[int, ...]:
+        return () if self._kept(number) else super()._addressed_by(number)
+
+    def _kept(self, number: int) -> str:
+        """What an earlier phase loaded, or left, for a load of this one."""
+        return self.shared.left.get(self._access[number].name) or self.shared.loads.get(number, "")
+
+    def _load(self, number: int, access: Access) -> None:
+        kept = self._kept(number)
+        if kept:
+            self.scope.texts[number] = kept
+            return
+        super()._load(number, access)
+        if number < self.shared.known:
+            self.shared.loads[number] = self.text(number)
+
+    def _store(self, access: Access, text: str) -> None:
+        if access.name.startswith("ws"):
+            self.shared.left[access.name] = text
+        else:
+            super()._store(access, text)
+
+
+class _Along(_Phase):
+    """A phase along the row.
+
+    What has 16 bits in memory is kept so, and widened anew for each walk over it: while programs
+    wait, their parts of the row take half the registers, and twice as many programs are resident.
+    """
+
+    def _load(self, number: int, access: Access) -> None:
+        if not self._narrow(number, access):
+            super()._load(number, access)
+            return
+        shared = self.shared
+        if number not in shared.loads:
+            shared.loads[number] = self.names.claim(self.tensors[access.name])
+            self.scope.lines.append(f"{shared.loads[number]} = {self._read(access, 'float32')}")
+        name = self.names.claim(f"{shared.loads[number]}_wide")
+        way = shared.walks % WAYS
+        text = f"{shared.loads[number]}.to(tl.float32)"
+        if way:
+            self.helpers[f"widened_{way}"] = None
+            text = f"widened_{way}({shared.loads[number]}, STEP < 0)"
+        self.scope.lines.append(f"{name} = {text}")
+        self.scope.texts[number] = name
+
+    def _narrow(self, number: int, access: Access) -> bool:
+        along = bool(self.region.depends[number] & self._inner) and number < self.shared.known
+        wide = self.region.exprs[number].dtype == "float32"
+        return along and wide and access.tensor.dtype == "bfloat16"
+
+    def _walk(self, wanted: Iterable[int]) -> None:
+        """Values of the row as a whole; what they are made from along the row is forgotten."""
+        self.scopes.append(Scope())
+        self._emit(wanted)
+        inside = self.scopes.pop()
+        self.scope.lines += inside.block()
+        self.scope.texts |= {
+            number: text
+            for number, text in inside.texts.items()
+            if not self.region.depends[number] & self._inner
+        }
+        self.shared.walks += 1
+
+
+class _Part(_Along):
+    """What the program's own part gives: reduction after reduction, those that need no other one
+    first."""
+
+    def _results(self) -> None:
+        depth: dict[int, int] = {}
+        for number in sorted(self.region.all("reduce")):
+            needed = reach(self.region, number) & depth.keys()
+            depth[number] = max((depth[n] + 1 for n in needed), default=0)
+        for level in sorted(set(depth.values())):
+            self._walk([number for number, at in depth.items() if at == level])
+        super()._results()
+
+
+class _Rest(_Along):
+    """The results along the row."""
+
+    def _at_least_one(self) -> frozenset[int]:
+        sums = {f"_{number}" for number in self.shared.large}
+        return frozenset(
+            number
+            for number, access in self._access.items()
+            if access.name.startswith("ws_row") and access.name[access.name.rindex("_") :] in sums
+        )
+
+
+class _Whole(_Phase):
+    """What the parts of all programs that share the row make together: a lane has one of them."""
+
+    lane: ClassVar[str] = "peer"
+    lanes: ClassVar[str] = "PEERS"
+    length: ClassVar[str] = "parts"
+
+    def _store(self, access: Access, text: str) -> None:
+        if access.name.startswith("ws"):
+            super()._store(access, text)
+        else:
+            self.scope.lines.append(f"tl.store({self._pointer(access)}, {text}, mask=part == 0)")

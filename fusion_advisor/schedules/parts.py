@@ -1,0 +1,244 @@
+"""One pass over the rows of a region, cut into parts: what each part finds, what the parts make
+together, and what is left of the region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import prod
+
+from fusion_advisor.exprs import INDEX, Expr, Pool
+from fusion_advisor.region import Output, Region
+from fusion_advisor.schedules.cutting import (
+    Copier,
+    apply,
+    combined_parts,
+    constant,
+    converted,
+    loaded,
+    piece,
+    pool_of,
+    space,
+    summed,
+)
+from fusion_advisor.schedules.layout import accesses, leading, ordered, reach, traced
+from fusion_advisor.schedules.online import Moments, Pass, Rescaled
+
+
+@dataclass
+class Cut:
+    """One pass over the rows of a region, cut into parts along a new axis."""
+
+    region: Region
+    inner: frozenset[int]
+    first: Pass
+    part: int
+    before: int
+    """How many kernels there are already."""
+
+    @property
+    def partials(self) -> dict[int, Output]:
+        """What the parts of a row leave in memory for each reduction of the pass."""
+        rests = {m.rest for m in self.first.moments}
+        return {
+            number: space(
+                self._name(number, "part"),
+                number,
+                (*self._kept(number), self.parts),
+                self.region.exprs[number].dtype,
+                self.sizes,
+            )
+            for number in sorted(self.first.found - rests)
+        }
+
+    @property
+    def length(self) -> int:
+        return prod(self.region.sizes[axis] for axis in self.inner)
+
+    @property
+    def count(self) -> int:
+        return -(-self.length // self.part)
+
+    @property
+    def parts(self) -> int:
+        """The axis that numbers the parts of a row."""
+        return self.region.free_axis
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        return {**self.region.sizes, self.parts: self.count}
+
+    def _kept(self, number: int) -> tuple[int, ...]:
+        """The axes of a row-level value, in the order in which the rows lie."""
+        loads, stores = accesses(self.region)
+        return ordered(sorted(self.region.depends[number]), leading((*loads, *stores)))
+
+    def _name(self, number: int, kind: str) -> str:
+        return f"ws_{kind}{self.before}_{number}"
+
+    # -- the parts of a row ----------------------------------------------------------------------
+
+    def partial(self) -> Region:
+        """Every reduction of the pass, over one part of each row."""
+        pool, known = pool_of(self.region, self.sizes), dict[int, int]()
+        for moments in self.first.moments:
+            known |= _local_moments(pool, moments)
+        outputs = [
+            replace(left, value=known.get(number, number)) for number, left in self.partials.items()
+        ]
+        return piece(self.region, pool, outputs, (), self.sizes)
+
+    # -- what they make together -------------------------------------------------------------------
+
+    def combined(self) -> tuple[Region, Region | None]:
+        """The region that combines the parts, and what is left of the region after it."""
+        region = self.region
+        spaces = list(self.partials.values())
+        pool = pool_of(self.region, self.sizes)
+        whole = _Whole(pool, region, self)
+        known = whole.reductions()
+        copier = Copier(pool, region, known)
+        later = [out for out in region.outputs if not self._complete(out.value)]
+        outputs = [
+            replace(out, value=copier.copied(out.value))
+            for out in region.outputs
+            if self._complete(out.value)
+        ]
+        crossing = self._crossing([out.value for out in later])
+        handed = {
+            number: space(
+                self._name(number, "row"),
+                copier.copied(number),
+                self._kept(number),
+                region.exprs[number].dtype,
+                self.sizes,
+            )
+            for number in crossing
+        }
+        combined = piece(region, pool, [*outputs, *handed.values()], spaces, self.sizes)
+        if not later:
+            return combined, None
+        rest = pool_of(self.region, self.sizes)
+        known = {
+            number: loaded(rest, len(region.inputs) + place, left)
+            for place, (number, left) in enumerate(handed.items())
+        }
+        remaining = Copier(rest, region, known)
+        left = [replace(out, value=remaining.copied(out.value)) for out in later]
+        return combined, piece(region, rest, left, list(handed.values()), self.sizes)
+
+    def _complete(self, number: int) -> bool:
+        """Is a value known once the parts are combined?"""
+        region = self.region
+        later = {
+            n
+            for n in reach(region, number)
+            if region.exprs[n].op == "reduce" and n not in self.first.found
+        }
+        return not region.depends[number] & self.inner and not any(
+            self.inner & set(region.exprs[n].axes) for n in later
+        )
+
+    def _crossing(self, wanted: list[int]) -> list[int]:
+        """Row-level values made from the pass's reductions that the rest of the region uses."""
+        region = self.region
+
+        def further(number: int) -> Iterable[int] | None:
+            made_here = self.first.found & reach(region, number)
+            return None if self._complete(number) and made_here else region.exprs[number].args
+
+        return sorted(traced(wanted, further).ends)
+
+
+def _shift(pool: Pool, moments: Moments) -> int:
+    """The first element of each row: what its moments are taken about, so that a large mean with
+    a small spread loses nothing."""
+    axes = pool.exprs[moments.total].axes
+    return pool.pulled(moments.value, dict.fromkeys(axes, pool.whole(0)))
+
+
+def _local_moments(pool: Pool, moments: Moments) -> dict[int, int]:
+    """The sum, and the squared deviations from the mean, of a part of a row."""
+    expr = pool.exprs[moments.total]
+    value = apply(pool, "sub", moments.value, _shift(pool, moments))
+    label = pool.labels.get(moments.squares, "")
+    total = pool.add(replace(expr, args=(value,)), label)
+    count = pool.add(Expr("taken", (), expr.dtype, axes=expr.axes))
+    apart = apply(pool, "sub", value, apply(pool, "div", total, count))
+    square = apply(pool, "mul", apart, apart)
+    squares = pool.add(replace(expr, args=(square,)), label)
+    return {moments.total: total, moments.squares: squares}
+
+
+@dataclass
+class _Whole:
+    """The reductions over whole rows, out of the parts that are in memory."""
+
+    pool: Pool
+    region: Region
+    cut: Cut
+
+    def reductions(self) -> dict[int, int]:
+        """What stands for each reduction of the pass."""
+        cut, known = self.cut, dict[int, int]()
+        for number in cut.first.plain:
+            expr = self.region.exprs[number]
+            label = self.region.labels.get(number, "")
+            known[number] = combined_parts(self.pool, expr, self._part(number), cut.parts, label)
+        for rescaled in cut.first.rescaled:
+            known[rescaled.total] = self._rescaled(rescaled, known)
+        for moments in cut.first.moments:
+            self._moments(moments, known)
+        return known
+
+    def _part(self, number: int) -> int:
+        """A partial result."""
+        place = len(self.region.inputs) + list(self.cut.partials).index(number)
+        return loaded(self.pool, place, self.cut.partials[number])
+
+    def _wide(self, value: int) -> int:
+        return converted(self.pool, value, "float64")
+
+    def _rescaled(self, rescaled: Rescaled, known: dict[int, int]) -> int:
+        pool, dtype = self.pool, self.region.exprs[rescaled.total].dtype
+        peak, whole = self._part(rescaled.peak), known[rescaled.peak]
+
+        def shift(of: int) -> int:
+            return Copier(pool, self.region, {rescaled.peak: of}).copied(rescaled.shift)
+
+        scale = self._wide(apply(pool, "exp", apply(pool, "sub", shift(peak), shift(whole))))
+        lowest = constant(pool, "-inf", dtype)
+        moved = apply(pool, "mul", self._wide(self._part(rescaled.total)), scale)
+        nothing = apply(pool, "eq", peak, lowest)
+        zero = constant(pool, "0.0", "float64")
+        kept = pool.add(Expr("where", (nothing, zero, moved), "float64"))
+        total = converted(pool, summed(pool, kept, (self.cut.parts,)), dtype)
+        if rescaled.shift != rescaled.peak:
+            return total
+        empty = apply(pool, "eq", whole, lowest)
+        return pool.add(Expr("where", (empty, constant(pool, "nan", dtype), total), dtype))
+
+    def _moments(self, moments: Moments, known: dict[int, int]) -> None:
+        """Chan's combination of means and squared deviations."""
+        pool, cut = self.pool, self.cut
+        expr = self.region.exprs[moments.total]
+        part, shift = self._wide(self._part(moments.total)), self._wide(_shift(pool, moments))
+        whole = summed(pool, part, (cut.parts,))
+        size = self._wide(pool.add(Expr("size", (), "float32", axes=expr.axes)))
+        start = pool.reckon("mul", pool.place((cut.parts,)), pool.whole(cut.part))
+        extent = pool.add(Expr("extent", (), INDEX, axes=expr.axes))
+        behind = pool.reckon("sub", extent, start)
+        taken = pool.add(Expr("minimum", (behind, pool.whole(cut.part)), INDEX))
+        count = pool.add(Expr("cast", (taken,), "float64", to="float64"))
+        centre = apply(pool, "div", whole, size)
+        apart = apply(pool, "sub", apply(pool, "div", part, count), centre)
+        moved = apply(pool, "mul", count, apply(pool, "mul", apart, apart))
+        squares = apply(pool, "add", self._wide(self._part(moments.squares)), moved)
+        total = converted(pool, summed(pool, squares, (cut.parts,)), expr.dtype)
+        known[moments.squares] = total
+        mean = apply(pool, "add", shift, centre)
+        rough = converted(pool, apply(pool, "mul", mean, size), expr.dtype)
+        known[moments.total] = rough
+        if moments.rest is not None:
+            lost = apply(pool, "sub", mean, apply(pool, "div", self._wide(rough), size))
+            known[moments.rest] = converted(pool, apply(pool, "mul", lost, size), expr.dtype)
