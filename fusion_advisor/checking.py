@@ -9,8 +9,9 @@ What is held, for each case and seed:
 - NaN and infinities are where the reference (rounded to the output's type) or eager has them;
 - max|ours − ref| ≤ max|eager − ref| + 1 ulp of the output type at max|ref|, over the elements
   that are finite in all three. Another order of summation is sometimes luckier: a kernel that
-  is beyond it is held against eager's largest error, in ulps, over EAGER_DRAWS further draws
-  of the same distribution. And for each row of the last dimension
+  is beyond it is held against DRAWN_SLACK times eager's largest error, in ulps, over EAGER_DRAWS
+  further draws of the same distribution, and what moves by itself when the inputs change by half
+  an ulp of float32 is not counted (ROUNDINGS times that). And for each row of the last dimension
   (or of the dimensions that the kernel names)
   max|ours − ref| ≤ ROW_SLACK · (max|eager − ref| + 1 ulp at the row's max|ref|), so that a row of
   small numbers is not hidden by a row of large ones;
@@ -62,6 +63,12 @@ ROWS_TO_JUDGE_BY = 16
 """Fewer rows say nothing about how far eager usually is off in one."""
 EAGER_DRAWS = 16
 """Draws that say how far eager itself can be off; only made when one draw does not settle it."""
+DRAWN_SLACK = 2.0
+"""How much more error than eager's largest over those draws: ours is the worst of many kernels."""
+PERTURBED = 4
+"""Times that the inputs are changed by half an ulp, to see what no float32 can do better."""
+ROUNDINGS = 4.0
+"""Roundings of intermediate values that may each move a result like one of its inputs."""
 LOST_ULPS = 16.0
 """Where eager overflowed there is no eager error to stand beside."""
 
@@ -272,6 +279,15 @@ def _launch(module: ModuleType, entry: str, inputs: Tensors) -> Tensors:
 
 
 @dataclass(frozen=True)
+class Further:
+    """Of one output: eager's largest error over other draws, in ulps, and how far each element
+    moves when the inputs change by half an ulp."""
+
+    ulps: float
+    moved: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Error:
     """Absolute errors of one output, and what was allowed."""
 
@@ -311,7 +327,7 @@ def _compare_floats(
     ours: torch.Tensor,
     eager: torch.Tensor,
     exact: torch.Tensor,
-    eager_ulps: float,
+    further: Further | None,
     row: tuple[int, ...],
     partial: bool,
 ) -> Error:
@@ -335,11 +351,14 @@ def _compare_floats(
             _where(index, far, ours, exact) + f" (over {LOST_ULPS:g} ulp; eager overflowed)"
         )
 
+    if further is not None:
+        gap = (gap - ROUNDINGS * further.moved.nan_to_num(0.0, 0.0)).clamp_min(0.0)
     our_error = torch.where(finite, gap, zero)
     eager_error = torch.where(finite, (eager - exact).abs(), zero)
     size = torch.where(finite, exact.abs(), zero)
     ulp = _ulp(size.max(), dtype).item()
-    eager_most = max(eager_error.max().item(), eager_ulps * ulp)
+    drawn = further.ulps * DRAWN_SLACK if further else 0.0
+    eager_most = max(eager_error.max().item(), drawn * ulp)
     spacing = FLOAT64_ULPS if dtype == torch.float64 else 1.0
     if partial and dtype == torch.float32 and ours.device.type == "cpu":
         spacing = PARTIAL_ULPS
@@ -357,7 +376,7 @@ def _compare_floats(
         over = our_error.amax(row, keepdim=True) > allowed
         if over.any():
             excess = torch.where(over, our_error / allowed, zero)
-            raise Fault(_worst(index, excess, ours, exact) + " (beyond its row's tolerance)")
+            raise TooFar(_worst(index, excess, ours, exact) + " (beyond its row's tolerance)")
     return error
 
 
@@ -399,7 +418,7 @@ def compare(
     ours: Tensors,
     eager: Tensors,
     exact: Tensors,
-    eager_ulps: Sequence[float] = (),
+    further: Sequence[Further] = (),
     rows: Sequence[tuple[int, ...]] = (),
     partial: bool = False,
 ) -> Error:
@@ -407,7 +426,7 @@ def compare(
 
     `rows`: the dimensions along which each output's rows lie; the last one where it says nothing.
 
-    `eager_ulps`: eager's error of each output by other draws, in ulps; TooFar asks for it.
+    `further`: what other draws say of each output; TooFar asks for it.
     """
     if len(ours) != len(eager):
         raise Fault(f"{len(ours)} outputs, the reference has {len(eager)}")
@@ -423,7 +442,7 @@ def compare(
         if not mine.numel():
             continue
         if mine.is_floating_point():
-            known = eager_ulps[index] if eager_ulps else 0.0
+            known = further[index] if further else None
             row = rows[index] if rows else ()
             if not row and mine.dim():
                 row = (mine.dim() - 1,)
@@ -459,6 +478,34 @@ def _launch_twice(kernel: Kernel, module: ModuleType, inputs: Tensors) -> Tensor
     return ours
 
 
+def _further(
+    module: ModuleType, case: Case, run: _Run, inputs: Tensors, exact: Tensors
+) -> list[Further]:
+    """What can be expected of each output."""
+    ulps = _other_draws(module, case, run)
+    moved = [torch.zeros_like(tensor, dtype=torch.float64) for tensor in exact]
+    gen = torch.Generator(run.device).manual_seed(run.seed)
+    for _ in range(PERTURBED):
+        for held, tensor, known in zip(
+            moved, _reference64(module, _perturbed(inputs, gen)), exact, strict=True
+        ):
+            torch.maximum(held, (tensor.double() - known.double()).abs(), out=held)
+    return [Further(most, held) for most, held in zip(ulps, moved, strict=True)]
+
+
+def _perturbed(inputs: Tensors, gen: torch.Generator) -> Tensors:
+    """The inputs in float64, each element up to half an ulp of the compute type away."""
+
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        half = 2.0 ** (-53 if tensor.dtype == torch.float64 else -24)
+        apart = torch.rand(tensor.shape, generator=gen, dtype=torch.float64, device=tensor.device)
+        return tensor.double() * (1.0 + half * (2.0 * apart - 1.0))
+
+    return tuple(map(changed, inputs))
+
+
 def _other_draws(module: ModuleType, case: Case, run: _Run) -> list[float]:
     """Eager's largest error of each output, in ulps, over further draws like this run's."""
     draws: list[list[float]] = []
@@ -487,8 +534,8 @@ def _judge(
     try:
         return compare(ours, eager, exact, rows=kernel.rows, partial=kernel.partial)
     except TooFar:
-        draws = _other_draws(module, case, run)
-        return compare(ours, eager, exact, draws, kernel.rows, kernel.partial)
+        further = _further(module, case, run, inputs, exact)
+        return compare(ours, eager, exact, further, kernel.rows, kernel.partial)
 
 
 def _check_once(kernel: Kernel, module: ModuleType, case: Case, run: _Run) -> Error:

@@ -284,7 +284,11 @@ def glu(b: Builder, x: Value, dim: int = -1) -> Value:
 
 @pointwise("aten.mish.default")
 def mish(b: Builder, x: Value) -> Value:
-    return x * b.apply("tanh", b.apply("log1p", b.apply("exp", x)))
+    """tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2): one exponential and one division. Beyond
+    20 it is 1 even in float64."""
+    e = b.exp(b.apply("minimum", x, 20.0))
+    n = e * (e + 2.0)
+    return x * (n / (n + 2.0))
 
 
 @pointwise("aten.softplus.default")

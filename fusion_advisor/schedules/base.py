@@ -72,26 +72,19 @@ class Step:
         return tuple(phase for phase in self.phases if phase.parts)
 
     @property
-    def word_bytes(self) -> int:
-        """What all programs exchange."""
-        if self.parts is None:
-            return 0
-        count = sum(words(phase) for phase in self.exchanges)
-        return count * WORD_BYTES * self.parts.size * prod(group.size for group in self.outer)
-
-    @property
     def groups(self) -> tuple[Group, ...]:
         return (*self.outer, *((self.parts,) if self.parts else ()), *self.inner)
 
     @property
     def bytes_read(self) -> int:
-        """HBM bytes; what hangs on data is taken as one element for each place that asks."""
+        """HBM bytes; what hangs on data is taken as one element for each place that asks. Words
+        that programs exchange are read where they were just left, in the L2."""
         read = sum(self._estimate(loads) for loads in by_tensor(self.loads).values())
-        return read + self.read_again + self.word_bytes
+        return read + self.read_again
 
     @property
     def bytes_written(self) -> int:
-        return sum(a.tensor.bytes for a in self.stores) + self.word_bytes
+        return sum(a.tensor.bytes for a in self.stores)
 
     def _estimate(self, loads: Sequence[Access]) -> int:
         tensor = loads[0].tensor

@@ -97,6 +97,8 @@ def _walk(
     """The kernel that walks the rows."""
     numbers = rulebook.schedules.persistent
     laid = laid_out(region, inner, outer, frozenset())
+    if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
+        raise Refused("no-schedule", "the columns do not lie along contiguous memory")
     block = power_of_two(laid.length)
     rows = min(max(numbers.tile_elements.count // block, 1), power_of_two(laid.count))
     stages, room = numbers.stages.count, device.multiprocessor.shared_memory_per_block.count
