@@ -252,7 +252,10 @@ def _together(file: KernelFile, kernel: JitFunction) -> list[str]:
     exchanged = product([extent(file, spanned(step.outer)), parts, str(count)])
     apart = ", ".join(str(n) for n in range(len(step.exchanges) + 1))
     return [
+        "# Words of this call alone, 0 until they are left; a captured graph zeroes them anew.",
         f"workspace = torch.zeros({HEAD} + {exchanged}, dtype=torch.int64, device={device})",
+        "# Programs wait where there surely is room for all of a row, and for other such kernels;",
+        "# elsewhere one launch leaves the words for the next.",
         f"together = {step.waiting} * {parts} <= resident({device}, {step.warps})",
         f"for step in (-1,) if together else ({apart}):",
         *(f"    {line}" for line in _call(file, kernel)),

@@ -20,6 +20,9 @@ dropped. The arguments are:
 - WRAPPED: the load's index is taken modulo the size, so it is in range on every lane;
 - CORRECTED: a mean whose remainder is taken back from the deviations: `p = x - sum(x) / n`, then
   `p - sum(p) / n`. The first sum may be off in proportion; the second one is a rounding's worth;
+- WAITING: it only says whether programs wait for each other; those of the interpreter never do, and
+  nothing of what they compute hangs on it;
+- MARGIN: partial sums are combined in float64, closer than eager's own float32 sums are made;
 - EQUAL_STRIDES: in every case both tensors have the same strides: the cases are to blame.
 """
 
@@ -28,6 +31,7 @@ from __future__ import annotations
 import ast
 import copy
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -45,6 +49,8 @@ NAN_AGAIN = "the maximum only shifts a softmax, whose sum sees every NaN itself"
 SENTINEL = "a masked score, whose exponential is 0 either way"
 WRAPPED = "the index is taken modulo the size: in range on every lane"
 CORRECTED = "the mean's remainder is taken back from the deviations, to within a rounding"
+WAITING = "only whether programs wait hangs on it, and those of the interpreter never do"
+MARGIN = "float64 keeps a margin here that the criterion does not ask for"
 EQUAL_STRIDES = "both tensors have the same strides in every case"
 
 
@@ -297,21 +303,36 @@ def _sentinel(scope: _Scope, constant: ast.Constant) -> str | None:
 
 def _nan_again(scope: _Scope, combine: str) -> str | None:
     """Every reduction by `combine` gives an `m` used only in `x - m` under an exponential, and the
-    exponentials are summed."""
+    exponentials are summed. What parts of a row exchanged is combined together with their sums."""
+    found = dict(scope.assignments())
+    exchanged = _exchanged(scope)
     peaks = [
         name
-        for name, value in scope.assignments()
+        for name, value in found.items()
         if _callee(value) == "tl.reduce" and combine in _names(value)
+        if not exchanged & _names(value)
     ]
     for peak in peaks:
         for user, value in _users(scope, peak):
             if f"- {peak}" not in ast.unparse(value):
                 return None
-            raised = [user] if "exp(" in ast.unparse(value) else []
-            raised += [u for u, v in _users(scope, user) if f"exp({user})" in ast.unparse(v)]
+            raised = [user] if re.search(r"exp2?\(", ast.unparse(value)) else []
+            power = rf"exp2?\({user}( \* [\d.]+)?\)"
+            raised += [u for u, v in _users(scope, user) if re.search(power, ast.unparse(v))]
             if not any(_is_summed(scope, name) for name in raised):
                 return None
     return NAN_AGAIN if peaks else None
+
+
+def _exchanged(scope: _Scope) -> set[str]:
+    """Names of what the programs that share a row published."""
+    return {
+        name
+        for node in scope.nodes()
+        if isinstance(node, ast.Assign) and _callee(node.value) == "published"
+        for target in node.targets
+        for name in _names(target)
+    }
 
 
 def _users(scope: _Scope, name: str) -> list[tuple[str, ast.expr]]:
@@ -394,8 +415,9 @@ def _bounds(scope: _Scope) -> Iterator[_Edit]:
             less = ast.BinOp(shorter.comparators[0], ast.Sub(), ast.Constant(1))
             shorter.comparators = [less]
             longer.ops = [ast.LtE()]
-            yield _Edit("tail lost", node, shorter)
-            yield _Edit("one too many", node, longer, _always_true(scope, node))
+            why = WAITING if ast.unparse(node) == "STEP < 0" else None
+            yield _Edit("tail lost", node, shorter, why)
+            yield _Edit("one too many", node, longer, why or _always_true(scope, node))
 
 
 def _neutral_elements(scope: _Scope) -> Iterator[_Edit]:
@@ -469,6 +491,8 @@ def _casts(scope: _Scope) -> Iterator[_Edit]:
             continue
         why = _cast_argument(scope, node, parents) or _promoted(scope, node)
         widens = ast.unparse(node.args[0]) == "tl.float32"
+        if ast.unparse(node.args[0]) == "tl.float64":
+            why = why or MARGIN
         inner = node.func.value
         if widens and _callee(inner).endswith(".to"):
             continue  # the pair is one rounding point, mutated at the inner cast

@@ -167,6 +167,7 @@ Share = Annotated[Number, _in("share")]
 Speedup = Annotated[Number, _in("x")]
 Time = Annotated[Number, _in("us")]
 Bits = Annotated[Number, _whole("bit")]
+Count = Annotated[Number, _whole("count")]
 Dimensions = Annotated[Number, _whole("dimensions")]
 Elements = Annotated[Number, _whole("elements")]
 Kernels = Annotated[Number, _whole("kernels")]
@@ -434,12 +435,14 @@ class CooperativeSchedule(_Rule):
     """Programs that share a row wait for each other."""
 
     row_elements: Elements
-    """From this length on."""
+    """Longer rows than this are shared."""
     part_bytes: Bytes
     """What a program keeps of its row, of all tensors along it together."""
     least_elements: Elements
     """The shortest part, where there are few rows."""
     warps: Warps
+    unaligned_share: Count
+    """By how much parts and warps are fewer where rows do not begin at 16 bytes."""
     programs_per_multiprocessor: Programs
     """Wanted of all rows together, before parts grow."""
     waiting_kernels: Kernels

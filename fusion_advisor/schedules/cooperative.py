@@ -37,18 +37,20 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if any(region.all("scan")) or serial:
         raise Refused("no-schedule", "scans and small reductions are not made in parts of rows")
     laid = rows_of(region, inner, serial)
-    if laid.length < numbers.row_elements.count:
+    if laid.length <= numbers.row_elements.count:
         raise Refused("no-schedule", "one program takes a whole row")
     if not any(region.depends[output.value] & inner for output in region.outputs):
         raise Refused("no-schedule", "no result lies along the row")
     if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
         raise Refused("no-schedule", "the row does not lie along contiguous memory")
-    most = resident(device, numbers.warps.count) // numbers.waiting_kernels.count
-    part = _part(laid, most, device, rulebook)
+    less = numbers.unaligned_share.count if _unaligned(laid) else 1
+    warps = max(numbers.warps.count // less, 1)
+    most = resident(device, warps) // numbers.waiting_kernels.count
+    part = _part(laid, numbers.part_bytes.count // less, most, device, rulebook)
     parts = -(-laid.length // part)
     if parts > most:
         raise Refused("no-schedule", f"{parts} programs share a row, and {most} may wait")
-    step = laid.step(NAME, device, rows=1, block=part, warps=numbers.warps.count)
+    step = laid.step(NAME, device, rows=1, block=part, warps=warps)
     phases = _phases(region, inner, laid, step, device)
     waiting = numbers.waiting_kernels.count
     step = replace(step, part=part, parts=phases[0].parts, phases=phases, waiting=waiting)
@@ -63,9 +65,19 @@ def resident(device: Device, warps: int) -> int:
     return device.multiprocessor.count.count * max(fit, 1)
 
 
-def _part(laid: Rows, most: int, device: Device, rulebook: Rulebook) -> int:
-    """Elements of a row that one program keeps while it waits: as many as its share of bytes holds,
-    fewer where there are too few rows to fill the device."""
+def _unaligned(laid: Rows) -> bool:
+    """Do rows begin elsewhere than at 16 bytes, so that lanes load an element at a time?"""
+    return any(
+        access.step(axis) * access.tensor.itemsize % 16
+        for access in laid.everything
+        if laid.axes & set(access.strides)
+        for axis in laid.across
+    )
+
+
+def _part(laid: Rows, room: int, most: int, device: Device, rulebook: Rulebook) -> int:
+    """Elements of a row that one program keeps while it waits: as many as `room` bytes hold, fewer
+    where there are too few rows to fill the device."""
     numbers = rulebook.schedules.cooperative
     region = laid.region
     asked = {n for reduced in region.all("reduce") for n in reach(region, reduced)}
@@ -74,7 +86,7 @@ def _part(laid: Rows, most: int, device: Device, rulebook: Rulebook) -> int:
         for number, access in zip(region.all("load"), laid.loads, strict=True)
         if number in asked and laid.axes & set(access.strides)
     }
-    part = 1 << (numbers.part_bytes.count // max(sum(kept.values()), 1)).bit_length() - 1
+    part = 1 << (room // max(sum(kept.values()), 1)).bit_length() - 1
     wanted = device.multiprocessor.count.count * numbers.programs_per_multiprocessor.count
     while part > numbers.least_elements.count:
         shorter = -(-laid.length // (part // 2))
@@ -92,7 +104,7 @@ def _phases(
     found: list[Step] = []
     left: Region | None = region
     while left is not None and any(left.all("reduce")):
-        cut = Cut(left, inner, passes(left, inner)[0], step.block, len(found))
+        cut = Cut(left, inner, passes(left, inner)[0], step.block, len(found), exact=False)
         partial = cut.partial()
         _check_partials(partial, frozenset(laid.across))
         combined, left = cut.combined()

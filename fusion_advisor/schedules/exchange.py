@@ -20,8 +20,8 @@ _EXCHANGE: dict[str, str] = {
     "ticket": """\
 @triton.jit
 def ticket(workspace_ptr, WAIT: tl.constexpr):
-    # The order in which programs begin. Whom a program waits for began before it, or needs no more
-    # room than the launcher knows that there is.
+    # The order in which programs begin, for that of the grid is not promised. So the programs of
+    # every row but the last begun are all resident or done, and nobody waits for one without room.
     if WAIT:
         number = tl.atomic_add(workspace_ptr, 1, sem="relaxed").to(tl.int32)
     else:
@@ -31,7 +31,7 @@ def ticket(workspace_ptr, WAIT: tl.constexpr):
     "publish": """\
 @triton.jit
 def publish(word_ptr, lower, upper, WAIT: tl.constexpr):
-    # Two float32 as one word, which is never 0.
+    # Two float32 as one word that is never 0: inverted, and NaN is spelled one way.
     lower = tl.where(lower == lower, lower, float("nan")).to(tl.int32, bitcast=True)
     upper = upper.to(tl.int32, bitcast=True)
     word = ~((upper.to(tl.int64) << 32) | (lower.to(tl.int64) & 0xFFFFFFFF))
@@ -43,7 +43,7 @@ def publish(word_ptr, lower, upper, WAIT: tl.constexpr):
     "published": '''\
 @triton.jit
 def published(words_ptr, mask, WAIT: tl.constexpr):
-    # The words of all parts of a row, once they are there.
+    # The words of all parts of a row, as soon as they are there.
     if WAIT:
         word = tl.inline_asm_elementwise(
             """

@@ -35,6 +35,9 @@ class Cut:
     part: int
     before: int
     """How many kernels there are already."""
+    exact: bool = True
+    """Are sums of scaled terms combined in float64? Once a row that costs nothing; where every
+    program combines, eager's own precision has to do."""
 
     @property
     def partials(self) -> dict[int, Output]:
@@ -206,12 +209,14 @@ class _Whole:
         def shift(of: int) -> int:
             return Copier(pool, self.region, {rescaled.peak: of}).copied(rescaled.shift)
 
-        scale = self._wide(apply(pool, "exp", apply(pool, "sub", shift(peak), shift(whole))))
+        kind = "float64" if self.cut.exact else dtype
+        power = apply(pool, "exp", apply(pool, "sub", shift(peak), shift(whole)))
+        scale = converted(pool, power, kind)
         lowest = constant(pool, "-inf", dtype)
-        moved = apply(pool, "mul", self._wide(self._part(rescaled.total)), scale)
+        moved = apply(pool, "mul", converted(pool, self._part(rescaled.total), kind), scale)
         nothing = apply(pool, "eq", peak, lowest)
-        zero = constant(pool, "0.0", "float64")
-        kept = pool.add(Expr("where", (nothing, zero, moved), "float64"))
+        zero = constant(pool, "0.0", kind)
+        kept = pool.add(Expr("where", (nothing, zero, moved), kind))
         total = converted(pool, summed(pool, kept, (self.cut.parts,)), dtype)
         if rescaled.shift != rescaled.peak:
             return total

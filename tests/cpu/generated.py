@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fusion_advisor.kernels import Kernel
 
-from .regions import kernel_of
+from .regions import RULES, SHARING, kernel_of
 
 
 def _x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -72,6 +72,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
             _x(1024, dtype=torch.bfloat16),
         ),
     ),
+    "shared_softmax": (softmax, (_x(40, 700, dtype=torch.bfloat16),)),
+    "shared_layer_norm": (layer_norm, (_x(40, 300), _x(300), _x(300))),
     "swiglu": (swiglu, (_x(4, 64, 600, dtype=torch.bfloat16),)),
     "middle_softmax": (middle_softmax, (_x(6, 50, 40), _x(50, 1))),
     "broadcast": (broadcast, (_x(3, 8, 20, 30), _x(8, 1, 1), _x(30), _x(3, 1, 20, 1))),
@@ -86,4 +88,5 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
 @cache
 def kernel(name: str) -> Kernel:
     function, inputs = FUNCTIONS[name]
-    return kernel_of(function, *inputs, name=name)
+    rules = SHARING if name.startswith("shared_") else RULES
+    return kernel_of(function, *inputs, name=name, rules=rules)

@@ -17,11 +17,27 @@ from fusion_advisor.emit import emit
 from fusion_advisor.expansions import describe
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.records import Arg, Graph, Node, Ref, Symbol, Tensor
-from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.rulebook import Rulebook, load_rulebook
 from fusion_advisor.scenario import Scenario
 
 RULES = load_rulebook()
 H200 = RULES.device("h200")
+
+
+def _sharing() -> Rulebook:
+    """Short rows are shared as long ones are, so that the interpreter is done with them soon."""
+    numbers = RULES.schedules.cooperative
+    short = {"row_elements": 100.0, "part_bytes": 256.0, "least_elements": 64.0}
+    changed = {
+        name: getattr(numbers, name).model_copy(update={"value": value})
+        for name, value in short.items()
+    }
+    cooperative = numbers.model_copy(update=changed)
+    schedules = RULES.schedules.model_copy(update={"cooperative": cooperative})
+    return RULES.model_copy(update={"schedules": schedules})
+
+
+SHARING = _sharing()
 
 
 class Of(torch.nn.Module):
@@ -113,17 +129,22 @@ def costs(flow: Dataflow) -> list[Cost]:
     return [flow.annotated.costs[flow.nodes[i].name] for i in launches(flow)]
 
 
-def decided(flow: Dataflow) -> Decision:
+def decided(flow: Dataflow, rules: Rulebook = RULES) -> Decision:
     """All launches as one group, accepted or not."""
-    return decide(flow, launches(flow), RULES)
+    return decide(flow, launches(flow), rules)
 
 
-def kernel_of(function: Callable[..., object], *inputs: torch.Tensor, name: str = "k") -> Kernel:
+def kernel_of(
+    function: Callable[..., object],
+    *inputs: torch.Tensor,
+    name: str = "k",
+    rules: Rulebook = RULES,
+) -> Kernel:
     """All launches of a function as one emitted kernel; it must have a plan."""
     flow = flow_of(function, *inputs)
-    decision = decided(flow)
+    decision = decided(flow, rules)
     assert decision.subject.plan is not None, why_not(decision)
-    return emit(flow, decision, name, RULES)
+    return emit(flow, decision, name, rules)
 
 
 def why_not(decision: Decision) -> str:

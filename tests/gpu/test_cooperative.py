@@ -190,11 +190,13 @@ def hold(started_ptr, nanoseconds, LANES: tl.constexpr):
 def test_beside_a_kernel_that_holds_most_multiprocessors(loaded: Loaded) -> None:
     """Two programs of 1024 threads fill a multiprocessor."""
     inputs = loaded.inputs(6)
-    expected = loaded.launch(*inputs)
+    first, second, look = (torch.cuda.Stream() for _ in range(3))
+    with torch.cuda.stream(second):
+        expected = loaded.launch(*inputs)
+        loaded.launch(*inputs)  # to have the memory: to ask for more waits for every kernel
     held = 2 * (torch.cuda.get_device_properties(0).multi_processor_count - FREE)
     started = torch.zeros(1, dtype=torch.int32, device="cuda")
     seen = torch.zeros(1, dtype=torch.int32).pin_memory()
-    first, second, look = (torch.cuda.Stream() for _ in range(3))
     torch.cuda.synchronize()
     with torch.cuda.stream(first):
         hold[(held,)](started, 500_000_000, LANES=1024, num_warps=32)

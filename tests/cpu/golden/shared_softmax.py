@@ -1,0 +1,247 @@
+"""5 eager launches as one cooperative kernel.
+
+Replaces: max.dim, sub.Tensor, exp.default, sum.dim_IntList, div.Tensor.
+Source: generated.py:21, generated.py:22, generated.py:23.
+HBM: 448640 B unfused, 119040 B here (3.77 times fewer) at the sizes it was made for.
+Computes in float32 for narrower floats; rounds at the stores.
+Deterministic: bitwise the same from run to run.
+"""
+
+import os
+import warnings
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def ticket(workspace_ptr, WAIT: tl.constexpr):
+    # The order in which programs begin, for that of the grid is not promised. So the programs of
+    # every row but the last begun are all resident or done, and nobody waits for one without room.
+    if WAIT:
+        number = tl.atomic_add(workspace_ptr, 1, sem="relaxed").to(tl.int32)
+    else:
+        number = tl.program_id(0)
+    return number
+
+
+@triton.jit
+def max_nan(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def widened_1(x, COMPILED: tl.constexpr):
+    # bfloat16 to float32, spelled so that the assembler does not join it with another widening of
+    # the same values: it would keep the wide ones.
+    if COMPILED:
+        bits = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $2, 0, 0x1044; prmt.b32 $1, $2, 0, 0x3244;",
+            "=&r,=r,r",
+            [x],
+            dtype=tl.uint32,
+            is_pure=True,
+            pack=2,
+        )
+        wide = bits.to(tl.float32, bitcast=True)
+    else:
+        wide = x.to(tl.float32)
+    return wide
+
+
+@triton.jit
+def publish(word_ptr, lower, upper, WAIT: tl.constexpr):
+    # Two float32 as one word that is never 0: inverted, and NaN is spelled one way.
+    lower = tl.where(lower == lower, lower, float("nan")).to(tl.int32, bitcast=True)
+    upper = upper.to(tl.int32, bitcast=True)
+    word = ~((upper.to(tl.int64) << 32) | (lower.to(tl.int64) & 0xFFFFFFFF))
+    if WAIT:
+        tl.atomic_xchg(word_ptr, word, sem="relaxed")
+    else:
+        tl.store(word_ptr, word)
+
+
+@triton.jit
+def published(words_ptr, mask, WAIT: tl.constexpr):
+    # The words of all parts of a row, as soon as they are there.
+    if WAIT:
+        word = tl.inline_asm_elementwise(
+            """
+            {
+                .reg .pred again;
+                mov.u64 $0, 0;
+                setp.eq.u32 again, $2, 0;
+                @again bra done;
+                wait: ld.relaxed.gpu.global.u64 $0, [$1];
+                setp.eq.u64 again, $0, 0;
+                @again bra wait;
+                done:
+            }
+            """,
+            "=&l,l,r",
+            [words_ptr.to(tl.int64), mask.to(tl.int32)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        word = tl.load(words_ptr, mask=mask, other=0)
+    lower = (~word).to(tl.int32).to(tl.float32, bitcast=True)
+    upper = (~word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    return lower, upper
+
+
+@triton.jit
+def widened_2(x, COMPILED: tl.constexpr):
+    # bfloat16 to float32, spelled so that the assembler does not join it with another widening of
+    # the same values: it would keep the wide ones.
+    if COMPILED:
+        bits = tl.inline_asm_elementwise(
+            "mul.lo.u32 $0, $2, 65536; and.b32 $1, $2, 0xffff0000;",
+            "=&r,=r,r",
+            [x],
+            dtype=tl.uint32,
+            is_pure=True,
+            pack=2,
+        )
+        wide = bits.to(tl.float32, bitcast=True)
+    else:
+        wide = x.to(tl.float32)
+    return wide
+
+
+@triton.jit
+def shared_softmax_kernel(
+    args_0_ptr,
+    div_out_ptr,
+    workspace_ptr,
+    parts,
+    cols,
+    COLS: tl.constexpr,
+    PEERS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    # One program has a part of a row, and takes what the others found from them.
+    program = ticket(workspace_ptr, STEP < 0)
+    row = program // parts
+    part = program % parts
+    col = part * COLS + tl.arange(0, COLS)
+    col_mask = (col < cols) | WHOLE
+    args_0 = tl.load(args_0_ptr + row * cols + col, mask=col_mask, other=0.0)
+    args_0_wide = args_0.to(tl.float32)
+    max_1_max = tl.reduce(tl.where(col_mask, args_0_wide, float("-inf")), 0, max_nan)
+    args_0_wide_1 = widened_1(args_0, STEP < 0)
+    sub_part = args_0_wide_1 - max_1_max
+    exp_part = tl.exp2(sub_part * 1.44269504)
+    sum_1_sum = tl.sum(tl.where(col_mask, exp_part, 0.0), axis=0)
+    words = workspace_ptr + 16 + row.to(tl.int64) * parts
+    if STEP <= 0:
+        publish(words + part, max_1_max, sum_1_sum, STEP < 0)
+    if STEP != 0:
+        peer = tl.arange(0, PEERS)
+        peer_mask = peer < parts
+        max_1_parts, sum_1_parts = published(words + peer, peer_mask, STEP < 0)
+        max_1_max_1 = tl.reduce(tl.where(peer_mask, max_1_parts, float("-inf")), 0, max_nan)
+        value_part = sum_1_parts * tl.exp2((max_1_parts - max_1_max_1) * 1.44269504)
+        value_sum = tl.sum(
+            tl.where(peer_mask, tl.where(max_1_parts == float("-inf"), 0.0, value_part), 0.0),
+            axis=0,
+        )
+        value_part_1 = tl.where(max_1_max_1 == float("-inf"), float("nan"), value_sum)
+        args_0_wide_2 = widened_2(args_0, STEP < 0)
+        sub_part_1 = args_0_wide_2 - max_1_max_1
+        exp_part_1 = tl.exp2(sub_part_1 * 1.44269504)
+        div_part = exp_part_1 * (1.0 / value_part_1)
+        tl.store(div_out_ptr + row * cols + col, div_part, mask=col_mask)
+
+
+def shared_softmax(args_0):
+    n0 = args_0.shape[0]
+    n1 = args_0.shape[1]
+    problem = serves("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1)) or within_reach(n0 * n1)
+    if problem:
+        return fall_back(problem, args_0)
+    if not n0 * n1:
+        return reference(args_0)
+    parts = triton.cdiv(n1, 64)
+    div_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
+    with torch.cuda.device_of(args_0):
+        # Words of this call alone, 0 until they are left; a captured graph zeroes them anew.
+        workspace = torch.zeros(16 + n0 * parts, dtype=torch.int64, device=args_0.device)
+        # Programs wait where there surely is room for all of a row, and for other such kernels;
+        # elsewhere one launch leaves the words for the next.
+        together = 8 * parts <= resident(args_0.device, 2)
+        for step in (-1,) if together else (0, 1):
+            shared_softmax_kernel[(n0 * parts,)](
+                args_0,
+                div_out,
+                workspace,
+                parts,
+                n1,
+                COLS=64,
+                PEERS=triton.next_power_of_2(parts),
+                WHOLE=n1 % 64 == 0,
+                STEP=step,
+                num_warps=2,
+                enable_fp_fusion=True,
+            )
+    return div_out
+
+
+def reference(args_0):
+    """What eager launches."""
+    max_1 = torch.ops.aten.max.dim(args_0, -1, True)
+    sub = torch.ops.aten.sub.Tensor(args_0, max_1[0])
+    exp = torch.ops.aten.exp.default(sub)
+    sum_1 = torch.ops.aten.sum.dim_IntList(exp, [-1], True)
+    div = torch.ops.aten.div.Tensor(exp, sum_1)
+    return div
+
+
+def within_reach(elements):
+    """Why 32-bit offsets do not reach every element; None when they do."""
+    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+
+
+fallbacks = 0
+
+
+def serves(name, tensor, dtype, shape, stride):
+    """Why the kernel cannot take this tensor; None when it can."""
+    if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+        return f"{name} is on {tensor.device}"
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return f"{name} requires a gradient"
+    if tensor.dtype != dtype:
+        return f"{name} has dtype {tensor.dtype}, not {dtype}"
+    if tuple(tensor.shape) != tuple(shape):
+        return f"{name} has shape {tuple(tensor.shape)}, not {tuple(shape)}"
+    steps = zip(shape, tensor.stride(), stride, strict=True)
+    if tensor.numel() and any(n > 1 and have != want for n, have, want in steps):
+        return f"{name} has strides {tensor.stride()}, not {tuple(stride)}"
+    return None
+
+
+def fall_back(problem, *tensors):
+    """Run the reference instead, once with a warning; an error in strict mode."""
+    global fallbacks
+    if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
+        raise RuntimeError(f"shared_softmax: {problem}")
+    if not fallbacks:
+        warnings.warn(f"shared_softmax: {problem}; running eager instead", stacklevel=3)
+    fallbacks += 1
+    return reference(*tensors)
+
+
+def resident(device, warps):
+    """Programs that the device holds at once at the least; 0 where they run one by one."""
+    if device.type != "cuda":
+        return 0
+    has, threads = torch.cuda.get_device_properties(device), 32 * warps
+    fit = min(
+        has.regs_per_multiprocessor // (256 * threads),
+        has.max_threads_per_multi_processor // threads,
+    )
+    return has.multi_processor_count * max(fit, 1)
