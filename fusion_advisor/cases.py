@@ -53,7 +53,7 @@ def launch(kernel: JitFunction) -> Launch:
         constants=tuple((name, value) for name, (_, value) in kernel.constants.items()),
         num_warps=step.warps,
         num_stages=step.stages,
-        fp_fusion=True,
+        fp_fusion=kernel.contracts,
         divisible=(*pointers, *(n for n, v in values.items() if v % 16 == 0)),
     )
 

@@ -51,7 +51,8 @@ def emit(
     plan, expressed = subject.plan, subject.expressed
     if plan is None or expressed is None:
         raise ValueError(f"{name}: a group without a plan cannot be emitted")
-    file = _prepare(name, plan, expressed)
+    most = rulebook.schedules.flat.unrolled_elements.count * decision.subject.device.warp_size
+    file = _prepare(name, plan, expressed, most)
     helpers = dict.fromkeys(h for kernel in file.kernels for h in kernel.body.helpers)
     known = HELPERS | EXCHANGE
     code = "\n\n\n".join(
@@ -87,7 +88,7 @@ def emit(
     )
 
 
-def _prepare(name: str, plan: Plan, expressed: Expressed) -> KernelFile:
+def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: int) -> KernelFile:
     """Choose every name of the file, and write the kernels' bodies."""
     names = Names()
     names.claim(name)
@@ -112,7 +113,7 @@ def _prepare(name: str, plan: Plan, expressed: Expressed) -> KernelFile:
     kernels: list[JitFunction] = []
     for step, kind in zip(plan.steps, _kinds(plan), strict=True):
         made = BODIES.get(step.schedule, Body)
-        body = made(step, tensors, precise, wide(plan.steps), wide_rows(step))
+        body = made(step, tensors, precise, wide(plan.steps), wide_rows(step), unrolled)
         kernels.append(JitFunction(f"{name}{kind}_kernel", step, body, tuple(body.render())))
     return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, origins)
 

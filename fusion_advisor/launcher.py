@@ -227,7 +227,7 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
         f"{name}={text.format(cols=cols, parts=parts)}"
         for name, (text, _) in kernel.constants.items()
     ]
-    constants += [f"num_warps={step.warps}", "enable_fp_fusion=True"]
+    constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
     return [
         f"{kernel.name}[({grid})](",
         *(f"    {argument}," for argument in [*arguments, *constants]),

@@ -234,6 +234,13 @@ def narrow_erf(x):
     return tl.where(square < 0.04, near, tl.where(x < 0, -far, tl.where(x == x, far, x)))
 """
 
+LIBRARY = frozenset(
+    name
+    for name, primitive in PRIMITIVES.items()
+    if "libdevice" in primitive.text + primitive.precise and not name.startswith("exp")
+)
+"""Functions of the math library whose code is long; the exponential's is short."""
+
 HELPERS: dict[str, str] = {
     "max_nan": (
         "@triton.jit\n"

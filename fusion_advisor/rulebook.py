@@ -383,6 +383,8 @@ class FlatSchedule(_Rule):
     warps: Warps
     serial_elements: Elements
     """The most places that a lane combines one after the other."""
+    unrolled_elements: Elements
+    """What a thread may have on the way at once where the walk is written out."""
     serial_stride: Elements
     """How far apart neighbouring lanes may read meanwhile, in steps of a lane."""
 
@@ -426,6 +428,8 @@ class SplitSchedule(_Rule):
 
     chunk_elements: Elements
     elements_per_thread: Elements
+    long_elements_per_thread: Elements
+    """Where an element takes a function of the math library: its code is written out for each."""
     most_parts: Programs
     """Parts of a row that one program combines at most, before programs walk several chunks."""
     programs_per_multiprocessor: Programs

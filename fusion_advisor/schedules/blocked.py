@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
+from fusion_advisor.primitives import LIBRARY
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two, staged_bytes
@@ -59,7 +60,10 @@ def chunks(
     stages, room = numbers.stages.count, device.multiprocessor.shared_memory_per_block.count
     while stages > 1 and staged_bytes(laid.loads, inner, rows * block, stages) > room:
         stages -= 1
-    warps = max(1, rows * block // (share.elements_per_thread.count * device.warp_size))
+    each = share.elements_per_thread.count
+    if parts is not None and LIBRARY & {region.exprs[n].op for n in region.live}:
+        each = rulebook.schedules.split.long_elements_per_thread.count
+    warps = max(1, rows * block // (each * device.warp_size))
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, stages=stages)
     again = _read_again(region, inner, _walks(region, inner), rows, device, rulebook)
     return replace(step, serial=serial, read_again=again)

@@ -63,6 +63,7 @@ class CooperativeBody(Body):
                 self.precise,
                 self.wide,
                 self.wide_rows,
+                self.unrolled,
                 self.names,
                 self.sizes,
                 self.strides,

@@ -29,8 +29,6 @@ _LIMITS = {
     "int8": ("-128", "127"),
     "uint8": ("0", "255"),
 }
-_MOST_UNROLLED = 32
-"""Places; a longer walk of a lane stays a loop of the GPU."""
 _LONGEST_PART = 60
 """Columns; a longer part of an expression gets a line and a name of its own."""
 _UNMADE = ("const", "size", "taken", "extent", "place")
@@ -67,6 +65,8 @@ class Body:
     """Some offset is beyond 32 bits."""
     wide_rows: bool
     """Some offset within a row is."""
+    unrolled: int
+    """Elements that a warp may have on the way at once where a walk is written out."""
     names: Names = field(default_factory=Names)
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     strides: dict[str, tuple[Access, Group | int]] = field(
@@ -608,7 +608,14 @@ class Body:
         inside.lines.append(f"{name} = {self._combined(expr, name, self.text(operand))}")
         self.scopes.pop()
         count = prod(sizes)
-        walk = "tl.static_range" if count <= _MOST_UNROLLED else "range"
+        walk = "tl.static_range" if self._unrolls(operand, count) else "range"
         self.scope.lines.append(f"for {tap} in {walk}({count}):")
         self.scope.lines += [f"    {line}" for line in inside.block()]
         self.scope.texts[number] = name
+
+    def _unrolls(self, operand: int, count: int) -> bool:
+        """May the places of a walk be written out? Their loads are then all on the way at once."""
+        behind = traced([operand], lambda number: self.region.exprs[number].args).passed
+        walked = any(self.region.exprs[n].op in ("reduce", "scan") for n in behind)
+        held = max(1, self.step.rows * self.step.block // self.step.warps)
+        return not walked and held * count <= self.unrolled
