@@ -67,6 +67,11 @@ DISTRIBUTIONS = ("mixed", "special", "tiny", "large", "across")
 """Seed s draws from entry s, cyclically. Of `large` all of a row of the last dimension is on one
 side of zero, of `across` all of a column."""
 
+TABLE_ELEMENTS = 1 << 24
+"""Under the interpreter the rows of a table overlap that has more elements in memory."""
+TABLE_STEP = 3
+"""Elements between the rows of such a table."""
+
 _GUARD = 64
 """Poisoned elements around each input on a GPU, where addresses cannot be checked."""
 
@@ -90,7 +95,7 @@ def _scales(rows: int, distribution: str, dtype: torch.dtype, gen: torch.Generat
     if distribution == "mixed":
         ladder = [1.0, 1e-3, 20.0, 1e-2] if half else [1.0, 1e-3, 30.0, 1e-6, 1e-13]
         start = int(torch.randint(len(ladder), (), generator=gen))
-        return torch.tensor([ladder[(start + row) % len(ladder)] for row in range(rows)])
+        return torch.tensor(ladder)[(start + torch.arange(rows)) % len(ladder)]
     return torch.ones(rows)
 
 
@@ -170,7 +175,9 @@ def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") 
     gen = torch.Generator().manual_seed(seed)
     bounds = case.ranges or (None,) * len(case.inputs)
     return tuple(
-        _lay_out(
+        _table(spec, distribution, gen)
+        if device == "cpu" and _is_large_table(case, spec)
+        else _lay_out(
             spec,
             _floats(spec, distribution, gen)
             if getattr(torch, spec.dtype).is_floating_point
@@ -181,11 +188,41 @@ def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") 
     )
 
 
+def _is_large_table(case: Case, spec: Tensor) -> bool:
+    """Whether data says which rows of a tensor are read, and all of them are too many to fill."""
+    tops = {limit[1] for limit in case.ranges if limit is not None}
+    return (
+        len(spec.shape) > 1
+        and spec.shape[0] * spec.stride[0] > TABLE_ELEMENTS
+        and spec.shape[0] in tops
+        and spec.stride[0] >= math.prod(spec.shape[1:])
+        and getattr(torch, spec.dtype).is_floating_point
+    )
+
+
+def _table(spec: Tensor, distribution: str, gen: torch.Generator) -> torch.Tensor:
+    """A table of the spec's shape whose rows overlap, each a TABLE_STEP after the one before.
+
+    Every row differs from every other, and a kernel that takes another stride than the tensor's
+    leaves the storage.
+    """
+    extent = (spec.shape[0] - 1) * TABLE_STEP
+    extent += 1 + sum((n - 1) * s for n, s in zip(spec.shape[1:], spec.stride[1:], strict=True))
+    width = spec.shape[-1]
+    flat = replace(spec, shape=(-(-extent // width), width), stride=(width, 1), offset=0)
+    return _floats(flat, distribution, gen).as_strided(spec.shape, (TABLE_STEP, *spec.stride[1:]))
+
+
 # --- references ----------------------------------------------------------------------------------
 
 
 class Float64Mode(TorchDispatchMode):
     """Run every operation in float64, whatever float dtype it names or would return."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports all of Dynamo to keep it out of here: 2 s of a child's life."""
+        return False
 
     def __torch_dispatch__(
         self,
@@ -208,13 +245,23 @@ def _widen(value: Any) -> Any:
     return value
 
 
+def _widen_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """In float64 with the strides it has: overlapping rows stay as small as they are."""
+    if not tensor.is_floating_point():
+        return tensor
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    wide = tensor.as_strided((size,), (1,), 0).double()
+    return wide.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 def _as_tuple(result: Any) -> Tensors:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 def _reference64(module: ModuleType, inputs: Tensors) -> Tensors:
+    wide = [_widen_storage(tensor) for tensor in inputs]
     with Float64Mode():
-        return _as_tuple(module.reference(*(_widen(tensor) for tensor in inputs)))
+        return _as_tuple(module.reference(*wide))
 
 
 # --- the launch ----------------------------------------------------------------------------------

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
@@ -53,7 +55,9 @@ def main() -> None:
     """Run, and end with CONTRACT's exit code: 1 --fail-on, 2 usage, 3 capture, 4 our fault."""
     debug = "--debug" in sys.argv
     try:
-        code: Any = app(standalone_mode=False)
+        signal.signal(signal.SIGTERM, _terminated)
+        with _prepared(sys.argv[1:]):
+            code: Any = app(standalone_mode=False)
     except AdvisorError as error:
         code = _complain(str(error), error.exit_code, debug)
     except (KeyboardInterrupt, typer.Abort):
@@ -64,6 +68,20 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 the last resort: one line, never silent
         code = _unexpected(error, debug)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _prepared(words: list[str]) -> AbstractContextManager[None]:
+    """While options are read, a child already imports torch for the commands that capture."""
+    if not words or words[0] not in ("analyze", "emit") or "--help" in words:
+        return nullcontext()
+    from fusion_advisor.capture import prepared
+
+    return prepared()
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    """Asked to end: leave every block that holds children and folders."""
+    raise SystemExit(128 + number)
 
 
 def _complain(message: str, code: int, debug: bool) -> int:

@@ -45,13 +45,16 @@ TIMEOUT_S = 60.0
 
 _ROOT = str(Path(__file__).resolve().parent.parent)
 _START = """
-import importlib, sys
-root, module, *arguments = sys.argv[1:]
+import importlib, shutil, sys, tempfile
+root, tempfile.tempdir, module, *arguments = sys.argv[1:]
 sys.path.append(root)
-importlib.import_module(module).main(*arguments)
+try:
+    importlib.import_module(module).main(*arguments)
+finally:
+    shutil.rmtree(tempfile.tempdir, ignore_errors=True)
 """
-"""The child imports this very package, and nothing from the current folder."""
-
+"""The child imports this very package, and nothing from the current folder. Its files lie in a
+folder that the parent removes, or the child itself when the parent was killed."""
 
 _NICE = 3
 """Workers start while the model is captured, and wait for it: capture comes first."""
@@ -69,11 +72,13 @@ class Worker:
     """
 
     def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None):
-        self._command = (sys.executable, "-P", "-c", _START, _ROOT, module, *arguments)
+        self._arguments = (module, *arguments)
         self._environment = {**os.environ, **(environment or {})}
         self._jobs: queue.SimpleQueue[tuple[str, float, Future[str]] | None] = queue.SimpleQueue()
         self._child: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._abandoned = False
         self._pending = b""
         self._thread: threading.Thread | None = None
 
@@ -102,14 +107,25 @@ class Worker:
     def __enter__(self) -> Worker:
         return self.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abandon()
         self.close()
+
+    def abandon(self) -> None:
+        """Nobody waits any more: end the child in what it is doing."""
+        self._abandoned = True
+        if self._child is not None:
+            self._child.kill()
 
     def _spawn(self) -> None:
         self._pending = b""
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="fusion-advisor-", ignore_cleanup_errors=True
+        )
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _stop)
         self._child = subprocess.Popen(
-            self._command,
+            (sys.executable, "-P", "-c", _START, _ROOT, self._folder.name, *self._arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -129,6 +145,8 @@ class Worker:
                     stream.close()
                 except BrokenPipeError:
                     continue  # unwritten bytes for a child that is gone
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -142,9 +160,11 @@ class Worker:
         self._stop()
 
     def _ask(self, line: str, timeout_s: float) -> str:
-        if self._child is None or self._child.poll() is not None:
+        if not self._abandoned and (self._child is None or self._child.poll() is not None):
             self._stop()
             self._spawn()
+        if self._abandoned:
+            raise WorkerError("nobody waits for it")
         child = self._child
         assert child is not None
         assert child.stdin is not None

@@ -241,3 +241,63 @@ def test_zero_sized_tensors_pass(worker: Worker) -> None:
     )
     (check,) = verify([replace(guarded, cases=(empty,))], worker=worker)
     assert check.failure is None
+
+
+def _gather(rows: int, stride: int = 96) -> Kernel:
+    """Rows of a table that indices name, as a kernel that serves any stride of the table."""
+    text = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gather_kernel(table_ptr, index_ptr, out_ptr, cols, stride, COLS: tl.constexpr):
+    row = tl.program_id(0)
+    col = tl.arange(0, COLS)
+    mask = col < cols
+    place = tl.load(index_ptr + row)
+    x = tl.load(table_ptr + place * stride + col, mask=mask, other=0.0)
+    tl.store(out_ptr + row * cols + col, x, mask=mask)
+
+
+def gather(table, index):
+    out = torch.empty_strided((index.shape[0], table.shape[1]), (table.shape[1], 1),
+                              dtype=table.dtype, device=table.device)
+    gather_kernel[(index.shape[0],)](table, index, out, table.shape[1], table.stride(0),
+                                     COLS=triton.next_power_of_2(table.shape[1]))
+    return out
+
+
+def reference(table, index):
+    return torch.ops.aten.embedding.default(table, index)
+"""
+    inputs = (
+        Tensor((rows, 90), (stride, 1), "float32"),
+        Tensor((5,), (1,), "int64"),
+    )
+    case = Case("rows", inputs, None, 5 * 90 * 4, (None, (0, rows)))
+    return Kernel("gather", "gather", text, ("table", "index"), ("float32",), (case,))
+
+
+@pytest.mark.parametrize("rows", [40, 1_000_000])
+def test_rows_of_a_table_of_any_size(worker: Worker, rows: int) -> None:
+    """The large table would take 0.4 GB, and six times that to follow: its rows overlap instead."""
+    (check,) = verify([_gather(rows)], timeout_s=30, worker=worker)
+    assert check.failure is None
+    assert check.shapes == (f"rows: {rows}x90 float32, 5 int64",)
+
+
+@pytest.mark.parametrize("rows", [40, 1_000_000])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("place * stride", "place * cols"),
+        ("place * stride", "place"),
+        ("place * stride", "row * stride"),
+        ("place * stride", "(place + 1) * stride"),
+        ("place * stride + col", "place * stride + COLS - 1 - col"),
+    ],
+)
+def test_wrong_rows_of_a_table_are_caught(worker: Worker, rows: int, old: str, new: str) -> None:
+    assert "no answer" not in failure(worker, changed(_gather(rows), old, new))
