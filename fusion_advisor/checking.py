@@ -9,15 +9,17 @@ What is held, for each case and seed:
 - NaN and infinities are where the reference (rounded to the output's type) or eager has them;
 - max|ours − ref| ≤ max|eager − ref| + 1 ulp of the output type at max|ref|, over the elements
   that are finite in all three. Another order of summation is sometimes luckier: a kernel that
-  is beyond it is held against eager's largest error, in ulps, over EAGER_DRAWS further draws
+  is beyond it is held against eager's largest error, in ulps, over `eager_draws` further draws
   of the same distribution. And for each row of the last dimension
   (or of the dimensions that the kernel names)
-  max|ours − ref| ≤ ROW_SLACK · (max|eager − ref| + 1 ulp at the row's max|ref|), so that a row of
+  max|ours − ref| ≤ row_slack · (max|eager − ref| + 1 ulp at the row's max|ref|), so that a row of
   small numbers is not hidden by a row of large ones;
-- where eager alone overflowed, ours is as eager's or within LOST_ULPS of the reference;
+- where eager alone overflowed, ours is as eager's or within `lost_ulps` of the reference;
 - shape, dtype, strides and structure are the reference's; inputs stay bit for bit as they were;
 - interpreter: addresses in bounds, no races, traffic equal to the plan's to the byte;
   GPU: a second launch gives the same bits.
+
+The margins are those of `[verify]` in rules/model.toml; float64 and partial results have their own.
 """
 
 # Triton and torch's dispatch types are partly untyped.
@@ -43,34 +45,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from fusion_advisor.emitted import Fault, cause, load_module
-from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
+from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, Margins, from_json, to_json
 from fusion_advisor.records import Tensor
-from fusion_advisor.verify import protocol, restart
-
-ROW_SLACK = 4.0
-"""How much more error than eager (plus 1 ulp) one row may have: rows are few, luck is large."""
-FLOAT64_ULPS = 16.0
-"""The margin of float64 outputs: their reference is no wider than they are, and rounds as often."""
-PARTIAL_ULPS = 8.0
-"""The margin of float32 outputs that are scanned or put together from parts, on a CPU: its eager
-sums in float64, CUDA's in float32."""
-MIN_ROW = 16
-"""Shorter rows have too few elements to compare two maxima."""
-MOST_ROWS = 4096
-"""Among more rows than this, eager is exact in some by luck; the whole tensor is compared alone."""
-EAGER_DRAWS = 16
-"""Draws that say how far eager itself can be off; only made when one draw does not settle it."""
-LOST_ULPS = 16.0
-"""Where eager overflowed there is no eager error to stand beside."""
+from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.verify import margins_of, protocol, restart
 
 DISTRIBUTIONS = ("mixed", "special", "tiny", "large", "across")
 """Seed s draws from entry s, cyclically. Of `large` all of a row of the last dimension is on one
 side of zero, of `across` all of a column."""
 
-TABLE_ELEMENTS = 1 << 24
-"""Under the interpreter the rows of a table overlap that has more elements in memory."""
 TABLE_STEP = 3
-"""Elements between the rows of such a table."""
+"""Elements between the rows of a table that is too large to be filled."""
 
 _GUARD = 64
 """Poisoned elements around each input on a GPU, where addresses cannot be checked."""
@@ -170,13 +155,18 @@ def _lay_out(spec: Tensor, values: torch.Tensor, device: str) -> torch.Tensor:
     return view
 
 
-def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") -> Tensors:
-    """The case's tensors filled with random data: the same for the same arguments."""
+def build_inputs(
+    case: Case, distribution: str, seed: int, device: str = "cpu", table_elements: int | None = None
+) -> Tensors:
+    """The case's tensors filled with random data: the same for the same arguments.
+
+    The rows of a table with more than `table_elements` in memory overlap.
+    """
     gen = torch.Generator().manual_seed(seed)
     bounds = case.ranges or (None,) * len(case.inputs)
     return tuple(
         _table(spec, distribution, gen)
-        if device == "cpu" and _is_large_table(case, spec)
+        if table_elements is not None and _is_table(case, spec, table_elements)
         else _lay_out(
             spec,
             _floats(spec, distribution, gen)
@@ -188,12 +178,12 @@ def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") 
     )
 
 
-def _is_large_table(case: Case, spec: Tensor) -> bool:
+def _is_table(case: Case, spec: Tensor, most: int) -> bool:
     """Whether data says which rows of a tensor are read, and all of them are too many to fill."""
     tops = {limit[1] for limit in case.ranges if limit is not None}
     return (
         len(spec.shape) > 1
-        and spec.shape[0] * spec.stride[0] > TABLE_ELEMENTS
+        and spec.shape[0] * spec.stride[0] > most
         and spec.shape[0] in tops
         and spec.stride[0] >= math.prod(spec.shape[1:])
         and getattr(torch, spec.dtype).is_floating_point
@@ -355,6 +345,7 @@ def _compare_floats(
     eager_ulps: float,
     row: tuple[int, ...],
     partial: bool,
+    margins: Margins,
 ) -> Error:
     dtype = ours.dtype
     rounded = exact.to(dtype).double()
@@ -370,10 +361,10 @@ def _compare_floats(
     finite &= ~lost
     zero = torch.zeros_like(exact)
     gap = torch.where(finite | lost, (ours - exact).abs(), zero)
-    far = lost & (gap > LOST_ULPS * _ulp(exact.abs().nan_to_num(0.0), dtype))
+    far = lost & (gap > margins.lost_ulps * _ulp(exact.abs().nan_to_num(0.0), dtype))
     if far.any():
         raise Fault(
-            _where(index, far, ours, exact) + f" (over {LOST_ULPS:g} ulp; eager overflowed)"
+            _where(index, far, ours, exact) + f" (over {margins.lost_ulps:g} ulp; eager overflowed)"
         )
 
     our_error = torch.where(finite, gap, zero)
@@ -381,9 +372,9 @@ def _compare_floats(
     size = torch.where(finite, exact.abs(), zero)
     ulp = _ulp(size.max(), dtype).item()
     eager_most = max(eager_error.max().item(), eager_ulps * ulp)
-    spacing = FLOAT64_ULPS if dtype == torch.float64 else 1.0
+    spacing = margins.float64_ulps if dtype == torch.float64 else margins.margin_ulps
     if partial and dtype == torch.float32 and ours.device.type == "cpu":
-        spacing = PARTIAL_ULPS
+        spacing = margins.partial_ulps
     error = Error(our_error.max().item(), eager_most, eager_most + spacing * ulp)
     if error.ours > error.tolerance:
         raise TooFar(
@@ -391,9 +382,9 @@ def _compare_floats(
             + f" (error {error.ours:.3g}, eager's {error.eager:.3g}, allowed {error.tolerance:.3g})"
         )
     length = math.prod(ours.shape[d] for d in row)
-    if row and length >= MIN_ROW and ours.numel() // length <= MOST_ROWS:
+    if row and length >= margins.least_row and ours.numel() // length <= margins.most_rows:
         in_row = eager_error.amax(row, keepdim=True)
-        allowed = ROW_SLACK * (in_row + spacing * _ulp(size.amax(row, keepdim=True), dtype))
+        allowed = margins.row_slack * (in_row + spacing * _ulp(size.amax(row, keepdim=True), dtype))
         over = our_error.amax(row, keepdim=True) > allowed
         if over.any():
             excess = torch.where(over, our_error / allowed, zero)
@@ -430,6 +421,7 @@ def compare(
     ours: Tensors,
     eager: Tensors,
     exact: Tensors,
+    margins: Margins,
     eager_ulps: Sequence[float] = (),
     rows: Sequence[tuple[int, ...]] = (),
     partial: bool = False,
@@ -458,7 +450,7 @@ def compare(
             row = rows[index] if rows else ()
             if not row and mine.dim():
                 row = (mine.dim() - 1,)
-            error = _compare_floats(index, mine, theirs, truth, known, row, partial)
+            error = _compare_floats(index, mine, theirs, truth, known, row, partial, margins)
         else:
             error = _compare_exactly(index, mine, theirs, truth)
         tightest = max(tightest, error, key=lambda e: (e.tightness, e.tolerance))
@@ -493,8 +485,8 @@ def _launch_twice(kernel: Kernel, module: ModuleType, inputs: Tensors) -> Tensor
 def _other_draws(module: ModuleType, case: Case, run: _Run) -> list[float]:
     """Eager's largest error of each output, in ulps, over further draws like this run's."""
     draws: list[list[float]] = []
-    for draw in range(1, EAGER_DRAWS + 1):
-        inputs = build_inputs(case, run.distribution, run.seed + 1000 * draw, run.device)
+    for draw in range(1, run.margins.eager_draws + 1):
+        inputs = run.inputs(case, 1000 * draw)
         eager, exact = _as_tuple(module.reference(*inputs)), _reference64(module, inputs)
         draws.append([_eager_ulps(e, x) for e, x in zip(eager, exact, strict=True)])
     return [max(column) for column in zip(*draws, strict=True)]
@@ -504,10 +496,16 @@ def _other_draws(module: ModuleType, case: Case, run: _Run) -> list[float]:
 class _Run:
     seed: int
     device: str
+    margins: Margins
 
     @property
     def distribution(self) -> str:
         return DISTRIBUTIONS[self.seed % len(DISTRIBUTIONS)]
+
+    def inputs(self, case: Case, further: int = 0) -> Tensors:
+        """The tensors of a case; `further` is added to the seed for other draws."""
+        most = self.margins.table_elements if self.device == "cpu" else None
+        return build_inputs(case, self.distribution, self.seed + further, self.device, most)
 
 
 def _judge(
@@ -516,14 +514,14 @@ def _judge(
     """Compare with eager and fp64; look at further draws when one does not settle it."""
     eager, exact = _as_tuple(module.reference(*inputs)), _reference64(module, inputs)
     try:
-        return compare(ours, eager, exact, rows=kernel.rows, partial=kernel.partial)
+        return compare(ours, eager, exact, run.margins, (), kernel.rows, kernel.partial)
     except TooFar:
         draws = _other_draws(module, case, run)
-        return compare(ours, eager, exact, draws, kernel.rows, kernel.partial)
+        return compare(ours, eager, exact, run.margins, draws, kernel.rows, kernel.partial)
 
 
 def _check_once(kernel: Kernel, module: ModuleType, case: Case, run: _Run) -> Error:
-    inputs = build_inputs(case, run.distribution, run.seed, run.device)
+    inputs = run.inputs(case)
     try:
         if run.device != "cpu":
             return _judge(kernel, module, case, run, inputs, _launch_twice(kernel, module, inputs))
@@ -548,8 +546,16 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
-def check(kernel: Kernel, seeds: int, where: str, device: str, folder: Path) -> Check:
-    """Every case with every seed; stops at the first failure."""
+def check(
+    kernel: Kernel,
+    seeds: int,
+    where: str,
+    device: str,
+    folder: Path,
+    margins: Margins | None = None,
+) -> Check:
+    """Every case with every seed; stops at the first failure. Without `margins`, those shipped."""
+    margins = margins or margins_of(load_rulebook().verify)
     passed = Check(kernel.name, where, True, tuple(_describe(case) for case in kernel.cases), seeds)
     tightest = Error()
     try:
@@ -558,7 +564,7 @@ def check(kernel: Kernel, seeds: int, where: str, device: str, folder: Path) -> 
             raise Fault("nothing to check: no cases or no seeds")
         for case in kernel.cases:
             for seed in range(seeds):
-                error = _check_once(kernel, module, case, _Run(seed, device))
+                error = _check_once(kernel, module, case, _Run(seed, device, margins))
                 tightest = max(tightest, error, key=lambda e: (e.tightness, e.tolerance))
     except Fault as fault:
         return replace(passed, passed=False, failure=" ".join(str(fault).split()))
@@ -604,7 +610,7 @@ def serve(lines: Iterator[str], answer: Callable[[str], None], where: str) -> No
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
         for line in lines:
             job = from_json(CheckJob, line)
-            result = check(job.kernel, job.seeds, place, device, Path(folder))
+            result = check(job.kernel, job.seeds, place, device, Path(folder), job.margins)
             answer(to_json(result))
             if device == "cuda" and "CUDA error" in (result.failure or ""):
                 restart()

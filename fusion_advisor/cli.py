@@ -549,7 +549,7 @@ def devices(rules: Rules = None, debug: Debug = False) -> None:
 
 @app.command()
 def rules(rules: Rules = None, debug: Debug = False) -> None:
-    """List the gates and idioms, with the rules' version and hash."""
+    """List the gates, idioms and tuned numbers, with the rules' version and hash."""
     rulebook = _rulebook(rules)
     print(f"rules {rulebook.version} {rulebook.hash}")
     for gate in rulebook.gates.values():
@@ -557,6 +557,8 @@ def rules(rules: Rules = None, debug: Debug = False) -> None:
         print(f"{gate.code} {gate.name:20} {gate.comparison:2} {limits or gate.limit}")
     for pattern in rulebook.patterns.values():
         print(f"      {pattern.name:20} {pattern.what}")
+    for field, number in rulebook.tuned():
+        print(f"      {field:36} {number!s:16} {number.source}")
 
 
 @app.command()

@@ -10,7 +10,8 @@ import pytest
 
 from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
 from fusion_advisor.records import Tensor
-from fusion_advisor.verify import Worker, WorkerError, checker, verify
+from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.verify import Worker, WorkerError, checker, margins_of, verify
 
 from .sample_kernels import SAMPLES, layer_norm, softmax, swiglu
 
@@ -48,7 +49,7 @@ def test_right_kernels_pass(worker: Worker, sample: object) -> None:
 
 
 def test_records_survive_the_pipe() -> None:
-    job = CheckJob(softmax(), 3)
+    job = CheckJob(softmax(), 3, margins_of(load_rulebook().verify))
     assert from_json(CheckJob, to_json(job)) == job
     check = Check("k", "interpreter", False, ("a",), 3, float("inf"), 0.0, 1.5, "no")
     assert from_json(Check, to_json(check)) == check
@@ -227,7 +228,7 @@ def test_a_gpu_that_is_not_there_is_said() -> None:
 
 def test_a_child_that_cannot_start_gives_its_last_words() -> None:
     with Worker("fusion_advisor.no_such_module") as broken:
-        answer: Future[str] = broken.submit("{}")
+        answer: Future[str] = broken.submit("{}", timeout_s=60)
         with pytest.raises(WorkerError, match="no_such_module"):
             answer.result()
 
