@@ -1,7 +1,7 @@
 """Capture: MODEL and scenario in, one `Graph` out.
 
 A model file is somebody's code. `capture` runs it in a child process under a limit of time and
-memory and gets the graph back as JSON through a pipe of its own; `capture_module` does the same in
+memory and gets the graph back as JSON in a file of its own; `capture_module` does the same in
 process, for a module that is already there. This module imports no torch.
 """
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusion_advisor.errors import AdvisorError, CaptureError, UsageError
-from fusion_advisor.frames import choose_from_dump
+from fusion_advisor.frames import choose_from_dump, source_of_traceback
 from fusion_advisor.records import Graph
 from fusion_advisor.scenario import InputSpec, Limits, Scenario, parse_dtype, parse_input
 from fusion_advisor.wire import graph_from_json, graph_to_json
@@ -77,8 +77,8 @@ def capturing(
         child.ask(json.dumps(request))
 
         def captured() -> Graph:
-            reply = child.reply.read()
             code = watch.finish()
+            reply = child.answer()
             printed = child.printed()
             if debug:
                 sys.stderr.write(printed)
@@ -192,23 +192,27 @@ class _Child:
 
     def __init__(self) -> None:
         request, asking = os.pipe()
-        reply, write_end = os.pipe()
         self._request = os.fdopen(asking, "wb")
-        self.reply = os.fdopen(reply, "rb")
+        # Files, for a pipe lasts as long as any process that the model started.
+        self._reply = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
-        ends = (request, write_end)
+        ends = (request, self._reply.fileno())
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fusion_advisor.capture", *map(str, ends)],
+            [sys.executable, "-P", "-m", "fusion_advisor.capture", *map(str, ends)],
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
             pass_fds=ends, start_new_session=True, env=_environment(),
         )  # fmt: skip
-        for end in ends:
-            os.close(end)
+        os.close(request)
 
     def ask(self, request: str) -> None:
         """Hand the one request in. A child that is gone is told of by its missing reply."""
         with contextlib.suppress(BrokenPipeError), self._request:
             self._request.write(request.encode())
+
+    def answer(self) -> bytes:
+        """What the child has replied, once it has ended."""
+        self._reply.seek(0)
+        return self._reply.read()
 
     def printed(self) -> str:
         """What the child and the model wrote to standard output and error."""
@@ -224,7 +228,7 @@ class _Child:
         self.process.wait()
         with contextlib.suppress(BrokenPipeError):
             self._request.close()
-        self.reply.close()
+        self._reply.close()
         self._log.close()
 
 
@@ -312,7 +316,7 @@ def _read_reply(reply: bytes, model: str, code: int, verdict: str, printed: str)
 
 
 def serve(request: int, reply: int) -> None:
-    """Reads a request from one pipe, captures as it says and writes the answer to the other."""
+    """Reads a request from a pipe, captures as it says and writes the answer to a file."""
     _end_with_parent()
     faulthandler.enable(all_threads=False)
     faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
@@ -324,14 +328,14 @@ def serve(request: int, reply: int) -> None:
 
     os._exit = leave_with_a_trace  # the parent reads in the trace where the model left
     gc.disable()  # the child lives for one capture, and collections are a tenth of its time
-    with os.fdopen(reply, "wb") as pipe:
+    with os.fdopen(reply, "wb") as answered:
         unready = _import()
         with os.fdopen(request, "rb") as asked:
             content = asked.read()
         if not content:
             leave(0)  # nobody asks
-        pipe.write(unready or _answer(json.loads(content)))
-        pipe.flush()
+        answered.write(unready or _answer(json.loads(content)))
+        answered.flush()
         leave(0)
 
 
@@ -365,6 +369,10 @@ def _import() -> bytes:
 def _failed(error: BaseException) -> bytes:
     """The reply for what went wrong, in one line."""
     traceback.print_exc()
+    if isinstance(error, KeyboardInterrupt | SystemExit):  # the rest is told where it is caught
+        source = source_of_traceback(error)
+        where = f"{source.file}:{source.line}: " if source else ""
+        error = CaptureError(f"{where}the model raised {type(error).__name__}; remove what ends it")
     message = str(error)
     if not isinstance(error, AdvisorError):
         message = f"capture failed: {type(error).__name__}: {message or 'no message'}"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 import typer
 
 from fusion_advisor.errors import AdvisorError, UsageError
-from fusion_advisor.files import write
+from fusion_advisor.files import require_folder, write
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -223,6 +223,8 @@ def analyze(
     """Report what to fuse in MODEL, why, and what it saves."""
     outputs = _outputs(format or [], json)
     conditions = [_condition(text) for text in fail_on or []]
+    if out is not None:
+        require_folder(out)
     request = options.request("kernels" if out else None)
     analysis = _analyze(request, options.verbose)
     report = analysis.report
@@ -242,6 +244,7 @@ def emit(
     options: _Options, *, out: Annotated[Path, typer.Option(help="folder for the kernels")]
 ) -> int:
     """Write a checked Triton kernel for each accepted group of MODEL."""
+    require_folder(out)
     analysis = _analyze(options.request(str(out)), options.verbose)
     for kernel in analysis.kernels:
         write(out / f"{kernel.name}.py", kernel.text)
@@ -360,10 +363,20 @@ def _deliver(report: Report, outputs: list[_Output]) -> None:
     for output in outputs:
         text = render(report, output.name)
         if output.file is None:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            _print(text)
         else:
             write(output.file, text)
+
+
+def _print(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = None  # else Python tries again as it ends
+        raise UsageError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def _show(report: Report, top: int) -> None:
