@@ -1,13 +1,14 @@
 """Capture: MODEL and scenario in, one `Graph` out.
 
 A model file is somebody's code. `capture` runs it in a child process under a limit of time and
-memory and gets the graph back as JSON through a pipe of its own; `capture_module` does the same in
+memory and gets the graph back as JSON in a file of its own; `capture_module` does the same in
 process, for a module that is already there. This module imports no torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusion_advisor.errors import AdvisorError, CaptureError, UsageError
-from fusion_advisor.frames import choose_from_dump
+from fusion_advisor.frames import choose_from_dump, source_of_traceback
 from fusion_advisor.records import Graph
 from fusion_advisor.scenario import InputSpec, Limits, Scenario, parse_dtype, parse_input
 from fusion_advisor.wire import graph_from_json, graph_to_json
@@ -69,32 +70,32 @@ def capturing(
 
     Whoever leaves the block early ends the child.
     """
-    request = json.dumps({"model": model, "scenario": asdict(scenario or Scenario())})
-    read_end, write_end = os.pipe()
-    with tempfile.TemporaryFile() as log, os.fdopen(read_end, "rb") as pipe:
-        command = [sys.executable, "-m", "fusion_advisor.capture", str(write_end), request]
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            pass_fds=(write_end,), start_new_session=True, env=_environment(),
-        )  # fmt: skip
-        os.close(write_end)
-        watch = _Watch(child, limits or Limits())
+    _refuse_missing(model)
+    request = {"model": model, "scenario": asdict(scenario or Scenario())}
+    with _waiting.pop() if _waiting else _Child() as child:
+        watch = _Watch(child.process, limits or Limits())
+        child.ask(json.dumps(request))
 
         def captured() -> Graph:
-            reply = pipe.read()
             code = watch.finish()
-            log.seek(0)
-            printed = log.read().decode(errors="replace")
+            reply = child.answer()
+            printed = child.printed()
             if debug:
                 sys.stderr.write(printed)
             return _read_reply(reply, model, code, watch.verdict, printed)
 
+        yield captured
+
+
+@contextmanager
+def prepared() -> Generator[None]:
+    """Starts a child for the next capture: it imports torch while its request is being made."""
+    with _Child() as child:
+        _waiting.append(child)
         try:
-            yield captured
+            yield
         finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+            _waiting.clear()
 
 
 def capture_module(
@@ -174,6 +175,66 @@ def _translate(loaded: Loaded, scenario: Scenario, started: float) -> Graph:
 # The parent's side.
 
 
+def _refuse_missing(model: str) -> None:
+    """CaptureError at once where MODEL is a file that is not there."""
+    path = model.removeprefix("hf:").partition("#" if model.startswith("hf:") else ":")[0]
+    named = model.startswith("hf:") or path.endswith((".py", ".pt2")) or "/" in path
+    if named and not Path(path).is_file():
+        what = "a folder" if Path(path).is_dir() else "no such file"
+        raise CaptureError(
+            f"{path}: {what}; give FILE.py, FILE.py:NAME, package.module:NAME, hf:config.json "
+            "or FILE.pt2"
+        )
+
+
+class _Child:
+    """A process that imports what a capture needs, waits for one request and answers it."""
+
+    def __init__(self) -> None:
+        request, asking = os.pipe()
+        self._request = os.fdopen(asking, "wb")
+        # Files, for a pipe lasts as long as any process that the model started.
+        self._reply = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
+        ends = (request, self._reply.fileno())
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "fusion_advisor.capture", *map(str, ends)],
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+            pass_fds=ends, start_new_session=True, env=_environment(),
+        )  # fmt: skip
+        os.close(request)
+
+    def ask(self, request: str) -> None:
+        """Hand the one request in. A child that is gone is told of by its missing reply."""
+        with contextlib.suppress(BrokenPipeError), self._request:
+            self._request.write(request.encode())
+
+    def answer(self) -> bytes:
+        """What the child has replied, once it has ended."""
+        self._reply.seek(0)
+        return self._reply.read()
+
+    def printed(self) -> str:
+        """What the child and the model wrote to standard output and error."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._request.close()
+        self._reply.close()
+        self._log.close()
+
+
+_waiting: list[_Child] = []
+
+
 class _Watch:
     """Ends a child that outlives its limits, after asking it where it is."""
 
@@ -203,6 +264,8 @@ class _Watch:
                     "build a smaller model or raise the memory limit"
                 )
             time.sleep(_POLL_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)  # what the model started and left
 
     def _end(self, verdict: str) -> None:
         self.verdict = verdict
@@ -252,8 +315,9 @@ def _read_reply(reply: bytes, model: str, code: int, verdict: str, printed: str)
 # The child's side.
 
 
-def serve(descriptor: int, request: str) -> None:
-    """Captures as the request says and writes one reply to the pipe."""
+def serve(request: int, reply: int) -> None:
+    """Reads a request from a pipe, captures as it says and writes the answer to a file."""
+    _end_with_parent()
     faulthandler.enable(all_threads=False)
     faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
     leave = os._exit
@@ -263,28 +327,57 @@ def serve(descriptor: int, request: str) -> None:
         leave(status)
 
     os._exit = leave_with_a_trace  # the parent reads in the trace where the model left
-    with os.fdopen(descriptor, "wb") as pipe:
-        pipe.write(_answer(json.loads(request)))
-        pipe.flush()
+    gc.disable()  # the child lives for one capture, and collections are a tenth of its time
+    with os.fdopen(reply, "wb") as answered:
+        unready = _import()
+        with os.fdopen(request, "rb") as asked:
+            content = asked.read()
+        if not content:
+            leave(0)  # nobody asks
+        answered.write(unready or _answer(json.loads(content)))
+        answered.flush()
         leave(0)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """Linux: a parent that is killed cannot end its child, whose model may run for ever."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _answer(request: dict[str, Any]) -> bytes:
     scenario = _scenario(request["scenario"])
-    gc.disable()  # the child lives for one capture, and collections are a tenth of its time
     try:
-        # Imports are no part of the capture's seconds.
-        importlib.import_module("torch._dynamo")
-        importlib.import_module("torch.export._trace")
         return b"graph\n" + graph_to_json(capture_here(request["model"], scenario))
     except BaseException as error:  # noqa: BLE001 the parent tells the user, in one line
-        traceback.print_exc()
-        message = str(error)
-        if not isinstance(error, AdvisorError):
-            message = f"capture failed: {type(error).__name__}: {message or 'no message'}"
-        line = re.sub(r"\s+", " ", message)
-        content = {"type": type(error).__name__, "message": line}
-        return b"error\n" + json.dumps(content).encode()
+        return _failed(error)
+
+
+def _import() -> bytes:
+    """Imports what every capture needs, which is no part of its seconds; the error, if any."""
+    try:
+        for module in ("torch._dynamo", "torch.export._trace", "fusion_advisor.loading"):
+            importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001 the parent tells the user, in one line
+        return _failed(error)
+    return b""
+
+
+def _failed(error: BaseException) -> bytes:
+    """The reply for what went wrong, in one line."""
+    traceback.print_exc()
+    if isinstance(error, KeyboardInterrupt | SystemExit):  # the rest is told where it is caught
+        source = source_of_traceback(error)
+        where = f"{source.file}:{source.line}: " if source else ""
+        error = CaptureError(f"{where}the model raised {type(error).__name__}; remove what ends it")
+    message = str(error)
+    if not isinstance(error, AdvisorError):
+        message = f"capture failed: {type(error).__name__}: {message or 'no message'}"
+    content = {"type": type(error).__name__, "message": re.sub(r"\s+", " ", message)}
+    return b"error\n" + json.dumps(content).encode()
 
 
 def _scenario(content: dict[str, Any]) -> Scenario:
@@ -297,4 +390,4 @@ def _scenario(content: dict[str, Any]) -> Scenario:
 
 if __name__ == "__main__":
     # Under its own name, so that its classes exist once.
-    importlib.import_module("fusion_advisor.capture").serve(int(sys.argv[1]), sys.argv[2])
+    importlib.import_module("fusion_advisor.capture").serve(int(sys.argv[1]), int(sys.argv[2]))

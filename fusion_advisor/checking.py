@@ -9,16 +9,19 @@ What is held, for each case and seed:
 - NaN and infinities are where the reference (rounded to the output's type) or eager has them;
 - max|ours − ref| ≤ max|eager − ref| + 1 ulp of the output type at max|ref|, over the elements
   that are finite in all three. Another order of summation is sometimes luckier: a kernel that
-  is beyond it is held against DRAWN_SLACK times eager's largest error, in ulps, over EAGER_DRAWS
-  further draws of the same distribution, and what moves by itself when the inputs change by half
-  an ulp of float32 is not counted (ROUNDINGS times that). And for each row of the last dimension
+  is beyond it is held against `drawn_slack` times eager's largest error, in ulps, over
+  `eager_draws` further draws of the same distribution, and what moves by itself when the inputs
+  change by half an ulp of float32 is not counted (`roundings` times that). And for each row of
+  the last dimension
   (or of the dimensions that the kernel names)
-  max|ours − ref| ≤ ROW_SLACK · (max|eager − ref| + 1 ulp at the row's max|ref|), so that a row of
+  max|ours − ref| ≤ row_slack · (max|eager − ref| + 1 ulp at the row's max|ref|), so that a row of
   small numbers is not hidden by a row of large ones;
-- where eager alone overflowed, ours is as eager's or within LOST_ULPS of the reference;
+- where eager alone overflowed, ours is as eager's or within `lost_ulps` of the reference;
 - shape, dtype, strides and structure are the reference's; inputs stay bit for bit as they were;
 - interpreter: addresses in bounds, no races, traffic equal to the plan's to the byte;
   GPU: a second launch gives the same bits.
+
+The margins are those of `[verify]` in rules/model.toml; float64 and partial results have their own.
 """
 
 # Triton and torch's dispatch types are partly untyped.
@@ -44,37 +47,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from fusion_advisor.emitted import Fault, cause, load_module
-from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
+from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, Margins, from_json, to_json
 from fusion_advisor.records import Tensor
-from fusion_advisor.verify import protocol, restart
-
-ROW_SLACK = 4.0
-"""How much more error than eager (plus 1 ulp) one row may have: rows are few, luck is large."""
-FLOAT64_ULPS = 16.0
-"""The margin of float64 outputs: their reference is no wider than they are, and rounds as often."""
-PARTIAL_ULPS = 8.0
-"""The margin of float32 outputs that are scanned or put together from parts, on a CPU: its eager
-sums in float64, CUDA's in float32."""
-MIN_ROW = 16
-"""Shorter rows have too few elements to compare two maxima."""
-MOST_ROWS = 4096
-"""Among more rows than this, eager is exact in some by luck; the whole tensor is compared alone."""
-ROWS_TO_JUDGE_BY = 16
-"""Fewer rows say nothing about how far eager usually is off in one."""
-EAGER_DRAWS = 16
-"""Draws that say how far eager itself can be off; only made when one draw does not settle it."""
-DRAWN_SLACK = 3.0
-"""How much more error than eager's largest over those draws: ours is the worst of many kernels."""
-PERTURBED = 4
-"""Times that the inputs are changed by half an ulp, to see what no float32 can do better."""
-ROUNDINGS = 8.0
-"""Roundings of intermediate values that may each move a result like one of its inputs."""
-LOST_ULPS = 16.0
-"""Where eager overflowed there is no eager error to stand beside."""
+from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.verify import margins_of, protocol, restart
 
 DISTRIBUTIONS = ("mixed", "special", "tiny", "large", "across")
 """Seed s draws from entry s, cyclically. Of `large` all of a row of the last dimension is on one
 side of zero, of `across` all of a column."""
+
 
 _GUARD = 64
 """Poisoned elements around each input on a GPU, where addresses cannot be checked."""
@@ -200,6 +181,11 @@ def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") 
 class Float64Mode(TorchDispatchMode):
     """Run every operation in float64, whatever float dtype it names or would return."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports all of Dynamo to keep it out of here: 2 s of a child's life."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -221,13 +207,23 @@ def _widen(value: Any) -> Any:
     return value
 
 
+def _widen_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """In float64 with the strides it has: overlapping rows stay as small as they are."""
+    if not tensor.is_floating_point():
+        return tensor
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    wide = tensor.as_strided((size,), (1,), 0).double()
+    return wide.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 def _as_tuple(result: Any) -> Tensors:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 def _reference64(module: ModuleType, inputs: Tensors) -> Tensors:
+    wide = [_widen_storage(tensor) for tensor in inputs]
     with Float64Mode():
-        return _as_tuple(module.reference(*(_widen(tensor) for tensor in inputs)))
+        return _as_tuple(module.reference(*wide))
 
 
 # --- the launch ----------------------------------------------------------------------------------
@@ -330,6 +326,7 @@ def _compare_floats(
     further: Further | None,
     row: tuple[int, ...],
     partial: bool,
+    margins: Margins,
 ) -> Error:
     dtype = ours.dtype
     rounded = exact.to(dtype).double()
@@ -345,23 +342,23 @@ def _compare_floats(
     finite &= ~lost
     zero = torch.zeros_like(exact)
     gap = torch.where(finite | lost, (ours - exact).abs(), zero)
-    far = lost & (gap > LOST_ULPS * _ulp(exact.abs().nan_to_num(0.0), dtype))
+    far = lost & (gap > margins.lost_ulps * _ulp(exact.abs().nan_to_num(0.0), dtype))
     if far.any():
         raise Fault(
-            _where(index, far, ours, exact) + f" (over {LOST_ULPS:g} ulp; eager overflowed)"
+            _where(index, far, ours, exact) + f" (over {margins.lost_ulps:g} ulp; eager overflowed)"
         )
 
     if further is not None:
-        gap = (gap - ROUNDINGS * further.moved.nan_to_num(0.0, 0.0)).clamp_min(0.0)
+        gap = (gap - margins.roundings * further.moved.nan_to_num(0.0, 0.0)).clamp_min(0.0)
     our_error = torch.where(finite, gap, zero)
     eager_error = torch.where(finite, (eager - exact).abs(), zero)
     size = torch.where(finite, exact.abs(), zero)
     ulp = _ulp(size.max(), dtype).item()
-    drawn = further.ulps * DRAWN_SLACK if further else 0.0
+    drawn = further.ulps * margins.drawn_slack if further else 0.0
     eager_most = max(eager_error.max().item(), drawn * ulp)
-    spacing = FLOAT64_ULPS if dtype == torch.float64 else 1.0
+    spacing = margins.float64_ulps if dtype == torch.float64 else margins.margin_ulps
     if partial and dtype == torch.float32 and ours.device.type == "cpu":
-        spacing = PARTIAL_ULPS
+        spacing = margins.partial_ulps
     error = Error(our_error.max().item(), eager_most, eager_most + spacing * ulp)
     if error.ours > error.tolerance:
         raise TooFar(
@@ -369,10 +366,10 @@ def _compare_floats(
             + f" (error {error.ours:.3g}, eager's {error.eager:.3g}, allowed {error.tolerance:.3g})"
         )
     length = math.prod(ours.shape[d] for d in row)
-    if row and length >= MIN_ROW and ours.numel() // length <= MOST_ROWS:
+    if row and length >= margins.least_row and ours.numel() // length <= margins.most_rows:
         largest = size.amax(row, keepdim=True)
-        usual = _usual(eager_error.amax(row, keepdim=True), largest)
-        allowed = ROW_SLACK * (usual + spacing * _ulp(largest, dtype))
+        usual = _usual(eager_error.amax(row, keepdim=True), largest, margins)
+        allowed = margins.row_slack * (usual + spacing * _ulp(largest, dtype))
         over = our_error.amax(row, keepdim=True) > allowed
         if over.any():
             excess = torch.where(over, our_error / allowed, zero)
@@ -380,10 +377,10 @@ def _compare_floats(
     return error
 
 
-def _usual(errors: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+def _usual(errors: torch.Tensor, sizes: torch.Tensor, margins: Margins) -> torch.Tensor:
     """Eager's error for each row: its own, or what one row in ten reaches for its size. Where one
     number a row (its mean, say) makes up most of the error, eager is exact in some rows by luck."""
-    if errors.numel() < ROWS_TO_JUDGE_BY:
+    if errors.numel() < margins.judged_rows:
         return errors
     share = torch.where(sizes > 0, errors / sizes, 0.0)
     return torch.maximum(errors, torch.quantile(share.flatten(), 0.9) * sizes)
@@ -418,6 +415,7 @@ def compare(
     ours: Tensors,
     eager: Tensors,
     exact: Tensors,
+    margins: Margins,
     further: Sequence[Further] = (),
     rows: Sequence[tuple[int, ...]] = (),
     partial: bool = False,
@@ -446,7 +444,7 @@ def compare(
             row = rows[index] if rows else ()
             if not row and mine.dim():
                 row = (mine.dim() - 1,)
-            error = _compare_floats(index, mine, theirs, truth, known, row, partial)
+            error = _compare_floats(index, mine, theirs, truth, known, row, partial, margins)
         else:
             error = _compare_exactly(index, mine, theirs, truth)
         tightest = max(tightest, error, key=lambda e: (e.tightness, e.tolerance))
@@ -485,7 +483,7 @@ def _further(
     ulps = _other_draws(module, case, run)
     moved = [torch.zeros_like(tensor, dtype=torch.float64) for tensor in exact]
     gen = torch.Generator(run.device).manual_seed(run.seed)
-    for _ in range(PERTURBED):
+    for _ in range(run.margins.perturbed_draws):
         for held, tensor, known in zip(
             moved, _reference64(module, _perturbed(inputs, gen)), exact, strict=True
         ):
@@ -509,8 +507,8 @@ def _perturbed(inputs: Tensors, gen: torch.Generator) -> Tensors:
 def _other_draws(module: ModuleType, case: Case, run: _Run) -> list[float]:
     """Eager's largest error of each output, in ulps, over further draws like this run's."""
     draws: list[list[float]] = []
-    for draw in range(1, EAGER_DRAWS + 1):
-        inputs = build_inputs(case, run.distribution, run.seed + 1000 * draw, run.device)
+    for draw in range(1, run.margins.eager_draws + 1):
+        inputs = run.inputs(case, 1000 * draw)
         eager, exact = _as_tuple(module.reference(*inputs)), _reference64(module, inputs)
         draws.append([_eager_ulps(e, x) for e, x in zip(eager, exact, strict=True)])
     return [max(column) for column in zip(*draws, strict=True)]
@@ -520,10 +518,15 @@ def _other_draws(module: ModuleType, case: Case, run: _Run) -> list[float]:
 class _Run:
     seed: int
     device: str
+    margins: Margins
 
     @property
     def distribution(self) -> str:
         return DISTRIBUTIONS[self.seed % len(DISTRIBUTIONS)]
+
+    def inputs(self, case: Case, further: int = 0) -> Tensors:
+        """The tensors of a case; `further` is added to the seed for other draws."""
+        return build_inputs(case, self.distribution, self.seed + further, self.device)
 
 
 def _judge(
@@ -532,14 +535,14 @@ def _judge(
     """Compare with eager and fp64; look at further draws when one does not settle it."""
     eager, exact = _as_tuple(module.reference(*inputs)), _reference64(module, inputs)
     try:
-        return compare(ours, eager, exact, rows=kernel.rows, partial=kernel.partial)
+        return compare(ours, eager, exact, run.margins, (), kernel.rows, kernel.partial)
     except TooFar:
         further = _further(module, case, run, inputs, exact)
-        return compare(ours, eager, exact, further, kernel.rows, kernel.partial)
+        return compare(ours, eager, exact, run.margins, further, kernel.rows, kernel.partial)
 
 
 def _check_once(kernel: Kernel, module: ModuleType, case: Case, run: _Run) -> Error:
-    inputs = build_inputs(case, run.distribution, run.seed, run.device)
+    inputs = run.inputs(case)
     try:
         if run.device != "cpu":
             return _judge(kernel, module, case, run, inputs, _launch_twice(kernel, module, inputs))
@@ -564,8 +567,16 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
-def check(kernel: Kernel, seeds: int, where: str, device: str, folder: Path) -> Check:
-    """Every case with every seed; stops at the first failure."""
+def check(
+    kernel: Kernel,
+    seeds: int,
+    where: str,
+    device: str,
+    folder: Path,
+    margins: Margins | None = None,
+) -> Check:
+    """Every case with every seed; stops at the first failure. Without `margins`, those shipped."""
+    margins = margins or margins_of(load_rulebook().verify)
     passed = Check(kernel.name, where, True, tuple(_describe(case) for case in kernel.cases), seeds)
     tightest = Error()
     try:
@@ -574,7 +585,7 @@ def check(kernel: Kernel, seeds: int, where: str, device: str, folder: Path) -> 
             raise Fault("nothing to check: no cases or no seeds")
         for case in kernel.cases:
             for seed in range(seeds):
-                error = _check_once(kernel, module, case, _Run(seed, device))
+                error = _check_once(kernel, module, case, _Run(seed, device, margins))
                 tightest = max(tightest, error, key=lambda e: (e.tightness, e.tolerance))
     except Fault as fault:
         return replace(passed, passed=False, failure=" ".join(str(fault).split()))
@@ -620,7 +631,7 @@ def serve(lines: Iterator[str], answer: Callable[[str], None], where: str) -> No
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
         for line in lines:
             job = from_json(CheckJob, line)
-            result = check(job.kernel, job.seeds, place, device, Path(folder))
+            result = check(job.kernel, job.seeds, place, device, Path(folder), job.margins)
             answer(to_json(result))
             if device == "cuda":
                 torch.cuda.empty_cache()  # other children check beside this one

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import functools
 import inspect
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
 from fusion_advisor.errors import AdvisorError, UsageError
-from fusion_advisor.files import write
+from fusion_advisor.files import require_folder, write
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -53,7 +55,9 @@ def main() -> None:
     """Run, and end with CONTRACT's exit code: 1 --fail-on, 2 usage, 3 capture, 4 our fault."""
     debug = "--debug" in sys.argv
     try:
-        code: Any = app(standalone_mode=False)
+        signal.signal(signal.SIGTERM, _terminated)
+        with _prepared(sys.argv[1:]):
+            code: Any = app(standalone_mode=False)
     except AdvisorError as error:
         code = _complain(str(error), error.exit_code, debug)
     except (KeyboardInterrupt, typer.Abort):
@@ -64,6 +68,20 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 the last resort: one line, never silent
         code = _unexpected(error, debug)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _prepared(words: list[str]) -> AbstractContextManager[None]:
+    """While options are read, a child already imports torch for the commands that capture."""
+    if not words or words[0] not in ("analyze", "emit") or "--help" in words:
+        return nullcontext()
+    from fusion_advisor.capture import prepared
+
+    return prepared()
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    """Asked to end: leave every block that holds children and folders."""
+    raise SystemExit(128 + number)
 
 
 def _complain(message: str, code: int, debug: bool) -> int:
@@ -205,6 +223,8 @@ def analyze(
     """Report what to fuse in MODEL, why, and what it saves."""
     outputs = _outputs(format or [], json)
     conditions = [_condition(text) for text in fail_on or []]
+    if out is not None:
+        require_folder(out)
     request = options.request("kernels" if out else None)
     analysis = _analyze(request, options.verbose)
     report = analysis.report
@@ -224,6 +244,7 @@ def emit(
     options: _Options, *, out: Annotated[Path, typer.Option(help="folder for the kernels")]
 ) -> int:
     """Write a checked Triton kernel for each accepted group of MODEL."""
+    require_folder(out)
     analysis = _analyze(options.request(str(out)), options.verbose)
     for kernel in analysis.kernels:
         write(out / f"{kernel.name}.py", kernel.text)
@@ -342,10 +363,20 @@ def _deliver(report: Report, outputs: list[_Output]) -> None:
     for output in outputs:
         text = render(report, output.name)
         if output.file is None:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            _print(text)
         else:
             write(output.file, text)
+
+
+def _print(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = None  # else Python tries again as it ends
+        raise UsageError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def _show(report: Report, top: int) -> None:
@@ -531,7 +562,7 @@ def devices(rules: Rules = None, debug: Debug = False) -> None:
 
 @app.command()
 def rules(rules: Rules = None, debug: Debug = False) -> None:
-    """List the gates and idioms, with the rules' version and hash."""
+    """List the gates, idioms and tuned numbers, with the rules' version and hash."""
     rulebook = _rulebook(rules)
     print(f"rules {rulebook.version} {rulebook.hash}")
     for gate in rulebook.gates.values():
@@ -539,6 +570,8 @@ def rules(rules: Rules = None, debug: Debug = False) -> None:
         print(f"{gate.code} {gate.name:20} {gate.comparison:2} {limits or gate.limit}")
     for pattern in rulebook.patterns.values():
         print(f"      {pattern.name:20} {pattern.what}")
+    for field, number in rulebook.tuned():
+        print(f"      {field:36} {number!s:16} {number.source}")
 
 
 @app.command()

@@ -9,6 +9,16 @@ from pathlib import Path
 from fusion_advisor.errors import UsageError
 
 
+def require_folder(folder: Path) -> None:
+    """UsageError, before any work is done, when nothing can be written into a folder."""
+    whole = folder.absolute()
+    place = next(path for path in (whole, *whole.parents) if path.exists())
+    if not place.is_dir():
+        raise UsageError(f"{folder}: {place} is a file; give a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"{folder}: {place} cannot be written into; give another folder")
+
+
 def write(file: Path, text: str) -> None:
     """Replace `file` by `text`, its folders made as needed. UsageError when that is refused."""
     try:

@@ -504,8 +504,24 @@ def _patch_language_once() -> None:
     interpreter._patch_lang = lambda _fn: _Forever()
 
 
+def _np_dtype(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The interpreter builds its table of types anew at each of its many questions."""
+    known: dict[str, Any] = {}
+
+    def np_dtype(kind: Any) -> Any:
+        scalar = kind.scalar
+        if isinstance(scalar, tl.pointer_type):
+            return original(scalar)
+        if scalar.name not in known:
+            known[scalar.name] = original(scalar)
+        return known[scalar.name]
+
+    return np_dtype
+
+
 def install() -> None:
     """Repair the interpreter for this process; call once, under `TRITON_INTERPRET=1`."""
+    interpreter._get_np_dtype = _np_dtype(interpreter._get_np_dtype)
     builder: Any = InterpreterBuilder
     builder.create_masked_load = _load
     builder.create_masked_store = _store

@@ -119,11 +119,31 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Margins:
+    """How far off a kernel may be, from `[verify]` in `rules/model.toml`: ulps of the output's
+    type, counts of elements, rows and draws."""
+
+    margin_ulps: float
+    float64_ulps: float
+    partial_ulps: float
+    lost_ulps: float
+    row_slack: float
+    least_row: int
+    most_rows: int
+    judged_rows: int
+    eager_draws: int
+    drawn_slack: float
+    perturbed_draws: int
+    roundings: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckJob:
     """One line to the checking child."""
 
     kernel: Kernel
     seeds: int
+    margins: Margins
     task: Literal["check"] = "check"
 
 

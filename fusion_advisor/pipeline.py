@@ -20,7 +20,7 @@ from fusion_advisor.records import Graph
 from fusion_advisor.region import NotExpressible
 from fusion_advisor.rehearsal import REHEARSAL
 from fusion_advisor.report import Report
-from fusion_advisor.rulebook import Device, Rulebook, load_rulebook
+from fusion_advisor.rulebook import Device, Rulebook, Verify, load_rulebook
 from fusion_advisor.scenario import Request
 from fusion_advisor.verify import (
     Worker,
@@ -79,7 +79,9 @@ def analyze(
     rulebook = load_rulebook(request.rules)
     gpus = gpu_names()
     device, chosen = choose_device(request.device, rulebook, gpus)
-    with _workers(request, device) as workers:  # they warm up while the model is captured
+    with _workers(
+        request, device, rulebook.verify
+    ) as workers:  # they warm up while the model is captured
         listener.stage("capture")
         graph = captured()
         assumed = (chosen, *graph.assumed)
@@ -100,15 +102,15 @@ def analyze(
 
 
 @contextmanager
-def _workers(request: Request, device: Device) -> Generator[_Workers, None, None]:
+def _workers(request: Request, device: Device, rules: Verify) -> Generator[_Workers, None, None]:
     """Children that start now and rehearse, so that they are warm when the kernels come."""
     with ExitStack() as stack:
-        check = stack.enter_context(checker()) if request.verify else None
-        compile = stack.enter_context(compiler()) if request.compile else None
+        check = stack.enter_context(checker(rules=rules)) if request.verify else None
+        compile = stack.enter_context(compiler(rules)) if request.compile else None
         if check:
-            submit_check(check, REHEARSAL, seeds=1)
+            submit_check(check, REHEARSAL, seeds=1, rules=rules)
         if compile:
-            submit_compile(compile, REHEARSAL, device.capability)
+            submit_compile(compile, REHEARSAL, device.capability, rules=rules)
         yield _Workers(check, compile)
 
 
@@ -135,15 +137,16 @@ def _proven(
     proofs: dict[str, Proof], workers: _Workers, device: Device, rulebook: Rulebook
 ) -> dict[str, Proof]:
     """Every kernel compiled for the device and checked, both at the same time."""
-    seeds = rulebook.verify.seeds.count
+    rules = rulebook.verify
+    seeds = rules.seeds.count
     kernels = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
     checks = {
-        name: submit_check(workers.check, kernel, seeds=seeds)
+        name: submit_check(workers.check, kernel, seeds=seeds, rules=rules)
         for name, kernel in kernels.items()
         if workers.check
     }
     compiles = {
-        name: submit_compile(workers.compile, kernel, device.capability)
+        name: submit_compile(workers.compile, kernel, device.capability, rules=rules)
         for name, kernel in kernels.items()
         if workers.compile
     }

@@ -22,6 +22,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
     """Try every schedule on a region."""
     if not any(region.exprs[i].op == "load" for i in region.live):
         return Planned((), (Refused("no-schedule", "it reads no tensor that names the device"),))
+    if not all(region.sizes.values()):
+        return Planned((), (Refused("no-schedule", "a dimension has no elements"),))
     plans, refusals = _tried(region, device, rulebook)
     if not plans:
         try:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -39,6 +39,7 @@ Comparison = Literal["<", "<=", ">", ">="]
 
 UNITS: dict[str, float] = {
     "MHz": 1e6,
+    "s": 1,
     "us": 1e-6,
     "B": 1,
     "KiB": 1024,
@@ -166,8 +167,9 @@ Rate = Annotated[Number, _in("GFLOP/s", "TFLOP/s", "TOP/s")]
 Share = Annotated[Number, _in("share")]
 Speedup = Annotated[Number, _in("x")]
 Time = Annotated[Number, _in("us")]
-Bits = Annotated[Number, _whole("bit")]
+Seconds = Annotated[Number, _in("s")]
 Count = Annotated[Number, _whole("count")]
+Bits = Annotated[Number, _whole("bit")]
 Dimensions = Annotated[Number, _whole("dimensions")]
 Elements = Annotated[Number, _whole("elements")]
 Kernels = Annotated[Number, _whole("kernels")]
@@ -501,9 +503,24 @@ class Verify(_Rule):
 
     seeds: Seeds
     margin_ulps: Ulps
+    """How much more error than eager a kernel may have."""
+    float64_ulps: Ulps
+    partial_ulps: Ulps
+    lost_ulps: Ulps
+    row_slack: Speedup
+    """The same for each row of at least `least_row` elements, among at most `most_rows`."""
+    least_row: Elements
+    most_rows: Rows
+    judged_rows: Rows
+    eager_draws: Seeds
+    drawn_slack: Speedup
+    perturbed_draws: Seeds
+    roundings: Count
     interpreted_elements: Elements
     interpreted_rows: Rows
     indexed_places: Elements
+    timeout: Seconds
+    niceness: Count
 
 
 class Rulebook(_Rule):
@@ -520,6 +537,14 @@ class Rulebook(_Rule):
     route: Route
     search: Search
     verify: Verify
+
+    def tuned(self) -> Iterator[tuple[str, Number]]:
+        """Every number that belongs to no gate, device or idiom, by its path in the rules."""
+        sections = {f"schedules.{name}": section for name, section in self.schedules}
+        sections |= {name: getattr(self, name) for name in ("predict", "route", "search", "verify")}
+        for path, section in sections.items():
+            for name, number in section:
+                yield f"{path}.{name}", number
 
     def device(self, name: str) -> Device:
         """A device by name, alias or the name its driver gives it; UsageError names the known."""

@@ -30,6 +30,7 @@ import torch
 import torch.utils.checkpoint
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
 
 from fusion_advisor.errors import CaptureError
@@ -344,6 +345,10 @@ def _tracing(grad: bool, masks: bool) -> Generator[list[str], None, None]:
         stack.enter_context(mock.patch("torch.cuda.is_bf16_supported", return_value=True))
         stack.enter_context(mock.patch("torch.fx.proxy.CapturedTraceback", _UserFrame))
         stack.enter_context(mock.patch.object(torch.fx.GraphModule, "recompile", _recompile_later))
+        proxies = "torch.fx.experimental.proxy_tensor._extract_tensor_metadata"
+        stack.enter_context(mock.patch(proxies, _nothing))  # `val` has it all
+        sizes = "torch.fx.experimental.symbolic_shapes._free_unbacked_symbols_with_path"
+        stack.enter_context(mock.patch(sizes, _unbacked_symbols))
         if masks:
             stack.enter_context(_eager_masks(seen))
         yield seen
@@ -368,6 +373,18 @@ class _UserFrame:
         )
         return traceback.StackSummary.from_list([frame])
 
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _unbacked_symbols(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """What torch's own search finds: nothing where no such symbol is pending, without a walk."""
+    pending = kwargs.get("pending")
+    return {} if pending is not None and not pending else _search(*args, **kwargs)
+
+
+_search = symbolic_shapes._free_unbacked_symbols_with_path
 
 _recompile = torch.fx.GraphModule.recompile
 

@@ -33,28 +33,26 @@ from fusion_advisor.kernels import (
     Compiled,
     CompileJob,
     Kernel,
+    Margins,
     from_json,
     to_json,
 )
+from fusion_advisor.rulebook import Verify, load_rulebook
 
 Where = Literal["auto", "interpreter", "gpu"]
 
-TIMEOUT_S = 60.0
-"""Wall seconds for one kernel, the child's start included."""
-
-
 _ROOT = str(Path(__file__).resolve().parent.parent)
 _START = """
-import importlib, sys
-root, module, *arguments = sys.argv[1:]
+import importlib, shutil, sys, tempfile
+root, tempfile.tempdir, module, *arguments = sys.argv[1:]
 sys.path.append(root)
-importlib.import_module(module).main(*arguments)
+try:
+    importlib.import_module(module).main(*arguments)
+finally:
+    shutil.rmtree(tempfile.tempdir, ignore_errors=True)
 """
-"""The child imports this very package, and nothing from the current folder."""
-
-
-_NICE = 3
-"""Workers start while the model is captured, and wait for it: capture comes first."""
+"""The child imports this very package, and nothing from the current folder. Its files lie in a
+folder that the parent removes, or the child itself when the parent was killed."""
 
 
 class WorkerError(Exception):
@@ -68,12 +66,21 @@ class Worker:
     child after a crash or a timeout.
     """
 
-    def __init__(self, module: str, *arguments: str, environment: Mapping[str, str] | None = None):
-        self._command = (sys.executable, "-P", "-c", _START, _ROOT, module, *arguments)
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        niceness: int = 0,
+    ):
+        self._arguments = (module, *arguments)
+        self._niceness = niceness
         self._environment = {**os.environ, **(environment or {})}
         self._jobs: queue.SimpleQueue[tuple[str, float, Future[str]] | None] = queue.SimpleQueue()
         self._child: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._abandoned = False
         self._pending = b""
         self._thread: threading.Thread | None = None
 
@@ -85,8 +92,8 @@ class Worker:
             self._thread.start()
         return self
 
-    def submit(self, line: str, timeout_s: float = TIMEOUT_S) -> Future[str]:
-        """The answer to come; its exception is a WorkerError."""
+    def submit(self, line: str, timeout_s: float) -> Future[str]:
+        """The answer to come within `timeout_s` seconds; its exception is a WorkerError."""
         self.start()
         answer: Future[str] = Future()
         self._jobs.put((line, timeout_s, answer))
@@ -102,20 +109,31 @@ class Worker:
     def __enter__(self) -> Worker:
         return self.start()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abandon()
         self.close()
+
+    def abandon(self) -> None:
+        """Nobody waits any more: end the child in what it is doing."""
+        self._abandoned = True
+        if self._child is not None:
+            self._child.kill()
 
     def _spawn(self) -> None:
         self._pending = b""
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="fusion-advisor-", ignore_cleanup_errors=True
+        )
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _stop)
         self._child = subprocess.Popen(
-            self._command,
+            (sys.executable, "-P", "-c", _START, _ROOT, self._folder.name, *self._arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=self._environment,
         )
-        os.setpriority(os.PRIO_PROCESS, self._child.pid, _NICE)
+        os.setpriority(os.PRIO_PROCESS, self._child.pid, self._niceness)
 
     def _stop(self) -> None:
         child, self._child = self._child, None
@@ -129,6 +147,8 @@ class Worker:
                     stream.close()
                 except BrokenPipeError:
                     continue  # unwritten bytes for a child that is gone
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -142,9 +162,11 @@ class Worker:
         self._stop()
 
     def _ask(self, line: str, timeout_s: float) -> str:
-        if self._child is None or self._child.poll() is not None:
+        if not self._abandoned and (self._child is None or self._child.poll() is not None):
             self._stop()
             self._spawn()
+        if self._abandoned:
+            raise WorkerError("nobody waits for it")
         child = self._child
         assert child is not None
         assert child.stdin is not None
@@ -203,21 +225,53 @@ def restart() -> NoReturn:
     os.execv(sys.executable, sys.orig_argv)
 
 
-def checker(where: Where = "auto") -> Worker:
+def margins_of(rules: Verify) -> Margins:
+    """The numbers that the checking child needs."""
+    return Margins(
+        margin_ulps=rules.margin_ulps.value,
+        float64_ulps=rules.float64_ulps.value,
+        partial_ulps=rules.partial_ulps.value,
+        lost_ulps=rules.lost_ulps.value,
+        row_slack=rules.row_slack.value,
+        least_row=rules.least_row.count,
+        most_rows=rules.most_rows.count,
+        judged_rows=rules.judged_rows.count,
+        eager_draws=rules.eager_draws.count,
+        drawn_slack=rules.drawn_slack.value,
+        perturbed_draws=rules.perturbed_draws.count,
+        roundings=rules.roundings.count,
+    )
+
+
+def checker(where: Where = "auto", rules: Verify | None = None) -> Worker:
     """A worker for `verify`: on the GPU, through the interpreter, or whichever is there."""
-    return Worker("fusion_advisor.checking", where)
+    return Worker("fusion_advisor.checking", where, niceness=_known(rules).niceness.count)
 
 
-def compiler() -> Worker:
+def compiler(rules: Verify | None = None) -> Worker:
     """A worker for `compile_offline`: never under the interpreter."""
-    return Worker("fusion_advisor.compiling", environment={"TRITON_INTERPRET": "0"})
+    environment = {"TRITON_INTERPRET": "0"}
+    niceness = _known(rules).niceness.count
+    return Worker("fusion_advisor.compiling", environment=environment, niceness=niceness)
+
+
+def _known(rules: Verify | None) -> Verify:
+    """The rules given, else those shipped."""
+    return rules or load_rulebook().verify
 
 
 def submit_check(
-    worker: Worker, kernel: Kernel, *, seeds: int = 5, timeout_s: float = TIMEOUT_S
+    worker: Worker,
+    kernel: Kernel,
+    *,
+    seeds: int = 5,
+    timeout_s: float | None = None,
+    rules: Verify | None = None,
 ) -> Future[str]:
     """Hand one kernel in; `collect_check` gives its record."""
-    return worker.submit(to_json(CheckJob(kernel, seeds)), timeout_s)
+    rules = _known(rules)
+    job = CheckJob(kernel, seeds, margins_of(rules))
+    return worker.submit(to_json(job), timeout_s or rules.timeout.base)
 
 
 def collect_check(kernel: Kernel, answer: Future[str], *, seeds: int = 5) -> Check:
@@ -233,7 +287,7 @@ def verify(
     *,
     seeds: int = 5,
     where: Where = "auto",
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
     worker: Worker | None = None,
 ) -> tuple[Check, ...]:
     """One check for each kernel, in order. Seeds 0 to 4 draw five different distributions.
@@ -251,9 +305,15 @@ def verify(
 
 
 def submit_compile(
-    worker: Worker, kernel: Kernel, capability: int, *, timeout_s: float = TIMEOUT_S
+    worker: Worker,
+    kernel: Kernel,
+    capability: int,
+    *,
+    timeout_s: float | None = None,
+    rules: Verify | None = None,
 ) -> Future[str]:
     """Hand one kernel in; `collect_compiled` gives its record."""
+    timeout_s = timeout_s or _known(rules).timeout.base
     return worker.submit(to_json(CompileJob(kernel, capability)), timeout_s)
 
 
@@ -269,7 +329,7 @@ def compile_offline(
     kernels: Sequence[Kernel],
     capability: int,
     *,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
     worker: Worker | None = None,
 ) -> tuple[Compiled, ...]:
     """Each kernel's launches compiled for a device that need not be here (90: H100, H200).

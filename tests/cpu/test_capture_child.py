@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from fusion_advisor.capture import Limits, Scenario, capture
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.pipeline import analyze
+from fusion_advisor.scenario import Request
 
 HEAD = "import torch\nclass Model(torch.nn.Module):\n"
 TAIL = "\ndef get_inputs():\n    return [torch.randn(4, 8)]\n"
@@ -61,6 +64,10 @@ def test_what_the_model_prints_does_not_reach_the_graph(
         (HEAD + FORWARD + "import os; os._exit(7)" + TAIL,
          "model.py:4: the model ended its process .exit code 7.; remove the call that exits"),
         ("import os\nos._exit(0)\n", "model.py:2: the model ended its process .exit code 0."),
+        (HEAD + FORWARD + "import sys; sys.exit(3)" + TAIL,
+         "model.py:4: the model raised SystemExit"),
+        (HEAD + FORWARD + "import os, signal; os.kill(os.getpid(), signal.SIGINT)" + TAIL,
+         "model.py:4: the model raised KeyboardInterrupt"),
     ],
 )  # fmt: skip
 def test_one_line_names_the_place(tmp_path: Path, text: str, expected: str) -> None:
@@ -92,3 +99,31 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_the_parent_imports_no_torch() -> None:
     code = "import sys, fusion_advisor.capture; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("session", ["", "os.setsid(); "])
+def test_a_process_that_the_model_leaves_behind_holds_nothing_up(
+    tmp_path: Path, session: str
+) -> None:
+    leave = f"import os, time\nif os.fork() == 0:\n    {session}time.sleep(40)\n    os._exit(0)\n"
+    began = time.monotonic()
+    graph = capture(write(tmp_path, leave + HEAD + FORWARD + "return x.exp()" + TAIL))
+    assert [node.op for node in graph.nodes] == ["input", "aten.exp.default"]
+    assert time.monotonic() - began < 40
+
+
+def test_files_beside_the_model_do_not_stand_in_for_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "html.py").write_text("raise RuntimeError('not the library')\n")
+    monkeypatch.chdir(tmp_path)
+    graph = capture(write(tmp_path, HEAD + FORWARD + "return x.exp()" + TAIL))
+    assert [node.op for node in graph.nodes] == ["input", "aten.exp.default"]
+
+
+def test_no_elements_in_a_row(tmp_path: Path) -> None:
+    """Zero columns have no plan, and are no fault of ours."""
+    body = "return (x * 2).sum(-1) + 1\ndef get_inputs():\n    return [torch.randn(8, 0)]\n"
+    graph = capture(write(tmp_path, HEAD + FORWARD + body))
+    request = Request(model="model.py", device="h200", verify=False, compile=False)
+    assert analyze(request, lambda: graph).report.groups == []

@@ -182,3 +182,23 @@ def test_what_is_known(arguments: tuple[str, ...], expected: str) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     assert expected in done.stdout
+
+
+@pytest.mark.parametrize("command", ["analyze", "emit"])
+def test_a_folder_that_is_a_file_is_refused_before_any_work(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "out"
+    file.write_text("mine")
+    done = run(command, SOFTMAX, "--out", file)
+    assert done.returncode == 2
+    assert one_line(done) == f"fusion-advisor: error: {file}: {file} is a file; give a folder"
+    assert file.read_text() == "mine"
+
+
+def test_a_standard_output_that_is_full(softmax: tuple[Path, str]) -> None:
+    command = [sys.executable, "-m", "fusion_advisor", "report", str(softmax[0] / "report.json")]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "fusion-advisor: error: standard output cannot be written: No space left on device"
+    ]

@@ -10,7 +10,8 @@ import pytest
 
 from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
 from fusion_advisor.records import Tensor
-from fusion_advisor.verify import Worker, WorkerError, checker, verify
+from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.verify import Worker, WorkerError, checker, margins_of, verify
 
 from .sample_kernels import SAMPLES, layer_norm, softmax, swiglu
 
@@ -48,7 +49,7 @@ def test_right_kernels_pass(worker: Worker, sample: object) -> None:
 
 
 def test_records_survive_the_pipe() -> None:
-    job = CheckJob(softmax(), 3)
+    job = CheckJob(softmax(), 3, margins_of(load_rulebook().verify))
     assert from_json(CheckJob, to_json(job)) == job
     check = Check("k", "interpreter", False, ("a",), 3, float("inf"), 0.0, 1.5, "no")
     assert from_json(Check, to_json(check)) == check
@@ -227,7 +228,7 @@ def test_a_gpu_that_is_not_there_is_said() -> None:
 
 def test_a_child_that_cannot_start_gives_its_last_words() -> None:
     with Worker("fusion_advisor.no_such_module") as broken:
-        answer: Future[str] = broken.submit("{}")
+        answer: Future[str] = broken.submit("{}", timeout_s=60)
         with pytest.raises(WorkerError, match="no_such_module"):
             answer.result()
 
@@ -241,3 +242,63 @@ def test_zero_sized_tensors_pass(worker: Worker) -> None:
     )
     (check,) = verify([replace(guarded, cases=(empty,))], worker=worker)
     assert check.failure is None
+
+
+def _gather(rows: int, stride: int = 96) -> Kernel:
+    """Rows of a table that indices name, as a kernel that serves any stride of the table."""
+    text = """
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gather_kernel(table_ptr, index_ptr, out_ptr, cols, stride, COLS: tl.constexpr):
+    row = tl.program_id(0)
+    col = tl.arange(0, COLS)
+    mask = col < cols
+    place = tl.load(index_ptr + row)
+    x = tl.load(table_ptr + place * stride + col, mask=mask, other=0.0)
+    tl.store(out_ptr + row * cols + col, x, mask=mask)
+
+
+def gather(table, index):
+    out = torch.empty_strided((index.shape[0], table.shape[1]), (table.shape[1], 1),
+                              dtype=table.dtype, device=table.device)
+    gather_kernel[(index.shape[0],)](table, index, out, table.shape[1], table.stride(0),
+                                     COLS=triton.next_power_of_2(table.shape[1]))
+    return out
+
+
+def reference(table, index):
+    return torch.ops.aten.embedding.default(table, index)
+"""
+    inputs = (
+        Tensor((rows, 90), (stride, 1), "float32"),
+        Tensor((5,), (1,), "int64"),
+    )
+    case = Case("rows", inputs, None, 5 * 90 * 4, (None, (0, rows)))
+    return Kernel("gather", "gather", text, ("table", "index"), ("float32",), (case,))
+
+
+@pytest.mark.parametrize("rows", [40, 1_000_000])
+def test_rows_of_a_table_of_any_size(worker: Worker, rows: int) -> None:
+    """The large table would take 0.4 GB, and six times that to follow: its rows overlap instead."""
+    (check,) = verify([_gather(rows)], timeout_s=30, worker=worker)
+    assert check.failure is None
+    assert check.shapes == (f"rows: {rows}x90 float32, 5 int64",)
+
+
+@pytest.mark.parametrize("rows", [40, 1_000_000])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("place * stride", "place * cols"),
+        ("place * stride", "place"),
+        ("place * stride", "row * stride"),
+        ("place * stride", "(place + 1) * stride"),
+        ("place * stride + col", "place * stride + COLS - 1 - col"),
+    ],
+)
+def test_wrong_rows_of_a_table_are_caught(worker: Worker, rows: int, old: str, new: str) -> None:
+    assert "no answer" not in failure(worker, changed(_gather(rows), old, new))

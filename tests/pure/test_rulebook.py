@@ -270,3 +270,11 @@ def test_the_hash_is_of_the_rules_and_not_of_their_spelling(tmp_path: Path) -> N
 
 def test_loading_happens_once() -> None:
     assert load_rulebook() is load_rulebook()
+
+
+def test_tuned_numbers_are_listed_by_their_path() -> None:
+    tuned = dict(load_rulebook().tuned())
+    assert tuned["verify.partial_ulps"].value == 8
+    assert tuned["verify.timeout"].base == 60
+    assert tuned["search.exact_nodes"].count == 20
+    assert tuned["schedules.flat.block"].unit == "elements"
