@@ -208,7 +208,7 @@ def _widen(value: Any) -> Any:
 
 
 def _widen_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """In float64 with the strides it has: overlapping rows stay as small as they are."""
+    """In float64 with the strides that it has."""
     if not tensor.is_floating_point():
         return tensor
     size = tensor.untyped_storage().nbytes() // tensor.element_size()

@@ -19,6 +19,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # shared knowledge
         "errors primitives axes",
         "records exprs",
+        "bounds",
         "rulebook scenario frames kernels region wire files",
         "rehearsal emitted",
         "machine lanes",
