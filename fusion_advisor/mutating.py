@@ -409,15 +409,22 @@ def _mask_terms(scope: _Scope) -> Iterator[_Edit]:
 
 def _bounds(scope: _Scope) -> Iterator[_Edit]:
     """`i < n` becomes `i < n - 1` (the tail is lost) or `i <= n` (one too many)."""
+    exchanged = {
+        id(node)
+        for branch in scope.nodes()
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "STEP != 0"
+        for node in ast.walk(branch)
+    }
     for node in scope.nodes():
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt):
             shorter, longer = copy.deepcopy(node), copy.deepcopy(node)
             less = ast.BinOp(shorter.comparators[0], ast.Sub(), ast.Constant(1))
             shorter.comparators = [less]
             longer.ops = [ast.LtE()]
-            why = WAITING if ast.unparse(node) == "STEP < 0" else None
-            yield _Edit("tail lost", node, shorter, why)
-            yield _Edit("one too many", node, longer, why or _always_true(scope, node))
+            waits = WAITING if ast.unparse(node) == "STEP < 0" else None
+            later = waits if id(node) in exchanged else None  # only the first launch has STEP 0
+            yield _Edit("tail lost", node, shorter, waits)
+            yield _Edit("one too many", node, longer, later or _always_true(scope, node))
 
 
 def _neutral_elements(scope: _Scope) -> Iterator[_Edit]:
