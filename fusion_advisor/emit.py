@@ -16,6 +16,7 @@ from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
 from fusion_advisor.express import Expressed
 from fusion_advisor.kernels import Case, Kernel, Launch
+from fusion_advisor.philox import SHARES, STATE, reference_helpers
 from fusion_advisor.primitives import HELPERS
 from fusion_advisor.records import Ref, Tensor
 from fusion_advisor.reference import reference_lines
@@ -66,7 +67,12 @@ class _Kernel:
             found["PART"] = (str(step.part), step.part)
         whole = step.schedule in ("row", "persistent") and not step.part
         text = "triton.next_power_of_2({cols})" if whole else str(step.block)
-        return {**found, "COLS": (text, step.block)}
+        found["COLS"] = (text, step.block)
+        if self.body.shares:
+            least = max(SHARES.values())
+            length = prod(group.size for group in step.inner)
+            found["SHARED"] = (f"{{cols}} % {least} == 0", int(length % least == 0))
+        return found
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,15 @@ class _File:
     @property
     def region(self) -> Region:
         return self.plan.region
+
+    @property
+    def wide(self) -> bool:
+        return _wide(self.plan, self.expressed)
+
+    @property
+    def random(self) -> bool:
+        """Does it draw random numbers? Its last two inputs are then seed and offset."""
+        return bool(self.expressed.draws)
 
     @property
     def hints(self) -> dict[int, int]:
@@ -145,7 +160,7 @@ def emit(
             *(_kernel(kernel) for kernel in file.kernels),
             _launcher(file),
             _reference(file, flow),
-            *(() if _wide(plan.steps) else (_REACH.strip(),)),
+            *(() if file.wide else (_REACH.strip(),)),
             _SUPPORT.format(name=name).strip(),
         )
     )
@@ -177,7 +192,9 @@ def _prepare(name: str, plan: Plan, expressed: Expressed) -> _File:
     """Choose every name of the file, and write the kernels' bodies."""
     names = Names()
     names.claim(name)
-    inputs = tuple(names.claim(_wish(ref)) for ref in expressed.inputs)
+    state = STATE if expressed.draws else ()
+    state = tuple(names.claim(name) for name in state)
+    inputs = (*(names.claim(_wish(ref)) for ref in expressed.inputs), *state)
     outputs = tuple(names.claim(f"{_wish(ref)}_out") for ref in expressed.outputs)
     tensors = {f"in{i}": text for i, text in enumerate(inputs)}
     tensors |= {f"out{i}": text for i, text in enumerate(outputs)}
@@ -197,7 +214,7 @@ def _prepare(name: str, plan: Plan, expressed: Expressed) -> _File:
     precise = any(output.tensor.dtype == "float32" for output in plan.region.outputs)
     kernels: list[_Kernel] = []
     for step, kind in zip(plan.steps, _kinds(plan), strict=True):
-        body = Body(step, tensors, precise, _wide(plan.steps), _wide_rows(step))
+        body = Body(step, tensors, precise, _wide(plan, expressed), _wide_rows(step))
         kernels.append(_Kernel(f"{name}{kind}_kernel", step, body, tuple(body.render())))
     return _File(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, origins)
 
@@ -262,7 +279,7 @@ def _header(file: _File, flow: Dataflow, decision: Decision, regenerate: str) ->
         " it was made for.",
         "Computes in float32 for narrower floats; rounds at the stores"
         + (f" and, as the source does, at {', '.join(rounded)}." if rounded else "."),
-        "Deterministic: bitwise the same from run to run.",
+        *(_RANDOM if file.random else ["Deterministic: bitwise the same from run to run."]),
         *([f"Made by: {regenerate}"] if regenerate else []),
         '"""',
     ]
@@ -279,6 +296,15 @@ def _header(file: _File, flow: Dataflow, decision: Decision, regenerate: str) ->
     if any("libdevice." in line for line in written):
         imports.append("from triton.language.extra import libdevice")
     return "\n".join(_wrapped(doc)) + "\n\n" + "\n".join(imports)
+
+
+_RANDOM = (
+    "Deterministic: bitwise the same for the same seed and offset, on any device.",
+    "Random: Philox-4x32-7 of seed, offset and the number of the element. Both are one int64 each"
+    " in a tensor on the device, so that replays of a CUDA graph may change them; an int is filled"
+    " into such a tensor. Without a seed they are drawn from torch's generator of the device, by"
+    " one launch more; with one, that generator is left alone.",
+)
 
 
 def _wrapped(lines: Sequence[str]) -> list[str]:
@@ -322,13 +348,11 @@ def _kernel(kernel: _Kernel) -> str:
     return f"@triton.jit\ndef {kernel.name}(\n{signature}\n):\n    # {note}\n{content}"
 
 
-def _wide(steps: Sequence[Step]) -> bool:
-    """Does any tensor reach beyond 32-bit offsets?"""
-    return any(
-        _reach(access.tensor) > _INT32_MAX
-        for step in steps
-        for access in (*step.loads, *step.stores)
-    )
+def _wide(plan: Plan, expressed: Expressed) -> bool:
+    """Does any tensor reach beyond 32-bit offsets, or the number of a random element?"""
+    tensors = [a.tensor for step in plan.steps for a in (*step.loads, *step.stores)]
+    tensors += [tensor for _, tensor in expressed.draws.values()]
+    return any(_reach(tensor) > _INT32_MAX for tensor in tensors)
 
 
 def _wide_rows(step: Step) -> bool:
@@ -466,7 +490,7 @@ def _launcher(file: _File) -> str:
         *(_serves_unread(file, name, given) for name, given in file.unread.items()),
     ]
     everything = _extent(file, sorted(plan.region.space))
-    if not _wide(plan.steps):
+    if not file.wide:
         checks.append(f"within_reach({_largest(file)})")
     checks = list(dict.fromkeys(checks))
     in_one = f"problem = {' or '.join(checks)}"
@@ -494,12 +518,17 @@ def _launcher(file: _File) -> str:
         lines += [f"    {line}" for line in _call(file, kernel)]
     lines.append(f"return {', '.join(file.output_names)}")
     content = "\n".join(f"    {line}" for line in lines)
-    parameters = ", ".join(file.input_names)
+    if file.random:
+        tensors, state = file.input_names[:-2], ", ".join(file.input_names[-2:])
+        content = f"    {state} = random_state({state}, {device}.device)\n{content}"
+        parameters = ", ".join([*tensors, *(f"{name}=None" for name in file.input_names[-2:])])
+    else:
+        parameters = ", ".join(file.input_names)
     return f"def {file.name}({parameters}):\n{content}"
 
 
 def _largest(file: _File) -> str:
-    """The elements of the largest tensor that a kernel walks."""
+    """The elements of the largest tensor that a kernel walks or draws."""
     texts: dict[str, None] = {}
     for kernel in file.kernels:
         for load in file.inputs_of(kernel):
@@ -508,6 +537,8 @@ def _largest(file: _File) -> str:
     for _, store in file.stores:
         if store.name.startswith("out"):
             texts[_elements(file, store.dims, store.tensor)] = None
+    for node, (_, tensor) in file.expressed.draws.items():
+        texts[_elements(file, file.expressed.dims[Ref(node)], tensor)] = None
     found = [text for text in texts if not text.isdigit()] or ["1"]
     return found[0] if len(found) == 1 else f"max({', '.join(found)})"
 
@@ -567,7 +598,7 @@ def _call(file: _File, kernel: _Kernel) -> list[str]:
 
 
 def _reference(file: _File, flow: Dataflow) -> str:
-    inputs = dict(zip(file.expressed.inputs, file.input_names, strict=True))
+    inputs = dict(zip(file.expressed.inputs, file.input_names, strict=False))
     lines = reference_lines(flow, file.expressed, inputs, file.sizes)
     used = "\n".join(lines)
     sizes = [
@@ -577,7 +608,10 @@ def _reference(file: _File, flow: Dataflow) -> str:
     ]
     content = "\n".join(f"    {line}" for line in [*sizes, *lines])
     head = f"def reference({', '.join(file.input_names)}):"
-    return f'{head}\n    """What eager launches."""\n{content}'
+    what = "What eager launches" + (", on the kernels' random bits." if file.random else ".")
+    helpers = reference_helpers(["random_state()", *lines] if file.random else [])
+    texts = [text.rstrip() for text in helpers.values()]
+    return "\n\n\n".join([*texts, f'{head}\n    """{what}"""\n{content}'])
 
 
 _REACH = """
@@ -770,6 +804,8 @@ def _parts(file: _File, sizes: Mapping[int, int]) -> dict[int, int]:
 def _range(file: _File, number: int) -> tuple[int, int] | None:
     """The values of an integer input that stands in an index: places of what it indexes."""
     region = file.region
+    if file.random and number >= len(file.input_names) - len(STATE):
+        return -(2**63), 2**63 - 1
     for load in region.all("load"):
         expr = region.exprs[load]
         for d, index in enumerate(expr.indices):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusion_advisor.philox import KERNEL_HELPERS
+
 FLOATS = ("float32", "float64")
 
 
@@ -250,4 +252,5 @@ HELPERS: dict[str, str] = {
     "first_max": _FIRST.format(name="first_max", sign=">"),
     "first_min": _FIRST.format(name="first_min", sign="<"),
     "multiply": "@triton.jit\ndef multiply(a, b):\n    return a * b\n",
+    **{name: text for name, (text, _) in KERNEL_HELPERS.items()},
 }

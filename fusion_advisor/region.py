@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from fusion_advisor.axes import Axes, AxisList, Dims, NotExpressible
 from fusion_advisor.exprs import INDEX, Expr, Pool
+from fusion_advisor.philox import SHARES, STATE
 from fusion_advisor.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.records import Tensor
 
@@ -125,6 +126,10 @@ class Builder(Pool):
     """Every dimension list that was made: none may name one axis twice."""
     pinned: set[int] = field(default_factory=set[int])
     """Axes whose sizes stand in an index: the kernel serves these sizes alone."""
+    random_state: tuple[Value, ...] = ()
+    """Seed and offset, once something random is drawn."""
+    streams: int = 0
+    """How many times something was drawn."""
 
     def resolved(self, axes: AxisList) -> AxisList:
         return self.axes.resolve(axes)
@@ -195,6 +200,17 @@ class Builder(Pool):
             axes if i == dim % len(value.dims) else () for i in range(len(value.dims))
         )
         return self.counted(axes, dims)
+
+    def random(self, kind: str, dims: Dims) -> Value:
+        """Random bits as an int32 for each element, numbered in row-major order over `dims`:
+        `random32` or `random16`, see `philox`."""
+        if not self.random_state:
+            self.random_state = tuple(self.input(Tensor((), (), "int64")) for _ in STATE)
+        place = self.place(tuple(axis for dim in dims for axis in dim))
+        args = (*(value.id for value in self.random_state), place)
+        drawn = Expr(kind, args, "int32", literal=str(self.streams))
+        self.streams += 1
+        return self._make(drawn, dims, "int32")
 
     # -- pointwise -----------------------------------------------------------------------------
 
@@ -546,6 +562,16 @@ class Region:
         return (i for i in self.live if self.exprs[i].op == op)
 
     @property
+    def random_state(self) -> frozenset[int]:
+        """The inputs that are seed and offset of random bits."""
+        return frozenset(
+            self.exprs[arg].input
+            for kind in SHARES
+            for i in self.all(kind)
+            for arg in self.exprs[i].args[: len(STATE)]
+        )
+
+    @property
     def reduced(self) -> frozenset[int]:
         """Axes of every live reduction and scan."""
         return frozenset(
@@ -564,7 +590,7 @@ class Region:
 
 
 def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
-    """Resolve axes and drop what no output needs.
+    """Resolve axes and drop what no output needs. Seed and offset come behind the other inputs.
 
     Raises NotExpressible when one value would need the same axis twice (a matrix and its own
     transpose in one expression, a reduction read along its own axis).
@@ -576,9 +602,13 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
             raise NotExpressible("a value and its own transpose in one expression")
     pool = Pool()
     numbers: list[int] = []
+    state = {builder.exprs[value.id].input: value for value in builder.random_state}
+    order = [n for n in range(len(builder.inputs)) if n not in state] + list(state)
     for number, expr in enumerate(builder.exprs):
         args = tuple(numbers[arg] for arg in expr.args)
         settled = replace(expr, args=args, axes=resolve(expr.axes))
+        if expr.op == "load":
+            settled = replace(settled, input=order.index(expr.input))
         numbers.append(pool.add(settled, builder.labels.get(number, "")))
     region = settle(
         pool,
@@ -586,9 +616,9 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
             Output(numbers[value.id], tuple(resolve(dim) for dim in value.dims), tensor, f"out{n}")
             for n, (value, tensor) in enumerate(outputs)
         ],
-        inputs=builder.inputs,
-        input_names=[f"in{n}" for n in range(len(builder.inputs))],
-        input_dims=[tuple(resolve(dim) for dim in dims) for dims in builder.input_dims],
+        inputs=[builder.inputs[n] for n in order],
+        input_names=[f"in{n}" for n in range(len(order))],
+        input_dims=[tuple(resolve(dim) for dim in builder.input_dims[n]) for n in order],
         sizes=dict(enumerate(builder.axes.sizes)),
         pinned=frozenset(resolve(tuple(builder.pinned))),
         results={numbers[number]: name for number, name in builder.results.items()},

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from fusion_advisor.exprs import Expr
+from fusion_advisor.philox import NAMES, SHARES, STATE, kernel_helpers
 from fusion_advisor.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
@@ -70,6 +71,7 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "fallbacks",
         "problem",
         "within_reach",
+        *(NAMES - set(STATE)),
     ]
 )
 """What a generated name must not hide."""
@@ -136,6 +138,8 @@ class Body:
         default_factory=dict[str, tuple[Access, Group | int]]
     )
     helpers: dict[str, None] = field(default_factory=dict[str, None])
+    shares: bool = False
+    """Its rows draw random bits, several elements from one block where rows are long enough."""
     scopes: list[_Scope] = field(default_factory=lambda: [_Scope()])
     _carried: dict[int, str] = field(default_factory=dict[int, str])
     """What a walk over the row carries for each scan."""
@@ -451,6 +455,7 @@ class Body:
         region = self.region
         expr = region.exprs[number]
         part = expr.monoid or ("at" if expr.dtype == "index" else "part")
+        part = "bits" if expr.op in SHARES else part
         wish = region.results.get(number) or f"{region.labels.get(number, 'value')}_{part}"
         name = self.names.claim(wish)
         self.scope.lines.append(f"{name} = {_bare(text)}")
@@ -482,7 +487,9 @@ class Body:
         if expr.op in ("size", "taken", "extent"):
             return self._extent(expr)
         if expr.op == "place":
-            return self._place(expr)
+            return self._place(expr.axes)
+        if expr.op in SHARES:
+            return self._random(expr)
         operands = [self.text(arg) for arg in expr.args]
         if expr.op == "round":
             return f"{_as_operand(operands[0])}.to({language_dtype(expr.to)}).to(tl.float32)"
@@ -547,22 +554,62 @@ class Body:
         text = text or self._argument(tuple(expr.axes), "elements")
         return text if expr.op == "extent" else f"({text} * 1.0)"
 
-    def _place(self, expr: Expr) -> str:
+    def _place(self, axes: tuple[int, ...]) -> str:
         """The position along some axes, outermost first."""
         text = ""
-        for axis in expr.axes:
-            place = self._place_along(axis)
-            text = f"({text} * {self._size_of(axis)} + {place})" if text else place
+        while axes:
+            count, place, extent = self._place_along(axes)
+            text = f"({text} * {extent} + {place})" if text else place
+            axes = axes[count:]
         return text
 
-    def _place_along(self, axis: int) -> str:
-        if axis in self.step.serial:
-            return self._serial_place(axis)
+    def _place_along(self, axes: tuple[int, ...]) -> tuple[int, str, str]:
+        """How many of some axes lie along a group, or along all that share a linear index; the
+        place there, and its extent."""
+        if axes[0] in self.step.serial:
+            return 1, self._serial_place(axes[0]), self._size_of(axes[0])
         for groups, linear in self._levels():
+            spanned = tuple(axis for group in groups for axis in group.axes)
+            if spanned and axes[: len(spanned)] == spanned and len(groups) > 1:
+                return len(spanned), linear, self.total(groups)
             for group in groups:
-                if axis in group.axes:
-                    return self.coordinate(group, groups, linear)
-        raise KeyError(axis)
+                if axes[: len(group.axes)] == group.axes:
+                    extent = self._size_of(axes[0]) if len(group.axes) == 1 else None
+                    place = self.coordinate(group, groups, linear)
+                    return len(group.axes), place, extent or self.extent_of(group)
+        raise KeyError(axes[0])
+
+    def _random(self, expr: Expr) -> str:
+        """Random bits of the elements that a program has: a run of them where they lie one after
+        the other, else each for itself."""
+        seed, offset, element = expr.args
+        state = f"{self.text(seed)}, {self.text(offset)}, {expr.literal}"
+        first = self._first_of_run(self.region.exprs[element].axes)
+        name = f"{expr.op}_run" if first else expr.op
+        self.helpers |= dict.fromkeys(kernel_helpers([name]))
+        if not first:
+            place = self.text(element)
+            place = f"tl.full((), {place}, tl.int32)" if place.isdigit() else place
+            return f"{name}({state}, {_bare(place)})"
+        if self.step.schedule == "flat":
+            return f"{name}({state}, {first}, BLOCK, True)"
+        self.shares = True
+        return f"{name}({state}, {first}, COLS, SHARED)"
+
+    def _first_of_run(self, axes: tuple[int, ...]) -> str:
+        """Where a program's elements begin when it has a run of them; empty when it has none."""
+        step, wide = self.step, ".to(tl.int64)" if self.wide else ""
+        if step.schedule == "flat":
+            whole = axes == tuple(axis for group in step.outer for axis in group.axes)
+            return f"tl.program_id(0){wide} * BLOCK" if whole else ""
+        inner = tuple(axis for group in step.inner for axis in group.axes)
+        if step.block < max(SHARES.values()) or not inner or axes[-len(inner) :] != inner:
+            return ""
+        part = "part * COLS" if step.part and step.schedule != "blocked" else ""
+        start = "start" if step.schedule == "blocked" else part
+        row = self._place(axes[: -len(inner)])
+        row = f"{row} * {self.total(step.inner)}" if row else ""
+        return " + ".join(filter(None, (row, start))) or "tl.full((), 0, tl.int32)"
 
     # -- reductions ----------------------------------------------------------------------------
 

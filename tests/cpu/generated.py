@@ -61,6 +61,14 @@ def masked_count(ids, lengths):
     return seen, seen.sum(1, keepdim=True), torch.where(seen, ids, -100)
 
 
+def dropout_gelu(x):
+    return F.dropout(F.gelu(x), 0.1, training=True)
+
+
+def dropped_attention(scores, bias):
+    return torch.native_dropout(torch.softmax(scores * 0.125 + bias, dim=-1), 0.2, True)
+
+
 FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "softmax": (softmax, (_x(64, 300),)),
     "layer_norm": (layer_norm, (_x(64, 200), _x(200), _x(200))),
@@ -80,6 +88,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "masked_count": (
         masked_count, (_x(40, 90, dtype=torch.int64), _x(40, dtype=torch.int64)),
     ),
+    "dropout_gelu": (dropout_gelu, (_x(64, 500, dtype=torch.bfloat16),)),
+    "dropped_attention": (dropped_attention, (_x(8, 30, 96), _x(30, 96))),
 }  # fmt: skip
 
 
