@@ -23,7 +23,7 @@ from fusion_advisor.reference import reference_lines
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step, by_tensor, loaded_bytes
-from fusion_advisor.schedules.layout import Access, Group, accesses, gaps, reach
+from fusion_advisor.schedules.layout import Access, Group, accesses, gaps
 from fusion_advisor.schedules.layout import access as laid_over
 from fusion_advisor.schedules.text import TRITON_DTYPES, Body, Names, fitted
 
@@ -802,19 +802,11 @@ def _parts(file: _File, sizes: Mapping[int, int]) -> dict[int, int]:
 
 
 def _range(file: _File, number: int) -> tuple[int, int] | None:
-    """The values of an integer input that stands in an index: places of what it indexes."""
-    region = file.region
+    """The values of an integer input: any of a seed, places of what it indexes of an index."""
     if file.random and number >= len(file.input_names) - len(STATE):
         return -(2**63), 2**63 - 1
-    for load in region.all("load"):
-        expr = region.exprs[load]
-        for d, index in enumerate(expr.indices):
-            if any(
-                region.exprs[i].op == "load" and region.exprs[i].input == number
-                for i in reach(region, index)
-            ):
-                return 0, region.inputs[expr.input].shape[d]
-    return None
+    bound = file.region.bounds.get(number)
+    return None if bound is None else (0, bound)
 
 
 def _dense(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -130,6 +130,8 @@ class Builder(Pool):
     """Seed and offset, once something random is drawn."""
     streams: int = 0
     """How many times something was drawn."""
+    bounds: dict[int, int] = field(default_factory=dict[int, int])
+    """Inputs that stand in an index, and the size below which they must lie."""
 
     def resolved(self, axes: AxisList) -> AxisList:
         return self.axes.resolve(axes)
@@ -431,8 +433,16 @@ class Builder(Pool):
         for dim, where in wheres.items():
             axes = self.axes.resolve(value.dims[dim])
             self.pinned.update(axes)
+            self._bound(where, self.axes.size(axes))
             places |= self._places(axes, where)
         return self.seen(self.pulled(value.id, places, guard), dims, value.logical)
+
+    def _bound(self, index: int, size: int) -> None:
+        """What an index is made from must be a place of what it indexes."""
+        for number in _needed(self.exprs, [index]):
+            expr = self.exprs[number]
+            if expr.op == "load":
+                self.bounds[expr.input] = min(size, self.bounds.get(expr.input, size))
 
     def _places(self, axes: AxisList, where: int) -> dict[int, int]:
         """One linear index as the place along each of some axes."""
@@ -550,6 +560,8 @@ class Region:
     pinned: frozenset[int]
     labels: dict[int, str]
     results: dict[int, str]
+    bounds: dict[int, int]
+    """Inputs that stand in an index, and the size below which they lie."""
     depends: tuple[frozenset[int], ...]
     """The axes on which each value depends."""
     live: tuple[int, ...]
@@ -622,6 +634,7 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
         sizes=dict(enumerate(builder.axes.sizes)),
         pinned=frozenset(resolve(tuple(builder.pinned))),
         results={numbers[number]: name for number, name in builder.results.items()},
+        bounds={order.index(number): size for number, size in builder.bounds.items()},
     )
     live = set(region.live)
     for number, place in builder.pulled_below:
@@ -641,6 +654,7 @@ def settle(
     sizes: Mapping[int, int],
     pinned: frozenset[int],
     results: Mapping[int, str],
+    bounds: Mapping[int, int],
     free_axis: int = 0,
 ) -> Region:
     """The region that makes some results out of a pool's expressions."""
@@ -665,6 +679,7 @@ def settle(
         pinned=pinned,
         labels=dict(pool.labels),
         results=dict(results),
+        bounds=dict(bounds),
         depends=tuple(depends),
         live=live,
         free_axis=max(free_axis, max(sizes, default=-1) + 1),

@@ -344,11 +344,14 @@ class Body:
     def mask(self, access: Access) -> str:
         """The lanes that address an element; empty when all do."""
         axes = frozenset(access.strides)
+        for d, index in access.pulled.items():
+            if access.tensor.stride[d]:
+                axes |= self.region.depends[index]
         guard = access.guard
-        if guard is not None and not self._guards(access, guard):
+        if guard is not None and not self._guards(access, guard, axes):
             guard = None
-        for index in (*access.pulled.values(), *(() if guard is None else (guard,))):
-            axes |= self.region.depends[index]
+        if guard is not None:
+            axes |= self.region.depends[guard]
         inner = any(axis in axes for group in self.step.inner for axis in group.axes)
         outer = any(axis in axes for group in self.step.outer for axis in group.axes)
         if self.step.schedule == "flat":
@@ -363,10 +366,11 @@ class Body:
             masks.append(self.text(guard))
         return " & ".join(masks)
 
-    def _guards(self, access: Access, guard: int) -> bool:
+    def _guards(self, access: Access, guard: int, addressed: frozenset[int]) -> bool:
         """Must, or may, a guard stand in a mask? Where every address is good and fewer lanes load
         than decide, the value is chosen later alone."""
-        return bool(access.pulled) or self.region.depends[guard] <= frozenset(access.strides)
+        moved = any(access.tensor.stride[d] for d in access.pulled)
+        return moved or self.region.depends[guard] <= addressed
 
     # -- what a value is -----------------------------------------------------------------------
 
@@ -599,6 +603,8 @@ class Body:
     def _first_of_run(self, axes: tuple[int, ...]) -> str:
         """Where a program's elements begin when it has a run of them; empty when it has none."""
         step, wide = self.step, ".to(tl.int64)" if self.wide else ""
+        if not axes:
+            return ""
         if step.schedule == "flat":
             whole = axes == tuple(axis for group in step.outer for axis in group.axes)
             return f"tl.program_id(0){wide} * BLOCK" if whole else ""
