@@ -113,15 +113,17 @@ class _File:
         return (load for load in kernel.step.loads if load.name.startswith("in"))
 
     @property
-    def unread(self) -> dict[str, Access | Tensor]:
+    def unread(self) -> dict[str, Access]:
         """Inputs of which the kernels need no element, by name: their size or layout may matter.
-        A Tensor when it lies over axes that the kernels do not have."""
+        Dimensions over axes that the kernels do not have keep their sizes."""
         region = self.region
         read = {load.name for kernel in self.kernels for load in kernel.step.loads}
+
+        def known(dims: Dims) -> Dims:
+            return tuple(dim if set(dim) <= region.sizes.keys() else () for dim in dims)
+
         return {
-            name: laid_over(f"in{i}", tensor, dims, region.sizes)
-            if {axis for dim in dims for axis in dim} <= region.sizes.keys()
-            else tensor
+            name: laid_over(f"in{i}", tensor, known(dims), region.sizes)
             for i, (name, tensor, dims) in enumerate(
                 zip(self.input_names, region.inputs, region.input_dims, strict=True)
             )
@@ -471,15 +473,13 @@ def _input_shape(file: _File, load: Access) -> str:
     )
 
 
-def _serves_unread(file: _File, name: str, given: Access | Tensor) -> str:
+def _serves_unread(file: _File, name: str, given: Access) -> str:
     """The check of an input of which no element is read: its order of dimensions at most."""
-    if isinstance(given, Tensor):
-        dtype, shape, strides = given.dtype, str(given.shape), str(given.stride)
-    else:
-        dtype, shape, strides = given.tensor.dtype, _shape(file, given), f"{name}.stride()"
-        if all(given.tensor.stride) and given.tensor == _dense(given.tensor, given.tensor.shape):
-            strides = _output_strides(file, given)
-    return f'serves("{name}", {name}, torch.{dtype}, {shape}, {strides})'
+    tensor, strides = given.tensor, f"{name}.stride()"
+    whole = all(dim or n == 1 for dim, n in zip(given.dims, tensor.shape, strict=True))
+    if whole and all(tensor.stride) and tensor == _dense(tensor, tensor.shape):
+        strides = _output_strides(file, given)
+    return f'serves("{name}", {name}, torch.{tensor.dtype}, {_shape(file, given)}, {strides})'
 
 
 def _launcher(file: _File) -> str:
@@ -767,12 +767,10 @@ def _case(file: _File, name: str, sizes: Mapping[int, int]) -> Case:
             tensors.setdefault(kernel.named(loads[0]), tensor)
             touched = loaded_bytes(kernel.step.region, loads, tensor, sizes)
             loaded = None if loaded is None or touched is None else loaded + touched
-    tensors |= {
-        name: _dense(a.tensor, tuple(prod(sizes[axis] for axis in dim) for dim in a.dims))
-        if isinstance(a, Access)
-        else a
-        for name, a in file.unread.items()
-    }
+    for name, given in file.unread.items():
+        pairs = zip(given.dims, given.tensor.shape, strict=True)
+        shape = tuple(prod(sizes[axis] for axis in dim) if dim else n for dim, n in pairs)
+        tensors[name] = _dense(given.tensor, shape)
     stored = sum(
         prod(sizes[a] for dim in access.dims for a in dim) * access.tensor.itemsize
         for _, access in file.stores

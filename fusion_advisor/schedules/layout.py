@@ -87,6 +87,8 @@ def load_access(region: Region, number: int) -> Access:
                 pulled[d] = index
     strides = _spread(tensor, tuple(dims), region.sizes)
     for d, index in pulled.items():
+        if not tensor.stride[d]:
+            continue
         for axis, step in (affine(region, index) or {}).items():
             strides[axis] = strides.get(axis, 0) + step * tensor.stride[d]
     return Access(region.input_names[expr.input], tensor, tuple(dims), strides, pulled, expr.guard)

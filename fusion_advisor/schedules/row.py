@@ -47,6 +47,11 @@ def tile(
     """A kernel whose programs hold whole rows: `inner` is the row."""
     outer = region.space - inner - serial
     check_results(region, outer, inner)
+    for number in (*region.all("reduce"), *region.all("scan")):
+        if frozenset(region.exprs[number].axes) != inner and not (
+            frozenset(region.exprs[number].axes) <= serial
+        ):
+            raise Refused("parallel-pattern", "the reductions run along different axes")
     loads, stores = accesses(region)
     everything = (*loads, *stores)
     lead = leading(everything)

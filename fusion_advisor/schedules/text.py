@@ -11,7 +11,7 @@ from math import prod
 
 from fusion_advisor.exprs import Expr
 from fusion_advisor.philox import NAMES, SHARES, STATE, kernel_helpers
-from fusion_advisor.primitives import MONOIDS, PRIMITIVES
+from fusion_advisor.primitives import HELPERS, MONOIDS, PRIMITIVES
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.layout import Access, Group, gaps, reach
@@ -482,7 +482,18 @@ class Body:
         pointer = f"{self.tensors[access.name]}_ptr"
         where = f"{pointer} + {offset}" if offset else pointer
         masked = f", mask={mask}" if mask else ""
+        if access.tensor.dtype.startswith("float8"):
+            text = self._rounded(text, access.tensor.dtype)
         self.scope.lines.append(f"tl.store({where}, {_bare(text)}{masked})")
+
+    def _rounded(self, text: str, dtype: str) -> str:
+        """A float32 in a narrower type; what is too large becomes what it does in torch."""
+        if f"as_{dtype}" not in HELPERS:
+            return f"{_as_operand(text)}.to({language_dtype(dtype)})"
+        self.helpers[f"as_{dtype}"] = None
+        text = _bare(text)
+        number = re.fullmatch(r"-?[\d.e+-]+|float\(.*\)", text)
+        return f"as_{dtype}({f'tl.full((), {text}, tl.float32)' if number else text})"
 
     def _text(self, number: int) -> str:
         expr = self.region.exprs[number]
@@ -496,7 +507,7 @@ class Body:
             return self._random(expr)
         operands = [self.text(arg) for arg in expr.args]
         if expr.op == "round":
-            return f"{_as_operand(operands[0])}.to({language_dtype(expr.to)}).to(tl.float32)"
+            return f"{self._rounded(operands[0], expr.to)}.to(tl.float32)"
         if expr.op == "cast":
             if self.region.exprs[expr.args[0]].op in ("const", "size", "taken"):  # bare numbers
                 return f"tl.full((), {_bare(operands[0])}, {language_dtype(expr.to)})"
