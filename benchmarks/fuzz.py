@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 Line = dict[str, Any]
 LIMIT_S = 60
 """Seconds for one region, drawn or checked."""
+MOST_IN_ONE_PROCESS = 50
+"""Kernels; a CUDA context does not survive a bad address, nor does what its process checks then."""
 
 
 class Late(Exception):
@@ -118,7 +120,9 @@ def _check(arguments: argparse.Namespace) -> int:
     failures: list[Line] = []
     with (
         arguments.out.open("a") as file,
-        multiprocessing.get_context("spawn").Pool(arguments.processes) as pool,
+        multiprocessing.get_context("spawn").Pool(
+            arguments.processes, maxtasksperchild=MOST_IN_ONE_PROCESS
+        ) as pool,
     ):
         answers = pool.imap_unordered(_checked, given)
         for _ in jobs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 
@@ -93,7 +94,31 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
 }  # fmt: skip
 
 
+def row_and_columns(grad, x, weight):
+    scale = torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+    normal, inner = x * scale, grad * weight
+    return scale * (inner - normal * (inner * normal).mean(-1, keepdim=True)), (grad * normal).sum(
+        0
+    )
+
+
+def doubled_softmax(x):
+    return torch.softmax(x * 2, -1)
+
+
+_BF16 = torch.bfloat16
+SCHEDULES: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
+    "tiled": (lambda x, b: torch.tanh(x + b) * 2, (_x(7, 40, 333), _x(40, 1))),
+    "carried": (row_and_columns, (_x(600, 96), _x(600, 96), _x(96))),
+    "row + row": (lambda x: (x * x).sum(-1).sqrt().amax(), (_x(3000, 1300),)),
+    "split": (doubled_softmax, (_x(2, 100_000),)),
+    "blocked": (doubled_softmax, (_x(300, 100_000, dtype=_BF16),)),
+    "persistent": (doubled_softmax, (_x(2048, 20_000, dtype=_BF16),)),
+}
+"""A function for each schedule that FUNCTIONS do not reach, by the plan's name."""
+
+
 @cache
 def kernel(name: str) -> Kernel:
-    function, inputs = FUNCTIONS[name]
-    return kernel_of(function, *inputs, name=name)
+    function, inputs = FUNCTIONS[name] if name in FUNCTIONS else SCHEDULES[name]
+    return kernel_of(function, *inputs, name=re.sub(r"\W+", "_", name))
