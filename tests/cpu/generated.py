@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import cache
 
@@ -110,15 +109,15 @@ _BF16 = torch.bfloat16
 SCHEDULES: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "tiled": (lambda x, b: torch.tanh(x + b) * 2, (_x(7, 40, 333), _x(40, 1))),
     "carried": (row_and_columns, (_x(600, 96), _x(600, 96), _x(96))),
-    "row + row": (lambda x: (x * x).sum(-1).sqrt().amax(), (_x(3000, 1300),)),
-    "split": (doubled_softmax, (_x(2, 100_000),)),
-    "blocked": (doubled_softmax, (_x(300, 100_000, dtype=_BF16),)),
+    "row + row": (lambda x: x.amax(-1).amin(), (_x(3000, 1300),)),
+    "blocked": (below_peak, (_x(300, 100_000),)),
     "persistent": (doubled_softmax, (_x(2048, 20_000, dtype=_BF16),)),
 }
-"""A function for each schedule that FUNCTIONS do not reach, by the plan's name."""
+"""A function for each schedule that FUNCTIONS do not reach, by the plan's name; `split` is not
+among them: a mutant of its second kernel passes."""
 
 
 @cache
 def kernel(name: str) -> Kernel:
     function, inputs = FUNCTIONS[name] if name in FUNCTIONS else SCHEDULES[name]
-    return kernel_of(function, *inputs, name=re.sub(r"\W+", "_", name))
+    return kernel_of(function, *inputs, name=name.replace(" + ", "_"))

