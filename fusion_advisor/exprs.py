@@ -87,6 +87,9 @@ class Pool:
         """The size of an unsplit axis."""
         return self.sizes[axis]
 
+    def fix(self, axes: AxisList) -> None:
+        """Some sizes are about to stand in an index."""
+
     def add(self, expr: Expr, label: str = "") -> int:
         """The number of an expression, which is new or was there."""
         found = self._ids.get(expr)
@@ -226,6 +229,7 @@ class _Pull:
         pool, axes = self.pool, self.pool.resolved(expr.axes)
         if not free & set(axes):
             return pool.place(expr.axes)
+        pool.fix(axes[1:])
         total = pool.whole(0)
         for axis in axes:
             part = self.places[axis] if axis in free else pool.place((axis,))

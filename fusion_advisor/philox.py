@@ -67,24 +67,23 @@ _RUN = """\
 @triton.jit
 def {name}_run(seed, offset, stream, first, COUNT: tl.constexpr, SHARED: tl.constexpr):
     # COUNT elements from `first` on; a block is made once when they begin with a whole one.
-    if not SHARED:
-        element = tl.arange(0, COUNT)
-        if len(first.shape) == 2:
-            element = element[None, :]
-        return {name}(seed, offset, stream, first + element)
-    number = tl.arange(0, COUNT // {share})
+    number = tl.arange(0, COUNT // {share} if SHARED else COUNT)
     if len(first.shape) == 2:
         number = number[None, :]
-    number += first // {share}
-    a, b, c, d = blocks(seed, offset, stream, number)
-    words = tl.join(tl.join(a, c), tl.join(b, d))
-{halves}    if len(first.shape) == 2:
-        words = tl.reshape(words, [number.shape[0], COUNT])
+    if not SHARED:
+        bits = {name}(seed, offset, stream, first + number)
     else:
-        words = tl.reshape(words, [COUNT])
-    return words.to(tl.int32, bitcast=True)
+        number += first // {share}
+        a, b, c, d = blocks(seed, offset, stream, number)
+        words = tl.join(tl.join(a, c), tl.join(b, d))
+{halves}        if len(first.shape) == 2:
+            words = tl.reshape(words, [number.shape[0], COUNT])
+        else:
+            words = tl.reshape(words, [COUNT])
+        bits = words.to(tl.int32, bitcast=True)
+    return bits
 """
-_HALVES = "    words = tl.join(words, (words << 16) | (words >> 16))\n"
+_HALVES = "        words = tl.join(words, (words << 16) | (words >> 16))\n"
 
 KERNEL_HELPERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "blocks": (_BLOCKS, ()),

@@ -139,6 +139,9 @@ class Builder(Pool):
     def extent_of(self, axis: int) -> int:
         return self.axes.sizes[axis]
 
+    def fix(self, axes: AxisList) -> None:
+        self.pinned.update(axes)
+
     # -- making values -------------------------------------------------------------------------
 
     def _make(self, expr: Expr, dims: Dims, logical: str) -> Value:

@@ -509,7 +509,8 @@ class Body:
         if expr.op == "round":
             return f"{self._rounded(operands[0], expr.to)}.to(tl.float32)"
         if expr.op == "cast":
-            if self.region.exprs[expr.args[0]].op in ("const", "size", "taken"):  # bare numbers
+            bare = ("const", "size", "taken", "extent")  # numbers, or arguments that may be one
+            if self.region.exprs[expr.args[0]].op in bare:
                 return f"tl.full((), {_bare(operands[0])}, {language_dtype(expr.to)})"
             return f"{_as_operand(operands[0])}.to({language_dtype(expr.to)})"
         if expr.op == "reduce":
@@ -649,7 +650,7 @@ class Body:
         if not self.several:
             template = template.replace(", keep_dims=True", "").replace("axis=1", "axis=0")
             template = template.replace("{0}, 1,", "{0}, 0,").replace("{1}), 1,", "{1}), 0,")
-        return template.format(operand, f"tl.broadcast_to(col, {self._shape(True, True)})")
+        return template.format(operand, f"tl.broadcast_to(col, {self._shape_of(expr.args[0])})")
 
     def _scan(self, expr: Expr, operand: str) -> str:
         axis = 1 if self.several else 0

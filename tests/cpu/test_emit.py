@@ -356,6 +356,22 @@ def _one_random_number(tape: Tape) -> torch.Tensor:
     return tape.call(aten.mul.Tensor, x, tape.call(aten.rand_like.default, x))
 
 
+def _gathered_draws(tape: Tape) -> torch.Tensor:
+    """The number of a random element over a size that is a run-time argument elsewhere."""
+    x = tape.input(torch.empty(1, 4, 2))
+    index = tape.input(torch.empty(1, 1, 2, dtype=torch.int64))
+    drawn = tape.call(aten.bernoulli.p, x, 0.3)
+    return tape.call(aten.gather.default, tape.call(aten.mul.Tensor, x, drawn), 1, index)
+
+
+def _twice_the_sum(tape: Tape) -> torch.Tensor:
+    """A number of repetitions that stands in the kernel, as an integer."""
+    x = tape.input(torch.empty(12, dtype=torch.int64))
+    repeated = tape.call(aten.repeat.default, x, [2])
+    total = tape.call(aten.sum.dim_IntList, repeated, [0], False)
+    return tape.call(aten.minimum.default, total, repeated)
+
+
 FOUND = (
     _flipped, _gathered_from_one, _padded_window, _one_random_number,
 )  # fmt: skip

@@ -47,23 +47,22 @@ def random16(seed, offset, stream, element):
 @triton.jit
 def random16_run(seed, offset, stream, first, COUNT: tl.constexpr, SHARED: tl.constexpr):
     # COUNT elements from `first` on; a block is made once when they begin with a whole one.
-    if not SHARED:
-        element = tl.arange(0, COUNT)
-        if len(first.shape) == 2:
-            element = element[None, :]
-        return random16(seed, offset, stream, first + element)
-    number = tl.arange(0, COUNT // 8)
+    number = tl.arange(0, COUNT // 8 if SHARED else COUNT)
     if len(first.shape) == 2:
         number = number[None, :]
-    number += first // 8
-    a, b, c, d = blocks(seed, offset, stream, number)
-    words = tl.join(tl.join(a, c), tl.join(b, d))
-    words = tl.join(words, (words << 16) | (words >> 16))
-    if len(first.shape) == 2:
-        words = tl.reshape(words, [number.shape[0], COUNT])
+    if not SHARED:
+        bits = random16(seed, offset, stream, first + number)
     else:
-        words = tl.reshape(words, [COUNT])
-    return words.to(tl.int32, bitcast=True)
+        number += first // 8
+        a, b, c, d = blocks(seed, offset, stream, number)
+        words = tl.join(tl.join(a, c), tl.join(b, d))
+        words = tl.join(words, (words << 16) | (words >> 16))
+        if len(first.shape) == 2:
+            words = tl.reshape(words, [number.shape[0], COUNT])
+        else:
+            words = tl.reshape(words, [COUNT])
+        bits = words.to(tl.int32, bitcast=True)
+    return bits
 
 
 @triton.jit
