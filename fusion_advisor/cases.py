@@ -13,6 +13,7 @@ from fusion_advisor.kernel_file import (
     spanned,
 )
 from fusion_advisor.kernels import Case, Launch
+from fusion_advisor.philox import STATE
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import data_below
 from fusion_advisor.rulebook import Rulebook, Verify
@@ -146,12 +147,10 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
                 prod(sizes[a] for dim in access.dims for a in dim) * access.tensor.itemsize
                 for access in written
             )
-    tensors |= {
-        name: dense(a.tensor, tuple(prod(sizes[axis] for axis in dim) for dim in a.dims))
-        if isinstance(a, Access)
-        else a
-        for name, a in file.unread.items()
-    }
+    for given, access in file.unread.items():
+        pairs = zip(access.dims, access.tensor.shape, strict=True)
+        shape = tuple(prod(sizes[axis] for axis in dim) if dim else n for dim, n in pairs)
+        tensors[given] = dense(access.tensor, shape)
     return Case(
         name=name,
         inputs=tuple(tensors[given] for given in file.input_names),
@@ -207,9 +206,11 @@ def _parts(file: KernelFile, sizes: Mapping[int, int]) -> dict[int, int]:
 def _range(
     file: KernelFile, number: int, tensors: Mapping[str, Tensor], sizes: Mapping[int, int]
 ) -> tuple[int, int] | None:
-    """The values of an integer input that stands in an index: such that the index is a place of
-    what it indexes."""
+    """The values of an integer input: any of a seed; of one that stands in an index such that the
+    index is a place of what it indexes."""
     region = file.region
+    if file.random and number >= len(file.input_names) - len(STATE):
+        return -(2**63), 2**63 - 1
     found: list[int] = []
     for load in region.all("load"):
         expr = region.exprs[load]
@@ -220,6 +221,8 @@ def _range(
                 for i in reach(region, index)
             ):
                 found.append(data_below(region.exprs, index, shape[d], sizes) or 1)
+    if not found and number in region.bounds:  # what it indexes is not needed by the kernels
+        found.append(region.bounds[number])
     return (0, min(found)) if found else None
 
 

@@ -21,6 +21,7 @@ from fusion_advisor.kernel_file import (
 )
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.launcher import launcher, support
+from fusion_advisor.philox import STATE, reference_helpers
 from fusion_advisor.primitives import HELPERS
 from fusion_advisor.records import Ref
 from fusion_advisor.reference import reference_lines
@@ -92,7 +93,9 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: int) -> Kern
     """Choose every name of the file, and write the kernels' bodies."""
     names = Names()
     names.claim(name)
-    inputs = tuple(names.claim(_wish(ref)) for ref in expressed.inputs)
+    state = STATE if expressed.draws else ()
+    state = tuple(names.claim(name) for name in state)
+    inputs = (*(names.claim(_wish(ref)) for ref in expressed.inputs), *state)
     outputs = tuple(names.claim(f"{_wish(ref)}_out") for ref in expressed.outputs)
     tensors = {f"in{i}": text for i, text in enumerate(inputs)}
     tensors |= {f"out{i}": text for i, text in enumerate(outputs)}
@@ -110,10 +113,11 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: int) -> Kern
             (axis,) = step.parts.axes
             sizes[axis] = f"parts_{number}" if number else "parts"
     precise = any(output.tensor.dtype == "float32" for output in plan.region.outputs)
+    far = wide(plan.steps, expressed)
     kernels: list[JitFunction] = []
     for step, kind in zip(plan.steps, _kinds(plan), strict=True):
         made = BODIES.get(step.schedule, Body)
-        body = made(step, tensors, precise, wide(plan.steps), wide_rows(step), unrolled)
+        body = made(step, tensors, precise, far, wide_rows(step), unrolled)
         kernels.append(JitFunction(f"{name}{kind}_kernel", step, body, tuple(body.render())))
     return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, origins)
 
@@ -175,7 +179,7 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision, regenerate: st
         " it was made for.",
         "Computes in float32 for narrower floats; rounds at the stores"
         + (f" and, as the source does, at {', '.join(rounded)}." if rounded else "."),
-        "Deterministic: bitwise the same from run to run.",
+        *(_RANDOM if file.random else ["Deterministic: bitwise the same from run to run."]),
         *([f"Made by: {regenerate}"] if regenerate else []),
         '"""',
     ]
@@ -192,6 +196,15 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision, regenerate: st
     if any("libdevice." in line for line in written):
         imports.append("from triton.language.extra import libdevice")
     return "\n".join(_wrapped(doc)) + "\n\n" + "\n".join(imports)
+
+
+_RANDOM = (
+    "Deterministic: bitwise the same for the same seed and offset, on any device.",
+    "Random: Philox-4x32-7 of seed, offset and the number of the element. Both are one int64 each"
+    " in a tensor on the device, so that replays of a CUDA graph may change them; an int is filled"
+    " into such a tensor. Without a seed they are drawn from torch's generator of the device, by"
+    " one launch more; with one, that generator is left alone.",
+)
 
 
 def _wrapped(lines: Sequence[str]) -> list[str]:
@@ -238,7 +251,7 @@ def _kernel(kernel: JitFunction) -> str:
 
 
 def _reference(file: KernelFile, flow: Dataflow) -> str:
-    inputs = dict(zip(file.expressed.inputs, file.input_names, strict=True))
+    inputs = dict(zip(file.expressed.inputs, file.input_names, strict=False))
     lines = reference_lines(flow, file.expressed, inputs, file.sizes)
     used = "\n".join(lines)
     sizes = [
@@ -248,4 +261,7 @@ def _reference(file: KernelFile, flow: Dataflow) -> str:
     ]
     content = "\n".join(f"    {line}" for line in [*sizes, *lines])
     head = f"def reference({', '.join(file.input_names)}):"
-    return f'{head}\n    """What eager launches."""\n{content}'
+    what = "What eager launches" + (", on the kernels' random bits." if file.random else ".")
+    helpers = reference_helpers(["random_state()", *lines] if file.random else [])
+    texts = [text.rstrip() for text in helpers.values()]
+    return "\n\n\n".join([*texts, f'{head}\n    """{what}"""\n{content}'])

@@ -25,8 +25,10 @@ class Boundary:
 class Expressed:
     """A region form together with the tensors that it stands for.
 
-    `inputs[i]` is the tensor behind the region's input i, `outputs` those that it stores; `dims`
-    gives every tensor inside the region its resolved axes.
+    `inputs[i]` is the tensor behind the region's input i (none is behind seed and offset, which
+    come last), `outputs` those that it stores; `dims` gives every tensor inside the region its
+    resolved axes, `draws` every random node the number of its first draw, and
+    what it would store.
     """
 
     region: Region
@@ -34,6 +36,7 @@ class Expressed:
     outputs: tuple[Ref, ...]
     members: tuple[int, ...]
     dims: dict[Ref, Dims]
+    draws: dict[str, tuple[int, Tensor]]
 
 
 def boundary(flow: Dataflow, launches: Iterable[int]) -> Boundary:
@@ -100,6 +103,7 @@ def express(flow: Dataflow, border: Boundary) -> Expressed:
     tensors = flow.annotated.tensors
     values: dict[Ref, Value] = {}
     order: list[Ref] = []
+    draws: dict[str, tuple[int, Tensor]] = {}
     shared = _seen_in_several_ways(flow, border)
 
     def load(ref: Ref) -> Value:
@@ -121,7 +125,10 @@ def express(flow: Dataflow, border: Boundary) -> Expressed:
         if op is None:
             raise NotExpressible(f"{node.op} is not in the registry")
         resolved = iter(flow.operands[number])
+        first_draw = builder.streams
         found = state(op, builder, node, lambda _: value_of(next(resolved)))
+        if builder.streams > first_draw:
+            draws[node.name] = first_draw, node.out
         for i, value in enumerate(found):
             if value is not None:
                 values[Ref(node.name, i)] = value
@@ -139,7 +146,7 @@ def express(flow: Dataflow, border: Boundary) -> Expressed:
     region = finish(builder, [(values[ref], tensors[ref]) for ref in border.outputs])
     resolve = builder.axes.resolve
     dims = {ref: tuple(resolve(d) for d in value.dims) for ref, value in values.items()}
-    return Expressed(region, tuple(order), border.outputs, border.members, dims)
+    return Expressed(region, tuple(order), border.outputs, border.members, dims, draws)
 
 
 def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:

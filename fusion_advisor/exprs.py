@@ -18,13 +18,14 @@ INDEX = "index"
 @dataclass(frozen=True, slots=True)
 class Expr:
     """One value. `op`: `load`, `const`, `place`, `extent`, `size`, `round`, `cast`, `reduce`,
-    `scan`, or a primitive.
+    `scan`, `random16`, `random32`, or a primitive.
 
     A load has the number of its `input`, and as `args` the index of each dimension, with a guard
     behind them when `guarded`: where the guard is false, nothing is read and the value is zero. A
     constant has its `literal`; a place, an extent (an integer), a size (a float), a reduction and
     a scan their `axes`; a reduction and a scan their `monoid`; a scan may be in `reverse`; a round
-    and a cast have the dtype they go `to`.
+    and a cast have the dtype they go `to`. Random bits have seed, offset and the number of the
+    element as `args`, and which draw of the region they are as `literal`.
     """
 
     op: str
@@ -85,6 +86,9 @@ class Pool:
     def extent_of(self, axis: int) -> int:
         """The size of an unsplit axis."""
         return self.sizes[axis]
+
+    def fix(self, axes: AxisList) -> None:
+        """Some sizes are about to stand in an index."""
 
     def add(self, expr: Expr, label: str = "") -> int:
         """The number of an expression, which is new or was there."""
@@ -238,6 +242,7 @@ class _Pull:
         pool, axes = self.pool, self.pool.resolved(expr.axes)
         if not free & set(axes):
             return pool.place(expr.axes)
+        pool.fix(axes[1:])
         total = pool.whole(0)
         for axis in axes:
             part = self.places[axis] if axis in free else pool.place((axis,))

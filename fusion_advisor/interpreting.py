@@ -9,6 +9,7 @@ Import this in a process that has `TRITON_INTERPRET=1` set before Triton is impo
 - `tl.reduce` and `tl.associative_scan` run the real combine function on whole halves of the
   array, O(log n) calls, instead of once an element;
 - `libdevice` exists: computed in float64 by torch, rounded to the operand's type;
+- a scalar comparison that is spread over a block stays boolean;
 - the language is patched once for the process, not at every call of a device function.
 
 And what is added: while a kernel runs, every address it touches must lie inside the storage of a
@@ -295,6 +296,13 @@ def _fp_to_fp(self: Any, src: Any, dst_type: Any, _rounding: Any) -> Any:
     return _cast(self, src, dst_type)
 
 
+def _splat(_self: Any, block: Any, scalar: Any) -> Any:
+    """A scalar as a block; that of a comparison is boolean, which its own handle does not say."""
+    kind = block.scalar
+    data = np.full(block.shape, scalar.data, dtype=interpreter._get_np_dtype(kind))
+    return TensorHandle(data, kind)
+
+
 def _wide(original: Callable[..., Any]) -> Callable[..., Any]:
     """An operator that computes packed types in fp32 and rounds the result back."""
 
@@ -532,6 +540,7 @@ def install() -> None:
     builder.binary_op = _wide(builder.binary_op)
     builder.unary_op = _wide(builder.unary_op)
     builder.create_select = _select
+    builder.create_splat = _splat
     builder.create_maxnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax)
     builder.create_minnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin)
     reduce: Any = ReduceOps

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
+from fusion_advisor.axes import Dims
 from fusion_advisor.express import Expressed
+from fusion_advisor.philox import SHARES
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Plan, Step
@@ -80,7 +82,12 @@ class JitFunction:
             found["PART"] = (str(step.part), step.part)
         whole = step.schedule in ("row", "persistent") and not step.part
         text = "triton.next_power_of_2({cols})" if whole else str(step.block)
-        return {**found, "COLS": (text, step.block)}
+        found["COLS"] = (text, step.block)
+        if self.body.shares:
+            least = max(SHARES.values())
+            length = prod(group.size for group in step.inner)
+            found["SHARED"] = (f"{{cols}} % {least} == 0", int(length % least == 0))
+        return found
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,15 @@ class KernelFile:
         return self.plan.region
 
     @property
+    def wide(self) -> bool:
+        return wide(self.plan.steps, self.expressed)
+
+    @property
+    def random(self) -> bool:
+        """Does it draw random numbers? Its last two inputs are then seed and offset."""
+        return bool(self.expressed.draws)
+
+    @property
     def hints(self) -> dict[int, int]:
         """Every axis at the graph's size, those along which kernels share work too."""
         return {a: n for kernel in self.kernels for a, n in kernel.step.sizes.items()}
@@ -112,15 +128,17 @@ class KernelFile:
         return (load for load in kernel.step.loads if load.name.startswith("in"))
 
     @property
-    def unread(self) -> dict[str, Access | Tensor]:
+    def unread(self) -> dict[str, Access]:
         """Inputs of which the kernels need no element, by name: their size or layout may matter.
-        A Tensor when it lies over axes that the kernels do not have."""
+        Dimensions over axes that the kernels do not have keep their sizes."""
         region = self.region
         read = {load.name for kernel in self.kernels for load in kernel.step.loads}
+
+        def known(dims: Dims) -> Dims:
+            return tuple(dim if set(dim) <= region.sizes.keys() else () for dim in dims)
+
         return {
-            name: laid_over(f"in{i}", tensor, dims, region.sizes)
-            if {axis for dim in dims for axis in dim} <= region.sizes.keys()
-            else tensor
+            name: laid_over(f"in{i}", tensor, known(dims), region.sizes)
             for i, (name, tensor, dims) in enumerate(
                 zip(self.input_names, region.inputs, region.input_dims, strict=True)
             )
@@ -174,13 +192,11 @@ def dense(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return replace(tensor, shape=shape, stride=tuple(stride))
 
 
-def wide(steps: Sequence[Step]) -> bool:
-    """Does any tensor reach beyond 32-bit offsets?"""
-    return any(
-        _reach(access.tensor) > INT32_MAX
-        for step in steps
-        for access in (*step.loads, *step.stores)
-    )
+def wide(steps: Sequence[Step], expressed: Expressed) -> bool:
+    """Does any tensor reach beyond 32-bit offsets, or the number of a random element?"""
+    tensors = [a.tensor for step in steps for a in (*step.loads, *step.stores)]
+    tensors += [tensor for _, tensor in expressed.draws.values()]
+    return any(_reach(tensor) > INT32_MAX for tensor in tensors)
 
 
 def _reach(tensor: Tensor) -> int:

@@ -13,9 +13,8 @@ from fusion_advisor.kernel_file import (
     memory_order,
     product,
     spanned,
-    wide,
 )
-from fusion_advisor.records import Tensor
+from fusion_advisor.records import Ref, Tensor
 from fusion_advisor.schedules.base import Step, words
 from fusion_advisor.schedules.cooperative import REGISTERS
 from fusion_advisor.schedules.cooperative_body import HEAD
@@ -109,15 +108,13 @@ def _sizes(file: KernelFile, name: str, dims: Dims, tensor: Tensor) -> list[str]
     ]
 
 
-def _serves_unread(file: KernelFile, name: str, given: Access | Tensor) -> str:
+def _serves_unread(file: KernelFile, name: str, given: Access) -> str:
     """The check of an input of which no element is read: its order of dimensions at most."""
-    if isinstance(given, Tensor):
-        dtype, shape, strides = given.dtype, str(given.shape), str(given.stride)
-    else:
-        dtype, shape, strides = given.tensor.dtype, _shape(file, given), f"{name}.stride()"
-        if all(given.tensor.stride) and given.tensor == dense(given.tensor, given.tensor.shape):
-            strides = _output_strides(file, given)
-    return f'serves("{name}", {name}, torch.{dtype}, {shape}, {strides})'
+    tensor, strides = given.tensor, f"{name}.stride()"
+    whole = all(dim or n == 1 for dim, n in zip(given.dims, tensor.shape, strict=True))
+    if whole and all(tensor.stride) and tensor == dense(tensor, tensor.shape):
+        strides = _output_strides(file, given)
+    return f'serves("{name}", {name}, torch.{tensor.dtype}, {_shape(file, given)}, {strides})'
 
 
 def launcher(file: KernelFile) -> str:
@@ -128,7 +125,7 @@ def launcher(file: KernelFile) -> str:
         *(_serves_unread(file, name, given) for name, given in file.unread.items()),
     ]
     everything = extent(file, sorted(plan.region.space))
-    if not wide(plan.steps):
+    if not file.wide:
         checks.append(f"within_reach({_largest(file)})")
     checks = list(dict.fromkeys(checks))
     in_one = f"problem = {' or '.join(checks)}"
@@ -160,11 +157,15 @@ def launcher(file: KernelFile) -> str:
     lines.append(f"return {', '.join(file.output_names)}")
     content = "\n".join(f"    {line}" for line in lines)
     parameters = ", ".join(file.input_names)
+    if file.random:
+        tensors, state = file.input_names[:-2], ", ".join(file.input_names[-2:])
+        content = f"    {state} = random_state({state}, {device}.device)\n{content}"
+        parameters = ", ".join([*tensors, *(f"{name}=None" for name in file.input_names[-2:])])
     return f"def {file.name}({parameters}):\n{content}"
 
 
 def _largest(file: KernelFile) -> str:
-    """The elements of the largest tensor that a kernel walks."""
+    """The elements of the largest tensor that a kernel walks or draws."""
     texts: dict[str, None] = {}
     for kernel in file.kernels:
         for load in file.inputs_of(kernel):
@@ -174,6 +175,9 @@ def _largest(file: KernelFile) -> str:
         if store.name.startswith("out"):
             sizes = _sizes(file, store.name, store.dims, store.tensor)
             texts[_elements(sizes)] = None
+    for node, (_, tensor) in file.expressed.draws.items():
+        sizes = _sizes(file, "", file.expressed.dims[Ref(node)], tensor)
+        texts[_elements(sizes)] = None
     found = [text for text in texts if not text.isdigit()] or ["1"]
     return found[0] if len(found) == 1 else f"max({', '.join(found)})"
 
@@ -267,7 +271,7 @@ def support(file: KernelFile) -> str:
     known = [_SUPPORT.format(name=file.name).strip()]
     if any(kernel.step.phases for kernel in file.kernels):
         known.append(_RESIDENT.format(registers=REGISTERS).strip())
-    if not wide(file.plan.steps):
+    if not file.wide:
         known.insert(0, _REACH.strip())
     return "\n\n\n".join(known)
 

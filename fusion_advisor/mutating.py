@@ -11,6 +11,8 @@ dropped. The arguments are:
 - SAME_TYPE: a cast of a load to the type that its pointer already has;
 - LESS_ROUNDING: taking a rounding away brings the value nearer to fp64, which the criterion
   (no further from fp64 than eager) allows by design;
+- FEW_PARTS: the sum of a few partial results in fp32 instead of fp64, as CUDA's own sums are made:
+  the criterion's margin for results out of parts (`PARTIAL_ULPS`) allows it;
 - ONLY_SQUARED: the sign of a difference that is only ever squared;
 - NEUTRAL_ALREADY: the masked lanes hold the neutral element already, from their loads' `other`;
 - PROMOTED: Triton widens this operand by itself, because the other one is fp32;
@@ -42,6 +44,7 @@ UNREAD = "masked lanes of this load reach only masked stores and re-masked reduc
 STORE_CASTS = "tl.store rounds to the pointer's type itself"
 SAME_TYPE = "the load has this type already"
 LESS_ROUNDING = "a rounding less is nearer to fp64, which the criterion allows"
+FEW_PARTS = "a few partial results summed in fp32, which the margin of such results allows"
 ONLY_SQUARED = "the difference is only ever squared"
 NEUTRAL_ALREADY = "masked lanes hold the neutral element already, from their loads"
 PROMOTED = "the other operand is fp32, to which Triton widens this one"
@@ -189,6 +192,8 @@ def _cast_argument(scope: _Scope, cast: ast.Call, parents: dict[ast.AST, ast.AST
             return SAME_TYPE
     if target in ("tl.bfloat16", "tl.float16"):
         return LESS_ROUNDING
+    if target == "tl.float64" and _callee(parent or cast) in ("tl.where", "tl.sum"):
+        return FEW_PARTS
     return None
 
 

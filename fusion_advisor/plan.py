@@ -20,7 +20,8 @@ class Planned:
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
     """Try every schedule on a region."""
-    if not any(region.exprs[i].op == "load" for i in region.live):
+    loads = (region.exprs[i].input for i in region.live if region.exprs[i].op == "load")
+    if not set(loads) - region.random_state:
         return Planned((), (Refused("no-schedule", "it reads no tensor that names the device"),))
     if not all(region.sizes.values()):
         return Planned((), (Refused("no-schedule", "a dimension has no elements"),))

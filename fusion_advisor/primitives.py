@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusion_advisor.philox import KERNEL_HELPERS
+
 FLOATS = ("float32", "float64")
 
 
@@ -241,7 +243,20 @@ LIBRARY = frozenset(
 )
 """Functions of the math library whose code is long; the exponential's is short."""
 
+_FLOAT8_E5M2 = """\
+@triton.jit
+def as_float8_e5m2(x):
+    # What rounds beyond the largest number is infinite to torch; the hardware stops there.
+    bits = x.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    infinite = tl.where(x < 0.0, 0xFC, 0x7C).to(tl.uint8)
+    bits = tl.where(tl.abs(x) >= 61440.0, infinite, bits)
+    return bits.to(tl.float8e5, bitcast=True)
+"""
+"""Of the other 8-bit type, e4m3fn, torch stops at the largest number too, from 2.12 on (its pull
+request 178817); before, eager gave NaN there."""
+
 HELPERS: dict[str, str] = {
+    "as_float8_e5m2": _FLOAT8_E5M2,
     "max_nan": (
         "@triton.jit\n"
         "def max_nan(a, b):\n"
@@ -257,4 +272,5 @@ HELPERS: dict[str, str] = {
     "first_max": _FIRST.format(name="first_max", sign=">"),
     "first_min": _FIRST.format(name="first_min", sign="<"),
     "multiply": "@triton.jit\ndef multiply(a, b):\n    return a * b\n",
+    **{name: text for name, (text, _) in KERNEL_HELPERS.items()},
 }

@@ -6,6 +6,7 @@ that the reference serves every size that the kernel serves.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator, Mapping
 
@@ -14,6 +15,7 @@ from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import Expressed
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import Op
+from fusion_advisor.philox import reference_text
 from fusion_advisor.records import Arg, Node, Ref, Symbol
 from fusion_advisor.region import NARROW_FLOATS
 from fusion_advisor.schedules.spelling import Names
@@ -51,7 +53,8 @@ def reference_lines(
     def state(number: int) -> None:
         node = flow.nodes[number]
         operands = [text_of(ref) for ref in flow.operands[number]]
-        call = _call(node, operands, shape_of(Ref(node.name)), device)
+        stream, _ = expressed.draws.get(node.name, (0, None))
+        call = _call(node, operands, shape_of(Ref(node.name)), device, stream)
         name = names.claim(node.name)
         lines.append(f"{name} = {call}")
         single = len(node.outputs) == 1 and node.op not in _LISTS
@@ -79,7 +82,7 @@ def _needed(flow: Dataflow, expressed: Expressed) -> list[int]:
     return [number for number in expressed.members if number in needed]
 
 
-def _call(node: Node, operands: list[str], shape: list[str], device: str) -> str:
+def _call(node: Node, operands: list[str], shape: list[str], device: str, stream: int) -> str:
     """One aten call. An in-place op is called by its functional overload."""
     if node.op in _SQUEEZES:
         return f"torch.ops.aten.view.default({operands[0]}, {_tuple(shape)})"
@@ -89,6 +92,8 @@ def _call(node: Node, operands: list[str], shape: list[str], device: str) -> str
     remaining = iter(operands)
     raw = [_argument(arg, remaining) for arg in node.args]
     keywords = [(name, _argument(value, remaining)) for name, value in node.kwargs]
+    if op.reference:
+        return _drawn(op, node, raw, stream, _tuple(shape), device)
     written = [_sized(op, place, raw, shape) for place in range(len(raw))]
     for name, text in keywords:
         if name == "device":
@@ -96,6 +101,16 @@ def _call(node: Node, operands: list[str], shape: list[str], device: str) -> str
         elif name not in _DROPPED:
             written.append(f"{name}={text}")
     return f"torch.ops.{namespace}.{functional}.{overload}({', '.join(written)})"
+
+
+def _drawn(op: Op, node: Node, raw: list[str], stream: int, shape: str, device: str) -> str:
+    """A random op, with the bits that the kernel draws; what the call leaves out is as in the
+    meaning."""
+    assert op.meaning is not None
+    _, *parameters = inspect.signature(op.meaning).parameters.values()
+    given = [*raw, *(repr(parameter.default) for parameter in parameters[len(raw) :])]
+    written = op.reference.format(*given, dtype=f"torch.{node.out.dtype}")
+    return reference_text(written, node.out.dtype, stream, shape, device)
 
 
 def _sized(op: Op, place: int, raw: list[str], shape: list[str]) -> str:

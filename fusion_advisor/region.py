@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from fusion_advisor.axes import Axes, AxisList, Dims, NotExpressible
 from fusion_advisor.bounds import places_below
 from fusion_advisor.exprs import INDEX, Expr, Pool
+from fusion_advisor.philox import SHARES, STATE
 from fusion_advisor.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.records import Tensor
 
@@ -126,12 +127,21 @@ class Builder(Pool):
     """Every dimension list that was made: none may name one axis twice."""
     pinned: set[int] = field(default_factory=set[int])
     """Axes whose sizes stand in an index: the kernel serves these sizes alone."""
+    random_state: tuple[Value, ...] = ()
+    """Seed and offset, once something random is drawn."""
+    streams: int = 0
+    """How many times something was drawn."""
+    bounds: dict[int, int] = field(default_factory=dict[int, int])
+    """Inputs that stand in an index, and the size below which they must lie."""
 
     def resolved(self, axes: AxisList) -> AxisList:
         return self.axes.resolve(axes)
 
     def extent_of(self, axis: int) -> int:
         return self.axes.sizes[axis]
+
+    def fix(self, axes: AxisList) -> None:
+        self.pinned.update(axes)
 
     # -- making values -------------------------------------------------------------------------
 
@@ -196,6 +206,17 @@ class Builder(Pool):
             axes if i == dim % len(value.dims) else () for i in range(len(value.dims))
         )
         return self.counted(axes, dims)
+
+    def random(self, kind: str, dims: Dims) -> Value:
+        """Random bits as an int32 for each element, numbered in row-major order over `dims`:
+        `random32` or `random16`, see `philox`."""
+        if not self.random_state:
+            self.random_state = tuple(self.input(Tensor((), (), "int64")) for _ in STATE)
+        place = self.place(tuple(axis for dim in dims for axis in dim))
+        args = (*(value.id for value in self.random_state), place)
+        drawn = Expr(kind, args, "int32", literal=str(self.streams))
+        self.streams += 1
+        return self._make(drawn, dims, "int32")
 
     # -- pointwise -----------------------------------------------------------------------------
 
@@ -416,8 +437,16 @@ class Builder(Pool):
         for dim, where in wheres.items():
             axes = self.axes.resolve(value.dims[dim])
             self.pinned.update(axes)
+            self._bound(where, self.axes.size(axes))
             places |= self._places(axes, where)
         return self.seen(self.pulled(value.id, places, guard), dims, value.logical)
+
+    def _bound(self, index: int, size: int) -> None:
+        """What an index is made from must be a place of what it indexes."""
+        for number in _needed(self.exprs, [index]):
+            expr = self.exprs[number]
+            if expr.op == "load":
+                self.bounds[expr.input] = min(size, self.bounds.get(expr.input, size))
 
     def _places(self, axes: AxisList, where: int) -> dict[int, int]:
         """One linear index as the place along each of some axes."""
@@ -535,6 +564,8 @@ class Region:
     pinned: frozenset[int]
     labels: dict[int, str]
     results: dict[int, str]
+    bounds: dict[int, int]
+    """Inputs that stand in an index, and the size below which they lie."""
     depends: tuple[frozenset[int], ...]
     """The axes on which each value depends."""
     live: tuple[int, ...]
@@ -545,6 +576,16 @@ class Region:
     def all(self, op: str) -> Iterator[int]:
         """The live values of one kind."""
         return (i for i in self.live if self.exprs[i].op == op)
+
+    @property
+    def random_state(self) -> frozenset[int]:
+        """The inputs that are seed and offset of random bits."""
+        return frozenset(
+            self.exprs[arg].input
+            for kind in SHARES
+            for i in self.all(kind)
+            for arg in self.exprs[i].args[: len(STATE)]
+        )
 
     @property
     def reduced(self) -> frozenset[int]:
@@ -565,7 +606,7 @@ class Region:
 
 
 def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
-    """Resolve axes and drop what no output needs.
+    """Resolve axes and drop what no output needs. Seed and offset come behind the other inputs.
 
     Raises NotExpressible when one value would need the same axis twice (a matrix and its own
     transpose in one expression, a reduction read along its own axis).
@@ -577,9 +618,13 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
             raise NotExpressible("a value and its own transpose in one expression")
     pool = Pool()
     numbers: list[int] = []
+    state = {builder.exprs[value.id].input: value for value in builder.random_state}
+    order = [n for n in range(len(builder.inputs)) if n not in state] + list(state)
     for number, expr in enumerate(builder.exprs):
         args = tuple(numbers[arg] for arg in expr.args)
         settled = replace(expr, args=args, axes=resolve(expr.axes))
+        if expr.op == "load":
+            settled = replace(settled, input=order.index(expr.input))
         numbers.append(pool.add(settled, builder.labels.get(number, "")))
     region = settle(
         pool,
@@ -587,12 +632,13 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
             Output(numbers[value.id], tuple(resolve(dim) for dim in value.dims), tensor, f"out{n}")
             for n, (value, tensor) in enumerate(outputs)
         ],
-        inputs=builder.inputs,
-        input_names=[f"in{n}" for n in range(len(builder.inputs))],
-        input_dims=[tuple(resolve(dim) for dim in dims) for dims in builder.input_dims],
+        inputs=[builder.inputs[n] for n in order],
+        input_names=[f"in{n}" for n in range(len(order))],
+        input_dims=[tuple(resolve(dim) for dim in builder.input_dims[n]) for n in order],
         sizes=dict(enumerate(builder.axes.sizes)),
         pinned=frozenset(resolve(tuple(builder.pinned))),
         results={numbers[number]: name for number, name in builder.results.items()},
+        bounds={order.index(number): size for number, size in builder.bounds.items()},
     )
     live = set(region.live)
     for number, place in builder.pulled_below:
@@ -612,6 +658,7 @@ def settle(
     sizes: Mapping[int, int],
     pinned: frozenset[int],
     results: Mapping[int, str],
+    bounds: Mapping[int, int],
     free_axis: int = 0,
 ) -> Region:
     """The region that makes some results out of a pool's expressions."""
@@ -638,6 +685,7 @@ def settle(
         pinned=pinned,
         labels=dict(pool.labels),
         results=dict(results),
+        bounds=dict(bounds),
         depends=tuple(depends),
         live=live,
         free_axis=max(free_axis, max(sizes, default=-1) + 1),

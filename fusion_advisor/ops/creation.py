@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusion_advisor.ops.registry import Call, creation, formula, pointwise
+from fusion_advisor.ops.registry import creation, formula, nothing_read, pointwise
 from fusion_advisor.records import Arg
 from fusion_advisor.region import Builder, Scalar, Value
 
@@ -41,37 +41,32 @@ def ones(b: Builder, shape: Sequence[int], **_: Arg) -> Value:
     return _filled(b, 1)
 
 
-def _nothing_read(call: Call) -> tuple[int, int]:
-    """Only the shape of the operand is used."""
-    return 0, call.out.bytes
-
-
-@creation("aten.full_like.default", traffic=_nothing_read)
+@creation("aten.full_like.default", traffic=nothing_read)
 def full_like(b: Builder, x: Value, value: Scalar, **_: Arg) -> Value:
     return _filled_like(b, x, value)
 
 
-@creation("aten.zeros_like.default", traffic=_nothing_read)
+@creation("aten.zeros_like.default", traffic=nothing_read)
 def zeros_like(b: Builder, x: Value, **_: Arg) -> Value:
     return _filled_like(b, x, 0)
 
 
-@creation("aten.ones_like.default", traffic=_nothing_read)
+@creation("aten.ones_like.default", traffic=nothing_read)
 def ones_like(b: Builder, x: Value, **_: Arg) -> Value:
     return _filled_like(b, x, 1)
 
 
-@creation("aten.new_zeros.default", sizes={1: "{shape}"}, traffic=_nothing_read)
+@creation("aten.new_zeros.default", sizes={1: "{shape}"}, traffic=nothing_read)
 def new_zeros(b: Builder, x: Value, shape: Sequence[int], **_: Arg) -> Value:
     return _filled(b, 0)
 
 
-@creation("aten.new_ones.default", sizes={1: "{shape}"}, traffic=_nothing_read)
+@creation("aten.new_ones.default", sizes={1: "{shape}"}, traffic=nothing_read)
 def new_ones(b: Builder, x: Value, shape: Sequence[int], **_: Arg) -> Value:
     return _filled(b, 1)
 
 
-@creation("aten.new_full.default", sizes={1: "{shape}"}, traffic=_nothing_read)
+@creation("aten.new_full.default", sizes={1: "{shape}"}, traffic=nothing_read)
 def new_full(b: Builder, x: Value, shape: Sequence[int], value: Scalar, **_: Arg) -> Value:
     return _filled(b, value)
 
@@ -121,27 +116,9 @@ formula(
     traffic=lambda call: (0, 0),
 )
 formula(
-    "random",
-    "aten.rand.default",
-    "aten.randn.default",
-    "aten.randint.low",
-    "aten.randint.default",
-    "aten.randperm.default",
-    "aten.rand_like.default",
-    "aten.randn_like.default",
-    "aten.bernoulli.default",
-    "aten.normal_functional.default",
+    "creation",
     "aten.linspace.default",
     "aten.eye.default",
     "aten.eye.m",
-    traffic=lambda call: (0, call.out.bytes),
-)
-formula(
-    "random",
-    "aten.bernoulli_.float",
-    "aten.bernoulli_.Tensor",
-    "aten.uniform_.default",
-    "aten.normal_.default",
-    "aten.exponential_.default",
     traffic=lambda call: (0, call.out.bytes),
 )

@@ -89,10 +89,6 @@ formula(
     "aten.argsort.default",
     "aten.argsort.stable",
 )
-formula("random", "aten.native_dropout.default", flops=lambda call: 2 * call.operand(0).numel)
-formula("random", "aten.multinomial.default")
-
-
 formula(
     "pairwise",
     "aten._cdist_forward.default",

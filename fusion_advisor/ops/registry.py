@@ -72,6 +72,10 @@ class Op:
     """Arguments that repeat sizes, so that the eager reference serves other sizes too: Python
     text by position, with `{0}` for the first argument, `{shape}` for the result's shape and
     `{size}` for its elements."""
+    reference: str = ""
+    """The eager reference of a random op, which must draw what the kernel draws: Python text as in
+    `sizes`, with `{dtype}` for the result's dtype and `<random16>` or `<random32>` for each draw of
+    the meaning."""
 
     @property
     def unstated(self) -> str:
@@ -175,6 +179,39 @@ def creation(
 ) -> Callable[[Meaning], Meaning]:
     """A tensor made from nothing."""
     return meaning_of("creation", *names, inputs="raw", sizes=sizes, traffic=traffic)
+
+
+def random(
+    *names: str,
+    reference: str,
+    discrete: bool = False,
+    reads: bool = False,
+    flops: Formula | None = None,
+) -> Callable[[Meaning], Meaning]:
+    """Random numbers; `reads` says whether the elements of the operands matter."""
+
+    def wrap(meaning: Meaning) -> Meaning:
+        for name in names:
+            register(
+                Op(
+                    name,
+                    "random",
+                    meaning,
+                    flops,
+                    None if reads else nothing_read,
+                    inputs="raw",
+                    discrete=discrete,
+                    reference=reference,
+                )
+            )
+        return meaning
+
+    return wrap
+
+
+def nothing_read(call: Call) -> tuple[int, int]:
+    """Of an operand only its shape is used."""
+    return 0, call.out.bytes
 
 
 def formula(

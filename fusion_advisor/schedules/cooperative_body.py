@@ -68,6 +68,7 @@ class CooperativeBody(Body):
                 self.sizes,
                 self.strides,
                 self.helpers,
+                self.shares,
                 [Scope(places=places)],
                 shared,
             )

@@ -48,6 +48,7 @@ def piece(
         sizes=sizes,
         pinned=region.pinned,
         results={},
+        bounds=region.bounds,
         free_axis=max(free_axis, region.free_axis),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 
-from fusion_advisor.axes import Dims
+from fusion_advisor.axes import AxisList, Dims
 from fusion_advisor.exprs import FOLD
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Output, Region
@@ -87,6 +87,8 @@ def load_access(region: Region, number: int) -> Access:
                 pulled[d] = index
     strides = _spread(tensor, tuple(dims), region.sizes)
     for d, index in pulled.items():
+        if not tensor.stride[d]:
+            continue
         for axis, step in (affine(region, index) or {}).items():
             strides[axis] = strides.get(axis, 0) + step * tensor.stride[d]
     return Access(region.input_names[expr.input], tensor, tuple(dims), strides, pulled, expr.guard)
@@ -255,15 +257,15 @@ def ordered(axes: Sequence[int], lead: Access) -> tuple[int, ...]:
 def collapse(
     axes: Sequence[int], everything: Sequence[Access], region: Region, prefix: str
 ) -> tuple[Group, ...]:
-    """Join neighbouring axes that every tensor steps through as one; an axis whose place is itself
-    a value, or stands in an index, stays alone."""
+    """Join neighbouring axes that every tensor steps through as one, and so does every place that
+    is itself a value or stands in an index."""
     sizes = region.sizes
-    alone = _alone(region)
+    placed = _placed(region)
     runs: list[list[int]] = []
     for axis in axes:
         if (
             runs
-            and not alone & {axis, runs[-1][-1]}
+            and all(_follows(places, runs[-1][-1], axis) for places in placed)
             and all(_as_one(a, runs[-1][-1], axis, sizes[axis]) for a in everything)
         ):
             runs[-1].append(axis)
@@ -282,16 +284,22 @@ def _as_one(access: Access, outer: int, inner: int, size: int) -> bool:
     return access.step(outer) == access.step(inner) * size and (outer in walks) == (inner in walks)
 
 
-def _alone(region: Region) -> set[int]:
-    """Axes whose place is needed on its own: as a value, or within an index or a guard."""
+def _placed(region: Region) -> set[AxisList]:
+    """The axes of each place that is needed on its own: as a value, in an index or in a guard."""
     return {
-        axis
+        region.exprs[arg].axes
         for i in region.live
         if region.exprs[i].op != "load"
         for arg in region.exprs[i].args
         if region.exprs[arg].op == "place"
-        for axis in region.exprs[arg].axes
     }
+
+
+def _follows(places: AxisList, outer: int, inner: int) -> bool:
+    """Does a place hold neither of two axes, or the inner one right behind the outer one?"""
+    if outer not in places or inner not in places:
+        return outer not in places and inner not in places
+    return places.index(inner) == places.index(outer) + 1
 
 
 def gaps(access: Access, groups: Sequence[Group]) -> dict[str, tuple[Group, ...] | None]:

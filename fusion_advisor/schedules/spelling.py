@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fusion_advisor.philox import NAMES, STATE
+
 TRITON_DTYPES = {
     "float64": "fp64",
     "float32": "fp32",
@@ -55,6 +57,7 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "fallbacks",
         "problem",
         "within_reach",
+        *(NAMES - set(STATE)),
         "program",
         "peer",
         "peer_mask",

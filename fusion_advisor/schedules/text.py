@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
 from fusion_advisor.exprs import Expr
-from fusion_advisor.primitives import MONOIDS, PRIMITIVES
+from fusion_advisor.philox import SHARES, kernel_helpers
+from fusion_advisor.primitives import HELPERS, MONOIDS, PRIMITIVES
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.layout import Access, Group, gaps, traced
@@ -31,6 +33,8 @@ _LIMITS = {
 }
 _LONGEST_PART = 60
 """Columns; a longer part of an expression gets a line and a name of its own."""
+_NUMBERS = ("const", "size", "taken", "extent")
+"""Numbers, or arguments that may be one."""
 _UNMADE = ("const", "size", "taken", "extent", "place")
 """What takes no line: numbers, sizes and places, written where they are used."""
 
@@ -73,6 +77,8 @@ class Body:
         default_factory=dict[str, tuple[Access, Group | int]]
     )
     helpers: dict[str, None] = field(default_factory=dict[str, None])
+    shares: bool = False
+    """Its rows draw random bits, several elements from one block where rows are long enough."""
     scopes: list[Scope] = field(default_factory=lambda: [Scope()])
     lane: ClassVar[str] = "col"
     """The place along the row that a lane has."""
@@ -283,11 +289,14 @@ class Body:
     def mask(self, access: Access) -> str:
         """The lanes that address an element; empty when all do."""
         axes = frozenset(access.strides)
+        for d, index in access.pulled.items():
+            if access.tensor.stride[d]:
+                axes |= self.region.depends[index]
         guard = access.guard
-        if guard is not None and not self._guards(access, guard):
+        if guard is not None and not self._guards(access, guard, axes):
             guard = None
-        for index in (*access.pulled.values(), *(() if guard is None else (guard,))):
-            axes |= self.region.depends[index]
+        if guard is not None:
+            axes |= self.region.depends[guard]
         inner = any(axis in axes for group in self.step.inner for axis in group.axes)
         outer = any(axis in axes for group in self.step.outer for axis in group.axes)
         if self.step.schedule == "flat":
@@ -302,10 +311,11 @@ class Body:
             masks.append(self.text(guard))
         return " & ".join(masks)
 
-    def _guards(self, access: Access, guard: int) -> bool:
+    def _guards(self, access: Access, guard: int, addressed: frozenset[int]) -> bool:
         """Must, or may, a guard stand in a mask? Where every address is good and fewer lanes load
         than decide, the value is chosen later alone."""
-        return bool(access.pulled) or self.region.depends[guard] <= frozenset(access.strides)
+        moved = any(access.tensor.stride[d] for d in access.pulled)
+        return moved or self.region.depends[guard] <= addressed
 
     # -- what a value is -----------------------------------------------------------------------
 
@@ -393,6 +403,7 @@ class Body:
         region = self.region
         expr = region.exprs[number]
         part = expr.monoid or ("at" if expr.dtype == "index" else "part")
+        part = "bits" if expr.op in SHARES else part
         wish = region.results.get(number) or f"{region.labels.get(number, 'value')}_{part}"
         name = self.names.claim(wish)
         self.scope.lines.append(f"{name} = {bare(text)}")
@@ -419,7 +430,18 @@ class Body:
     def _store(self, access: Access, text: str) -> None:
         mask = self.mask(access)
         masked = f", mask={mask}" if mask else ""
+        if access.tensor.dtype.startswith("float8"):
+            text = self._rounded(text, access.tensor.dtype)
         self.scope.lines.append(f"tl.store({self._pointer(access)}, {bare(text)}{masked})")
+
+    def _rounded(self, text: str, dtype: str) -> str:
+        """A float32 in a narrower type; what is too large becomes what it does in torch."""
+        if f"as_{dtype}" not in HELPERS:
+            return f"{as_operand(text)}.to({language_dtype(dtype)})"
+        self.helpers[f"as_{dtype}"] = None
+        text = bare(text)
+        number = re.fullmatch(r"-?[\d.e+-]+|float\(.*\)", text)
+        return f"as_{dtype}({f'tl.full((), {text}, tl.float32)' if number else text})"
 
     def _text(self, number: int) -> str:
         expr = self.region.exprs[number]
@@ -428,12 +450,14 @@ class Body:
         if expr.op in ("size", "taken", "extent"):
             return self._extent(expr)
         if expr.op == "place":
-            return self._place(expr)
+            return self._place(expr.axes)
+        if expr.op in SHARES:
+            return self._random(expr)
         operands = [self.text(arg) for arg in expr.args]
         if expr.op == "round":
-            return f"{as_operand(operands[0])}.to({language_dtype(expr.to)}).to(tl.float32)"
+            return f"{self._rounded(operands[0], expr.to)}.to(tl.float32)"
         if expr.op == "cast":
-            if self.region.exprs[expr.args[0]].op in ("const", "size", "taken"):  # bare numbers
+            if self.region.exprs[expr.args[0]].op in _NUMBERS:
                 return f"tl.full((), {bare(operands[0])}, {language_dtype(expr.to)})"
             return f"{as_operand(operands[0])}.to({language_dtype(expr.to)})"
         if expr.op == "reduce":
@@ -495,22 +519,64 @@ class Body:
         text = text or self._argument(tuple(expr.axes), "elements")
         return text if expr.op == "extent" else f"({text} * 1.0)"
 
-    def _place(self, expr: Expr) -> str:
+    def _place(self, axes: tuple[int, ...]) -> str:
         """The position along some axes, outermost first."""
         text = ""
-        for axis in expr.axes:
-            place = self._place_along(axis)
-            text = f"({text} * {self._size_of(axis)} + {place})" if text else place
+        while axes:
+            count, place, extent = self._place_along(axes)
+            text = f"({text} * {extent} + {place})" if text else place
+            axes = axes[count:]
         return text
 
-    def _place_along(self, axis: int) -> str:
-        if axis in self.step.serial:
-            return self._serial_place(axis)
+    def _place_along(self, axes: tuple[int, ...]) -> tuple[int, str, str]:
+        """How many of some axes lie along a group, or along all that share a linear index; the
+        place there, and its extent."""
+        if axes[0] in self.step.serial:
+            return 1, self._serial_place(axes[0]), self._size_of(axes[0])
         for groups, linear in self._levels():
+            spanned = tuple(axis for group in groups for axis in group.axes)
+            if spanned and axes[: len(spanned)] == spanned and len(groups) > 1:
+                return len(spanned), linear, self.total(groups)
             for group in groups:
-                if axis in group.axes:
-                    return self.coordinate(group, groups, linear)
-        raise KeyError(axis)
+                if axes[: len(group.axes)] == group.axes:
+                    extent = self._size_of(axes[0]) if len(group.axes) == 1 else None
+                    place = self.coordinate(group, groups, linear)
+                    return len(group.axes), place, extent or self.extent_of(group)
+        raise KeyError(axes[0])
+
+    def _random(self, expr: Expr) -> str:
+        """Random bits of the elements that a program has: a run of them where they lie one after
+        the other, else each for itself."""
+        seed, offset, element = expr.args
+        state = f"{self.text(seed)}, {self.text(offset)}, {expr.literal}"
+        first = self._first_of_run(self.region.exprs[element].axes)
+        name = f"{expr.op}_run" if first else expr.op
+        self.helpers |= dict.fromkeys(kernel_helpers([name]))
+        if not first:
+            place = self.text(element)
+            place = f"tl.full((), {place}, tl.int32)" if place.isdigit() else place
+            return f"{name}({state}, {bare(place)})"
+        if self.step.schedule == "flat":
+            return f"{name}({state}, {first}, BLOCK, True)"
+        self.shares = True
+        return f"{name}({state}, {first}, {self.lanes}, SHARED)"
+
+    def _first_of_run(self, axes: tuple[int, ...]) -> str:
+        """Where a program's elements begin when it has a run of them; empty when it has none."""
+        step, wide = self.step, ".to(tl.int64)" if self.wide else ""
+        if not axes:
+            return ""
+        if step.schedule == "flat":
+            whole = axes == tuple(axis for group in step.outer for axis in group.axes)
+            return f"tl.program_id(0){wide} * BLOCK" if whole else ""
+        inner = tuple(axis for group in step.inner for axis in group.axes)
+        if step.block < max(SHARES.values()) or not inner or axes[-len(inner) :] != inner:
+            return ""
+        part = f"part * {self.lanes}" if step.part and step.schedule != "blocked" else ""
+        start = "start" if step.schedule == "blocked" else part
+        row = self._place(axes[: -len(inner)])
+        row = f"{row} * {self.total(step.inner)}" if row else ""
+        return " + ".join(filter(None, (row, start))) or "tl.full((), 0, tl.int32)"
 
     # -- reductions ----------------------------------------------------------------------------
 
@@ -533,7 +599,9 @@ class Body:
         if not self.several:
             template = template.replace(", keep_dims=True", "").replace("axis=1", "axis=0")
             template = template.replace("{0}, 1,", "{0}, 0,").replace("{1}), 1,", "{1}), 0,")
-        return template.format(operand, f"tl.broadcast_to({self.lane}, {self._shape(True, True)})")
+        return template.format(
+            operand, f"tl.broadcast_to({self.lane}, {self._shape_of(expr.args[0])})"
+        )
 
     def _scan(self, expr: Expr, operand: str) -> str:
         axis = 1 if self.several else 0

@@ -17,12 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import Expressed, boundary, express
 from fusion_advisor.exprs import INDEX, Expr
+from fusion_advisor.philox import NAMES, SHARES, STATE, reference_helpers
 from fusion_advisor.records import Ref
+from fusion_advisor.reference import reference_lines
 from fusion_advisor.region import Output, Region
 
 from .regions import Tape, launches
 
 Tensor = torch.Tensor
+RANDOM_STATE = (-(2**62) + 12345, 2**40 + 7)
+"""Seed and offset of whatever is random."""
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -65,6 +69,8 @@ class _Grid:
             return args[0].to(getattr(torch, expr.to)).to(dtype)
         if expr.op in ("reduce", "scan"):
             return self._combined(expr, args[0])
+        if expr.op in SHARES:
+            return self._random(expr, *args)
         return PRIMITIVES[expr.op](*args).to(dtype)
 
     def _place(self, axes: Sequence[int]) -> Tensor:
@@ -74,6 +80,13 @@ class _Grid:
             size = self.region.sizes[axis]
             total = total * size + torch.arange(size).reshape(self.shape([axis]))
         return total
+
+    def _random(self, expr: Expr, seed: Tensor, offset: Tensor, place: Tensor) -> Tensor:
+        """Each element's own bits; one that a guard leaves out may have any."""
+        shape = (max(int(place.max()), 0) + 1,)
+        bits = reference_functions()["random_bits"]
+        drawn = bits(shape, SHARES[expr.op], int(seed), int(offset), int(expr.literal), "cpu")
+        return drawn[place.clamp_min(0)].to(torch.int32)
 
     def _load(self, expr: Expr) -> Tensor:
         source = self.inputs[expr.input]
@@ -162,6 +175,26 @@ SCANS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def reference_functions() -> dict[str, Any]:
+    """What an emitted file's reference draws with."""
+    found: dict[str, Any] = {"torch": torch}
+    for text in reference_helpers([f"{name}()" for name in NAMES]).values():
+        exec(text, found)
+    return found
+
+
+def drawn_reference(flow: Dataflow, found: Expressed, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """What the emitted reference gives for a region that draws random numbers."""
+    names = {ref: f"given[{n}]" for n, ref in enumerate(found.inputs)}
+    lines = reference_lines(flow, found, names, {})
+    functions = reference_functions() | {"given": _given(flow, found, inputs)}
+    functions |= dict(zip(STATE, RANDOM_STATE, strict=True))
+    body = "\n".join(f"    {line}" for line in lines)
+    exec(f"def reference():\n{body}", functions)
+    result = functions["reference"]()
+    return list(result) if isinstance(result, tuple) else [result]
+
+
 class _Recorder(TorchDispatchMode):
     """Runs a function, and writes its launches and views onto a tape as if it ran on CUDA."""
 
@@ -206,7 +239,15 @@ def expressed_whole(flow: Dataflow) -> Expressed:
 
 
 def meaning(flow: Dataflow, found: Expressed, inputs: Sequence[Tensor]) -> dict[Ref, Tensor]:
-    """What a region gives, by the results that it stores.
+    """What a region gives, by the results that it stores."""
+    given = _given(flow, found, inputs)
+    if found.draws:
+        given += [torch.tensor(state) for state in RANDOM_STATE]
+    return dict(zip(found.outputs, evaluate(found.region, given), strict=True))
+
+
+def _given(flow: Dataflow, found: Expressed, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors behind a region's inputs.
 
     `inputs` are those of the graph, in order; what the region reads of them through a view is
     taken from where the view looks.
@@ -217,7 +258,7 @@ def meaning(flow: Dataflow, found: Expressed, inputs: Sequence[Tensor]) -> dict[
     for ref in found.inputs:
         seen = flow.annotated.tensors[ref]
         given.append(torch.as_strided(base_of[seen.storage], seen.shape, seen.stride, seen.offset))
-    return dict(zip(found.outputs, evaluate(found.region, given), strict=True))
+    return given
 
 
 def held_to_eager(function: Callable[..., Any], *inputs: Tensor, **close: Any) -> Expressed:

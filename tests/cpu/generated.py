@@ -61,6 +61,14 @@ def masked_count(ids, lengths):
     return seen, seen.sum(1, keepdim=True), torch.where(seen, ids, -100)
 
 
+def dropout_gelu(x):
+    return F.dropout(F.gelu(x), 0.1, training=True)
+
+
+def dropped_attention(scores, bias):
+    return torch.native_dropout(torch.softmax(scores * 0.125 + bias, dim=-1), 0.2, True)
+
+
 FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "softmax": (softmax, (_x(64, 300),)),
     "layer_norm": (layer_norm, (_x(64, 200), _x(200), _x(200))),
@@ -82,11 +90,37 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "masked_count": (
         masked_count, (_x(40, 90, dtype=torch.int64), _x(40, dtype=torch.int64)),
     ),
+    "dropout_gelu": (dropout_gelu, (_x(64, 500, dtype=torch.bfloat16),)),
+    "dropped_attention": (dropped_attention, (_x(8, 30, 96), _x(30, 96))),
 }  # fmt: skip
+
+
+def row_and_columns(grad, x, weight):
+    scale = torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+    normal, inner = x * scale, grad * weight
+    return scale * (inner - normal * (inner * normal).mean(-1, keepdim=True)), (grad * normal).sum(
+        0
+    )
+
+
+def doubled_softmax(x):
+    return torch.softmax(x * 2, -1)
+
+
+_BF16 = torch.bfloat16
+SCHEDULES: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
+    "tiled": (lambda x, b: torch.tanh(x + b) * 2, (_x(7, 40, 333), _x(40, 1))),
+    "carried": (row_and_columns, (_x(600, 96), _x(600, 96), _x(96))),
+    "row + row": (lambda x: x.amax(-1).amin(), (_x(3000, 1300),)),
+    "persistent": (doubled_softmax, (_x(2048, 20_000, dtype=_BF16),)),
+}
+"""A function for each schedule that FUNCTIONS do not reach, by the plan's name; `split` and
+`blocked` are not among them: a mutant of each passes (one program in the checks' cases; one column
+of a hundred thousand)."""
 
 
 @cache
 def kernel(name: str) -> Kernel:
-    function, inputs = FUNCTIONS[name]
+    function, inputs = FUNCTIONS[name] if name in FUNCTIONS else SCHEDULES[name]
     rules = SHARING if name.startswith("shared_") else RULES
-    return kernel_of(function, *inputs, name=name, rules=rules)
+    return kernel_of(function, *inputs, name=name.replace(" + ", "_"), rules=rules)

@@ -85,14 +85,24 @@ class Tape:
             result = target(*args, **kwargs)
         name = f"v{len(self.nodes)}"
         found = result if isinstance(result, (tuple, list)) else (result,)
+        named = tuple((key, self._arg(value)) for key, value in kwargs.items())
+        ready = tuple(self._arg(arg) for arg in args)
         outputs = tuple(
             self._seen(t, Ref(name, i)) if isinstance(t, torch.Tensor) else None
             for i, t in enumerate(found)
         )
-        named = tuple((key, self._arg(value)) for key, value in kwargs.items())
-        ready = tuple(self._arg(arg) for arg in args)
-        self.nodes.append(Node(name, str(target), args=ready, kwargs=named, outputs=outputs))
+        written = tuple(
+            self._storages[arg.untyped_storage()._cdata]
+            for arg, formal in zip(args, target._schema.arguments, strict=False)
+            if isinstance(arg, torch.Tensor) and formal.is_write
+        )
+        node = Node(name, str(target), args=ready, kwargs=named, outputs=outputs, mutates=written)
+        self.nodes.append(node)
         return result
+
+    def made(self, tensor: torch.Tensor) -> bool:
+        """Is it what a node returned, not an input?"""
+        return self._refs[id(tensor)].node.startswith("v")
 
     def ref(self, tensor: torch.Tensor) -> Ref:
         """Which output of which node a fake tensor is."""

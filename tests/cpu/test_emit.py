@@ -18,7 +18,7 @@ from fusion_advisor.emit import emit
 from fusion_advisor.verify import Worker, checker, collect_check, submit_check
 
 from .generated import FUNCTIONS, kernel
-from .regions import RULES, Tape, decided, flow_of, why_not
+from .regions import RULES, Tape, decided, flow_of, kernel_of, why_not
 
 Tensors = tuple[torch.Tensor, ...]
 IMPORTS = {"os", "warnings", "torch", "triton"}
@@ -285,3 +285,111 @@ def test_layout(name: str, worker: Worker) -> None:
 def test_right_or_refused(name: str, worker: Worker) -> None:
     failure = _checked(*BOTH_WAYS[name], worker)
     assert failure is None or failure.startswith("refused: ")
+
+
+# -- 8-bit floats ----------------------------------------------------------------------------------
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+FLOAT8_KERNELS: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
+    "stored": lambda x, to: (x * 50).to(to),
+    "rounded inside": lambda x, to: x.to(to).to(torch.bfloat16) * 3,
+    "after a reduction": lambda x, to: (x.softmax(-1) * 448).to(to),
+    "of a scalar": lambda x, to: (x.amax() * 448).to(to),
+}
+
+
+@pytest.mark.parametrize("to", FLOAT8, ids=str)
+@pytest.mark.parametrize("name", FLOAT8_KERNELS)
+def test_float8_results_are_torchs(name: str, to: torch.dtype, worker: Worker) -> None:
+    """The draws overflow, and hold NaN and infinities: e5m2 has infinities, e4m3fn saturates."""
+    x = torch.empty(60, 50, dtype=torch.bfloat16)
+    made = kernel_of(lambda x: FLOAT8_KERNELS[name](x, to), x)
+    assert collect_check(made, submit_check(worker, made, seeds=5)).failure is None
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_float8_inputs(dtype: torch.dtype, worker: Worker) -> None:
+    x = torch.empty(60, 50, dtype=dtype)
+    for function in (lambda x: x.to(torch.float32) * 2, lambda x: x.t().contiguous()):
+        made = kernel_of(function, x)
+        assert collect_check(made, submit_check(worker, made, seeds=5)).failure is None
+
+
+# -- what the fuzzer found -------------------------------------------------------------------------
+
+aten = torch.ops.aten
+
+
+def _flipped(tape: Tape) -> torch.Tensor:
+    """One element, read by every lane, whose place is turned round."""
+    x = tape.input(torch.empty(1, dtype=torch.bfloat16).expand(17))
+    y = tape.call(aten.flip.default, x, [0])
+    return tape.call(aten.mul.Tensor, y, y)
+
+
+def _gathered_rows(tape: Tape) -> torch.Tensor:
+    """A reduction of what gathered reductions give: along other axes than they."""
+    x = tape.input(torch.empty(8, 3, dtype=torch.bfloat16))
+    index = tape.input(torch.empty(3, dtype=torch.int64))
+    top = tape.call(aten.constant_pad_nd.default, tape.call(aten.amax.default, x, [0]), [0, 2], 1)
+    return tape.call(
+        aten._log_softmax.default, tape.call(aten.gather.default, top, 0, index), 0, False
+    )
+
+
+def _gathered_from_one(tape: Tape) -> torch.Tensor:
+    """An index that no element depends on, over a run-time size."""
+    x = tape.input(torch.empty(8, 3, dtype=torch.bfloat16).expand(1, 8, 3))
+    y = tape.call(aten.gather.default, x, 0, tape.input(torch.empty(3, 8, 3, dtype=torch.int64)))
+    return tape.call(aten.amax.default, y, [0, 1], True)
+
+
+def _padded_window(tape: Tape) -> torch.Tensor:
+    """A guard that is one number at each place of a lane's walk."""
+    x = tape.input(torch.empty(4, 3, 3, 3))
+    y = tape.call(aten.constant_pad_nd.default, x, [2, 0], 1)
+    return tape.call(aten.silu.default, tape.call(aten.amin.default, y, [1, 3], False))
+
+
+def _one_random_number(tape: Tape) -> torch.Tensor:
+    x = tape.input(torch.empty(1))
+    return tape.call(aten.mul.Tensor, x, tape.call(aten.rand_like.default, x))
+
+
+def _gathered_draws(tape: Tape) -> torch.Tensor:
+    """The number of a random element over a size that is a run-time argument elsewhere."""
+    x = tape.input(torch.empty(1, 4, 2))
+    index = tape.input(torch.empty(1, 1, 2, dtype=torch.int64))
+    drawn = tape.call(aten.bernoulli.p, x, 0.3)
+    return tape.call(aten.gather.default, tape.call(aten.mul.Tensor, x, drawn), 1, index)
+
+
+def _twice_the_sum(tape: Tape) -> torch.Tensor:
+    """A number of repetitions that stands in the kernel, as an integer."""
+    x = tape.input(torch.empty(12, dtype=torch.int64))
+    repeated = tape.call(aten.repeat.default, x, [2])
+    total = tape.call(aten.sum.dim_IntList, repeated, [0], False)
+    return tape.call(aten.minimum.default, total, repeated)
+
+
+FOUND = (
+    _flipped, _gathered_from_one, _padded_window, _one_random_number,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("region", FOUND)
+def test_found_by_the_fuzzer(region: Callable[[Tape], torch.Tensor], worker: Worker) -> None:
+    tape = Tape()
+    flow = tape.flow(region(tape))
+    found = decided(flow)
+    assert found.subject.plan is not None, why_not(found)
+    made = emit(flow, found, "found", RULES)
+    assert collect_check(made, submit_check(worker, made, seeds=5)).failure is None
+
+
+def test_reductions_of_gathered_reductions_have_no_plan() -> None:
+    """Found by the fuzzer: one kernel was written as if both ran along the same axes."""
+    tape = Tape()
+    found = decided(tape.flow(_gathered_rows(tape)))
+    assert found.subject.plan is None
+    assert "the reductions run along different axes" in why_not(found)

@@ -15,10 +15,14 @@ import pytest
 from fusion_advisor.mutating import Mutant, all_mutants, mutants
 from fusion_advisor.verify import Worker, checker, collect_check, submit_check
 
-from .generated import FUNCTIONS, kernel
+from .generated import FUNCTIONS, SCHEDULES, kernel
+from .regions import decided, flow_of
 
 WANTED = 200
-PER_KERNEL = 1000 if "FUSION_ADVISOR_SLOW_TESTS" in os.environ else 40
+SLOW = "FUSION_ADVISOR_SLOW_TESTS" in os.environ
+PER_KERNEL = 1000 if SLOW else 40
+PER_SCHEDULE = 1000 if SLOW else 12
+"""Of kernels with long rows, which take longer."""
 SEEDS = 5
 KINDS = {
     "mask dropped", "mask widened", "tail lost", "one too many", "neutral element",
@@ -78,3 +82,15 @@ def test_equivalent_ones_are_few_and_pass() -> None:
     assert total <= 0.2 * sum(len(all_mutants(kernel(name))) for name in FUNCTIONS)
     with checker("interpreter") as worker:
         assert len(passing(worker, chosen, seeds=2)) == total
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_has_mutants_that_are_caught(name: str) -> None:
+    function, inputs = SCHEDULES[name]
+    plan = decided(flow_of(function, *inputs)).subject.plan
+    assert plan is not None
+    assert plan.schedule == name
+    chosen = [m for m in mutants(kernel(name), 0, PER_SCHEDULE) if m.equivalent is None]
+    assert len(chosen) > 5
+    with checker("interpreter") as worker:
+        assert passing(worker, {name: chosen}) == []

@@ -165,6 +165,7 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "aten.leaky_relu_backward.default": (S(X, X, 0.3, False),),
     "aten.softplus_backward.default": (S(X, X, 2.0, 10.0),),
     "aten.native_dropout_backward.default": (S(X, M, 2.0),),
+    "aten.native_dropout.default": (S(X, 0.3, True), S(B, 0.5, True)),
     **{
         f"aten.{op}_backward_data.default": (S(X32, X32, 1, torch.float32),)
         for op in ("_softmax", "_log_softmax")
@@ -406,6 +407,15 @@ CREATIONS: dict[str, tuple[Sample, ...]] = {
     "aten.new_zeros.default": (S(X, [5, 33]),),
     "aten.new_ones.default": (S(X, [33]),),
     "aten.new_full.default": (S(X, [5, 33], 1.5),),
+    "aten.bernoulli.p": (S(X, 0.3), S(B, 0.0), S(X, 1.0)),
+    "aten.uniform.default": (S(X), S(B, -1.0, 3.0)),
+    "aten.normal_functional.default": (S(X), S(B, 0.5, 2.0)),
+    "aten.exponential.default": (S(X), S(B, 0.5)),
+    "aten.rand.default": (S([5, 33]), S([5, 1])),
+    "aten.randn.default": (S([5, 33]), S([33])),
+    "aten.rand_like.default": (S(X), S(B)),
+    "aten.randn_like.default": (S(X), S(B)),
+    "aten.normal.float_float": (S(0.5, 2.0, [5, 33]),),
 }
 """Tensors made from nothing, added to an input."""
 

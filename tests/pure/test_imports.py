@@ -17,7 +17,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
     for names in (
         # shared knowledge
-        "errors primitives axes",
+        "errors axes philox",
+        "primitives",
         "records exprs",
         "bounds",
         "rulebook scenario frames kernels region wire files",

@@ -1,0 +1,222 @@
+"""2 eager launches as one flat kernel.
+
+Replaces: gelu.default, native_dropout.default.
+Source: generated.py:65.
+HBM: 288000 B unfused, 128016 B here (2.25 times fewer) at the sizes it was made for.
+Computes in float32 for narrower floats; rounds at the stores.
+Deterministic: bitwise the same for the same seed and offset, on any device.
+Random: Philox-4x32-7 of seed, offset and the number of the element. Both are one int64 each in a
+tensor on the device, so that replays of a CUDA graph may change them; an int is filled into such
+a tensor. Without a seed they are drawn from torch's generator of the device, by one launch more;
+with one, that generator is left alone.
+"""
+
+import os
+import warnings
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def narrow_erf(x):
+    # Good to 16-bit results, relative error 1e-5: erfc is 2 to the power of a polynomial fitted to
+    # its logarithm; near zero, where 1 - erfc cancels, a series.
+    square = x * x
+    near = x * (1.1283792 + square * (-0.37612639 + square * 0.11283792))
+    t = tl.minimum(tl.abs(x) * 1.4142135, 16.0)
+    power = -1.8209877e-06 * t + 6.1363673e-05
+    power = power * t - 0.00092898862
+    power = power * t + 0.0085030086
+    power = power * t - 0.053952299
+    power = power * t - 0.45847011
+    power = power * t - 1.1512495
+    power = power * t - 0.99999535
+    far = 1.0 - 2.0 * tl.exp2(power)
+    return tl.where(square < 0.04, near, tl.where(x < 0, -far, tl.where(x == x, far, x)))
+
+
+@triton.jit
+def blocks(seed, offset, stream, number):
+    # Philox-4x32 with 7 rounds: four words of each block.
+    low, high = number.to(tl.uint32), (number.to(tl.uint64) >> 32).to(tl.uint32)
+    after = low * 0
+    first, second = after + offset.to(tl.uint32), after + (offset >> 32).to(tl.uint32)
+    return tl.philox(seed, low, high + (stream << 16), first, second, 7)
+
+
+@triton.jit
+def random16(seed, offset, stream, element):
+    # Eight elements share a block, two a word: the second has it with its halves exchanged.
+    a, b, c, d = blocks(seed, offset, stream, element >> 3)
+    which = element & 7
+    word = tl.where(which < 4, tl.where(which < 2, a, b), tl.where(which < 6, c, d))
+    word = tl.where((which & 1) == 1, (word << 16) | (word >> 16), word)
+    return word.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def random16_run(seed, offset, stream, first, COUNT: tl.constexpr, SHARED: tl.constexpr):
+    # COUNT elements from `first` on; a block is made once when they begin with a whole one.
+    number = tl.arange(0, COUNT // 8 if SHARED else COUNT)
+    if len(first.shape) == 2:
+        number = number[None, :]
+    if not SHARED:
+        bits = random16(seed, offset, stream, first + number)
+    else:
+        number += first // 8
+        a, b, c, d = blocks(seed, offset, stream, number)
+        words = tl.join(tl.join(a, c), tl.join(b, d))
+        words = tl.join(words, (words << 16) | (words >> 16))
+        if len(first.shape) == 2:
+            words = tl.reshape(words, [number.shape[0], COUNT])
+        else:
+            words = tl.reshape(words, [COUNT])
+        bits = words.to(tl.int32, bitcast=True)
+    return bits
+
+
+@triton.jit
+def dropout_gelu_kernel(
+    args_0_ptr,
+    seed_ptr,
+    offset_ptr,
+    dropout_out_ptr,
+    count,
+    BLOCK: tl.constexpr,
+):
+    # One program, one block of consecutive elements of the result.
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < count
+    args_0 = tl.load(args_0_ptr + index, mask=mask, other=0.0).to(tl.float32)
+    gelu = (args_0 * 0.5) * (1.0 + narrow_erf(args_0 * 0.7071067811865476))
+    seed = tl.load(seed_ptr)
+    offset = tl.load(offset_ptr)
+    dropout_bits = random16_run(seed, offset, 0, tl.program_id(0) * BLOCK, BLOCK, True)
+    dropout_part = tl.where(dropout_bits >= -1717986918, 1.1111111111111112, 0.0)
+    dropout = gelu * dropout_part
+    tl.store(dropout_out_ptr + index, dropout, mask=mask)
+
+
+def dropout_gelu(args_0, seed=None, offset=None):
+    seed, offset = random_state(seed, offset, args_0.device)
+    n0 = args_0.shape[0]
+    n1 = args_0.shape[1]
+    problem = (
+        serves("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
+        or serves("seed", seed, torch.int64, (), ())
+        or serves("offset", offset, torch.int64, (), ())
+        or within_reach(n0 * n1)
+    )
+    if problem:
+        return fall_back(problem, args_0, seed, offset)
+    if not n0 * n1:
+        return reference(args_0, seed, offset)
+    dropout_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
+    with torch.cuda.device_of(args_0):
+        dropout_gelu_kernel[(triton.cdiv(n0 * n1, 1024),)](
+            args_0,
+            seed,
+            offset,
+            dropout_out,
+            n0 * n1,
+            BLOCK=1024,
+            num_warps=4,
+            enable_fp_fusion=True,
+        )
+    return dropout_out
+
+
+def random_state(seed, offset, device):
+    """Seed and offset as the kernels read them: one int64 each, on the device."""
+    if seed is None:
+        seed, drawn = torch.randint(2**63 - 1, (2,), device=device)
+        offset = drawn if offset is None else offset
+    offset = 0 if offset is None else offset
+    state = (seed, offset)
+    return [
+        s.reshape(()) if isinstance(s, torch.Tensor) else torch.full((), s, device=device)
+        for s in state
+    ]
+
+
+def philox(seed, offset, stream, number):
+    """The four words of some blocks, as the kernels make them."""
+    low = 2**32 - 1
+    a, b = number & low, (number >> 32) + (stream << 16)
+    c, d = offset & low, offset >> 32 & low
+    left, right = seed & low, seed >> 32 & low
+    for _ in range(7):
+        first, second = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b = (second >> 32 & low) ^ b ^ left, second & low
+        c, d = (first >> 32 & low) ^ d ^ right, first & low
+        left, right = (left + 0x9E3779B9) & low, (right + 0xBB67AE85) & low
+    return torch.stack([a, b, c, d], -1)
+
+
+def random_bits(shape, share, seed, offset, stream, device):
+    """The kernels' random bits, `share` elements to a block, as signed 32-bit numbers."""
+    count = torch.Size(shape).numel()
+    number = torch.arange(-(-count // share), device=device)
+    words = philox(seed, offset, stream, number)
+    if share == 8:
+        words = torch.stack([words, (words << 16 | words >> 16) & (2**32 - 1)], -1)
+    return ((words.flatten()[:count] ^ 2**31) - 2**31).reshape(shape)
+
+
+def laid_out(values, x, dtype):
+    """Values in another dtype, in memory as x is."""
+    return torch.empty_like(x, dtype=dtype).copy_(values)
+
+
+def dropped(x, bits, p):
+    """Zero with probability p, else divided by 1 - p; and which elements are kept."""
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    kept = laid_out(bits >= min(round(p * 2**32), 2**32 - 1) - 2**31, x, torch.bool)
+    return x * kept * (1.0 / (1.0 - p)), kept
+
+
+def reference(args_0, seed, offset):
+    """What eager launches, on the kernels' random bits."""
+    n0 = args_0.shape[0]
+    n1 = args_0.shape[1]
+    gelu = torch.ops.aten.gelu.default(args_0)
+    dropout = dropped(gelu, random_bits((n0, n1), 8, seed, offset, 0, args_0.device), 0.1)
+    return dropout[0]
+
+
+def within_reach(elements):
+    """Why 32-bit offsets do not reach every element; None when they do."""
+    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+
+
+fallbacks = 0
+
+
+def serves(name, tensor, dtype, shape, stride):
+    """Why the kernel cannot take this tensor; None when it can."""
+    if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+        return f"{name} is on {tensor.device}"
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return f"{name} requires a gradient"
+    if tensor.dtype != dtype:
+        return f"{name} has dtype {tensor.dtype}, not {dtype}"
+    if tuple(tensor.shape) != tuple(shape):
+        return f"{name} has shape {tuple(tensor.shape)}, not {tuple(shape)}"
+    steps = zip(shape, tensor.stride(), stride, strict=True)
+    if tensor.numel() and any(n > 1 and have != want for n, have, want in steps):
+        return f"{name} has strides {tensor.stride()}, not {tuple(stride)}"
+    return None
+
+
+def fall_back(problem, *tensors):
+    """Run the reference instead, once with a warning; an error in strict mode."""
+    global fallbacks
+    if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
+        raise RuntimeError(f"dropout_gelu: {problem}")
+    if not fallbacks:
+        warnings.warn(f"dropout_gelu: {problem}; running eager instead", stacklevel=3)
+    fallbacks += 1
+    return reference(*tensors)
