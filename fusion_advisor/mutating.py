@@ -22,6 +22,8 @@ dropped. The arguments are:
 - WRAPPED: the load's index is taken modulo the size, so it is in range on every lane;
 - CORRECTED: a mean whose remainder is taken back from the deviations: `p = x - sum(x) / n`, then
   `p - sum(p) / n`. The first sum may be off in proportion; the second one is a rounding's worth;
+- IN_BLOCKS: random bits begin at a block of four or eight elements, so that one element more for
+  each program before it changes nothing for the first few programs, and the cases have no others;
 - EQUAL_STRIDES: in every case both tensors have the same strides: the cases are to blame.
 """
 
@@ -48,6 +50,7 @@ NAN_AGAIN = "the maximum only shifts a softmax, whose sum sees every NaN itself"
 SENTINEL = "a masked score, whose exponential is 0 either way"
 WRAPPED = "the index is taken modulo the size: in range on every lane"
 CORRECTED = "the mean's remainder is taken back from the deviations, to within a rounding"
+IN_BLOCKS = "random bits begin at a whole block, the same one for the few programs of the cases"
 EQUAL_STRIDES = "both tensors have the same strides in every case"
 
 
@@ -448,10 +451,17 @@ def _swaps(scope: _Scope, stride: ast.Name, names: list[str]) -> Iterator[_Edit]
 
 def _tiles(scope: _Scope) -> Iterator[_Edit]:
     """Programs that step further than their tile, or all do the first."""
+    counted = {
+        id(argument)
+        for node in scope.nodes()
+        if isinstance(node, ast.Call) and _callee(node) in ("random16_run", "random32_run")
+        for argument in node.args
+    }
     for node in scope.nodes():
         if isinstance(node, ast.BinOp) and _callee(node.left) == "tl.program_id":
             further = ast.BinOp(node.right, ast.Add(), ast.Constant(1))
-            yield _Edit("wrong tile", node, ast.BinOp(node.left, node.op, further))
+            changed = ast.BinOp(node.left, node.op, further)
+            yield _Edit("wrong tile", node, changed, IN_BLOCKS if id(node) in counted else None)
             yield _Edit("wrong tile", node, ast.Constant(0))
 
 
