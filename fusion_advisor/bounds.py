@@ -59,6 +59,8 @@ class _Bounds:
             return (0, 1) if expr.dtype == "bool" else self._stored
         if expr.op == "place":
             return 0, max(self._extents(expr) - 1, 0)
+        if expr.monoid in ("argmax", "argmin"):
+            return 0, max(self._extents(expr) - 1, 0)
         if expr.op == "extent":
             return self._extents(expr), self._extents(expr)
         operands = [self.of(arg) for arg in expr.args]

@@ -73,6 +73,7 @@ class CooperativeBody(Body):
                 shared,
             )
             self.scope.lines += body.render()
+            self.shares |= body.shares
             if phase.parts:
                 self._exchange(phase, shared, before, first=first)
                 before, first = before + words(phase), False

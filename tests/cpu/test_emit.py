@@ -373,7 +373,7 @@ def _twice_the_sum(tape: Tape) -> torch.Tensor:
 
 
 FOUND = (
-    _flipped, _gathered_from_one, _padded_window, _one_random_number,
+    _flipped, _gathered_from_one, _gathered_rows, _padded_window, _one_random_number,
 )  # fmt: skip
 
 
@@ -385,11 +385,3 @@ def test_found_by_the_fuzzer(region: Callable[[Tape], torch.Tensor], worker: Wor
     assert found.subject.plan is not None, why_not(found)
     made = emit(flow, found, "found", RULES)
     assert collect_check(made, submit_check(worker, made, seeds=5)).failure is None
-
-
-def test_reductions_of_gathered_reductions_have_no_plan() -> None:
-    """Found by the fuzzer: one kernel was written as if both ran along the same axes."""
-    tape = Tape()
-    found = decided(tape.flow(_gathered_rows(tape)))
-    assert found.subject.plan is None
-    assert "the reductions run along different axes" in why_not(found)

@@ -281,15 +281,12 @@ def reference(table, index):
     return Kernel("gather", "gather", text, ("table", "index"), ("float32",), (case,))
 
 
-@pytest.mark.parametrize("rows", [40, 1_000_000])
-def test_rows_of_a_table_of_any_size(worker: Worker, rows: int) -> None:
-    """The large table would take 0.4 GB, and six times that to follow: its rows overlap instead."""
-    (check,) = verify([_gather(rows)], timeout_s=30, worker=worker)
+def test_rows_of_a_table(worker: Worker) -> None:
+    (check,) = verify([_gather(40)], timeout_s=30, worker=worker)
     assert check.failure is None
-    assert check.shapes == (f"rows: {rows}x90 float32, 5 int64",)
+    assert check.shapes == ("rows: 40x90 float32, 5 int64",)
 
 
-@pytest.mark.parametrize("rows", [40, 1_000_000])
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -300,5 +297,5 @@ def test_rows_of_a_table_of_any_size(worker: Worker, rows: int) -> None:
         ("place * stride + col", "place * stride + COLS - 1 - col"),
     ],
 )
-def test_wrong_rows_of_a_table_are_caught(worker: Worker, rows: int, old: str, new: str) -> None:
-    assert "no answer" not in failure(worker, changed(_gather(rows), old, new))
+def test_wrong_rows_of_a_table_are_caught(worker: Worker, old: str, new: str) -> None:
+    assert "no answer" not in failure(worker, changed(_gather(40), old, new))
