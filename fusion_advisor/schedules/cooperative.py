@@ -36,6 +36,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     inner, serial = row_axes(region, rulebook.schedules.flat.serial_elements.count)
     if any(region.all("scan")) or serial:
         raise Refused("no-schedule", "scans and small reductions are not made in parts of rows")
+    if region.random_state:
+        raise Refused("no-schedule", "random bits are not drawn by programs that share a row")
     laid = rows_of(region, inner, serial)
     if laid.length <= numbers.row_elements.count:
         raise Refused("no-schedule", "one program takes a whole row")

@@ -166,11 +166,8 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
     "carried": (
         lambda x: F.dropout(F.layer_norm(x, (256,)), 0.1, True).amax(0), (e(700, 256),), "carried",
     ),
-    "cooperative": (lambda x: masked(x.softmax(-1)), (e(300, 100_000),), "cooperative"),
-    "blocked": (
-        lambda x: masked(x.softmax(-1)), (e(300, 30_000, dtype=torch.float64),), "blocked",
-    ),
-    "split": (lambda x: masked(x.softmax(-1)), (e(4, 100_000, dtype=torch.float64),), "split"),
+    "blocked": (lambda x: masked(x.softmax(-1)), (e(300, 100_000),), "blocked"),
+    "split": (lambda x: masked(x.softmax(-1)), (e(4, 100_000),), "split"),
     "scalar": (lambda x: F.dropout(x, 0.1, True).amax(), (e(300, 4000),), "split"),
     "within lanes": (
         lambda x: F.avg_pool2d(F.dropout(x, 0.1, True), 2), (e(2, 3, 10, 12),), "flat",
