@@ -147,15 +147,27 @@ class KernelFile:
 
     @cached_property
     def indexed(self) -> frozenset[tuple[str, int]]:
-        """Dimensions of inputs that only data indexes: the kernels do not need their sizes."""
+        """Dimensions of inputs that only data indexes: the kernels do not need their sizes. None
+        that lines up with a dimension of an input that is read otherwise, or of random numbers."""
         region = self.region
+        if self.random:
+            return frozenset()
         known: dict[tuple[str, int], bool] = {}
         for number in region.all("load"):
             expr = region.exprs[number]
             for d, index in enumerate(expr.indices):
                 key = (region.input_names[expr.input], d)
                 known[key] = known.get(key, True) and region.exprs[index].op in ("load", "cast")
-        return frozenset(key for key, only_data in known.items() if only_data)
+        dims = {
+            (name, d): frozenset(axes)
+            for name, tensor_dims in zip(region.input_names, region.input_dims, strict=True)
+            for d, axes in enumerate(tensor_dims)
+        }
+        others = [axes for key, axes in dims.items() if not known.get(key)]
+        needed = frozenset[int]().union(*others)
+        return frozenset(
+            key for key, only_data in known.items() if only_data and not dims[key] & needed
+        )
 
     @property
     def stores(self) -> list[tuple[str, Access]]:
