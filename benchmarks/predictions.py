@@ -246,7 +246,7 @@ def _analysed(problem: str, graph: Graph) -> list[tuple[Case, str]]:
         alone |= dict.fromkeys(one.decision.subject.launches)
     for number, node in enumerate(flow.nodes):
         cost = flow.annotated.costs[node.name]
-        if cost.modelled and cost.memory_bound and flow.launches(number):
+        if cost.modelled and cost.memory_bound and flow.launches(number) and cost.unit == "cuda":
             alone[number] = None
     seen: set[int] = set()
     for number in alone:
@@ -818,11 +818,11 @@ def _run_count(arguments: argparse.Namespace) -> int:
         if case.launches == 1:
             op = next(n.op for n in graph_from_json(case.graph).nodes if n.kind == "call")
             ops.setdefault(op, case)
-    kernels = [case for case in cases if case.text]
+    kernels = [case for case in cases if case.text and case.bytes >= 2 * least]
     step = max(1, len(kernels) // arguments.kernels)
     runtime: Any = torch.cuda.cudart()
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        for case in (*ops.values(), *kernels[::step][: arguments.kernels]):
+        for case in (*kernels[::step][: arguments.kernels], *ops.values()):
             try:
                 graph = graph_from_json(case.graph)
                 inputs = _built(case, graph, "cuda")
