@@ -28,6 +28,7 @@ import argparse
 import gc
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -56,10 +57,12 @@ from fusion_advisor.express import boundary
 from fusion_advisor.group import group
 from fusion_advisor.kernels import Case as Inputs
 from fusion_advisor.kernels import Kernel, from_json, to_json
+from fusion_advisor.predict import Work, call_us, launch_us, memory_us, speedup_interval
 from fusion_advisor.records import Arg, Graph, Node, Ref, Symbol, Tensor
 from fusion_advisor.region import NotExpressible
-from fusion_advisor.rulebook import Rulebook, load_rulebook
+from fusion_advisor.rulebook import Device, Number, Rulebook, Speed, Times, load_rulebook
 from fusion_advisor.wire import graph_from_json, graph_to_json
+from fusion_advisor.works import eager_works, fused_works
 
 DEVICE = "h200"
 GOAL = re.compile(r"level[12]_|transformers_(Llama|BERT|GPT-NeoX|ViT|Mixtral)$")
@@ -157,6 +160,13 @@ def _arguments() -> argparse.Namespace:
     verb.set_defaults(run=_run_count)
     verb.add_argument("cases", type=Path)
     verb.add_argument("--kernels", type=int, default=20, help="emitted kernels at most")
+    for name, run in (("fit", _run_fit), ("table", _run_table)):
+        verb = verbs.add_parser(name)
+        verb.set_defaults(run=run)
+        verb.add_argument("cases", type=Path)
+        verb.add_argument("times", type=Path, nargs="+", help="later ones win")
+        verb.add_argument("--out", type=Path)
+    verb.add_argument("--counts", type=Path, help="what ncu wrote for `count`")
     return parser.parse_args()
 
 
@@ -798,6 +808,385 @@ def _run_once(case: Case) -> str:
         _lost = "CUDA error" in text or "illegal memory" in text
         return text
     return ""
+
+
+# -- fit -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was measured of a case, and what it is predicted from: `fused` is empty for a case
+    without a kernel, times are 0 where there is none."""
+
+    case: Case
+    eager: tuple[Work, ...]
+    fused: tuple[Work, ...]
+    eager_us: float
+    kernel_us: float
+    failure: str
+    decision: Decision
+
+
+def _samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> list[Sample]:
+    """Every case that was timed, predicted as the rules are now; a case whose plan is of another
+    schedule than the kernel that was timed is left out."""
+    timed: dict[tuple[str, str], Timed] = {}
+    for file in arguments.times:
+        for line in file.read_text().splitlines():
+            found = from_json(Timed, line)
+            timed[found.name, found.way] = found
+    samples: list[Sample] = []
+    for case in _read(arguments.cases):
+        eager = timed.get((case.name, "eager"))
+        if eager is None or not eager.us:
+            continue
+        flow = dataflow(annotate(graph_from_json(case.graph), device))
+        launches = [i for i in range(len(flow.nodes)) if flow.launches(i)]
+        kernel = timed.get((case.name, "kernel"))
+        decision = decide(flow, launches, rules)
+        plan = decision.subject.plan
+        if case.text and (plan is None or plan.schedule != case.schedule):
+            continue
+        samples.append(
+            Sample(
+                case,
+                eager_works(decision.subject),
+                fused_works(decision.subject) if case.text else (),
+                eager.us,
+                kernel.us if kernel else 0.0,
+                kernel.failure if kernel else "",
+                decision,
+            )
+        )
+    return samples
+
+
+FITTED = "fitted: benchmarks/predictions.py, run of 2026-11-21 on an H200"
+GLOBAL = (
+    "call", "eager_launch", "kernel_launch", "ramp", "l2_speed", "program_bandwidth", "unaligned",
+    "overlap",
+)  # fmt: skip
+FIGURES = ("share", "elements", "programs", "arithmetic", "launches")
+KEPT = (0.4, 0.6, 0.8, 1.0)
+"""Shares of the L2 to try."""
+ROUNDS = 12
+LEAST_SAMPLES = 3
+"""Of a kind or an op, to have figures of its own."""
+OUTLIER = 0.15
+"""Of a logarithm: beyond it a residual counts linearly."""
+PULL = 0.003
+"""What a figure's distance from its start costs, in squared logarithms of one sample."""
+
+Point = tuple[tuple[Work, ...], float]
+"""What a call does, and the microseconds that it took."""
+
+
+def _run_fit(arguments: argparse.Namespace) -> int:
+    """Least squares on logarithms of time, figure after figure; half of the goal set unseen."""
+    rules = load_rulebook()
+    fitted: list[tuple[float, Device]] = []
+    for share in KEPT:
+        device = _with(rules.device(DEVICE), "l2_kept", share)
+        samples = [s for s in _samples(arguments, device, rules) if not s.case.reported]
+        points: list[Point] = [(s.eager, s.eager_us) for s in samples]
+        points += [(s.fused, s.kernel_us) for s in samples if s.kernel_us]
+        device = _own_kinds(device, points)
+        loss, device = _fitted(device, points)
+        print(f"l2_kept {share}: {loss / len(points):.5f} a sample, of {len(points)}", flush=True)
+        fitted.append((loss, _with_spreads(device, samples)))
+    device = min(fitted, key=lambda pair: pair[0])[1]
+    text = _toml(device.times)
+    if arguments.out:
+        arguments.out.write_text(text)
+    else:
+        print(text)
+    return 0
+
+
+def _with(device: Device, name: str, value: float) -> Device:
+    """The device with another figure; `name` as in the rules: `call`, `kernel.row.share`."""
+    times = device.times
+    if "." not in name:
+        number = getattr(times, name).model_copy(update={"value": value})
+        return device.model_copy(update={"times": times.model_copy(update={name: number})})
+    who, kind, figure = name.split(".")
+    speeds: dict[str, Speed] = dict(getattr(times, who))
+    number = getattr(speeds[kind], figure).model_copy(update={"value": value})
+    speeds[kind] = speeds[kind].model_copy(update={figure: number})
+    return device.model_copy(update={"times": times.model_copy(update={who: speeds})})
+
+
+def _value(device: Device, name: str) -> float:
+    found: Any = device.times
+    for part in name.split("."):
+        found = found[part] if isinstance(found, Mapping) else getattr(found, part)
+    return found.value
+
+
+def _own_kinds(device: Device, points: Sequence[Point]) -> Device:
+    """Figures for every kind of kernel, and every op of a kind of few, that was timed often."""
+    counts: dict[tuple[str, str], int] = {}
+    for works, _ in points:
+        for key in {key for work in works for key in _names(work)}:
+            counts[key] = counts.get(key, 0) + 1
+    speeds = {"eager": dict(device.times.eager), "kernel": dict(device.times.kernel)}
+    for (who, name), count in counts.items():
+        if count >= LEAST_SAMPLES:
+            speeds[who].setdefault(name, speeds[who]["other"])
+    return device.model_copy(update={"times": device.times.model_copy(update=speeds)})
+
+
+BY_OP = ("eager.normal", "eager.window", "eager.scan", "eager.sort", "eager.column", "eager.row")
+"""Kinds whose ops have little in common."""
+
+
+def _names(work: Work) -> list[tuple[str, str]]:
+    who, _, kind = work.kind.partition(".")
+    return [(who, kind), *([(who, work.op)] if work.kind in BY_OP else [])]
+
+
+def _fitted(device: Device, points: Sequence[Point]) -> tuple[float, Device]:
+    """Descend along one figure after the other, by ever smaller steps."""
+    users: dict[str, list[int]] = {name: list(range(len(points))) for name in GLOBAL}
+    for place, (works, _) in enumerate(points):
+        for work in works:
+            who, _, kind = work.kind.partition(".")
+            table = getattr(device.times, who)
+            name = next(n for n in (work.op, kind, "other") if n in table)
+            for figure in FIGURES:
+                if figure != "launches" or work.kind in BY_OP:
+                    users.setdefault(f"{who}.{name}.{figure}", []).append(place)
+    start = {name: _value(device, name) for name in users}
+
+    def lost(candidate: Device, name: str) -> float:
+        places = dict.fromkeys(users[name])
+        pull = PULL * math.log(_value(candidate, name) / start[name]) ** 2
+        return pull + sum(_lost(call_us(points[i][0], candidate), points[i][1]) for i in places)
+
+    for number in range(ROUNDS):
+        step = 1.0 + 0.6 * 0.7**number
+        for name in users:
+            here = lost(device, name)
+            for factor in (step, 1 / step):
+                value = _value(device, name) * factor
+                if name.endswith("launches"):
+                    value = _value(device, name) + (1 if factor > 1 else -1)
+                if not _possible(device, name, value):
+                    continue
+                moved = _with(device, name, value)
+                there = lost(moved, name)
+                while there < here and _possible(moved, name, _value(moved, name)):
+                    device, here = moved, there
+                    if name.endswith("launches"):
+                        break
+                    moved = _with(device, name, _value(device, name) * factor)
+                    there = lost(moved, name)
+    return sum(_lost(call_us(works, device), us) for works, us in points), device
+
+
+def _possible(device: Device, name: str, value: float) -> bool:
+    """No kernel beats the datasheet's bandwidth or the peaks, or is launched less than once."""
+    if name.endswith("share"):
+        return value <= device.datasheet_bandwidth / device.bandwidth
+    if name.endswith("arithmetic"):
+        return value <= 1.0
+    return value >= 1.0 or not (name == "overlap" or name.endswith("launches"))
+
+
+def _lost(predicted: float, measured: float) -> float:
+    off = abs(math.log(predicted / measured))
+    return off * off if off < OUTLIER else OUTLIER * (2 * off - OUTLIER)
+
+
+def _with_spreads(device: Device, samples: Sequence[Sample]) -> Device:
+    """What holds 90 % of the speed-ups that the fit saw, in the short kernels and in the rest."""
+    for name, short in (("spread_short", True), ("spread_long", False)):
+        off = sorted(
+            abs(math.log(_speedup(s, device) * s.kernel_us / s.eager_us))
+            for s in samples
+            if s.kernel_us and (call_us(s.fused, device) < device.times.short.value) == short
+        )
+        if off:
+            place = min(len(off) - 1, math.ceil(0.92 * len(off)))
+            device = _with(device, name, math.exp(off[place]) - 1)
+    return device
+
+
+def _speedup(sample: Sample, device: Device) -> float:
+    return call_us(sample.eager, device) / call_us(sample.fused, device)
+
+
+def _toml(times: Times) -> str:
+    """The figures as the rules hold them."""
+
+    def line(name: str, number: Number, source: str = FITTED) -> str:
+        value = f'value = {number.value:.4g}, unit = "{number.unit}"'
+        return f'{name} = {{ {value}, source = "{source}" }}'
+
+    chosen = "chosen: shorter kernels hang on what is no bandwidth"
+    lines = [
+        "# How long launches take (`predict`). benchmarks/predictions.py fit writes this file.",
+        "[times]",
+        f'fitted_on = "{times.fitted_on}"',
+        *(line(name, getattr(times, name)) for name in (*GLOBAL, "l2_kept")),
+        line("short", times.short, chosen),
+        *(line(name, getattr(times, name)) for name in ("spread_short", "spread_long")),
+    ]
+    for who in ("eager", "kernel"):
+        for name, speed in sorted(getattr(times, who).items()):
+            lines += ["", f"[times.{who}.{name}]"]
+            lines += [line(figure, getattr(speed, figure)) for figure in FIGURES]
+    return "\n".join(lines) + "\n"
+
+
+# -- table -----------------------------------------------------------------------------------------
+
+
+GAIN = 1.0
+"""Faster than eager by any amount is a gain."""
+
+
+def _run_table(arguments: argparse.Namespace) -> int:
+    """The half of the goal set that the fit has not seen; beside it, all of the goal set's
+    decisions."""
+    rules = load_rulebook()
+    device = rules.device(DEVICE)
+    goal = [s for s in _samples(arguments, device, rules) if s.case.goal]
+    unseen = [s for s in goal if s.case.reported]
+    timed = [s for s in unseen if s.kernel_us]
+    alone = [s for s in unseen if s.case.launches == 1]
+    accepted = [s for s in timed if s.case.accepted]
+    lines = [
+        "# Predicted against measured",
+        "",
+        f"On an {device.title}, torch 2.11, Triton 3.6, cold L2, medians; the half of the goal set"
+        " that the fit has not seen:",
+        f"{len(timed)} kernels ({len(accepted)} of accepted groups) and {len(alone)} launches of"
+        f" eager alone, from {len({s.case.problem for s in unseen})} problems. Errors are of the"
+        " larger over the smaller, less one.",
+        "",
+        "| figure | cases | median | 90th | 95th percentile |",
+        "|---|---|---|---|---|",
+        _errors(
+            "time of a launch of eager alone", [_off(s.eager, s.eager_us, device) for s in alone]
+        ),
+        _errors("time of a group in eager", [_off(s.eager, s.eager_us, device) for s in timed]),
+        _errors("time of an emitted kernel", [_off(s.fused, s.kernel_us, device) for s in timed]),
+        _errors("speed-up, accepted groups", [_off_speedup(s, device) for s in accepted]),
+        _errors("speed-up, all that have a plan", [_off_speedup(s, device) for s in timed]),
+        "",
+        _coverage(timed, device),
+        "",
+    ]
+    for title, some in (("the unseen half", timed), ("the whole goal set", _kernels(goal))):
+        lines += _decisions(title, some, device)
+    lines += _losses(_kernels(goal), device)
+    text = "\n".join(lines) + "\n"
+    if arguments.out:
+        arguments.out.write_text(text)
+    print(text)
+    return 0
+
+
+def _kernels(samples: Iterable[Sample]) -> list[Sample]:
+    return [s for s in samples if s.kernel_us]
+
+
+def _off(works: tuple[Work, ...], us: float, device: Device) -> float:
+    return math.exp(abs(math.log(call_us(works, device) / us))) - 1
+
+
+def _off_speedup(sample: Sample, device: Device) -> float:
+    measured = sample.eager_us / sample.kernel_us
+    return math.exp(abs(math.log(_speedup(sample, device) / measured))) - 1
+
+
+def _errors(title: str, off: Sequence[float]) -> str:
+    ranked = sorted(off)
+
+    def at(share: float) -> str:
+        return f"{100 * ranked[min(len(ranked) - 1, int(share * len(ranked)))]:.1f} %"
+
+    figures = (at(0.5), at(0.9), at(0.95)) if ranked else ("", "", "")
+    return f"| {title} | {len(ranked)} | {' | '.join(figures)} |"
+
+
+def _coverage(samples: Sequence[Sample], device: Device) -> str:
+    inside = 0
+    for sample in samples:
+        unfused, fused = call_us(sample.eager, device), call_us(sample.fused, device)
+        low, high = speedup_interval(unfused, fused, device)
+        inside += low <= sample.eager_us / sample.kernel_us <= high
+    share = 100 * inside / max(len(samples), 1)
+    return f"Inside their interval: {inside} of {len(samples)} speed-ups ({share:.0f} %)."
+
+
+def _decisions(title: str, samples: Sequence[Sample], device: Device) -> list[str]:
+    """Verdicts against what was gained, weighted by how often each kernel is there."""
+    rows: list[str] = []
+    best = sum(min(s.eager_us, s.kernel_us) * s.case.weight for s in samples)
+    verdicts: tuple[tuple[str, Callable[[Sample], bool]], ...] = (
+        ("chapter", lambda s: s.case.accepted),
+        ("time model", lambda s: _speedup(s, device) > GAIN),
+    )
+    for who, fuse in verdicts:
+        cells = {(a, b): 0 for a in (True, False) for b in (True, False)}
+        taken = 0.0
+        for sample in samples:
+            cells[fuse(sample), sample.kernel_us < sample.eager_us] += 1
+            taken += (sample.kernel_us if fuse(sample) else sample.eager_us) * sample.case.weight
+        lost = 100 * (taken / best - 1) if best else 0.0
+        rows.append(
+            f"| {who} | {cells[True, True]} | {cells[True, False]} | {cells[False, True]}"
+            f" | {cells[False, False]} | {lost:.2f} % |"
+        )
+    return [
+        f"## Verdicts, {title}",
+        "",
+        "| verdict | fuse, faster | fuse, not faster | reject, faster | reject, not faster |"
+        " time lost against hindsight |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _losses(samples: Sequence[Sample], device: Device) -> list[str]:
+    """Every kernel that is slower than eager although a verdict wants it, or left out although it
+    is faster, with what decides its predicted time."""
+    found: list[str] = []
+    for s in samples:
+        fuse, gain = s.case.accepted, s.kernel_us < s.eager_us
+        model = _speedup(s, device) > GAIN
+        if fuse != gain or model != gain:
+            eager, fused = call_us(s.eager, device), call_us(s.fused, device)
+            found.append(
+                f"| {s.case.name} | {s.case.schedule} | {'fuse' if fuse else s.case.gate}"
+                f" | {'fuse' if model else 'leave'} | {s.eager_us:.1f} ({eager:.1f})"
+                f" | {s.kernel_us:.1f} ({fused:.1f}) | {_reason(s, device)} |"
+            )
+    head = [
+        "## Verdicts that are wrong, the whole goal set",
+        "",
+        "| case | schedule | chapter | time model | eager µs (predicted) | kernel µs (predicted) |"
+        " what its time hangs on |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    failures = [f"- {s.case.name}: {s.failure}" for s in samples if s.failure]
+    return [*head, *found, *(["", *failures] if failures else [])]
+
+
+def _reason(sample: Sample, device: Device) -> str:
+    """The largest part of the kernel's predicted time, and what would be without the others."""
+    work = max(sample.fused, key=lambda work: launch_us(work, device))
+    speed = device.times.speed(work.kind, work.op)
+    parts = {
+        f"{work.bytes / 1e6:.1f} MB from {work.programs} programs": memory_us(work, device),
+        f"{work.elements:.3g} elements walked": 1e6 * work.elements / speed.elements.base,
+        "arithmetic": work.arithmetic_us / speed.arithmetic.value,
+    }
+    why, us = max(parts.items(), key=lambda item: item[1])
+    return f"{why}: {us:.1f} µs"
 
 
 # -- counters --------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from fusion_advisor.identify import Finding, Identified
 from fusion_advisor.kernels import Check, Compiled, Kernel
 from fusion_advisor.machine import version
 from fusion_advisor.ops import REGISTRY
+from fusion_advisor.predict import speedup_interval
 from fusion_advisor.records import Graph, Node, Ref, Source, Tensor
 from fusion_advisor.report import (
     ActionRow,
@@ -74,7 +75,7 @@ def assemble(
     """Put the report together; `proofs` are by the id of the group."""
     annotated = flow.annotated
     graph = annotated.graph
-    total_us = sum(annotated.costs[node.name].time_us for node in graph.nodes)
+    total_us = _eager_us(annotated, found.groups)
 
     def rows(findings: Iterable[Finding]) -> list[GroupRow]:
         nothing = Proof(None, why="rejected: no kernel is written")
@@ -128,6 +129,7 @@ def _device(device: Device) -> DeviceRow:
         bandwidth=device.bandwidth,
         datasheet_bandwidth=device.datasheet_bandwidth,
         launch_us=device.launch_us,
+        times_fitted_on=device.times.fitted_on,
         sm_count=device.sm_count,
         shared_memory_bytes=device.shared_memory_bytes,
     )
@@ -231,7 +233,7 @@ def _group(
         gates=[_gate(gate) for gate in decision.gates],
         traffic=_traffic(decision),
         on_chip=_on_chip(decision),
-        predicted=_predicted(decision, rulebook),
+        predicted=_predicted(decision),
         impact=ImpactRow(
             saved_us=finding.saved_us,
             instances=len(finding.instances),
@@ -282,26 +284,14 @@ def _on_chip(decision: Decision) -> OnChipRow:
     return OnChipRow(bytes=plan.on_chip_bytes if plan else None, budget_bytes=budget)
 
 
-def _predicted(decision: Decision, rulebook: Rulebook) -> PredictedRow:
-    device, rules = decision.subject.device, rulebook.predict
-    low, high = rules.kernel_share_low.value, rules.kernel_share_high.value
-    count = len(decision.subject.launches)
-    eager_busy = decision.unfused_us - count * device.launch_us
-    launch = (decision.subject.plan.launches if decision.subject.plan else 1) * device.launch_us
-    memory = decision.fused_bytes / device.bandwidth * 1e6
-    arithmetic = decision.fused_us - launch
-
-    def eager(share: float) -> float:
-        return eager_busy / share + count * device.launch_us
-
-    def fused(share: float) -> float:
-        return max(memory / share, arithmetic) + launch
-
+def _predicted(decision: Decision) -> PredictedRow:
+    unfused_us, fused_us = decision.unfused_us, decision.fused_us
     return PredictedRow(
-        unfused_us=decision.unfused_us,
-        fused_us=decision.fused_us,
-        speedup=decision.unfused_us / decision.fused_us,
-        interval=(eager(high) / fused(low), eager(low) / fused(high)),
+        unfused_us=unfused_us,
+        fused_us=fused_us,
+        speedup=unfused_us / fused_us,
+        interval=speedup_interval(unfused_us, fused_us, decision.subject.device),
+        worthwhile=decision.worthwhile,
     )
 
 
@@ -494,12 +484,27 @@ def _totals(
         kernels_fused=kernels - sum(g.launches_saved * len(g.instances) for g in groups),
         time_us=total_us,
         predicted_speedup=_ratio(total_us, total_us - saved_us),
-        coverage=sum(c.time_us for c in costs if c.modelled) / total_us if total_us else 1.0,
+        coverage=_ratio(sum(c.time_us for c in costs if c.modelled), sum(c.time_us for c in costs)),
         saveable_bytes=grouping.saveable_bytes,
         ceiling_speedup=_ratio(total_us, _least_us(flow)),
         peak_activation_bytes=peak_activation_bytes(flow.annotated.graph),
         time_by_bound=by_bound,
     )
+
+
+def _eager_us(annotated: Annotated, groups: Iterable[Finding]) -> float:
+    """The model as eager runs it: every launch alone, less what launches of a group find in the L2
+    where the ones before left it. Elsewhere that is not counted, before or after."""
+    costs = annotated.costs.values()
+    if not any(cost.launches for cost in costs):
+        return 0.0
+    call = annotated.device.times.call.value
+    total = call + sum(cost.time_us for cost in costs)
+    for finding in groups:
+        subject = finding.decision.subject
+        alone = call + sum(subject.cost(i).time_us for i in subject.launches)
+        total -= (alone - finding.decision.unfused_us) * len(finding.instances)
+    return total
 
 
 def _ratio(over: float, under: float) -> float:
@@ -524,7 +529,8 @@ def _least_us(flow: Dataflow) -> float:
     for ref in flow.returned:
         if flow.nodes[flow.position[flow.base(ref).node]].kind == "call":
             crossing[element_set(annotated.tensors[ref])] = annotated.tensors[ref].bytes
-    return max(computing, sum(crossing.values()) / annotated.device.bandwidth * 1e6)
+    fastest = annotated.device.bandwidth * annotated.device.times.fastest
+    return max(computing, sum(crossing.values()) / fastest * 1e6)
 
 
 def peak_activation_bytes(graph: Graph) -> int:

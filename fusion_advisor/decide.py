@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fusion_advisor.annotate import seconds_of_arithmetic
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import boundary, express
 from fusion_advisor.gates import GATES, Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.plan import plan
+from fusion_advisor.predict import call_us
 from fusion_advisor.region import NotExpressible
 from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.works import eager_works, fused_works
 
 Outcome = Literal["holds", "fails", "unknown"]
 
@@ -44,7 +45,8 @@ class GateResult:
 
 @dataclass(frozen=True)
 class Decision:
-    """Everything known of a set of launches, with the verdict. Times are microseconds."""
+    """Everything known of a set of launches, with the verdict. Times are microseconds, of a call
+    that finds nothing in the L2."""
 
     subject: Subject
     gates: tuple[GateResult, ...]
@@ -55,6 +57,11 @@ class Decision:
     @property
     def accepted(self) -> bool:
         return len(self.subject.launches) > 1 and all(g.outcome == "holds" for g in self.gates)
+
+    @property
+    def worthwhile(self) -> bool:
+        """The time model's verdict, which stands beside the flow's."""
+        return self.fused_us < self.unfused_us
 
     @property
     def deciding(self) -> GateResult | None:
@@ -115,18 +122,6 @@ def decide(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> Decis
         subject,
         tuple(results),
         fused_bytes(subject),
-        sum(subject.cost(i).time_us for i in subject.launches),
-        _fused_us(subject),
+        call_us(eager_works(subject), subject.device),
+        call_us(fused_works(subject), subject.device),
     )
-
-
-def _fused_us(subject: Subject) -> float:
-    """One launch, and the longer of the memory's time and the arithmetic's."""
-    device = subject.device
-    memory = fused_bytes(subject) / device.bandwidth
-    arithmetic = sum(
-        seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
-        for cost in map(subject.cost, subject.launches)
-    )
-    launches = subject.plan.launches if subject.plan else 1
-    return max(memory, arithmetic) * 1e6 + launches * device.launch_us

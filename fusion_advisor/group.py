@@ -146,7 +146,8 @@ def _localised(flow: Dataflow, numbers: tuple[int, ...]) -> Component:
     """A component in terms of its own positions."""
     local = {number: i for i, number in enumerate(numbers)}
     annotated = flow.annotated
-    bandwidth = annotated.device.bandwidth
+    times = annotated.device.times
+    bandwidth = annotated.device.bandwidth * times.fastest  # for a bound: nothing is faster
     inside = 0
     for number in numbers:
         inside |= 1 << number
@@ -194,7 +195,7 @@ def _localised(flow: Dataflow, numbers: tuple[int, ...]) -> Component:
         near=near,
         alone_us=[annotated.costs[flow.nodes[n].name].time_us for n in numbers],
         traffic=traffic,
-        launch_us=annotated.device.launch_us,
+        launch_us=min(times.eager_launch.value, times.kernel_launch.value),
     )
 
 
@@ -214,7 +215,8 @@ def _solve(
 
     def judge(mask: int) -> Verdict:
         decision = decisions[mask] = decide(numbers[i] for i in bits(mask))
-        return Verdict(decision.accepted, decision.hopeless, decision.fused_us)
+        launches_us = decision.fused_us - flow.annotated.device.times.call.value
+        return Verdict(decision.accepted, decision.hopeless, launches_us)
 
     search = rulebook.search
     cut = partition(component, judge, search.exact_nodes.count, search.judged_sets.count)

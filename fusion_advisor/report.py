@@ -45,6 +45,8 @@ class DeviceRow(_Row):
     bandwidth: float
     datasheet_bandwidth: float
     launch_us: float
+    times_fitted_on: str = ""
+    """The device whose measured kernels the predicted times follow, relative to its bandwidth."""
     sm_count: int
     shared_memory_bytes: int
 
@@ -126,13 +128,14 @@ class OnChipRow(_Row):
 
 
 class PredictedRow(_Row):
-    """`interval` is the speed-up when eager's kernels and the fused one each reach between the
-    rulebook's lowest and highest share of the copy bandwidth."""
+    """Of one call that finds nothing in the L2. `interval` holds the measured speed-up of 90 % of
+    kernels; `worthwhile` is what the time model says, whatever the gates do."""
 
     unfused_us: float
     fused_us: float
     speedup: float
     interval: tuple[float, float]
+    worthwhile: bool = True
 
 
 class ImpactRow(_Row):

@@ -235,6 +235,71 @@ class Achieved(_Rule):
         return self
 
 
+class Speed(_Rule):
+    """How fast one kind of kernel is."""
+
+    share: Share
+    """Of the copy bandwidth."""
+    elements: Rate
+    """Elements a second, whatever they are: where addresses cost more than bytes."""
+    programs: Rate
+    """Blocks of threads a second, or rows where each has its own: what each costs at least."""
+    arithmetic: Share
+    """Of the peaks that its arithmetic reaches."""
+    launches: Count
+    """Kernels that the op really is."""
+
+
+class Times(_Rule):
+    """How long launches take (`predict`)."""
+
+    fitted_on: Text
+    """The device whose kernels the figures were fitted on."""
+    call: Time
+    """What a call takes beyond its launches, all caches cold."""
+    eager_launch: Time
+    """What a launch takes at least, among others."""
+    kernel_launch: Time
+    ramp: Share
+    """What moving the first bytes takes more, as many as the L2 holds."""
+    l2_speed: Speedup
+    """How much faster what lies in the L2 is read."""
+    l2_kept: Share
+    """How much of the L2 keeps what was just written or read."""
+    program_bandwidth: Bandwidth
+    """What one program moves at most."""
+    unaligned: Share
+    """Of the speed where rows do not begin at 16 bytes."""
+    overlap: Speedup
+    """The power in which memory's time, addresses' and arithmetic's add up: 1 is one after the
+    other, many the longest alone."""
+    short: Time
+    """Below it a prediction is as uncertain as `spread_short` says, else as `spread_long` does."""
+    spread_short: Share
+    spread_long: Share
+    eager: Mapping[str, Speed]
+    """By the kind of an op's kernel, or by an op that is not as its kind is; else `other`."""
+    kernel: Mapping[str, Speed]
+    """By schedule, else `other`."""
+
+    def speed(self, kind: str, op: str = "") -> Speed:
+        """Of a kind such as `eager.stream` or `kernel.row`."""
+        who, _, name = kind.partition(".")
+        speeds = self.kernel if who == "kernel" else self.eager
+        return speeds.get(op) or speeds.get(name) or speeds["other"]
+
+    @property
+    def fastest(self) -> float:
+        """The largest share of all: no kernel is faster."""
+        return max(s.share.value for s in (*self.eager.values(), *self.kernel.values()))
+
+    @model_validator(mode="after")
+    def _has_other(self) -> Times:
+        if "other" not in self.eager or "other" not in self.kernel:
+            raise ValueError("expected 'other' kinds, of eager and of kernel")
+        return self
+
+
 class Peaks(_Rule):
     """Dense peaks by unit and dtype."""
 
@@ -255,6 +320,7 @@ class Device(_Rule):
     multiprocessor: Multiprocessor
     achieved: Achieved
     peaks: Peaks
+    times: Times
 
     @property
     def capability(self) -> int:
@@ -478,13 +544,6 @@ class Schedules(_Rule):
     tiled: TiledSchedule
 
 
-class Predict(_Rule):
-    """The share of copy bandwidth between which a fused kernel is expected."""
-
-    kernel_share_low: Share
-    kernel_share_high: Share
-
-
 class Route(_Rule):
     """Who should run an accepted group."""
 
@@ -548,7 +607,8 @@ class Rulebook(_Rule):
     gates: Mapping[str, Gate]
     patterns: Mapping[str, Pattern]
     schedules: Schedules
-    predict: Predict
+    times: Times
+    """Of devices that have none of their own."""
     route: Route
     search: Search
     verify: Verify
@@ -558,11 +618,10 @@ class Rulebook(_Rule):
         """Every number that belongs to no gate, device or idiom, by its path in the rules."""
         sections = {f"schedules.{name}": section for name, section in self.schedules}
         sections |= {
-            name: getattr(self, name)
-            for name in ("predict", "route", "search", "verify", "measure")
+            name: getattr(self, name) for name in ("times", "route", "search", "verify", "measure")
         }
         for path, section in sections.items():
-            for name, number in section:
+            for name, number in _flat(section):
                 yield f"{path}.{name}", number
 
     def device(self, name: str) -> Device:
@@ -581,6 +640,16 @@ class Rulebook(_Rule):
 
 
 T = TypeVar("T")
+
+
+def _flat(section: BaseModel | Mapping[str, Any]) -> Iterator[tuple[str, Number]]:
+    """The numbers of a section, those of its tables too, by their path."""
+    for name, entry in section.items() if isinstance(section, Mapping) else section:
+        if isinstance(entry, Number):
+            yield name, entry
+        elif isinstance(entry, BaseModel | Mapping):
+            inner = cast("BaseModel | Mapping[str, Any]", entry)
+            yield from ((f"{name}.{path}", number) for path, number in _flat(inner))
 
 
 def _slug(name: str) -> str:
@@ -673,12 +742,27 @@ def _build(layers: Layers) -> Rulebook:
     tree["hash"] = hashlib.sha256(text.encode()).hexdigest()
     for folder in _NAMED:
         tree[folder] = _named(tree.get(folder))
+    tree["devices"] = _with_times(tree["devices"], tree.get("times"))
     try:
         rulebook = Rulebook.model_validate(tree)
     except ValidationError as error:
         raise _first_fault(layers, error) from error
     _check_names(rulebook, layers)
     return rulebook
+
+
+def _with_times(devices: Any, shared: Any) -> Any:
+    """Give each device the shared times, with its own laid over them."""
+    tables, times = _table(devices), _table(shared)
+    if tables is None or times is None:
+        return devices
+
+    def timed(entry: Any) -> Any:
+        device = _table(entry)
+        own = None if device is None else _table(device.get("times", {}))
+        return entry if device is None or own is None else {**device, "times": _merge(times, own)}
+
+    return {name: timed(entry) for name, entry in tables.items()}
 
 
 def _named(entries: Any) -> Any:

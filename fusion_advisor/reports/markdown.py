@@ -47,7 +47,7 @@ def _lines(report: Report) -> Iterator[str]:
                 group.id,
                 group.pattern,
                 str(group.launches),
-                wording.gate(group.deciding),
+                wording.decided(group),
                 group.fixable.change if group.fixable else "",
                 wording.place(group),
             )
@@ -86,6 +86,9 @@ def _details(group: GroupRow) -> Iterator[str]:
     yield f"### {group.id}: {group.pattern}"
     yield ""
     yield group.action.text
+    if said := wording.disagreement(group):
+        yield ""
+        yield f"{said[0].upper()}{said[1:]}."
     if group.action.code:
         yield ""
         yield f"    {group.action.code}"

@@ -103,6 +103,7 @@ def _accepted(group: GroupRow) -> Iterator[RenderableType]:
     )
     yield from _details(
         wording.gate(group.deciding),
+        *([said] if (said := wording.disagreement(group)) else []),
         wording.place(group),
         f"{group.route}: {group.action.code}" if group.action.code else group.route,
         f"kernel {group.kernel.file or group.kernel.entry or ''} {wording.kernel(group)}",
@@ -115,6 +116,8 @@ def _rejected(group: GroupRow) -> Iterator[RenderableType]:
         (group.pattern, "red"),
         f" {group.launches} kernels at {wording.place(group)}: {wording.gate(group.deciding)}",
     )
+    if said := wording.disagreement(group):
+        yield from _details(said)
     if group.fixable:
         yield from _details(f"fixable: {group.fixable.change}")
 

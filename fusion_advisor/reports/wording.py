@@ -62,6 +62,23 @@ def kernel(group: GroupRow) -> str:
     return "; ".join(parts)
 
 
+def disagreement(group: GroupRow) -> str:
+    """What the time model says, where that is not what the gates say."""
+    low, high = group.predicted.interval
+    times = f"{group.predicted.speedup:.2f}x predicted ({low:.2f} to {high:.2f})"
+    if group.verdict == "fuse" and not group.predicted.worthwhile:
+        return f"the time model expects no gain: {times}"
+    planned = group.kernel.schedule is not None
+    if group.verdict != "fuse" and planned and group.predicted.worthwhile:
+        return f"the time model expects a gain all the same: {times}"
+    return ""
+
+
+def decided(group: GroupRow) -> str:
+    """The deciding gate, and the time model's say where it differs."""
+    return "; ".join(part for part in (gate(group.deciding), disagreement(group)) if part)
+
+
 def place(group: GroupRow) -> str:
     """The first line of the source, and how many more."""
     if not group.sources:
@@ -76,6 +93,9 @@ def totals(report: Report) -> list[tuple[str, str]]:
     row = report.totals
     saved = row.hbm_bytes_unfused - row.hbm_bytes_fused
     of = f", {percent(saved / row.saveable_bytes)} of the saveable" if row.saveable_bytes else ""
+    device = report.device
+    borrowed = device.times_fitted_on not in ("", device.name)
+    by = f", by the {device.times_fitted_on}'s kernels" if borrowed else ""
     after = row.time_us / row.predicted_speedup if row.predicted_speedup else row.time_us
     return [
         ("kernels", f"{row.kernels_unfused} → {row.kernels_fused}"),
@@ -88,7 +108,7 @@ def totals(report: Report) -> list[tuple[str, str]]:
         ),
         (
             "time",
-            f"{time(row.time_us)} → {time(after)} predicted"
+            f"{time(row.time_us)} → {time(after)} predicted{by}"
             f" ({row.predicted_speedup:.2f}x, ceiling {row.ceiling_speedup:.2f}x)",
         ),
         ("FLOPs", f"{row.flops:.4g}"),

@@ -22,6 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "records exprs",
         "bounds",
         "rulebook scenario frames kernels region wire files",
+        "predict",
         "rehearsal emitted",
         "machine lanes",
         "ops",
@@ -42,7 +43,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "schedules",
         "plan",
         "gates",
-        "partition",
+        "works partition",
         # `group` searches over what `decide` says of each region
         "decide",
         "group",

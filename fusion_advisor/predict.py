@@ -1,0 +1,97 @@
+"""How long launches take, and within what that is certain. Shared knowledge, free of torch.
+
+A call is what it waits for at first, and its launches one after the other. A launch takes what any
+takes at least, and the time of its bytes, of its elements and of its arithmetic, which overlap for
+the most part. Bytes move at the device's copy bandwidth, by the share of it that this kind of
+kernel reaches; slower until as many have moved as the L2 holds, and where too few programs run to
+keep enough on their way; faster where the launches before left them in the L2. Every coefficient
+stands in `rules/predict.toml` with the run that it was fitted on. No measurement of what is
+predicted is ever looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusion_advisor.rulebook import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What decides how long one launch takes.
+
+    `kind` names an entry of the rules (`eager.stream`, `kernel.row`), and `op` one that goes before
+    it. Bytes are HBM bytes, of which `resident` are read where the launches before left them, in
+    the L2. `elements` are those that threads walk, padding and repetition included;
+    `arithmetic_us` is the arithmetic's time at the device's peaks; `programs` is how many blocks of
+    threads there are, 0 where that is not known and enough. `unaligned`: rows do not begin at 16
+    bytes.
+    """
+
+    kind: str
+    bytes_read: int
+    bytes_written: int
+    elements: int = 0
+    arithmetic_us: float = 0.0
+    op: str = ""
+    resident: int = 0
+    programs: int = 0
+    unaligned: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return self.bytes_read + self.bytes_written
+
+
+NOTHING = Work("eager.other", 0, 0)
+"""Of a view."""
+
+
+def launch_us(work: Work, device: Device) -> float:
+    """One launch among others, microseconds."""
+    times = device.times
+    speed = times.speed(work.kind, work.op)
+    least = times.kernel_launch if work.kind.startswith("kernel") else times.eager_launch
+    parts = (
+        memory_us(work, device),
+        1e6 * work.elements / speed.elements.base,
+        1e6 * work.programs / speed.programs.base,
+        work.arithmetic_us / speed.arithmetic.value,
+    )
+    power = times.overlap.value
+    busy = sum(part**power for part in parts) ** (1 / power)
+    return speed.launches.value * least.value + busy
+
+
+def call_us(works: Iterable[Work], device: Device) -> float:
+    """Launches one after the other, called with cold caches, microseconds."""
+    return device.times.call.value + sum(launch_us(work, device) for work in works)
+
+
+def memory_us(work: Work, device: Device) -> float:
+    """The time of a launch's bytes."""
+    times = device.times
+    share = times.speed(work.kind, work.op).share.value
+    if work.unaligned:
+        share *= times.unaligned.value
+    if work.programs:
+        share = min(share, work.programs * times.program_bandwidth.base / device.bandwidth)
+    from_l2 = work.resident / times.l2_speed.value
+    ramp = times.ramp.value * min(work.bytes, device.memory.l2.base)
+    return ((work.bytes - work.resident + from_l2) / share + ramp) / device.bandwidth * 1e6
+
+
+def kept(size: int, since: int, device: Device) -> int:
+    """Of `size` bytes those still in the L2 when `since` bytes have gone through it, they among
+    them."""
+    room = device.times.l2_kept.value * device.memory.l2.base
+    return int(size * min(1.0, max(0.0, 2.0 - since / room)))
+
+
+def speedup_interval(unfused_us: float, fused_us: float, device: Device) -> tuple[float, float]:
+    """What 90 % of measured speed-ups lie between."""
+    times = device.times
+    spread = times.spread_short if fused_us < times.short.value else times.spread_long
+    wide = 1.0 + spread.value
+    return unfused_us / fused_us / wide, unfused_us / fused_us * wide
