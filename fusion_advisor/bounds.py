@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fusion_advisor.exprs import Expr
+from fusion_advisor.records import FLOATS
 
 Interval = tuple[int, int]
 """The least and the largest value."""
@@ -49,12 +50,10 @@ class _Bounds:
         return self._known[number]
 
     def _found(self, expr: Expr) -> Interval | None:
-        if expr.dtype in ("float32", "float64"):
+        if expr.dtype in FLOATS:
             return None
-        if expr.op == "const":
-            value = {"True": 1, "False": 0}.get(expr.literal)
-            exact = int(expr.literal) if value is None else value
-            return exact, exact
+        if expr.number is not None:
+            return expr.number, expr.number
         if expr.op == "load":
             return (0, 1) if expr.dtype == "bool" else self._stored
         if expr.op == "place":

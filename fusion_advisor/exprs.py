@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fusion_advisor.axes import AxisList, NotExpressible
+from fusion_advisor.records import FLOATS
 
 INDEX = "index"
 
@@ -47,6 +48,13 @@ class Expr:
     @property
     def guard(self) -> int | None:
         return self.args[-1] if self.guarded else None
+
+    @property
+    def number(self) -> int | None:
+        """The value of an integer or bool constant; None for everything else."""
+        if self.op != "const" or self.dtype in FLOATS:
+            return None
+        return int(self.literal == "True") if self.dtype == "bool" else int(self.literal)
 
 
 FOLD: dict[str, Callable[[int, int], int | bool]] = {
@@ -164,7 +172,7 @@ class Pool:
     def known(self, number: int) -> int | None:
         """An index that is a constant."""
         expr = self.exprs[number]
-        return int(expr.literal) if expr.op == "const" and expr.dtype == INDEX else None
+        return expr.number if expr.dtype == INDEX else None
 
     def pulled(
         self,
@@ -308,5 +316,5 @@ class _Pull:
 def _neutral(scan: Expr) -> Expr:
     """What a scan begins with."""
     number = {"sum": 0, "prod": 1}[scan.monoid]
-    floating = scan.dtype in ("float32", "float64")
-    return Expr("const", (), scan.dtype, literal=repr(float(number) if floating else number))
+    literal = repr(float(number) if scan.dtype in FLOATS else number)
+    return Expr("const", (), scan.dtype, literal=literal)

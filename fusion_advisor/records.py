@@ -36,6 +36,9 @@ DTYPE_BYTES: dict[str, int] = {
     "bool": 1,
 }
 
+FLOATS = ("float32", "float64")
+"""The floats that values are held in on chip; narrower ones are widened."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:

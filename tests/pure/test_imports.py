@@ -17,9 +17,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
     for names in (
         # shared knowledge
-        "errors axes philox",
+        "errors axes philox records",
         "primitives",
-        "records exprs",
+        "exprs",
         "bounds",
         "rulebook scenario frames kernels region wire files",
         "rehearsal emitted",
