@@ -15,16 +15,15 @@ from fusion_advisor.gates import GATES, Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.plan import plan
 from fusion_advisor.region import NotExpressible
-from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulebook import Comparison, Rulebook
 
 Outcome = Literal["holds", "fails", "unknown"]
 
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
+_COMPARE: dict[Comparison, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
-    "==": operator.eq,
 }
 
 

@@ -1,6 +1,6 @@
 """What `emit` hands to `verify`, and what comes back: frozen records, free of torch.
 
-They cross a pipe to the child processes as one JSON line each (`to_json`, `*_from_json`).
+They cross a pipe to the child processes as one JSON line each (`to_json`, `from_json`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusion_advisor.records import Tensor
 
@@ -144,7 +144,6 @@ class CheckJob:
     kernel: Kernel
     seeds: int
     margins: Margins
-    task: Literal["check"] = "check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,6 @@ class CompileJob:
 
     kernel: Kernel
     capability: int
-    task: Literal["compile"] = "compile"
 
 
 _Record = TypeVar("_Record")

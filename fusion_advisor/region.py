@@ -23,18 +23,18 @@ from fusion_advisor.bounds import places_below
 from fusion_advisor.exprs import INDEX, Expr, Pool
 from fusion_advisor.philox import SHARES, STATE
 from fusion_advisor.primitives import MONOIDS, PRIMITIVES
-from fusion_advisor.records import Tensor
+from fusion_advisor.records import FLOATS, Tensor
 
 Scalar = bool | int | float
 
 NARROW_FLOATS = frozenset(
     {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"}
 )
-FLOAT_DTYPES = NARROW_FLOATS | {"float32", "float64"}
+FLOAT_DTYPES = NARROW_FLOATS | frozenset(FLOATS)
 INTEGER_DTYPES = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 _LOWEST = {"uint8": 0, "int8": -(2**7), "int16": -(2**15), "int32": -(2**31), "int64": -(2**63)}
 _HIGHEST = {"uint8": 255, **{dtype: ~low for dtype, low in _LOWEST.items() if low}}
-_RANK = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")
+_RANK = ("bool", "uint8", "int8", "int16", "int32", "int64", *FLOATS)
 
 
 def compute_dtype(dtype: str) -> str:
@@ -110,6 +110,12 @@ class Value:
         return self.builder.apply("le", self, other)
 
 
+def floats_only(value: Value, what: str) -> None:
+    """Raises NotExpressible, which says `what`, for integers and bools."""
+    if value.dtype not in FLOATS:
+        raise NotExpressible(what)
+
+
 @dataclass(eq=False)
 class Builder(Pool):
     """Makes the values of one region. `flops` counts what eager executes, before any sharing."""
@@ -167,7 +173,7 @@ class Builder(Pool):
     def const(self, value: Scalar, dtype: str) -> Value:
         """A scalar; `dtype` is its torch dtype."""
         held = compute_dtype(dtype)
-        if held in ("float32", "float64"):
+        if held in FLOATS:
             value = float(value)
         elif held == "bool":
             value = bool(value)
@@ -228,7 +234,7 @@ class Builder(Pool):
             raise NotExpressible(f"{op} of scalars alone")
         numeric = [v for i, v in enumerate(values) if not (op == "where" and i == 0)]
         held = promote(*(v.dtype for v in numeric)) if numeric else "float32"
-        if any(isinstance(x, float) for x in operands) and held not in ("float32", "float64"):
+        if any(isinstance(x, float) for x in operands) and held not in FLOATS:
             held = "float32"
         logical = next((v.logical for v in numeric if v.dtype == held), held)
         ready: list[Value] = []
@@ -294,10 +300,6 @@ class Builder(Pool):
             return self._make(Expr("round", (wide.id,), "float32", to=dtype), value.dims, dtype)
         return self.cast(value, dtype)
 
-    def named(self, value: Value, dtype: str) -> Value:
-        """The same value under the dtype that eager returns."""
-        return self.cast(value, dtype)
-
     # -- reductions ----------------------------------------------------------------------------
 
     def reduce(
@@ -339,10 +341,9 @@ class Builder(Pool):
         found = self._reduced(monoid, value, left, ()) if left else value
         if monoid != "sum":
             return found
-        floating = value.dtype in ("float32", "float64")
         times = (
             self._make(Expr("size", (), "float32", axes=fixed), (), "float32")
-            if floating
+            if value.dtype in FLOATS
             else self.reckoned(self.add(Expr("extent", (), INDEX, axes=fixed)), (), value.dtype)
         )
         factor = self.cast(times, value.dtype)

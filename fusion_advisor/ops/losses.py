@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusion_advisor.ops.registry import Call, Formula, Traffic, meaning_of
-from fusion_advisor.region import Builder, NotExpressible, Value
+from fusion_advisor.region import Builder, Value, floats_only
 
 NONE, MEAN, SUM = 0, 1, 2
 """Eager's numbers for a loss's `reduction`."""
@@ -154,7 +154,6 @@ def _per_class(weight: Value, behind: int) -> Value:
 
 @meaning_of("pointwise", "aten.mse_loss_backward.default")
 def mse_loss_backward(b: Builder, grad: Value, x: Value, target: Value, reduction: int) -> Value:
-    if x.dtype not in ("float32", "float64"):
-        raise NotExpressible("a gradient of integers")
+    floats_only(x, "a gradient of integers")
     found = 2.0 * (x - target) * grad
     return found / b.cast(b.extent(x, ()), x.dtype) if reduction == MEAN else found

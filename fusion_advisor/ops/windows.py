@@ -11,7 +11,7 @@ from typing import Any
 from fusion_advisor.ops.registry import Call, Formula, Traffic, meaning_of
 from fusion_advisor.ops.views import reshaped, shape_of
 from fusion_advisor.records import Arg
-from fusion_advisor.region import FLOAT_DTYPES, AxisList, Builder, Dims, NotExpressible, Value
+from fusion_advisor.region import AxisList, Builder, Dims, NotExpressible, Value, floats_only
 
 
 def spread(value: object, count: int) -> tuple[int, ...]:
@@ -104,8 +104,7 @@ def _laid(
     b: Builder, x: Value, spatial: int, kernel: Arg, stride: Arg, pad: Arg, dilation: Arg = 1
 ) -> _Windows:
     extents = spread(kernel, spatial)
-    if x.logical not in FLOAT_DTYPES:
-        raise NotExpressible("a pooling of integers")
+    floats_only(x, "a pooling of integers")
     return _Windows(
         x.shape[-spatial:],
         shape_of(b)[-spatial:],
@@ -261,8 +260,7 @@ def _evenly(b: Builder, x: Value, spatial: int) -> Value:
     sizes, counts = x.shape[-spatial:], shape_of(b)[-spatial:]
     if any(size % count for size, count in zip(sizes, counts, strict=True)):
         raise NotExpressible("an adaptive pooling whose windows differ in size")
-    if x.logical not in FLOAT_DTYPES:
-        raise NotExpressible("a pooling of integers")
+    floats_only(x, "a pooling of integers")
     return _parts(b, x, counts, [size // n for size, n in zip(sizes, counts, strict=True)])
 
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from fusion_advisor.mutating import Mutant, all_mutants, mutants
 from fusion_advisor.verify import Worker, checker, collect_check, submit_check
 
 from .generated import FUNCTIONS, SCHEDULES, kernel
+from .mutating import Mutant, all_mutants, mutants
 from .regions import decided, flow_of
 
 WANTED = 200

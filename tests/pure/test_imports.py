@@ -49,13 +49,11 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "kernel_file",
         "launcher cases",
         "emit",
-        "mutating",
         # proof: `checking` and `compiling` are the child processes of `verify`
         "interpreting",
         "verify",
         "checking",
         "compiling",
-        "measure",
         # what is said about it
         "fingerprint idiom framework",
         "identify",
@@ -66,7 +64,6 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "compare",
         # where stages meet, and who may call that
         "pipeline",
-        "patch apply backend",
         "cli",
         "__main__",
     )
@@ -76,7 +73,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 USES_TORCH = frozenset(
     {"opaque", "models", "recurrent", "transformers_models", "tracing", "capture"}
     | {"expansions", "whole_operators", "launching"}
-    | {"interpreting", "checking", "compiling", "measure", "backend"}
+    | {"interpreting", "checking", "compiling"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 

@@ -12,7 +12,7 @@ dropped. The arguments are:
 - LESS_ROUNDING: taking a rounding away brings the value nearer to fp64, which the criterion
   (no further from fp64 than eager) allows by design;
 - FEW_PARTS: the sum of a few partial results in fp32 instead of fp64, as CUDA's own sums are made:
-  the criterion's margin for results out of parts (`PARTIAL_ULPS`) allows it;
+  the criterion's margin for results out of parts (`partial_ulps`) allows it;
 - ONLY_SQUARED: the sign of a difference that is only ever squared;
 - NEUTRAL_ALREADY: the masked lanes hold the neutral element already, from their loads' `other`;
 - PROMOTED: Triton widens this operand by itself, because the other one is fp32;
