@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from fusion_advisor.axes import NotExpressible
+from fusion_advisor.builder import Builder, Value
 from fusion_advisor.ops import REGISTRY, Call, Op, state
 from fusion_advisor.records import Arg, Graph, Node, Ref, Tensor
-from fusion_advisor.region import Builder, NotExpressible, Value
 from fusion_advisor.rulebook import Device
 
 Bound = Literal["compute", "memory", "overhead", "free"]

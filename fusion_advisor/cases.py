@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 
+from fusion_advisor.bounds import data_below
 from fusion_advisor.kernel_file import (
     INT32_MAX,
     JitFunction,
@@ -17,7 +18,6 @@ from fusion_advisor.kernel_file import (
 from fusion_advisor.kernels import Case, Launch
 from fusion_advisor.philox import STATE
 from fusion_advisor.records import Tensor
-from fusion_advisor.region import data_below
 from fusion_advisor.rulebook import Rulebook, Verify
 from fusion_advisor.schedules.base import WORD_BYTES, Plan, by_tensor, loaded_bytes, words
 from fusion_advisor.schedules.layout import Access, gaps, reach

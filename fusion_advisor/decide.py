@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusion_advisor.annotate import seconds_of_arithmetic
+from fusion_advisor.axes import NotExpressible
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import boundary, express
 from fusion_advisor.gates import GATES, Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.plan import plan
-from fusion_advisor.region import NotExpressible
 from fusion_advisor.rulebook import Comparison, Rulebook
 
 Outcome = Literal["holds", "fails", "unknown"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fusion_advisor.axes import Dims, NotExpressible
+from fusion_advisor.builder import Builder, Value
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.ops import REGISTRY, state
 from fusion_advisor.records import Ref, Tensor
-from fusion_advisor.region import Builder, Dims, NotExpressible, Region, Value, finish
+from fusion_advisor.region import Region, finish
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ materialised. Places and what is reckoned from them have the dtype `index`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusion_advisor.axes import AxisList, NotExpressible
@@ -318,3 +318,29 @@ def _neutral(scan: Expr) -> Expr:
     number = {"sum": 0, "prod": 1}[scan.monoid]
     literal = repr(float(number) if scan.dtype in FLOATS else number)
     return Expr("const", (), scan.dtype, literal=literal)
+
+
+def depends_on(
+    expr: Expr, before: Sequence[frozenset[int]] | Mapping[int, frozenset[int]]
+) -> frozenset[int]:
+    """The axes on which a value depends."""
+    if expr.op == "place":
+        return frozenset(expr.axes)
+    found = frozenset[int]().union(*(before[arg] for arg in expr.args))
+    return found - frozenset(expr.axes) if expr.op == "reduce" else found
+
+
+def needed(exprs: Sequence[Expr], wanted: Sequence[int]) -> list[int]:
+    """What some values are made from, themselves included, in order of first use."""
+    found: list[int] = []
+    seen: set[int] = set()
+    stack = [(number, False) for number in reversed(wanted)]
+    while stack:
+        number, ready = stack.pop()
+        if ready:
+            found.append(number)
+        elif number not in seen:
+            seen.add(number)
+            stack.append((number, True))
+            stack.extend((arg, False) for arg in reversed(exprs[number].args))
+    return found

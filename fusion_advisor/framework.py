@@ -8,10 +8,11 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import permutations
 
+from fusion_advisor.axes import Dims
 from fusion_advisor.gates import Subject
 from fusion_advisor.lanes import WIDTH, Lanes, evaluate, near
 from fusion_advisor.records import FLOATS, Tensor
-from fusion_advisor.region import Dims, Region
+from fusion_advisor.region import Region
 
 Formula = Callable[..., Lanes]
 

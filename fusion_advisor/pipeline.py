@@ -9,6 +9,7 @@ from typing import Protocol
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import Proof, assemble
+from fusion_advisor.axes import NotExpressible
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import decide
 from fusion_advisor.emit import emit
@@ -17,7 +18,6 @@ from fusion_advisor.identify import Finding, Identified, identify
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.machine import choose_device, gpu_names
 from fusion_advisor.records import Graph
-from fusion_advisor.region import NotExpressible
 from fusion_advisor.rehearsal import REHEARSAL
 from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Device, Rulebook, Verify, load_rulebook

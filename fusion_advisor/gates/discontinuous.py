@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fusion_advisor.builder import FLOAT_DTYPES
 from fusion_advisor.gates.base import Reading, Subject
 from fusion_advisor.ops import REGISTRY
-from fusion_advisor.region import FLOAT_DTYPES
 
 
 def measure(subject: Subject) -> Reading:

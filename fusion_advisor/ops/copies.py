@@ -7,10 +7,11 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from fusion_advisor.axes import AxisList, NotExpressible
+from fusion_advisor.builder import Builder, Scalar, Value
 from fusion_advisor.ops.registry import copied, formula, meaning_of
 from fusion_advisor.ops.views import reshaped, shape_of
 from fusion_advisor.records import Arg
-from fusion_advisor.region import AxisList, Builder, NotExpressible, Scalar, Value
 
 Where = Callable[[int, int, int], int]
 """The index in the operand for a place of the result: of the dimension, the place and the size."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fusion_advisor.builder import Builder, Value, floats_only
 from fusion_advisor.ops.registry import Call, Formula, Traffic, meaning_of
-from fusion_advisor.region import Builder, Value, floats_only
 
 NONE, MEAN, SUM = 0, 1, 2
 """Eager's numbers for a loss's `reduction`."""

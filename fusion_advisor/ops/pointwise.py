@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from fusion_advisor.builder import FLOAT_DTYPES, Builder, Scalar, Value, floats_only
 from fusion_advisor.ops.registry import Call, Meaning, meaning_of, pointwise
 from fusion_advisor.ops.views import parts
 from fusion_advisor.records import Arg
-from fusion_advisor.region import FLOAT_DTYPES, Builder, Scalar, Value, floats_only
 
 Operand = Value | Scalar
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from fusion_advisor.axes import Dims, NotExpressible
+from fusion_advisor.builder import Builder, Scalar, Value, compute_dtype
 from fusion_advisor.ops.registry import formula, random
 from fusion_advisor.philox import DIGITS, threshold
 from fusion_advisor.records import Arg
-from fusion_advisor.region import Builder, Scalar, Value, compute_dtype
 
 # -- bits as numbers -------------------------------------------------------------------------------
 

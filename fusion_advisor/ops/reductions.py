@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fusion_advisor.axes import NotExpressible
+from fusion_advisor.builder import Builder, Scalar, Value
 from fusion_advisor.ops.registry import Call, formula, meaning_of, reduction
 from fusion_advisor.records import Arg
-from fusion_advisor.region import Builder, NotExpressible, Scalar, Value
 
 Dims = int | Sequence[int] | None
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fusion_advisor.axes import NotExpressible
+from fusion_advisor.builder import Builder, Value, compute_dtype
 from fusion_advisor.records import Arg, Node, Ref, Tensor
-from fusion_advisor.region import Builder, NotExpressible, Value, compute_dtype
 
 Meaning = Callable[..., Any]
 Unit = Literal["cuda", "tensor"]

@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "errors axes philox records",
         "primitives",
         "exprs",
-        "bounds",
+        "bounds builder",
         "rulebook scenario frames kernels region wire files",
         "rehearsal emitted",
         "machine lanes",
