@@ -14,7 +14,7 @@ to a narrow type happens only at the source's casts (`round`) and when a result 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusion_advisor.axes import Axes, AxisList, Dims, NotExpressible
@@ -147,6 +147,11 @@ class Builder(Pool):
     def fix(self, axes: AxisList) -> None:
         self.pinned.update(axes)
 
+    def pin(self, dims: Iterable[AxisList]) -> None:
+        """The kernel serves the sizes of some dimensions alone."""
+        for dim in dims:
+            self.pinned.update(self.axes.resolve(dim))
+
     # -- making values -------------------------------------------------------------------------
 
     def _make(self, expr: Expr, dims: Dims, logical: str) -> Value:
@@ -252,13 +257,6 @@ class Builder(Pool):
             dims,
             "bool" if result == "bool" else logical,
         )
-
-    def __getattr__(self, name: str) -> Callable[..., Value]:
-        """`b.exp(x)` is the primitive `exp`; Python keywords carry a trailing underscore."""
-        op = name.rstrip("_")
-        if op in PRIMITIVES:
-            return lambda *operands: self.apply(op, *operands)
-        raise AttributeError(name)
 
     def _count(self, flops: int, special: bool, dims: Dims) -> None:
         amount = flops
@@ -379,6 +377,14 @@ class Builder(Pool):
         axes = tuple(axis for d in chosen for axis in value.dims[d])
         return self._make(Expr("size", (), "float32", axes=axes), (), "float32")
 
+    def count(self, value: Value, dims: Sequence[int]) -> Value:
+        """The number of elements along `dims`, in the dtype of the value."""
+        return self.cast(self.extent(value, dims), value.dtype)
+
+    def mean(self, value: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
+        """The mean along `dims` (of all elements when empty)."""
+        return self.reduce("sum", value, dims, keepdim) / self.count(value, dims)
+
     # -- views ---------------------------------------------------------------------------------
 
     def permute(self, value: Value, order: Sequence[int]) -> Value:
@@ -498,7 +504,7 @@ class Builder(Pool):
         parts: list[tuple[int | None, int]] = []
         if len(set(sizes)) == 1:
             (which,), inner = self.new_axis(len(values)), values[0].dims[dim]
-            self.pinned.update(self.axes.resolve(inner))
+            self.pin([inner])
             for number, value in enumerate(values):
                 self.axes.unify(inner, value.dims[dim])
                 here = self.reckon("eq", self.place((which,)), self.whole(number))

@@ -241,7 +241,7 @@ def _resized(
     that only data indexes is cut short unless the sizes are the graph's."""
     access = min(loads, key=lambda load: len(load.pulled))
     region = kernel.step.region
-    dims = region.input_dims[region.input_names.index(access.name)]
+    dims = region.dims_of(access.name)
     steps = gaps(access, kernel.step.groups)
     stride_of: dict[int, int] = {}
     for group in kernel.step.groups:

@@ -59,6 +59,8 @@ side of zero, of `across` all of a column."""
 
 _GUARD = 64
 """Poisoned elements around each input on a GPU, where addresses cannot be checked."""
+_ALIGNMENT = 64
+"""Elements: a multiple of what any load asks of an address."""
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -144,14 +146,14 @@ def _poison(storage: torch.Tensor) -> torch.Tensor:
 def _lay_out(spec: Tensor, values: torch.Tensor, device: str) -> torch.Tensor:
     """`values` at the spec's strides and alignment, with poison in every gap.
 
-    A broadcast dimension (stride 0) takes the values of its first index. The offset is kept
-    modulo 64 elements: the alignment is the same and a slice of a huge tensor stays small.
+    A broadcast dimension (stride 0) takes the values of its first index. A large offset is cut to
+    the same alignment, so that a slice of a huge tensor stays small.
     """
     guard = _GUARD if device != "cpu" else 0
-    offset = spec.offset if spec.offset < 128 else 64 + spec.offset % 64
-    strides = zip(spec.shape, spec.stride, strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in strides) if spec.numel else 0
-    storage = torch.empty(guard + offset + extent + guard, dtype=values.dtype, device=device)
+    offset = spec.offset
+    if offset >= 2 * _ALIGNMENT:
+        offset = _ALIGNMENT + offset % _ALIGNMENT
+    storage = torch.empty(guard + offset + spec.extent + guard, dtype=values.dtype, device=device)
     _poison(storage)
     view = storage.as_strided(spec.shape, spec.stride, guard + offset)
     narrow = tuple(slice(None) if stride else slice(0, 1) for stride in spec.stride)

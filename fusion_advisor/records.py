@@ -54,10 +54,13 @@ class Tensor:
 
     @property
     def numel(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
+
+    @property
+    def extent(self) -> int:
+        """Elements from the first addressed to the last; 0 when it is empty."""
+        steps = zip(self.shape, self.stride, strict=True)
+        return 1 + sum((size - 1) * step for size, step in steps) if self.numel else 0
 
     @property
     def addressed(self) -> int:

@@ -52,6 +52,10 @@ class Region:
     free_axis: int
     """The first axis that neither this region nor what it was cut from knows."""
 
+    def dims_of(self, name: str) -> Dims:
+        """The dimensions of an input."""
+        return self.input_dims[self.input_names.index(name)]
+
     def all(self, op: str) -> Iterator[int]:
         """The live values of one kind."""
         return (i for i in self.live if self.exprs[i].op == op)

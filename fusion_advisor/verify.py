@@ -24,8 +24,9 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import IO, Literal, NoReturn
+from typing import IO, Any, Literal, NoReturn
 
 from fusion_advisor.kernels import (
     Check,
@@ -37,7 +38,7 @@ from fusion_advisor.kernels import (
     from_json,
     to_json,
 )
-from fusion_advisor.rulebook import Verify, load_rulebook
+from fusion_advisor.rulebook import Number, Verify, load_rulebook
 
 Where = Literal["auto", "interpreter", "gpu"]
 
@@ -227,20 +228,11 @@ def restart() -> NoReturn:
 
 def margins_of(rules: Verify) -> Margins:
     """The numbers that the checking child needs."""
-    return Margins(
-        margin_ulps=rules.margin_ulps.value,
-        float64_ulps=rules.float64_ulps.value,
-        partial_ulps=rules.partial_ulps.value,
-        lost_ulps=rules.lost_ulps.value,
-        row_slack=rules.row_slack.value,
-        least_row=rules.least_row.count,
-        most_rows=rules.most_rows.count,
-        judged_rows=rules.judged_rows.count,
-        eager_draws=rules.eager_draws.count,
-        drawn_slack=rules.drawn_slack.value,
-        perturbed_draws=rules.perturbed_draws.count,
-        roundings=rules.roundings.count,
-    )
+
+    def plain(number: Number, kind: Any) -> Any:
+        return number.count if kind == "int" else number.value
+
+    return Margins(**{f.name: plain(getattr(rules, f.name), f.type) for f in fields(Margins)})
 
 
 def checker(where: Where = "auto", rules: Verify | None = None) -> Worker:

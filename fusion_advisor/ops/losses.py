@@ -13,8 +13,7 @@ def reduced(b: Builder, loss: Value, reduction: int) -> Value:
     """The loss of each element as the reduction wants it."""
     if reduction == NONE:
         return loss
-    total = b.reduce("sum", loss, ())
-    return total / b.cast(b.extent(loss, ()), loss.dtype) if reduction == MEAN else total
+    return b.mean(loss, ()) if reduction == MEAN else b.reduce("sum", loss, ())
 
 
 def _loss(position: int) -> Traffic:
@@ -156,4 +155,4 @@ def _per_class(weight: Value, behind: int) -> Value:
 def mse_loss_backward(b: Builder, grad: Value, x: Value, target: Value, reduction: int) -> Value:
     floats_only(x, "a gradient of integers")
     found = 2.0 * (x - target) * grad
-    return found / b.cast(b.extent(x, ()), x.dtype) if reduction == MEAN else found
+    return found / b.count(x, ()) if reduction == MEAN else found

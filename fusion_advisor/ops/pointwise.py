@@ -280,7 +280,7 @@ def glu(b: Builder, x: Value, dim: int = -1) -> Value:
 def mish(b: Builder, x: Value) -> Value:
     """tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2): one exponential and one division. Beyond
     20 it is 1 even in float64."""
-    e = b.exp(b.apply("minimum", x, 20.0))
+    e = b.apply("exp", b.apply("minimum", x, 20.0))
     n = e * (e + 2.0)
     return x * (n / (n + 2.0))
 

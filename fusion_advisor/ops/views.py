@@ -110,7 +110,7 @@ def slice_(
     if not size:
         raise NotExpressible("an empty slice")
     if end is not None and end < _TO_THE_END:
-        b.pinned.update(b.axes.resolve(x.dims[dim]))
+        b.pin([x.dims[dim]])
     first = start or 0
     return b.slice(x, dim, max(0, first + whole if first < 0 else first), step, size)
 
@@ -125,7 +125,7 @@ def parts(b: Builder, x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, 
     """A dimension cut into parts."""
     if 0 in sizes:
         raise NotExpressible("an empty part")
-    b.pinned.update(b.axes.resolve(x.dims[dim]))
+    b.pin([x.dims[dim]])
     return tuple(b.slice(x, dim, sum(sizes[:n]), 1, size) for n, size in enumerate(sizes))
 
 

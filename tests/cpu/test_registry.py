@@ -21,7 +21,7 @@ from fusion_advisor.emit import emit
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import in_place
-from fusion_advisor.verify import Worker, checker, collect_check, submit_check
+from fusion_advisor.verify import Worker, collect_check, submit_check
 
 from .regions import RULES, Tape, decided, why_not
 
@@ -496,12 +496,6 @@ def eager_takes(name: str, sample: Sample, dtype: torch.dtype) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return True
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with checker("interpreter") as worker:
-        yield worker
 
 
 NAMES = [

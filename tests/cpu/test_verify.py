@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -14,12 +13,6 @@ from fusion_advisor.rulebook import load_rulebook
 from fusion_advisor.verify import Worker, WorkerError, checker, margins_of, verify
 
 from .sample_kernels import SAMPLES, layer_norm, softmax, swiglu
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with checker("interpreter") as worker:
-        yield worker
 
 
 def failure(worker: Worker, kernel: Kernel, seeds: int = 5) -> str:

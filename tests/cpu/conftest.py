@@ -1,0 +1,16 @@
+"""What the tests here share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fusion_advisor.verify import Worker, checker
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """A warm child that checks kernels on the interpreter."""
+    with checker("interpreter") as worker:
+        yield worker
