@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusion_advisor.verify import Worker, checker
+from fusion_advisor.verify import checker
+from fusion_advisor.workers import Worker
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from fusion_advisor.emit import emit
-from fusion_advisor.verify import Worker, collect_check, submit_check
+from fusion_advisor.verify import collect_check, submit_check
+from fusion_advisor.workers import Worker
 
 from .generated import FUNCTIONS, kernel
 from .regions import RULES, Tape, decided, flow_of, interpreted, kernel_of, why_not

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from fusion_advisor.emit import emit
-from fusion_advisor.verify import Worker, collect_check, submit_check
+from fusion_advisor.verify import collect_check, submit_check
+from fusion_advisor.workers import Worker
 
 from .regions import RULES
 from .sketches import Seeded, planned, sketched

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from fusion_advisor.verify import Worker, checker, collect_check, submit_check
+from fusion_advisor.verify import checker, collect_check, submit_check
+from fusion_advisor.workers import Worker
 
 from .generated import FUNCTIONS, SCHEDULES, kernel
 from .mutating import Mutant, all_mutants, mutants

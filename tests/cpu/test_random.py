@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from fusion_advisor.emit import emit
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.philox import SHARES, threshold
-from fusion_advisor.verify import Worker, collect_check, submit_check
+from fusion_advisor.verify import collect_check, submit_check
+from fusion_advisor.workers import Worker
 
 from .evaluating import reference_functions
 from .generated import kernel

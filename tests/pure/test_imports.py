@@ -50,10 +50,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "launcher cases",
         "emit",
         # proof: `checking` and `compiling` are the child processes of `verify`
-        "interpreting",
+        "workers interpreting comparing",
         "verify",
-        "checking",
-        "compiling",
+        "checking compiling",
         # what is said about it
         "fingerprint idiom framework",
         "identify",
@@ -73,7 +72,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 USES_TORCH = frozenset(
     {"opaque", "models", "recurrent", "transformers_models", "tracing", "capture"}
     | {"expansions", "whole_operators", "launching"}
-    | {"interpreting", "checking", "compiling"}
+    | {"interpreting", "comparing", "checking", "compiling"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 
