@@ -160,7 +160,7 @@ def _checked(given: tuple[Line, str, int]) -> Line:
     sys.path.insert(0, str(ROOT))
     from fusion_advisor.checking import check, prepare
     from fusion_advisor.kernels import Kernel, from_json
-    from fusion_advisor.rulebook import load_rulebook
+    from fusion_advisor.rulefiles import load_rulebook
     from fusion_advisor.verify import margins_of
 
     _limited()

@@ -156,7 +156,7 @@ def _analyse(pattern: Pattern, job: Job, device: str) -> None:
     from fusion_advisor.emit import emit
     from fusion_advisor.group import group
     from fusion_advisor.models import HostFakeMode
-    from fusion_advisor.rulebook import load_rulebook
+    from fusion_advisor.rulefiles import load_rulebook
 
     started = time.perf_counter()
     rules = load_rulebook()

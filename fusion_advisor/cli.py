@@ -507,7 +507,7 @@ def explain(
 
 
 def _rulebook(rules: list[Path] | None) -> Rulebook:
-    from fusion_advisor.rulebook import load_rulebook
+    from fusion_advisor.rulefiles import load_rulebook
 
     return load_rulebook(rules or ())
 

@@ -18,7 +18,8 @@ from fusion_advisor.kernels import Kernel
 from fusion_advisor.machine import choose_device, gpu_names
 from fusion_advisor.records import Graph
 from fusion_advisor.report import Report
-from fusion_advisor.rulebook import Rulebook, load_rulebook
+from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request
 from fusion_advisor.verify import provers, verify
 

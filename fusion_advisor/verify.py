@@ -29,7 +29,8 @@ from fusion_advisor.kernels import (
     to_json,
 )
 from fusion_advisor.rehearsal import REHEARSAL
-from fusion_advisor.rulebook import Number, Verify, load_rulebook
+from fusion_advisor.rulebook import Number, Verify
+from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.workers import Worker, WorkerError
 
 Where = Literal["auto", "interpreter", "gpu"]

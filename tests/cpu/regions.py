@@ -22,7 +22,8 @@ from fusion_advisor.emit import emit
 from fusion_advisor.expansions import describe
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.records import Arg, Graph, Node, Ref, Symbol, Tensor
-from fusion_advisor.rulebook import Rulebook, load_rulebook
+from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 
 RULES = load_rulebook()

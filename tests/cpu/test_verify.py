@@ -9,7 +9,7 @@ import pytest
 
 from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
 from fusion_advisor.records import Tensor
-from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.verify import checker, margins_of
 from fusion_advisor.workers import Worker, WorkerError
 

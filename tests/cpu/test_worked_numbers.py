@@ -14,7 +14,7 @@ from fusion_advisor.capture import capture_module
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.group import Grouping, group
-from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 
 from .regions import Of

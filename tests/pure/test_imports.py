@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "exprs",
         "bounds builder",
         "rulebook scenario frames kernels region wire files",
-        "rehearsal emitted",
+        "rehearsal emitted rulefiles",
         "machine lanes",
         "ops",
         # capture, in the child process that runs somebody's code
@@ -164,4 +164,4 @@ def test_the_command_line_starts_light() -> None:
 
 
 def test_the_rulebook_needs_pydantic_alone() -> None:
-    assert loaded_by("fusion_advisor.rulebook") == {"pydantic"}
+    assert loaded_by("fusion_advisor.rulefiles") == {"pydantic"}
