@@ -30,6 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "transformers_models",
         "loading",
         "expansions",
+        "composites",
         "whole_operators",
         "launching",
         "tracing",
@@ -71,7 +72,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 
 USES_TORCH = frozenset(
     {"opaque", "models", "recurrent", "transformers_models", "tracing", "capture"}
-    | {"expansions", "whole_operators", "launching"}
+    | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling"}
 )
 """Who may import torch or triton, at the top or inside a function."""
