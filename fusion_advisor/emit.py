@@ -47,6 +47,8 @@ def emit(
 
     `name` is a Python identifier, `regenerate` the command that makes the file again. With
     `full_size` the graph's own sizes are among the cases: for a GPU.
+
+    Raises ValueError for a group without a plan.
     """
     subject = decision.subject
     plan, expressed = subject.plan, subject.expressed
@@ -79,13 +81,7 @@ def emit(
         cases=cases(file, rulebook, full_size),
         launches=tuple(launch(kernel) for kernel in file.kernels),
         rows=tuple(row_dims(plan, access) for access in stores),
-        partial=any(
-            s.serial
-            or s.parts
-            or s.schedule in ("blocked", "persistent")
-            or any(s.region.all("scan"))
-            for s in plan.steps
-        ),
+        partial=any(step.partial for step in plan.steps),
     )
 
 

@@ -29,8 +29,8 @@ class Expressed:
 
     `inputs[i]` is the tensor behind the region's input i (none is behind seed and offset, which
     come last), `outputs` those that it stores; `dims` gives every tensor inside the region its
-    resolved axes, `draws` every random node the number of its first draw, and
-    what it would store.
+    resolved axes, and `draws` gives every random node the number of its first draw and the tensor
+    that eager would fill.
     """
 
     region: Region

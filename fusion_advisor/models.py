@@ -121,6 +121,7 @@ def _host(value: Any) -> Any:
 
 
 def load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
+    """The model that a Python file or module defines, with its inputs; CaptureError, one line."""
     with building(scenario, fake):
         namespace, name, file = _import(model)
         module, given, assumed = _find(namespace, name, file)
@@ -302,6 +303,7 @@ def under_scenario(
     scenario: Scenario,
     fake: FakeTensorMode,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model's inputs as fake tensors, with the scenario's batch, sequence length and dtype."""
     args, kwargs = _named(module, args, kwargs, scenario, fake)
     leading = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     sizes = {dim: next((x.shape[dim] for x in leading if x.dim() > dim), None) for dim in (0, 1)}
@@ -366,6 +368,7 @@ def _named(
 
 
 def load_program(path: str, fake: FakeTensorMode) -> Loaded:
+    """A saved torch.export program, whose inputs are inside it; CaptureError, one line."""
     if not Path(path).is_file():
         raise CaptureError(f"{path}: no such file; give the path of a torch.export program")
     program = guarded(f"loading {path}", lambda: torch.export.load(path))

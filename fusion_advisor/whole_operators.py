@@ -121,6 +121,7 @@ _WHOLE: dict[Any, Callable[[Any, Any, dict[Ref, Slot]], Expansion | None]] = {
 
 
 def whole_operator(target: Any, args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | None:
+    """What an operator that must not be taken apart launches; None for any other."""
     try:
         rule = _WHOLE.get(target)
     except TypeError:
@@ -180,6 +181,7 @@ class Method:
 
 
 def op_name(target: Any) -> str:
+    """A call's target as a node's `op` spells it."""
     if isinstance(target, (torch._ops.OpOverload, Method)):
         return str(target)
     if isinstance(target, torch._ops.HigherOrderOperator):
