@@ -180,14 +180,16 @@ Multiprocessors = Annotated[Number, _whole("multiprocessors")]
 
 
 class Clock(_Rule):
-    """Boost clocks; some parts run their tensor cores slower."""
+    """Boost clocks; some parts run their tensor cores slower. Evidence: tests hold the peaks
+    against them."""
 
     boost: Frequency
     tensor: Frequency
 
 
 class Memory(_Rule):
-    """Device memory by its datasheet, and the L2 in front of it."""
+    """Device memory by its datasheet, and the L2 in front of it. `bus_width` and `data_rate` are
+    evidence: tests hold the bandwidth against them."""
 
     size: Bytes
     bandwidth: Bandwidth
@@ -197,7 +199,8 @@ class Memory(_Rule):
 
 
 class Multiprocessor(_Rule):
-    """What one multiprocessor holds, and how many there are."""
+    """What one multiprocessor holds, and how many there are. `threads` and `threads_per_block` are
+    evidence: tests hold `warps` against them."""
 
     count: Multiprocessors
     shared_memory: Bytes
