@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "records exprs",
         "bounds",
         "rulebook scenario frames kernels region wire files",
-        "rehearsal emitted",
+        "rehearsal emitted measurements",
         "machine lanes",
         "ops",
         # capture, in the child process that runs somebody's code
@@ -56,6 +56,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "verify",
         "checking",
         "compiling",
+        "timing",
+        "measuring",
         "measure",
         # what is said about it
         "fingerprint idiom framework",
@@ -77,7 +79,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 USES_TORCH = frozenset(
     {"opaque", "models", "recurrent", "transformers_models", "tracing", "capture"}
     | {"expansions", "composites", "whole_operators", "launching"}
-    | {"interpreting", "checking", "compiling", "measure", "backend"}
+    | {"interpreting", "checking", "compiling", "timing", "measuring", "backend"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 
