@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 
 from fusion_advisor.kernel_file import (
@@ -10,6 +11,7 @@ from fusion_advisor.kernel_file import (
     JitFunction,
     KernelFile,
     dense,
+    memory_order,
     spanned,
 )
 from fusion_advisor.kernels import Case, Launch
@@ -139,7 +141,9 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
         for read, written, word_bytes in _launched(kernel, sizes):
             for loads in by_tensor(read).values():
                 tensor = _resized(file, kernel, loads, sizes, most)
-                tensors.setdefault(kernel.named(loads[0]), tensor)
+                given = kernel.named(loads[0])
+                if tensors.setdefault(given, tensor) != tensor:  # kernels that ask for different
+                    tensors[given] = _following(loads[0].tensor, tensor.shape)
                 touched = loaded_bytes(kernel.step.region, loads, tensor, sizes)
                 loaded = None if loaded is None or touched is None else loaded + touched
             loaded = None if loaded is None else loaded + word_bytes[0]
@@ -263,3 +267,13 @@ def _resized(
         for dim, step in zip(access.dims, access.tensor.stride, strict=True)
     )
     return Tensor(shape, stride, access.tensor.dtype)
+
+
+def _following(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor at other sizes, whose dimensions follow each other in memory where they did."""
+    stride = list(tensor.stride)
+    order = memory_order(tensor)[::-1]
+    for inner, d in pairwise(order):
+        if tensor.stride[d] == tensor.stride[inner] * tensor.shape[inner]:
+            stride[d] = stride[inner] * shape[inner]
+    return Tensor(shape, tuple(stride), tensor.dtype)

@@ -7,7 +7,7 @@ back to, and above them what it replaces and how it was made.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from fusion_advisor.cases import cases, launch, row_dims
 from fusion_advisor.dataflow import Dataflow
@@ -104,7 +104,7 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: int) -> Kern
         for access in (*step.stores, *(a for phase in step.phases for a in phase.stores)):
             if access.name not in tensors:
                 tensors[access.name] = names.claim(_space_name(plan, access.name))
-    origins = _origins(plan, inputs)
+    origins = _origins(plan, inputs, plan.region.pinned | plan.serial)
     sizes: dict[int, str] = {}
     for axis in sorted(plan.region.sizes):
         literal = str(plan.region.sizes[axis])
@@ -147,16 +147,17 @@ def _wish(ref: Ref) -> str:
     return f"{ref.node}_{ref.output}" if ref.output else ref.node
 
 
-def _origins(plan: Plan, inputs: Sequence[str]) -> dict[int, tuple[str, int]]:
-    """Axes that always are a whole dimension: a launcher can read their size off an input."""
+def _origins(
+    plan: Plan, inputs: Sequence[str], fixed: Collection[int]
+) -> dict[int, tuple[str, int]]:
+    """Axes that are a whole dimension of some input, where their size can be read off, but for the
+    fixed ones."""
     region = plan.region
-    parts = {axis for dims in region.input_dims for dim in dims if len(dim) > 1 for axis in dim}
-    fixed = parts | region.pinned | plan.serial
     used = {int(load.name.removeprefix("in")) for load in accesses(region)[0]}
     found: dict[int, tuple[str, int]] = {}
     for number in sorted(used):
         for d, dim in enumerate(region.input_dims[number]):
-            if len(dim) == 1 and not set(dim) & fixed and dim[0] in region.sizes:
+            if len(dim) == 1 and dim[0] not in fixed and dim[0] in region.sizes:
                 found.setdefault(dim[0], (inputs[number], d))
     return found
 
@@ -253,7 +254,9 @@ def _kernel(kernel: JitFunction) -> str:
 
 def _reference(file: KernelFile, flow: Dataflow) -> str:
     inputs = dict(zip(file.expressed.inputs, file.input_names, strict=False))
-    lines = reference_lines(flow, file.expressed, inputs, file.sizes)
+    whole = _origins(file.plan, file.input_names, file.origins)
+    captured = {axis: f"{name}.shape[{d}]" for axis, (name, d) in whole.items()}
+    lines = reference_lines(flow, file.expressed, inputs, {**file.sizes, **captured})
     used = "\n".join(lines)
     sizes = [
         f"{file.sizes[axis]} = {name}.shape[{d}]"

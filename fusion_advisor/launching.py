@@ -27,6 +27,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusion_advisor.composites import COMPOSITES
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.expansions import (
     OPERAND,
@@ -213,7 +214,9 @@ class Launcher:
             recorder = _Recorder(list(fakes.values()))
             try:
                 with recorder:
-                    result = target(*_cuda_args(args, fakes), **dict(_cuda_args(kwargs, fakes)))
+                    result = _as_cuda_runs(target)(
+                        *_cuda_args(args, fakes), **dict(_cuda_args(kwargs, fakes))
+                    )
             except Exception as error:  # noqa: BLE001 a CPU build's lack is not the model's fault
                 _log.debug("%s kept whole: %s", target, error)
                 return kept_whole(target, args, kwargs, slots, example)
@@ -300,6 +303,10 @@ class Launcher:
     def _storage(self) -> int:
         self._storages += 1
         return self._storages - 1
+
+
+def _as_cuda_runs(target: Any) -> Any:
+    return COMPOSITES.get(target, target) if isinstance(target, torch._ops.OpOverload) else target
 
 
 class _Recorder(TorchDispatchMode):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusion_advisor.exprs import INDEX, Expr
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules import SCHEDULES, finishing
 from fusion_advisor.schedules.base import Plan, Refused
+from fusion_advisor.schedules.layout import reach
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,9 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
         return Planned((), (Refused("no-schedule", "it reads no tensor that names the device"),))
     if not all(region.sizes.values()):
         return Planned((), (Refused("no-schedule", "a dimension has no elements"),))
+    if _loses_a_sign(region):
+        why = "ptxas 12.8 drops a sign where negated integers meet in a maximum or minimum"
+        return Planned((), (Refused("no-schedule", why),))
     plans, refusals = _tried(region, device, rulebook)
     if not plans:
         try:
@@ -32,6 +37,34 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
         except Refused as refusal:
             refusals.append(refusal)
     return Planned(tuple(plans), tuple(refusals))
+
+
+def _loses_a_sign(region: Region) -> bool:
+    """A negation under an extreme of integers.
+
+    ptxas 12.8, which Triton 3.6 brings, makes one instruction (VIMNMX3) of max(max(-a, -b), -c)
+    for sm_90 and forgets the second sign; 12.9 and `-O0` are right. LLVM turns every spelling of a
+    negation into the same, so no spelling avoids it.
+    """
+    for number in region.live:
+        expr = region.exprs[number]
+        extreme = expr.op in ("maximum", "minimum") or expr.monoid in ("max", "min")
+        if extreme and _is_integer(expr) and any(
+            _negates(region, region.exprs[part]) for part in reach(region, number)
+        ):  # fmt: skip
+            return True
+    return False
+
+
+def _is_integer(expr: Expr) -> bool:
+    return expr.dtype.startswith(("int", "uint")) and expr.dtype != INDEX
+
+
+def _negates(region: Region, expr: Expr) -> bool:
+    """A negation of integers, as a difference to zero or a product with minus one, too."""
+    literals = [region.exprs[part].literal for part in expr.args]
+    same = (expr.op == "sub" and literals[0] == "0") or (expr.op == "mul" and "-1" in literals)
+    return _is_integer(expr) and (expr.op == "neg" or same)
 
 
 def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Plan], list[Refused]]:

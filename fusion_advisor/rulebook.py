@@ -523,6 +523,21 @@ class Verify(_Rule):
     niceness: Count
 
 
+class Measure(_Rule):
+    """How a GPU is timed: `flush` in sizes of its L2, `batch` and runs in counts, `spent` in GPU
+    seconds, `ahead`, `slack` and `far` as ratios."""
+
+    flush: Speedup
+    batch: Count
+    least_runs: Count
+    most_runs: Count
+    spent: Seconds
+    ahead: Speedup
+    slack: Speedup
+    timeout: Seconds
+    far: Speedup
+
+
 class Rulebook(_Rule):
     """All rules. Gates and patterns stand in their `order`, devices by name."""
 
@@ -537,11 +552,15 @@ class Rulebook(_Rule):
     route: Route
     search: Search
     verify: Verify
+    measure: Measure
 
     def tuned(self) -> Iterator[tuple[str, Number]]:
         """Every number that belongs to no gate, device or idiom, by its path in the rules."""
         sections = {f"schedules.{name}": section for name, section in self.schedules}
-        sections |= {name: getattr(self, name) for name in ("predict", "route", "search", "verify")}
+        sections |= {
+            name: getattr(self, name)
+            for name in ("predict", "route", "search", "verify", "measure")
+        }
         for path, section in sections.items():
             for name, number in section:
                 yield f"{path}.{name}", number

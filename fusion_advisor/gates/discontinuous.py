@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from fusion_advisor.gates.base import Reading, Subject
 from fusion_advisor.ops import REGISTRY
+from fusion_advisor.records import Node
 from fusion_advisor.region import FLOAT_DTYPES
+
+
+def _asks_for_infinity(node: Node) -> bool:
+    """`x == inf`: no rounding answers it otherwise, short of an overflow that eager has too."""
+    other = node.args[1] if len(node.args) > 1 else None
+    compares = node.op in ("aten.eq.Scalar", "aten.ne.Scalar")
+    return compares and isinstance(other, float) and math.isinf(other)
 
 
 def measure(subject: Subject) -> Reading:
@@ -14,7 +24,11 @@ def measure(subject: Subject) -> Reading:
     for launch in subject.launches:
         node = flow.nodes[launch]
         op = REGISTRY.get(node.op)
-        if op is None or not (op.discrete or node.out.dtype not in FLOAT_DTYPES):
+        if (
+            op is None
+            or _asks_for_infinity(node)
+            or not (op.discrete or node.out.dtype not in FLOAT_DTYPES)
+        ):
             continue
         for ref in flow.operands[launch]:
             source = flow.base(ref)

@@ -274,7 +274,7 @@ def rms_norm(
 
 @reduction(
     "aten.native_group_norm.default",
-    sizes={3: "{0}.shape[0]", 4: "{0}.shape[1]", 5: "{0}[0, 0].numel()"},
+    sizes={3: "{0}.shape[0]", 4: "{0}.shape[1]", 5: "{0}.shape[2:].numel()"},
 )
 def group_norm(
     b: Builder,

@@ -30,6 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "transformers_models",
         "loading",
         "expansions",
+        "composites",
         "whole_operators",
         "launching",
         "tracing",
@@ -75,7 +76,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 
 USES_TORCH = frozenset(
     {"opaque", "models", "recurrent", "transformers_models", "tracing", "capture"}
-    | {"expansions", "whole_operators", "launching"}
+    | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "checking", "compiling", "measure", "backend"}
 )
 """Who may import torch or triton, at the top or inside a function."""

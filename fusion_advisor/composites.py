@@ -1,0 +1,62 @@
+"""Operators that fake tensors keep whole although CUDA runs them as several kernels.
+
+Each function calls what ATen's own kernel calls, in its order (torch 2.13, aten/src/ATen/native:
+ReduceOps.cpp for logsumexp, Loss.cpp and cuda/Loss.cpp for losses). `binary_cross_entropy` stays
+whole, with the bytes of its two passes: alone, its first pass asserts inputs between 0 and 1.
+"""
+
+# torch.ops is untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+_NONE, _MEAN = 0, 1
+
+
+def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    """ATen fills the maxima in place, through a view: here out of place, the same bytes."""
+    dims = list(dim) if isinstance(dim, (tuple, list)) else [dim]
+    largest = aten.amax.default(x, dims, True)
+    shift = largest.masked_fill(aten.eq.Scalar(largest.abs(), math.inf), 0)
+    total = aten.sum.dim_IntList(aten.exp_.default(x - shift), dims, keepdim)
+    return total.log_().add_(shift if keepdim else shift.squeeze(dims))
+
+
+def _reduced(loss: Tensor, reduction: int) -> Tensor:
+    if reduction == _NONE:
+        return loss
+    return aten.mean.default(loss) if reduction == _MEAN else aten.sum.default(loss)
+
+
+def _mse_loss(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    return _reduced(aten.mse_loss.default(x, target, _NONE), reduction)
+
+
+def _smooth_l1_loss(x: Tensor, target: Tensor, reduction: int = _MEAN, beta: float = 1.0) -> Tensor:
+    return _reduced(aten.smooth_l1_loss.default(x, target, _NONE, beta), reduction)
+
+
+def _huber_loss(x: Tensor, target: Tensor, reduction: int = _MEAN, delta: float = 1.0) -> Tensor:
+    return _reduced(aten.huber_loss.default(x, target, _NONE, delta), reduction)
+
+
+def _soft_margin_loss(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    return _reduced(aten.neg.default(x).mul_(target).exp_().log1p_(), reduction)
+
+
+COMPOSITES: dict[Any, Callable[..., Tensor]] = {
+    aten.logsumexp.default: _logsumexp,
+    aten.mse_loss.default: _mse_loss,
+    aten.smooth_l1_loss.default: _smooth_l1_loss,
+    aten.huber_loss.default: _huber_loss,
+    aten.soft_margin_loss.default: _soft_margin_loss,
+}

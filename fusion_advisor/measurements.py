@@ -1,0 +1,143 @@
+"""What `measure` asks of the child on the GPU, and what comes back: frozen records, free of torch.
+
+They cross a pipe as one JSON line each (`kernels.to_json`, `kernels.from_json`). Times are
+microseconds unless a name says `_s`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fusion_advisor.kernels import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class TimingRules:
+    """The numbers of `[measure]` in rules/model.toml, and those of the device."""
+
+    flush_bytes: int
+    batch: int
+    least_runs: int
+    most_runs: int
+    spent_s: float
+    ahead: float
+    slack: float
+    far: float
+    datasheet_bandwidth: float
+    """Bytes a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One call: the median of the GPU's times with its quartiles, and the median of what a caller
+    that waits for it sees. `host_ahead`: the launches were queued before the GPU came to them;
+    where not, the times hold what the host took."""
+
+    us: float
+    low_us: float
+    high_us: float
+    runs: int
+    wall_us: float
+    host_ahead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to compute something: `eager`; `compiled` by torch.compile in a `mode`; `line`,
+    PyTorch code over named inputs; `kernel`, the emitted ones."""
+
+    name: str
+    kind: Literal["eager", "compiled", "line", "kernel"]
+    mode: str = ""
+    line: str = ""
+    names: tuple[tuple[str, int], ...] = ()
+    """Each name in `line` with the number of the input that it stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJob:
+    """One line to the child: compute a group in one way, check and time it.
+
+    `kernel` is the emitted file, whose `reference` is what eager launches; its one case has the
+    sizes to measure at. `least_bytes` is what every way must move: inputs and results, once.
+    """
+
+    subject: str
+    way: Way
+    kernel: Kernel
+    least_bytes: int
+    rules: TimingRules
+    random: bool = False
+    """Random numbers are drawn: eager's are others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """An emitted kernel in place of some launches of a graph: its file's text and launcher, the
+    tensors that it takes and makes as (node, output)."""
+
+    text: str
+    entry: str
+    inputs: tuple[tuple[str, int], ...]
+    outputs: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelJob:
+    """One line to the child: run a whole captured graph in one way, on random weights and inputs,
+    and time it. `kernel` ways put the kernels in place of their groups; they are held to eager.
+    """
+
+    way: Way
+    graph: str
+    """As `wire.graph_to_json` writes it."""
+    kernels: tuple[Replacement, ...]
+    rules: TimingRules
+
+
+@dataclass(frozen=True, slots=True)
+class Inductor:
+    """What torch.compile made: each kernel with the ops that it covers, and what Inductor wrote
+    into its log of fusions where it did not fuse."""
+
+    kernels: tuple[tuple[str, tuple[str, ...]], ...]
+    refusals: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One way, measured. `failure` is one line, None where all went well; `absent` says why a way
+    is not there at all. Errors are the largest against float64, in the values' own unit."""
+
+    subject: str
+    way: str
+    timing: Timing | None = None
+    error: float | None = None
+    eager_error: float | None = None
+    failure: str | None = None
+    absent: str | None = None
+    seconds: float = 0.0
+    """Wall seconds that preparing it took, compilation included."""
+    inductor: Inductor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingsJob:
+    """One line to the child: what the device itself reaches."""
+
+    rules: TimingRules
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """`copy` in bytes a second, read and written; `matmul` in FLOP/s by dtype; what one small
+    launch takes of the GPU's time and of the host's. `machine` names what measured what."""
+
+    copy: float
+    matmul: tuple[tuple[str, float], ...]
+    launch_us: float
+    host_launch_us: float
+    machine: tuple[tuple[str, str], ...]
+    failure: str | None = None
