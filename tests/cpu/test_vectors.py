@@ -130,7 +130,7 @@ def test_rows_that_begin_anywhere(name: str, worker: Worker) -> None:
     rules = SHARING if schedule == "cooperative" else RULES
     plan = decided(flow_of(function, *inputs), rules).subject.plan
     assert plan is not None
-    assert plan.schedule == schedule
+    assert plan.schedule.split(" ")[0] == schedule
     kernel = kernel_of(function, *inputs, name="odd", rules=rules)
     assert "= in_vectors(row * " in kernel.text
     assert re.search(r"\b(load|store)_row\(\w+_ptr, vectors", kernel.text)
