@@ -67,7 +67,7 @@ def chunks(
     warps = max(1, rows * block // (each * device.warp_size))
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, stages=stages)
     again = _read_again(region, inner, _walks(region, inner), rows, device, rulebook)
-    taken = vector(laid) if rows == 1 else 0
+    taken = vector(laid, rulebook) if rows == 1 else 0
     return replace(step, serial=serial, read_again=again, vector=taken)
 
 

@@ -47,8 +47,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
         raise Refused("no-schedule", "the row does not lie along contiguous memory")
     counted = any(one.moments for one in passes(region, inner))
-    taken = 0 if counted else vector(laid)
-    less = numbers.unaligned_share.count if _unaligned(laid) and not taken else 1
+    taken = 0 if counted else vector(laid, rulebook)
+    less = numbers.unaligned_share.count if _unaligned(laid) else 1
     warps = max(numbers.warps.count // less, 1)
     most = resident(device, warps) // numbers.waiting_kernels.count
     part = _part(laid, numbers.part_bytes.count // less, most, device, rulebook)

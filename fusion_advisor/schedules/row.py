@@ -52,4 +52,4 @@ def tile(
     wanted = power_of_two(max(by_elements, -(-laid.held(rows, block) // room)))
     warps = min(max(wanted, numbers.min_warps.count), most)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, smallest=(coalesced, block))
-    return replace(step, vector=vector(laid) if rows == 1 else 0)
+    return replace(step, vector=vector(laid, rulebook) if rows == 1 else 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from math import prod
 
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.layout import Access
 from fusion_advisor.schedules.rows import Rows
 
@@ -54,16 +55,20 @@ def store_row(ptr, vectors, in_whole, ends, in_end, value):
 """The functions of an emitted file that work with such rows."""
 
 
-def vector(laid: Rows) -> int:
+def vector(laid: Rows, rulebook: Rulebook) -> int:
     """Elements of a vector of the narrowest tensor that lies in rows one behind the other, where
     those begin elsewhere than at whole vectors; else 0. What hangs on the order of lanes, or on
-    which columns a part of a row has, keeps the order of memory."""
+    which columns a part of a row has, keeps the order of memory, and so do wide elements with
+    results along the row, which gain nothing."""
     region = laid.region
     if region.random_state or any(region.all("scan")) or any(region.all("taken")):
         return 0
     inside = [access for access in laid.everything if dense(laid, access)]
     widths = {access.tensor.itemsize for access in inside}
     if not widths or laid.length * min(widths) % VECTOR_BYTES == 0:
+        return 0
+    written = any(laid.axes & set(store.strides) for store in laid.stores)
+    if written and min(widths) >= rulebook.schedules.row.single_bytes.count:
         return 0
     return VECTOR_BYTES // min(widths)
 

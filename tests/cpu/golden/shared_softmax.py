@@ -204,7 +204,7 @@ def shared_softmax(args_0):
         workspace = torch.zeros(16 + n0 * parts, dtype=torch.int64, device=args_0.device)
         # Programs wait where there surely is room for all of a row, and for other such kernels;
         # elsewhere one launch leaves the words for the next.
-        together = 2 * parts <= resident(args_0.device, 4)
+        together = 2 * parts <= resident(args_0.device, 2)
         for step in (-1,) if together else (0, 1):
             shared_softmax_kernel[(n0 * parts,)](
                 args_0,
@@ -215,7 +215,7 @@ def shared_softmax(args_0):
                 COLS=64,
                 PEERS=triton.next_power_of_2(parts),
                 STEP=step,
-                num_warps=4,
+                num_warps=2,
                 enable_fp_fusion=True,
             )
     return div_out
