@@ -400,6 +400,7 @@ class RowSchedule(_Rule):
     tile_elements: Elements
     sector_bytes: Bytes
     register_target: Registers
+    single_bytes: Bytes
 
 
 class BlockedSchedule(_Rule):
