@@ -71,8 +71,9 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     inner = set(spanned(first.inner))
     outer_free = [a for g in reversed(first.outer) for a in reversed(g.axes) if a in free]
     fixed_row = prod(hints[a] for a in inner)
-    affordable = numbers.interpreted_elements.count // max(fixed_row, 1)
-    several_programs = 2 * first.rows + 1
+    fixed_rows = prod(hints[a] for g in first.outer for a in g.axes if a not in free)
+    affordable = numbers.interpreted_elements.count // max(fixed_row * fixed_rows, 1)
+    several_programs = -(-(2 * first.rows + 1) // fixed_rows)
     rows = max(several_programs, min(numbers.interpreted_rows.count, affordable))
     if first.schedule == "flat":
         rows = 2 * first.block + 77
@@ -163,6 +164,7 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
         ranges=tuple(
             _range(file, number, tensors, sizes) for number in range(len(file.input_names))
         ),
+        costly=prod(sizes.values()) > numbers.costly_elements.count,
     )
 
 

@@ -64,18 +64,18 @@ class JitFunction:
     @property
     def constants(self) -> dict[str, tuple[str, int]]:
         """Each constant of the tile: how the launcher writes it, and its value for the graph."""
-        step = self.step
+        step, found = self.step, dict[str, tuple[str, int]]()
         if step.schedule == "cooperative" and step.parts:
             peers = power_of_two(step.parts.size)
-            return {
+            found = {
                 "COLS": (str(step.block), step.block),
                 "PEERS": ("triton.next_power_of_2({parts})", peers),
-                "WHOLE": (f"{{cols}} % {step.block} == 0", step.length % step.block == 0),
-                "STEP": ("step", -1),
             }
+            if not step.vector:
+                found["WHOLE"] = (f"{{cols}} % {step.block} == 0", step.length % step.block == 0)
+            return {**found, "STEP": ("step", -1)}
         if step.schedule == "flat":
             return {"BLOCK": (str(step.block), step.block)}
-        found: dict[str, tuple[str, int]] = {}
         if step.rows > 1:
             found["ROWS"] = (str(step.rows), step.rows)
         if step.part and step.schedule == "blocked":

@@ -34,6 +34,8 @@ class Case:
     loaded_bytes: int | None = None
     stored_bytes: int | None = None
     ranges: tuple[tuple[int, int] | None, ...] = ()
+    costly: bool = False
+    """Takes the interpreter long: it is checked with the first two seeds alone."""
 
 
 @dataclass(frozen=True, slots=True)

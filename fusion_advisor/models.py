@@ -242,9 +242,16 @@ def _inputs(namespace: ModuleType, module: torch.nn.Module, name: str, file: str
     for holder in (module, namespace):
         for attribute in ("get_inputs", "example_inputs"):
             value = getattr(holder, attribute, None)
-            if value is not None:
-                return guarded(f"{attribute}()", value) if callable(value) else value
-    return None
+            if value is None:
+                continue
+            given = guarded(f"{attribute}()", value) if callable(value) else value
+            if given is None:
+                raise CaptureError(
+                    f"{file}: {attribute}() returned None; return a list, a dict of keywords or "
+                    "(args, kwargs)"
+                )
+            return given
+    return ()
 
 
 def guarded(stage: str, action: Callable[[], Any]) -> Any:
@@ -272,8 +279,6 @@ def failure(stage: str, error: BaseException, advice: str) -> CaptureError:
 
 def inputs_of(given: Any, file: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A list or tuple, a dict of keywords, `(args, kwargs)`, or one tensor."""
-    if given is None:
-        return (), {}
     if isinstance(given, dict):
         return (), {str(key): value for key, value in given.items()}
     if isinstance(given, torch.Tensor):

@@ -296,7 +296,7 @@ class Device(_Rule):
         """The dense peak of `unit` in `dtype`, as the number that stands in the rules.
 
         A dtype that the unit lacks runs elsewhere: IEEE float32 and float64 products on the CUDA
-        cores (torch's default is `allow_tf32=False`; ask for `tf32` by name), float8 products
+        cores (torch's default for matrix products; convolutions ask for `tf32`), float8 products
         without float8 cores as float16, 16-bit and float8 arithmetic without its own rate as
         float32, other integers as int32, float64 transcendentals in software on the CUDA cores.
         UsageError when `dtype` is unknown.
@@ -395,6 +395,7 @@ class RowSchedule(_Rule):
     tile_elements: Elements
     sector_bytes: Bytes
     register_target: Registers
+    single_bytes: Bytes
 
 
 class BlockedSchedule(_Rule):
@@ -513,6 +514,7 @@ class Verify(_Rule):
     roundings: Count
     interpreted_elements: Elements
     interpreted_rows: Rows
+    costly_elements: Elements
     indexed_places: Elements
     timeout: Seconds
     niceness: Count

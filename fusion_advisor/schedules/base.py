@@ -45,6 +45,8 @@ class Step:
     serial: frozenset[int] = frozenset()
     part: int = 0
     parts: Group | None = None
+    vector: int = 0
+    """Elements of a vector, where rows begin anywhere and lanes take whole vectors of them."""
     most: int = 0
     """Programs of a persistent kernel; it may have fewer."""
     read_again: int = 0

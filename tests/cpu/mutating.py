@@ -127,7 +127,8 @@ def _is_jit(function: ast.FunctionDef) -> bool:
 
 def _is_combine(function: ast.FunctionDef) -> bool:
     """A combine function or helper: it neither loads nor stores."""
-    return not any(_callee(node) in ("tl.load", "tl.store") for node in ast.walk(function))
+    memory = ("tl.load", "tl.store", "load_row", "store_row")
+    return not any(_callee(node) in memory for node in ast.walk(function))
 
 
 def _is_reduction(node: ast.AST) -> bool:
@@ -441,7 +442,7 @@ def _neutral_elements(scope: _Scope) -> Iterator[_Edit]:
         if not isinstance(node, ast.Call):
             continue
         other = _keyword(node, "other")
-        if _callee(node) == "tl.load" and other is not None:
+        if _callee(node) == "tl.load" and other and not isinstance(other.value, ast.Name):
             yield _Edit("neutral element", other.value, _flip(other.value), _unread(scope, node))
         if _is_reduction(node) and node.args and _callee(node.args[0]) == "tl.where":
             where = node.args[0]

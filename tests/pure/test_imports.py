@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "exprs",
         "bounds builder",
         "rulebook scenario frames kernels region wire files",
-        "rehearsal emitted rulefiles",
+        "rehearsal emitted rulefiles measurements",
         "machine lanes",
         "ops",
         # capture, in the child process that runs somebody's code
@@ -54,6 +54,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "workers interpreting comparing",
         "verify",
         "checking compiling",
+        "timing",
+        "measuring",
+        "measure",
         # what is said about it
         "fingerprint idiom framework",
         "identify",
@@ -73,7 +76,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 USES_TORCH = frozenset(
     {"opaque", "models", "recurrent", "transformers_models", "tracing", "capture"}
     | {"expansions", "composites", "whole_operators", "launching"}
-    | {"interpreting", "comparing", "checking", "compiling"}
+    | {"interpreting", "comparing", "checking", "compiling", "timing", "measuring"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 
