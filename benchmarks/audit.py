@@ -37,7 +37,7 @@ from fusion_advisor.decide import decide
 from fusion_advisor.emit import emit
 from fusion_advisor.group import Grouping, group
 from fusion_advisor.kernels import Check, Kernel, from_json, to_json
-from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.verify import checker, collect_check, submit_check
 
 RULES = load_rulebook()

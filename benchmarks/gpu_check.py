@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from fusion_advisor.kernels import Case, Check, Kernel, from_json
-from fusion_advisor.verify import Worker, checker, collect_check, submit_check
+from fusion_advisor.verify import checker, collect_check, submit_check
+from fusion_advisor.workers import Worker
 
 FULL = "the graph's sizes"
 MOST_BYTES = 12_000_000_000

@@ -48,6 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from fusion_advisor.annotate import annotate
+from fusion_advisor.axes import NotExpressible
 from fusion_advisor.cases import FULL_SIZE
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
@@ -59,8 +60,8 @@ from fusion_advisor.kernels import Case as Inputs
 from fusion_advisor.kernels import Kernel, from_json, to_json
 from fusion_advisor.predict import Work, call_us, launch_us, memory_us, speedup_interval
 from fusion_advisor.records import Arg, Graph, Node, Ref, Symbol, Tensor
-from fusion_advisor.region import NotExpressible
-from fusion_advisor.rulebook import Device, Number, Rulebook, Speed, Times, load_rulebook
+from fusion_advisor.rulebook import Device, Number, Rulebook, Speed, Times
+from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.wire import graph_from_json, graph_to_json
 from fusion_advisor.works import eager_works, fused_works
 

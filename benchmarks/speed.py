@@ -45,13 +45,14 @@ from patterns import CLOSE, Function, Pattern, patterns
 from torch import Tensor
 
 from fusion_advisor.emitted import Fault, cause, load_module
+from fusion_advisor.errors import UsageError
 from fusion_advisor.records import Arg, Graph, Ref, Symbol
+from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.wire import graph_from_json, graph_to_json
 
 EMIT_SECONDS = 240
-DATASHEET = {"H200": 4.8e12, "H100": 3.35e12}
-"""Bytes a second. No memory is faster, so a time that says so is wrong."""
 SLACK = 1.02
+"""No memory is faster than its datasheet, so a time that says so is wrong: by more than this."""
 FLUSH_BYTES = 256 << 20
 SLEEP_CYCLES = 30_000_000
 """About 15 ms, in which the host queues a batch."""
@@ -156,7 +157,6 @@ def _analyse(pattern: Pattern, job: Job, device: str) -> None:
     from fusion_advisor.emit import emit
     from fusion_advisor.group import group
     from fusion_advisor.models import HostFakeMode
-    from fusion_advisor.rulebook import load_rulebook
 
     started = time.perf_counter()
     rules = load_rulebook()
@@ -432,8 +432,13 @@ class Run:
         self.record(pattern.name, who, **found)
 
     def _datasheet(self) -> float:
-        name = "" if self.dry else torch.cuda.get_device_name()
-        return next((rate for key, rate in DATASHEET.items() if key in name), float("inf"))
+        """Bytes a second; infinite on a device that the rules do not know."""
+        if self.dry:
+            return float("inf")
+        try:
+            return load_rulebook().device(torch.cuda.get_device_name()).datasheet_bandwidth
+        except UsageError:
+            return float("inf")
 
     @contextmanager
     def attempt(self, pattern: str, who: str) -> Generator[None]:

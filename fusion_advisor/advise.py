@@ -30,9 +30,10 @@ class Advice:
     sources: tuple[Source, ...]
 
 
-def advise(flow: Dataflow, grouped: set[int]) -> tuple[Advice, ...]:
+def advise(flow: Dataflow, grouped: set[int], training: bool) -> tuple[Advice, ...]:
     """All findings, the most time first. `grouped` are the launches that a kernel takes over."""
     found = [
+        *(_forward_only() if training and grouped else ()),
         *_launch_bound(flow),
         *_hidden_copies(flow, grouped),
         *_float64(flow),
@@ -49,6 +50,15 @@ def _sources(nodes: Iterable[Node]) -> tuple[Source, ...]:
 
 def _time(flow: Dataflow, nodes: Iterable[Node]) -> float:
     return sum(flow.annotated.costs[node.name].time_us for node in nodes)
+
+
+def _forward_only() -> Iterator[Advice]:
+    """Kernels have no backward."""
+    message = (
+        "the kernels are for the forward pass: where an operand requires gradients, their launchers"
+        " run the eager reference, and nothing is saved"
+    )
+    yield Advice("forward-only", message, None, ())
 
 
 def _launch_bound(flow: Dataflow) -> Iterator[Advice]:

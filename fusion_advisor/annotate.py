@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from fusion_advisor.axes import NotExpressible
+from fusion_advisor.builder import Builder, Value
 from fusion_advisor.ops import REGISTRY, Call, Op, state
 from fusion_advisor.predict import NOTHING, Work, launch_us
 from fusion_advisor.records import Arg, Graph, Node, Ref, Tensor
-from fusion_advisor.region import Builder, NotExpressible, Value
 from fusion_advisor.rulebook import Device
 
 Bound = Literal["compute", "memory", "overhead", "free"]
@@ -124,7 +125,7 @@ def _cost(call: Call, device: Device) -> Cost:
         return _free(node, op, node.kind == "call" and _arithmetic(call, op)[2])
     read, written = _traffic(call, op)
     flops, special, fusible = _arithmetic(call, op)
-    dtype = _arithmetic_dtype(call)
+    dtype = _arithmetic_dtype(call, op)
     unit = op.unit if op else "cuda"
     launches = 0 if op is not None and op.pattern == "allocation" else 1
     if not launches or not read + written:
@@ -191,8 +192,17 @@ def seconds_of_arithmetic(
     return plain + special_flops / device.special_rate
 
 
-def _arithmetic_dtype(call: Call) -> str:
-    """The dtype whose peak applies: the widest floating operand, else the result's."""
+_CUDNN = ("convolution", "recurrent")
+
+
+def _arithmetic_dtype(call: Call, op: Op | None) -> str:
+    """The dtype whose peak applies: the widest floating operand, else the result's. cuDNN takes
+    float32 in TF32 by default (`torch.backends.cudnn.allow_tf32`), cuBLAS does not."""
+    dtype = _widest(call)
+    return "tf32" if dtype == "float32" and op is not None and op.pattern in _CUDNN else dtype
+
+
+def _widest(call: Call) -> str:
     tensors = [*call.operands, *(t for t in call.node.outputs if t is not None)]
     floats = [t for t in call.operands if t.dtype.startswith(("float", "bfloat"))]
     if floats:

@@ -99,7 +99,7 @@ def assemble(
             AdviceRow(
                 code=a.code, message=a.message, saved_us=a.saved_us, sources=_sources(a.sources)
             )
-            for a in advise(flow, grouped)
+            for a in advise(flow, grouped, scenario.mode == "train")
         ],
         totals=_totals(flow, grouping, found.groups, total_us),
         search_gap=grouping.gap,
@@ -394,10 +394,10 @@ def _reason(flow: Dataflow, number: int, rejected: Finding | None) -> str:
         return "not modelled: counted by its tensors"
     if not cost.memory_bound:
         return f"compute-bound: {cost.intensity:.0f} FLOP/B over the ridge {cost.ridge:.0f}"
-    if rejected is not None and (verdict := verdict_line(rejected.decision.deciding)):
-        return f"{verdict} (candidate {rejected.id})"
     if not cost.fusible:
         return f"no-schedule: {_inexpressible(node)}"
+    if rejected is not None and (verdict := verdict_line(rejected.decision.deciding)):
+        return f"{verdict} (candidate {rejected.id})"
     if not flow.fusible[number]:
         return "in-place: writes what the caller owns or what is later read through an older view"
     if _has_neighbour(flow, number):
@@ -419,7 +419,7 @@ def _has_neighbour(flow: Dataflow, number: int) -> bool:
 def _inexpressible(node: Node) -> str:
     op = REGISTRY.get(node.op)
     if op is None or op.meaning is None:
-        return f"{node.op} has no meaning in the registry"
+        return op.unstated if op else f"{node.op} is not in the registry"
     return f"the meaning of {node.op} does not cover this call"
 
 
@@ -513,7 +513,7 @@ def _ratio(over: float, under: float) -> float:
 
 def _least_us(flow: Dataflow) -> float:
     """What stays when all memory-bound work is fused away: the compute-bound launches, or reading
-    what is there before and writing what is returned, whichever takes longer."""
+    what is there before and writing what is returned, whichever takes longer; a launch at least."""
     annotated = flow.annotated
     computing = sum(
         cost.time_us for cost in annotated.costs.values() if cost.launches and not cost.memory_bound
@@ -530,7 +530,8 @@ def _least_us(flow: Dataflow) -> float:
         if flow.nodes[flow.position[flow.base(ref).node]].kind == "call":
             crossing[element_set(annotated.tensors[ref])] = annotated.tensors[ref].bytes
     fastest = annotated.device.bandwidth * annotated.device.times.fastest
-    return max(computing, sum(crossing.values()) / fastest * 1e6)
+    least = max(computing, sum(crossing.values()) / fastest * 1e6)
+    return max(least, annotated.device.launch_us)
 
 
 def peak_activation_bytes(graph: Graph) -> int:

@@ -5,9 +5,11 @@ Eager asserts that indices are in range; the data of a check has to be so too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 from fusion_advisor.exprs import Expr
+from fusion_advisor.records import FLOATS
 
 Interval = tuple[int, int]
 """The least and the largest value."""
@@ -15,17 +17,15 @@ _Operation = Callable[[Interval, Interval], Interval | None]
 """The bounds of a result; one operand stands in both places."""
 
 
-def places_below(
-    exprs: Sequence[Expr], index: int, size: int, extents: Callable[[Expr], int]
+def data_below(
+    exprs: Sequence[Expr], index: int, size: int, sizes: Mapping[int, int]
 ) -> int | None:
     """The largest n = size, size / 2, size / 4, … such that integers from 0 to n - 1 in memory keep
-    an index from 0 to size - 1; None where no n does.
-
-    `extents` gives the number of places along a place's or an extent's axes.
+    an index from 0 to size - 1; None where no n does. `sizes` has the extent of each axis.
     """
     n = size
     while n:
-        found = _Bounds(exprs, (0, n - 1), extents).of(index)
+        found = _Bounds(exprs, (0, n - 1), sizes).of(index)
         if found is not None and found[0] >= 0 and found[1] < size:
             return n
         n //= 2
@@ -35,12 +35,10 @@ def places_below(
 class _Bounds:
     """Interval arithmetic over index expressions; None is unknown."""
 
-    def __init__(
-        self, exprs: Sequence[Expr], stored: Interval, extents: Callable[[Expr], int]
-    ) -> None:
+    def __init__(self, exprs: Sequence[Expr], stored: Interval, sizes: Mapping[int, int]) -> None:
         self._exprs = exprs
         self._stored = stored
-        self._extents = extents
+        self._sizes = sizes
         self._known: dict[int, Interval | None] = {}
 
     def of(self, number: int) -> Interval | None:
@@ -49,20 +47,16 @@ class _Bounds:
         return self._known[number]
 
     def _found(self, expr: Expr) -> Interval | None:
-        if expr.dtype in ("float32", "float64"):
+        if expr.dtype in FLOATS:
             return None
-        if expr.op == "const":
-            value = {"True": 1, "False": 0}.get(expr.literal)
-            exact = int(expr.literal) if value is None else value
-            return exact, exact
+        if expr.number is not None:
+            return expr.number, expr.number
         if expr.op == "load":
             return (0, 1) if expr.dtype == "bool" else self._stored
-        if expr.op == "place":
-            return 0, max(self._extents(expr) - 1, 0)
-        if expr.monoid in ("argmax", "argmin"):
-            return 0, max(self._extents(expr) - 1, 0)
+        if expr.op == "place" or expr.monoid in ("argmax", "argmin"):
+            return 0, max(self._extent(expr) - 1, 0)
         if expr.op == "extent":
-            return self._extents(expr), self._extents(expr)
+            return self._extent(expr), self._extent(expr)
         operands = [self.of(arg) for arg in expr.args]
         if expr.op == "where":
             return _chosen(*operands)
@@ -70,6 +64,10 @@ class _Bounds:
         if len(known) < len(operands) or expr.op not in _OPS:
             return None
         return _OPS[expr.op](known[0], known[-1])
+
+    def _extent(self, expr: Expr) -> int:
+        """The number of places along an expression's axes."""
+        return prod(self._sizes[axis] for axis in expr.axes)
 
 
 def _chosen(

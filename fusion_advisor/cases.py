@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 
+from fusion_advisor.bounds import data_below
 from fusion_advisor.kernel_file import (
     INT32_MAX,
     JitFunction,
@@ -17,7 +18,6 @@ from fusion_advisor.kernel_file import (
 from fusion_advisor.kernels import Case, Launch
 from fusion_advisor.philox import STATE
 from fusion_advisor.records import Tensor
-from fusion_advisor.region import data_below
 from fusion_advisor.rulebook import Rulebook, Verify
 from fusion_advisor.schedules.base import WORD_BYTES, Plan, by_tensor, loaded_bytes, words
 from fusion_advisor.schedules.layout import Access, gaps, reach
@@ -71,8 +71,9 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     inner = set(spanned(first.inner))
     outer_free = [a for g in reversed(first.outer) for a in reversed(g.axes) if a in free]
     fixed_row = prod(hints[a] for a in inner)
-    affordable = numbers.interpreted_elements.count // max(fixed_row, 1)
-    several_programs = 2 * first.rows + 1
+    fixed_rows = prod(hints[a] for g in first.outer for a in g.axes if a not in free)
+    affordable = numbers.interpreted_elements.count // max(fixed_row * fixed_rows, 1)
+    several_programs = -(-(2 * first.rows + 1) // fixed_rows)
     rows = max(several_programs, min(numbers.interpreted_rows.count, affordable))
     if first.schedule == "flat":
         rows = 2 * first.block + 77
@@ -163,6 +164,7 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
         ranges=tuple(
             _range(file, number, tensors, sizes) for number in range(len(file.input_names))
         ),
+        costly=prod(sizes.values()) > numbers.costly_elements.count,
     )
 
 
@@ -241,7 +243,7 @@ def _resized(
     that only data indexes is cut short unless the sizes are the graph's."""
     access = min(loads, key=lambda load: len(load.pulled))
     region = kernel.step.region
-    dims = region.input_dims[region.input_names.index(access.name)]
+    dims = region.dims_of(access.name)
     steps = gaps(access, kernel.step.groups)
     stride_of: dict[int, int] = {}
     for group in kernel.step.groups:

@@ -5,23 +5,12 @@ nothing: this module sets `TRITON_INTERPRET=1` itself when it finds no GPU.
 
 What is held, for each case and seed:
 
-- an integer or bool output equals eager's or the fp64 reference's, element by element;
-- NaN and infinities are where the reference (rounded to the output's type) or eager has them;
-- max|ours − ref| ≤ max|eager − ref| + 1 ulp of the output type at max|ref|, over the elements
-  that are finite in all three. Another order of summation is sometimes luckier: a kernel that
-  is beyond it is held against `drawn_slack` times eager's largest error, in ulps, over
-  `eager_draws` further draws of the same distribution, and what moves by itself when the inputs
-  change by half an ulp of float32 is not counted (`roundings` times that). And for each row of
-  the last dimension
-  (or of the dimensions that the kernel names)
-  max|ours − ref| ≤ row_slack · (max|eager − ref| + 1 ulp at the row's max|ref|), so that a row of
-  small numbers is not hidden by a row of large ones;
-- where eager alone overflowed, ours is as eager's or within `lost_ulps` of the reference;
-- shape, dtype, strides and structure are the reference's; inputs stay bit for bit as they were;
+- the outputs are the reference's, within the margins of `comparing`. Another order of summation is
+  sometimes luckier: a kernel that is beyond them is held against `eager_draws` further draws of
+  the same distribution;
+- inputs stay bit for bit as they were;
 - interpreter: addresses in bounds, no races, traffic equal to the plan's to the byte;
   GPU: a second launch gives the same bits.
-
-The margins are those of `[verify]` in rules/model.toml; float64 and partial results have their own.
 """
 
 # Triton and torch's dispatch types are partly untyped.
@@ -35,7 +24,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,26 +35,20 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from fusion_advisor.comparing import Error, Further, Tensors, TooFar, compare, eager_ulps
 from fusion_advisor.emitted import Fault, cause, load_module
 from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, Margins, from_json, to_json
 from fusion_advisor.records import Tensor
-from fusion_advisor.rulebook import load_rulebook
-from fusion_advisor.verify import margins_of, protocol, restart
+from fusion_advisor.workers import protocol, restart
 
 DISTRIBUTIONS = ("mixed", "special", "tiny", "large", "across")
 """Seed s draws from entry s, cyclically. Of `large` all of a row of the last dimension is on one
 side of zero, of `across` all of a column."""
 
-
 _GUARD = 64
 """Poisoned elements around each input on a GPU, where addresses cannot be checked."""
-
-Tensors = tuple[torch.Tensor, ...]
-
-
-class TooFar(Fault):
-    """The error is beyond eager's error of this one draw."""
-
+_ALIGNMENT = 64
+"""Elements: a multiple of what any load asks of an address."""
 
 # --- inputs --------------------------------------------------------------------------------------
 
@@ -144,14 +127,14 @@ def _poison(storage: torch.Tensor) -> torch.Tensor:
 def _lay_out(spec: Tensor, values: torch.Tensor, device: str) -> torch.Tensor:
     """`values` at the spec's strides and alignment, with poison in every gap.
 
-    A broadcast dimension (stride 0) takes the values of its first index. The offset is kept
-    modulo 64 elements: the alignment is the same and a slice of a huge tensor stays small.
+    A broadcast dimension (stride 0) takes the values of its first index. A large offset is cut to
+    the same alignment, so that a slice of a huge tensor stays small.
     """
     guard = _GUARD if device != "cpu" else 0
-    offset = spec.offset if spec.offset < 128 else 64 + spec.offset % 64
-    strides = zip(spec.shape, spec.stride, strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in strides) if spec.numel else 0
-    storage = torch.empty(guard + offset + extent + guard, dtype=values.dtype, device=device)
+    offset = spec.offset
+    if offset >= 2 * _ALIGNMENT:
+        offset = _ALIGNMENT + offset % _ALIGNMENT
+    storage = torch.empty(guard + offset + spec.extent + guard, dtype=values.dtype, device=device)
     _poison(storage)
     view = storage.as_strided(spec.shape, spec.stride, guard + offset)
     narrow = tuple(slice(None) if stride else slice(0, 1) for stride in spec.stride)
@@ -271,186 +254,6 @@ def _launch(module: ModuleType, entry: str, inputs: Tensors) -> Tensors:
     return result
 
 
-# --- comparison ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Further:
-    """Of one output: eager's largest error over other draws, in ulps, and how far each element
-    moves when the inputs change by half an ulp."""
-
-    ulps: float
-    moved: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Error:
-    """Absolute errors of one output, and what was allowed."""
-
-    ours: float = 0.0
-    eager: float = 0.0
-    tolerance: float = 0.0
-
-    @property
-    def tightness(self) -> float:
-        return self.ours / self.tolerance if self.tolerance else 0.0
-
-
-def _ulp(magnitude: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The spacing of `dtype` at a float64 magnitude. Units: those of the values."""
-    info = torch.finfo(dtype)
-    _, exponent = torch.frexp(magnitude.clamp_min(info.tiny))
-    return torch.ldexp(torch.full_like(magnitude, info.eps), exponent - 1)
-
-
-def _where(index: int, mask: torch.Tensor, ours: torch.Tensor, expected: torch.Tensor) -> str:
-    spot = tuple(int(i) for i in mask.nonzero()[0])
-    return f"output {index}{list(spot)}: ours {ours[spot].item()}, expected {expected[spot].item()}"
-
-
-def _worst(index: int, error: torch.Tensor, ours: torch.Tensor, expected: torch.Tensor) -> str:
-    return _where(index, error == error.max(), ours, expected)
-
-
-def _same_class(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """NaN with NaN, an infinity with the same infinity, finite with finite."""
-    nan, inf = left.isnan() & right.isnan(), left.isinf() & (left == right)
-    return nan | inf | (left.isfinite() & right.isfinite())
-
-
-def _compare_floats(
-    index: int,
-    ours: torch.Tensor,
-    eager: torch.Tensor,
-    exact: torch.Tensor,
-    further: Further | None,
-    row: tuple[int, ...],
-    partial: bool,
-    margins: Margins,
-) -> Error:
-    dtype = ours.dtype
-    rounded = exact.to(dtype).double()
-    ours, eager = ours.double(), eager.double()
-    wrong = ~(_same_class(ours, rounded) | _same_class(ours, eager))
-    if partial:  # the running mean of an infinite row is lost to NaN, as Welford's is on CUDA
-        wrong &= ~(ours.isnan() & rounded.isinf())
-    if wrong.any():
-        raise Fault(_where(index, wrong, ours, rounded) + " (NaN or infinity)")
-
-    finite = ours.isfinite() & exact.isfinite() & rounded.isfinite()
-    lost = finite & ~eager.isfinite()
-    finite &= ~lost
-    zero = torch.zeros_like(exact)
-    gap = torch.where(finite | lost, (ours - exact).abs(), zero)
-    far = lost & (gap > margins.lost_ulps * _ulp(exact.abs().nan_to_num(0.0), dtype))
-    if far.any():
-        raise Fault(
-            _where(index, far, ours, exact) + f" (over {margins.lost_ulps:g} ulp; eager overflowed)"
-        )
-
-    if further is not None:
-        gap = (gap - margins.roundings * further.moved.nan_to_num(0.0, 0.0)).clamp_min(0.0)
-    our_error = torch.where(finite, gap, zero)
-    eager_error = torch.where(finite, (eager - exact).abs(), zero)
-    size = torch.where(finite, exact.abs(), zero)
-    ulp = _ulp(size.max(), dtype).item()
-    drawn = further.ulps * margins.drawn_slack if further else 0.0
-    eager_most = max(eager_error.max().item(), drawn * ulp)
-    spacing = margins.float64_ulps if dtype == torch.float64 else margins.margin_ulps
-    if partial and dtype == torch.float32 and ours.device.type == "cpu":
-        spacing = margins.partial_ulps
-    error = Error(our_error.max().item(), eager_most, eager_most + spacing * ulp)
-    if error.ours > error.tolerance:
-        raise TooFar(
-            _worst(index, our_error, ours, exact)
-            + f" (error {error.ours:.3g}, eager's {error.eager:.3g}, allowed {error.tolerance:.3g})"
-        )
-    length = math.prod(ours.shape[d] for d in row)
-    if row and length >= margins.least_row and ours.numel() // length <= margins.most_rows:
-        largest = size.amax(row, keepdim=True)
-        usual = _usual(eager_error.amax(row, keepdim=True), largest, margins)
-        allowed = margins.row_slack * (usual + spacing * _ulp(largest, dtype))
-        over = our_error.amax(row, keepdim=True) > allowed
-        if over.any():
-            excess = torch.where(over, our_error / allowed, zero)
-            raise TooFar(_worst(index, excess, ours, exact) + " (beyond its row's tolerance)")
-    return error
-
-
-def _usual(errors: torch.Tensor, sizes: torch.Tensor, margins: Margins) -> torch.Tensor:
-    """Eager's error for each row: its own, or what one row in ten reaches for its size. Where one
-    number a row (its mean, say) makes up most of the error, eager is exact in some rows by luck."""
-    if errors.numel() < margins.judged_rows:
-        return errors
-    share = torch.where(sizes > 0, errors / sizes, 0.0)
-    return torch.maximum(errors, torch.quantile(share.flatten(), 0.9) * sizes)
-
-
-def _eager_ulps(eager: torch.Tensor, exact: torch.Tensor) -> float:
-    """Eager's largest error in ulps of the largest magnitude, over what is finite in both."""
-    if not (eager.is_floating_point() and eager.numel()):
-        return 0.0
-    finite = eager.isfinite() & exact.to(eager.dtype).isfinite()
-    zero = torch.zeros_like(exact)
-    error = torch.where(finite, (eager.double() - exact).abs(), zero).max()
-    return (error / _ulp(torch.where(finite, exact.abs(), zero).max(), eager.dtype)).item()
-
-
-def _compare_exactly(
-    index: int, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor
-) -> Error:
-    if ours.dtype == torch.bool:  # a poisoned byte must not pass for True
-        ours, eager, exact = (t.contiguous().view(torch.uint8) for t in (ours, eager, exact))
-    wrong = (ours != eager) & (ours != exact.to(ours.dtype))
-    if wrong.any():
-        raise Fault(_where(index, wrong, ours, eager))
-    return Error()
-
-
-def _strides_that_matter(tensor: torch.Tensor) -> tuple[int, ...]:
-    return tuple(s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
-
-
-def compare(
-    ours: Tensors,
-    eager: Tensors,
-    exact: Tensors,
-    margins: Margins,
-    further: Sequence[Further] = (),
-    rows: Sequence[tuple[int, ...]] = (),
-    partial: bool = False,
-) -> Error:
-    """The tightest of the outputs' errors; Fault for the first output that is wrong.
-
-    `rows`: the dimensions along which each output's rows lie; the last one where it says nothing.
-
-    `further`: what other draws say of each output; TooFar asks for it.
-    """
-    if len(ours) != len(eager):
-        raise Fault(f"{len(ours)} outputs, the reference has {len(eager)}")
-    tightest = Error()
-    for index, (mine, theirs, truth) in enumerate(zip(ours, eager, exact, strict=True)):
-        for what, got, expected in (
-            ("shape", tuple(mine.shape), tuple(theirs.shape)),
-            ("dtype", mine.dtype, theirs.dtype),
-            ("strides", _strides_that_matter(mine), _strides_that_matter(theirs)),
-        ):
-            if got != expected:
-                raise Fault(f"output {index} has {what} {got}, the reference has {expected}")
-        if not mine.numel():
-            continue
-        if mine.is_floating_point():
-            known = further[index] if further else None
-            row = rows[index] if rows else ()
-            if not row and mine.dim():
-                row = (mine.dim() - 1,)
-            error = _compare_floats(index, mine, theirs, truth, known, row, partial, margins)
-        else:
-            error = _compare_exactly(index, mine, theirs, truth)
-        tightest = max(tightest, error, key=lambda e: (e.tightness, e.tolerance))
-    return tightest
-
-
 # --- one kernel ----------------------------------------------------------------------------------
 
 
@@ -510,7 +313,7 @@ def _other_draws(module: ModuleType, case: Case, run: _Run) -> list[float]:
     for draw in range(1, run.margins.eager_draws + 1):
         inputs = run.inputs(case, 1000 * draw)
         eager, exact = _as_tuple(module.reference(*inputs)), _reference64(module, inputs)
-        draws.append([_eager_ulps(e, x) for e, x in zip(eager, exact, strict=True)])
+        draws.append([eager_ulps(e, x) for e, x in zip(eager, exact, strict=True)])
     return [max(column) for column in zip(*draws, strict=True)]
 
 
@@ -573,10 +376,9 @@ def check(
     where: str,
     device: str,
     folder: Path,
-    margins: Margins | None = None,
+    margins: Margins,
 ) -> Check:
-    """Every case with every seed; stops at the first failure. Without `margins`, those shipped."""
-    margins = margins or margins_of(load_rulebook().verify)
+    """Every case with every seed; stops at the first failure."""
     passed = Check(kernel.name, where, True, tuple(_describe(case) for case in kernel.cases), seeds)
     tightest = Error()
     try:
@@ -584,7 +386,8 @@ def check(
         if not kernel.cases or seeds < 1:
             raise Fault("nothing to check: no cases or no seeds")
         for case in kernel.cases:
-            for seed in range(seeds):
+            drawn = min(seeds, 2) if case.costly and device == "cpu" else seeds
+            for seed in range(drawn):
                 error = _check_once(kernel, module, case, _Run(seed, device, margins))
                 tightest = max(tightest, error, key=lambda e: (e.tightness, e.tolerance))
     except Fault as fault:

@@ -153,16 +153,18 @@ class _Options:
 
     def request(self, folder: str | None) -> Request:
         """The options as a request, kernels going to `folder`. UsageError for a wrong value."""
-        from fusion_advisor.scenario import Limits, Request, Scenario, parse_dtype, parse_input
+        from fusion_advisor.scenario import Limits, Request, Scenario, parse_input
 
         if self.timeout <= 0 or self.memory <= 0:
             raise UsageError("--timeout and --memory must be more than 0")
+        if self.phase != "forward" and not self.model.startswith("hf:"):
+            raise UsageError(f"--phase {self.phase}: only for hf: models, which have a cache")
         return Request(
             model=self.model,
             scenario=Scenario(
                 mode=_one_of("--mode", self.mode, "eval", "train"),
-                dtype=parse_dtype(self.dtype) if self.dtype else None,
-                autocast=parse_dtype(self.autocast) if self.autocast else None,
+                dtype=_floating("--dtype", self.dtype),
+                autocast=_floating("--autocast", self.autocast, "bfloat16", "float16"),
                 batch=self.batch,
                 seq=self.seq,
                 inputs=tuple(map(parse_input, self.input or [])),
@@ -213,7 +215,8 @@ def analyze(
     ] = None,
     json: Annotated[str | None, typer.Option(help="the JSON report's file; - is stdout")] = None,
     fail_on: Annotated[
-        list[str] | None, typer.Option(help="exit with 1: accepted, or coverage[=SHARE]")
+        list[str] | None,
+        typer.Option(help="exit with 1: accepted, unverified, or coverage[=SHARE]"),
     ] = None,
     top: Annotated[int, typer.Option(help="rows of each list in the text", min=0)] = 10,
     with_graph: Annotated[
@@ -253,6 +256,19 @@ def emit(
     for group in analysis.report.groups:
         _tell(f"{group.kernel.file or group.id}: {group.pattern}: {wording.kernel(group)}")
     return 0
+
+
+def _floating(option: str, given: str | None, *known: str) -> str | None:
+    """The dtype that an option names. UsageError unless models can be built or run in it."""
+    from fusion_advisor.scenario import parse_dtype
+
+    if given is None:
+        return None
+    dtype = parse_dtype(given)
+    known = known or ("float64", "float32", "bfloat16", "float16")
+    if dtype not in known:
+        raise UsageError(f"{option} {given!r}: expected {' or '.join(known)}")
+    return dtype
 
 
 def _one_of(option: str, value: str, *known: str) -> Any:
@@ -430,9 +446,15 @@ class _Condition:
     least: float = 1.0
 
     def holds(self, report: Report) -> bool:
+        from fusion_advisor.reports import wording
+
         if self.name == "accepted":
             failed = bool(report.groups)
             why = f"{len(report.groups)} groups are worth fusing"
+        elif self.name == "unverified":
+            unproven = [group.id for group in report.groups if not wording.verified(group)]
+            failed = bool(unproven)
+            why = f"no check has passed for {', '.join(unproven)}"
         else:
             failed = report.totals.coverage < self.least
             why = f"coverage is {report.totals.coverage:.4g}, needs {self.least:g}"
@@ -443,14 +465,16 @@ class _Condition:
 
 def _condition(text: str) -> _Condition:
     name, given, share = text.partition("=")
-    if name == "accepted" and not given:
+    if name in ("accepted", "unverified") and not given:
         return _Condition(name)
     if name == "coverage":
         try:
             return _Condition(name, float(share) if given else 1.0)
         except ValueError:
             pass
-    raise UsageError(f"--fail-on {text!r}: expected accepted, coverage or coverage=SHARE (0.95)")
+    raise UsageError(
+        f"--fail-on {text!r}: expected accepted, unverified, coverage or coverage=SHARE (0.95)"
+    )
 
 
 # -- reports that are there ------------------------------------------------------------------------
@@ -507,7 +531,7 @@ def explain(
 
 
 def _rulebook(rules: list[Path] | None) -> Rulebook:
-    from fusion_advisor.rulebook import load_rulebook
+    from fusion_advisor.rulefiles import load_rulebook
 
     return load_rulebook(rules or ())
 

@@ -26,6 +26,7 @@ def compare(old: Report, new: Report) -> Iterator[str]:
 
 def _verdicts(old: Report, new: Report) -> Iterator[str]:
     was, now = _by_fingerprint(old), _by_fingerprint(new)
+    _pair_by_place(was, now)
     for mark, row in now.items():
         known = was.get(mark)
         if known is None:
@@ -42,6 +43,24 @@ def _verdicts(old: Report, new: Report) -> Iterator[str]:
 def _by_fingerprint(report: Report) -> dict[str, GroupRow]:
     """Accepted groups win over candidates of the same computation."""
     return {row.fingerprint: row for row in (*report.candidates, *report.groups)}
+
+
+def _pair_by_place(was: dict[str, GroupRow], now: dict[str, GroupRow]) -> None:
+    """What only one side knows by its fingerprint, another dtype or batch say, is known by its
+    pattern and lines where these are one's alone."""
+    left = _places({mark: row for mark, row in was.items() if mark not in now})
+    right = _places({mark: row for mark, row in now.items() if mark not in was})
+    for place, marks in left.items():
+        if len(marks) == 1 and len(right.get(place, ())) == 1:
+            was[right[place][0]] = was.pop(marks[0])
+
+
+def _places(rows: dict[str, GroupRow]) -> dict[object, list[str]]:
+    found: dict[object, list[str]] = {}
+    for mark, row in rows.items():
+        lines = tuple((source.file, source.line) for source in row.sources)
+        found.setdefault((row.pattern, lines), []).append(mark)
+    return found
 
 
 def _described(row: GroupRow) -> str:

@@ -35,6 +35,7 @@ from fusion_advisor.kernels import (
     from_json,
     to_json,
 )
+from fusion_advisor.workers import protocol
 
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -120,8 +121,6 @@ def serve(lines: Iterator[str], answer: Callable[[str], None]) -> None:
 
 def main() -> None:
     """The child's life."""
-    from fusion_advisor.verify import protocol
-
     warnings.simplefilter("ignore")
     with protocol() as (lines, answer):
         serve(lines, answer)

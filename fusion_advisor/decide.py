@@ -8,24 +8,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from fusion_advisor.axes import NotExpressible
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import boundary, express
 from fusion_advisor.gates import GATES, Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.plan import plan
 from fusion_advisor.predict import call_us
-from fusion_advisor.region import NotExpressible
-from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulebook import Comparison, Rulebook
 from fusion_advisor.works import eager_works, fused_works
 
 Outcome = Literal["holds", "fails", "unknown"]
 
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
+_COMPARE: dict[Comparison, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
-    "==": operator.eq,
 }
 
 

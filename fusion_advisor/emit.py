@@ -32,6 +32,7 @@ from fusion_advisor.schedules.exchange import EXCHANGE
 from fusion_advisor.schedules.layout import accesses
 from fusion_advisor.schedules.spelling import Names, fitted
 from fusion_advisor.schedules.text import Body
+from fusion_advisor.schedules.vectors import HELPERS as VECTORS
 
 
 def emit(
@@ -47,6 +48,8 @@ def emit(
 
     `name` is a Python identifier, `regenerate` the command that makes the file again. With
     `full_size` the graph's own sizes are among the cases: for a GPU.
+
+    Raises ValueError for a group without a plan.
     """
     subject = decision.subject
     plan, expressed = subject.plan, subject.expressed
@@ -55,7 +58,7 @@ def emit(
     most = rulebook.schedules.flat.unrolled_elements.count * decision.subject.device.warp_size
     file = _prepare(name, plan, expressed, most)
     helpers = dict.fromkeys(h for kernel in file.kernels for h in kernel.body.helpers)
-    known = HELPERS | EXCHANGE
+    known = HELPERS | EXCHANGE | VECTORS
     code = "\n\n\n".join(
         (
             *(known[helper].rstrip() for helper in helpers),
@@ -79,13 +82,7 @@ def emit(
         cases=cases(file, rulebook, full_size),
         launches=tuple(launch(kernel) for kernel in file.kernels),
         rows=tuple(row_dims(plan, access) for access in stores),
-        partial=any(
-            s.serial
-            or s.parts
-            or s.schedule in ("blocked", "persistent")
-            or any(s.region.all("scan"))
-            for s in plan.steps
-        ),
+        partial=any(step.partial for step in plan.steps),
     )
 
 

@@ -125,14 +125,6 @@ def dense(shape: tuple[int, ...], dtype: str) -> Tensor:
     return Tensor(shape, tuple(reversed(stride)), dtype)
 
 
-def extent_of(tensor: Tensor) -> int:
-    """Elements from the first addressed to the last."""
-    if tensor.numel == 0:
-        return 0
-    steps = zip(tensor.shape, tensor.stride, strict=True)
-    return 1 + sum((size - 1) * step for size, step in steps)
-
-
 def permuted(shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> Tensor:
     """A dense tensor whose dimensions lie in memory in `order`, outermost first."""
     stride = [0] * len(shape)

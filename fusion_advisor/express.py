@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fusion_advisor.axes import Dims, NotExpressible
+from fusion_advisor.builder import Builder, Value
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.ops import REGISTRY, state
 from fusion_advisor.records import Ref, Tensor
-from fusion_advisor.region import Builder, Dims, NotExpressible, Region, Value, finish
+from fusion_advisor.region import Region, finish
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Expressed:
 
     `inputs[i]` is the tensor behind the region's input i (none is behind seed and offset, which
     come last), `outputs` those that it stores; `dims` gives every tensor inside the region its
-    resolved axes, `draws` every random node the number of its first draw, and
-    what it would store.
+    resolved axes, and `draws` gives every random node the number of its first draw and the tensor
+    that eager would fill.
     """
 
     region: Region

@@ -7,10 +7,11 @@ materialised. Places and what is reckoned from them have the dtype `index`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusion_advisor.axes import AxisList, NotExpressible
+from fusion_advisor.records import FLOATS
 
 INDEX = "index"
 
@@ -47,6 +48,13 @@ class Expr:
     @property
     def guard(self) -> int | None:
         return self.args[-1] if self.guarded else None
+
+    @property
+    def number(self) -> int | None:
+        """The value of an integer or bool constant; None for everything else."""
+        if self.op != "const" or self.dtype in FLOATS:
+            return None
+        return int(self.literal == "True") if self.dtype == "bool" else int(self.literal)
 
 
 FOLD: dict[str, Callable[[int, int], int | bool]] = {
@@ -164,7 +172,7 @@ class Pool:
     def known(self, number: int) -> int | None:
         """An index that is a constant."""
         expr = self.exprs[number]
-        return int(expr.literal) if expr.op == "const" and expr.dtype == INDEX else None
+        return expr.number if expr.dtype == INDEX else None
 
     def pulled(
         self,
@@ -308,5 +316,31 @@ class _Pull:
 def _neutral(scan: Expr) -> Expr:
     """What a scan begins with."""
     number = {"sum": 0, "prod": 1}[scan.monoid]
-    floating = scan.dtype in ("float32", "float64")
-    return Expr("const", (), scan.dtype, literal=repr(float(number) if floating else number))
+    literal = repr(float(number) if scan.dtype in FLOATS else number)
+    return Expr("const", (), scan.dtype, literal=literal)
+
+
+def depends_on(
+    expr: Expr, before: Sequence[frozenset[int]] | Mapping[int, frozenset[int]]
+) -> frozenset[int]:
+    """The axes on which a value depends."""
+    if expr.op == "place":
+        return frozenset(expr.axes)
+    found = frozenset[int]().union(*(before[arg] for arg in expr.args))
+    return found - frozenset(expr.axes) if expr.op == "reduce" else found
+
+
+def needed(exprs: Sequence[Expr], wanted: Sequence[int]) -> list[int]:
+    """What some values are made from, themselves included, in order of first use."""
+    found: list[int] = []
+    seen: set[int] = set()
+    stack = [(number, False) for number in reversed(wanted)]
+    while stack:
+        number, ready = stack.pop()
+        if ready:
+            found.append(number)
+        elif number not in seen:
+            seen.add(number)
+            stack.append((number, True))
+            stack.extend((arg, False) for arg in reversed(exprs[number].args))
+    return found

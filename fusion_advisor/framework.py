@@ -8,10 +8,11 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import permutations
 
+from fusion_advisor.axes import Dims
 from fusion_advisor.gates import Subject
 from fusion_advisor.lanes import WIDTH, Lanes, evaluate, near
-from fusion_advisor.records import Tensor
-from fusion_advisor.region import Dims, Region
+from fusion_advisor.records import FLOATS, Tensor
+from fusion_advisor.region import Region
 
 Formula = Callable[..., Lanes]
 
@@ -84,7 +85,7 @@ def _matching_eps(region: Region, formula: Formula, x: int, extra: Sequence[int]
     ]
     got = [evaluate(region, sample, [result]) for sample in samples]
     constants = [region.exprs[i] for i in region.live if region.exprs[i].op == "const"]
-    choices = {float(c.literal) for c in constants if c.dtype in ("float32", "float64")}
+    choices = {float(c.literal) for c in constants if c.dtype in FLOATS}
     for order in permutations(extra):
         for eps in sorted(choices | {0.0}):
             wanted = [formula(eps, s[x], *(s[i] for i in order)) for s in samples]

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fusion_advisor.exprs import Expr
 from fusion_advisor.gates import Subject
 from fusion_advisor.lanes import evaluate, near
-from fusion_advisor.region import Expr, Region
+from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Rulebook
 
 _TRANSPARENT = ("cast", "round")

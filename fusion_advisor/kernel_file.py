@@ -12,7 +12,7 @@ from fusion_advisor.express import Expressed
 from fusion_advisor.philox import SHARES
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
-from fusion_advisor.schedules.base import Plan, Step
+from fusion_advisor.schedules.base import Plan, Step, power_of_two
 from fusion_advisor.schedules.layout import Access, Group
 from fusion_advisor.schedules.layout import access as laid_over
 from fusion_advisor.schedules.text import Body
@@ -64,18 +64,18 @@ class JitFunction:
     @property
     def constants(self) -> dict[str, tuple[str, int]]:
         """Each constant of the tile: how the launcher writes it, and its value for the graph."""
-        step = self.step
+        step, found = self.step, dict[str, tuple[str, int]]()
         if step.schedule == "cooperative" and step.parts:
-            peers = 1 << (step.parts.size - 1).bit_length()
-            return {
+            peers = power_of_two(step.parts.size)
+            found = {
                 "COLS": (str(step.block), step.block),
                 "PEERS": ("triton.next_power_of_2({parts})", peers),
-                "WHOLE": (f"{{cols}} % {step.block} == 0", step.length % step.block == 0),
-                "STEP": ("step", -1),
             }
+            if not step.vector:
+                found["WHOLE"] = (f"{{cols}} % {step.block} == 0", step.length % step.block == 0)
+            return {**found, "STEP": ("step", -1)}
         if step.schedule == "flat":
             return {"BLOCK": (str(step.block), step.block)}
-        found: dict[str, tuple[str, int]] = {}
         if step.rows > 1:
             found["ROWS"] = (str(step.rows), step.rows)
         if step.part and step.schedule == "blocked":
@@ -85,8 +85,7 @@ class JitFunction:
         found["COLS"] = (text, step.block)
         if self.body.shares:
             least = max(SHARES.values())
-            length = prod(group.size for group in step.inner)
-            found["SHARED"] = (f"{{cols}} % {least} == 0", int(length % least == 0))
+            found["SHARED"] = (f"{{cols}} % {least} == 0", int(step.length % least == 0))
         return found
 
 
@@ -183,10 +182,12 @@ def product(texts: Sequence[str]) -> str:
 
 
 def extent(file: KernelFile, axes: Iterable[int]) -> str:
+    """The places along some axes, as the launcher writes it."""
     return product([file.sizes[axis] for axis in axes])
 
 
 def spanned(groups: Sequence[Group]) -> list[int]:
+    """The axes of some groups."""
     return [axis for group in groups for axis in group.axes]
 
 
@@ -208,11 +209,7 @@ def wide(steps: Sequence[Step], expressed: Expressed) -> bool:
     """Does any tensor reach beyond 32-bit offsets, or the number of a random element?"""
     tensors = [a.tensor for step in steps for a in (*step.loads, *step.stores)]
     tensors += [tensor for _, tensor in expressed.draws.values()]
-    return any(_reach(tensor) > INT32_MAX for tensor in tensors)
-
-
-def _reach(tensor: Tensor) -> int:
-    return sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride, strict=True)) + 1
+    return any(tensor.extent > INT32_MAX for tensor in tensors)
 
 
 def wide_rows(step: Step) -> bool:

@@ -1,6 +1,6 @@
 """What `emit` hands to `verify`, and what comes back: frozen records, free of torch.
 
-They cross a pipe to the child processes as one JSON line each (`to_json`, `*_from_json`).
+They cross a pipe to the child processes as one JSON line each (`to_json`, `from_json`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fusion_advisor.records import Tensor
 
@@ -34,6 +34,8 @@ class Case:
     loaded_bytes: int | None = None
     stored_bytes: int | None = None
     ranges: tuple[tuple[int, int] | None, ...] = ()
+    costly: bool = False
+    """Takes the interpreter long: it is checked with the first two seeds alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,6 @@ class CheckJob:
     kernel: Kernel
     seeds: int
     margins: Margins
-    task: Literal["check"] = "check"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,6 @@ class CompileJob:
 
     kernel: Kernel
     capability: int
-    task: Literal["compile"] = "compile"
 
 
 _Record = TypeVar("_Record")

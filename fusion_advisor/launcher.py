@@ -90,9 +90,7 @@ def _serves(file: KernelFile, kernel: JitFunction, load: Access) -> str:
 
 def _input_shape(file: KernelFile, load: Access) -> str:
     """The shape of an input: run-time sizes where its dimensions are axes that the file knows."""
-    region = file.region
-    dims = region.input_dims[region.input_names.index(load.name)]
-    return _tuple(_sizes(file, load.name, dims, load.tensor))
+    return _tuple(_sizes(file, load.name, file.region.dims_of(load.name), load.tensor))
 
 
 def _sizes(file: KernelFile, name: str, dims: Dims, tensor: Tensor) -> list[str]:
@@ -118,6 +116,8 @@ def _serves_unread(file: KernelFile, name: str, given: Access) -> str:
 
 
 def launcher(file: KernelFile) -> str:
+    """The function that the file is for: it checks its inputs, allocates the results and launches
+    the kernels; what they do not serve goes to the eager reference."""
     plan = file.plan
     lines = [f"{file.sizes[axis]} = {name}.shape[{d}]" for axis, (name, d) in file.origins.items()]
     checks = [
@@ -169,8 +169,8 @@ def _largest(file: KernelFile) -> str:
     texts: dict[str, None] = {}
     for kernel in file.kernels:
         for load in file.inputs_of(kernel):
-            dims = file.region.input_dims[file.region.input_names.index(load.name)]
-            texts[_elements(_sizes(file, load.name, dims, load.tensor))] = None
+            sizes = _sizes(file, load.name, file.region.dims_of(load.name), load.tensor)
+            texts[_elements(sizes)] = None
     for _, store in file.stores:
         if store.name.startswith("out"):
             sizes = _sizes(file, store.name, store.dims, store.tensor)
@@ -189,11 +189,9 @@ def _elements(sizes: Sequence[str]) -> str:
 
 def _count_parts(file: KernelFile, step: Step) -> str:
     """How many programs share a row, or the rows."""
-    assert step.parts is not None
-    name = file.sizes[step.parts.axes[0]]
     if step.schedule == "persistent":
-        return f"{name} = {_programs(file, step)}"
-    return f"{name} = triton.cdiv({extent(file, spanned(step.inner))}, {step.part})"
+        return f"{_parts(file, step)} = {_programs(file, step)}"
+    return f"{_parts(file, step)} = triton.cdiv({extent(file, spanned(step.inner))}, {step.part})"
 
 
 def _programs(file: KernelFile, step: Step) -> str:
@@ -211,22 +209,21 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     arguments += [extent(file, axes) for axes in body.sizes.values()]
     arguments += [_free_stride(file, kernel, a, along) for a, along in body.strides.values()]
     rows = extent(file, spanned(step.outer))
-    cols = extent(file, spanned(step.inner))
+    cols, parts = extent(file, spanned(step.inner)), _parts(file, step)
     if step.schedule == "flat":
         grid = f"triton.cdiv({rows}, {step.block}),"
     elif step.phases:
-        grid = f"{product([rows, _parts(file, step)])},"
+        grid = f"{product([rows, parts])},"
     elif step.schedule == "persistent":
-        grid = f"{file.sizes[step.parts.axes[0]] if step.parts else _programs(file, step)},"
+        grid = f"{parts or _programs(file, step)},"
     else:
         grid = rows if step.rows == 1 else f"triton.cdiv({rows}, {step.rows})"
         if step.parts:
-            grid = f"{grid}, {file.sizes[step.parts.axes[0]]}"
+            grid = f"{grid}, {parts}"
         elif step.part:
             grid = f"{grid}, triton.cdiv({cols}, {step.part})"
         else:
             grid = f"{grid},"
-    parts = _parts(file, step)
     constants = [
         f"{name}={text.format(cols=cols, parts=parts)}"
         for name, (text, _) in kernel.constants.items()
@@ -240,7 +237,7 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
 
 
 def _parts(file: KernelFile, step: Step) -> str:
-    """How many programs share a row."""
+    """How many programs share a row, or the rows, by its name; "" where none do."""
     return file.sizes[step.parts.axes[0]] if step.parts else ""
 
 

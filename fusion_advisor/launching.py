@@ -38,7 +38,6 @@ from fusion_advisor.expansions import (
     UnknownSize,
     Value,
     describe,
-    extent_of,
     hint,
     identifier,
     leaves,
@@ -413,7 +412,7 @@ def _fake_tensor(value: Value) -> torch.Tensor:
     tensor = value.tensor
     dtype = getattr(torch, tensor.dtype)
     if tensor.offset:
-        base = torch.empty(tensor.offset + extent_of(tensor), dtype=dtype, device=_DEVICE)
+        base = torch.empty(tensor.offset + tensor.extent, dtype=dtype, device=_DEVICE)
         fake = base.as_strided(tensor.shape, tensor.stride, tensor.offset)
     else:
         fake = torch.empty_strided(tensor.shape, tensor.stride, dtype=dtype, device=_DEVICE)

@@ -121,6 +121,7 @@ def _host(value: Any) -> Any:
 
 
 def load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
+    """The model that a Python file or module defines, with its inputs; CaptureError, one line."""
     with building(scenario, fake):
         namespace, name, file = _import(model)
         module, given, assumed = _find(namespace, name, file)
@@ -241,9 +242,16 @@ def _inputs(namespace: ModuleType, module: torch.nn.Module, name: str, file: str
     for holder in (module, namespace):
         for attribute in ("get_inputs", "example_inputs"):
             value = getattr(holder, attribute, None)
-            if value is not None:
-                return guarded(f"{attribute}()", value) if callable(value) else value
-    return None
+            if value is None:
+                continue
+            given = guarded(f"{attribute}()", value) if callable(value) else value
+            if given is None:
+                raise CaptureError(
+                    f"{file}: {attribute}() returned None; return a list, a dict of keywords or "
+                    "(args, kwargs)"
+                )
+            return given
+    return ()
 
 
 def guarded(stage: str, action: Callable[[], Any]) -> Any:
@@ -271,8 +279,6 @@ def failure(stage: str, error: BaseException, advice: str) -> CaptureError:
 
 def inputs_of(given: Any, file: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A list or tuple, a dict of keywords, `(args, kwargs)`, or one tensor."""
-    if given is None:
-        return (), {}
     if isinstance(given, dict):
         return (), {str(key): value for key, value in given.items()}
     if isinstance(given, torch.Tensor):
@@ -302,6 +308,7 @@ def under_scenario(
     scenario: Scenario,
     fake: FakeTensorMode,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model's inputs as fake tensors, with the scenario's batch, sequence length and dtype."""
     args, kwargs = _named(module, args, kwargs, scenario, fake)
     leading = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     sizes = {dim: next((x.shape[dim] for x in leading if x.dim() > dim), None) for dim in (0, 1)}
@@ -366,6 +373,7 @@ def _named(
 
 
 def load_program(path: str, fake: FakeTensorMode) -> Loaded:
+    """A saved torch.export program, whose inputs are inside it; CaptureError, one line."""
     if not Path(path).is_file():
         raise CaptureError(f"{path}: no such file; give the path of a torch.export program")
     program = guarded(f"loading {path}", lambda: torch.export.load(path))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import Proof, assemble
+from fusion_advisor.axes import NotExpressible
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import decide
 from fusion_advisor.emit import emit
@@ -17,20 +17,11 @@ from fusion_advisor.identify import Finding, Identified, identify
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.machine import choose_device, gpu_names
 from fusion_advisor.records import Graph
-from fusion_advisor.region import NotExpressible
-from fusion_advisor.rehearsal import REHEARSAL
 from fusion_advisor.report import Report
-from fusion_advisor.rulebook import Device, Rulebook, Verify, load_rulebook
+from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request
-from fusion_advisor.verify import (
-    Worker,
-    checker,
-    collect_check,
-    collect_compiled,
-    compiler,
-    submit_check,
-    submit_compile,
-)
+from fusion_advisor.verify import provers, verify
 
 
 class Listener(Protocol):
@@ -58,14 +49,6 @@ class Analysis:
     flow: Dataflow
 
 
-@dataclass(frozen=True)
-class _Workers:
-    """The child processes that check and compile; None where that is not wanted."""
-
-    check: Worker | None
-    compile: Worker | None
-
-
 def analyze(
     request: Request, captured: Callable[[], Graph], listener: Listener | None = None
 ) -> Analysis:
@@ -79,9 +62,9 @@ def analyze(
     rulebook = load_rulebook(request.rules)
     gpus = gpu_names()
     device, chosen = choose_device(request.device, rulebook, gpus)
-    with _workers(
-        request, device, rulebook.verify
-    ) as workers:  # they warm up while the model is captured
+    with provers(
+        device.capability, rulebook.verify, check=request.verify, compile=request.compile
+    ) as children:  # they warm up while the model is captured
         listener.stage("capture")
         graph = captured()
         assumed = (chosen, *graph.assumed)
@@ -94,24 +77,13 @@ def analyze(
         listener.stage("emit")
         proofs = _emitted(request, flow, found, rulebook, full_size=bool(gpus))
         listener.stage("verify")
-        proofs = _proven(proofs, workers, device, rulebook)
+        kernels = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
+        proven = verify(list(kernels.values()), children)
+        for name, (check, compiled) in zip(kernels, proven, strict=True):
+            proofs[name] = replace(proofs[name], check=check, compiled=compiled)
     listener.stage("report")
     report = assemble(flow, grouping, found, proofs, request.scenario, assumed, rulebook)
-    kernels = tuple(proof.kernel for proof in proofs.values() if proof.kernel)
-    return Analysis(report, kernels, flow)
-
-
-@contextmanager
-def _workers(request: Request, device: Device, rules: Verify) -> Generator[_Workers, None, None]:
-    """Children that start now and rehearse, so that they are warm when the kernels come."""
-    with ExitStack() as stack:
-        check = stack.enter_context(checker(rules=rules)) if request.verify else None
-        compile = stack.enter_context(compiler(rules)) if request.compile else None
-        if check:
-            submit_check(check, REHEARSAL, seeds=1, rules=rules)
-        if compile:
-            submit_compile(compile, REHEARSAL, device.capability, rules=rules)
-        yield _Workers(check, compile)
+    return Analysis(report, tuple(kernels.values()), flow)
 
 
 def _emitted(
@@ -131,29 +103,3 @@ def _emitted(
         return Proof(kernel, file=file)
 
     return {finding.id: one(finding) for finding in found.groups}
-
-
-def _proven(
-    proofs: dict[str, Proof], workers: _Workers, device: Device, rulebook: Rulebook
-) -> dict[str, Proof]:
-    """Every kernel compiled for the device and checked, both at the same time."""
-    rules = rulebook.verify
-    seeds = rules.seeds.count
-    kernels = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
-    checks = {
-        name: submit_check(workers.check, kernel, seeds=seeds, rules=rules)
-        for name, kernel in kernels.items()
-        if workers.check
-    }
-    compiles = {
-        name: submit_compile(workers.compile, kernel, device.capability, rules=rules)
-        for name, kernel in kernels.items()
-        if workers.compile
-    }
-    done = dict(proofs)
-    for name, answer in checks.items():
-        check = collect_check(kernels[name], answer, seeds=seeds)
-        done[name] = replace(done[name], check=check)
-    for name, answer in compiles.items():
-        done[name] = replace(done[name], compiled=collect_compiled(kernels[name], answer))
-    return done

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from fusion_advisor.philox import KERNEL_HELPERS
 
-FLOATS = ("float32", "float64")
-
 
 @dataclass(frozen=True, slots=True)
 class Primitive:

@@ -36,6 +36,9 @@ DTYPE_BYTES: dict[str, int] = {
     "bool": 1,
 }
 
+FLOATS = ("float32", "float64")
+"""The floats that values are held in on chip; narrower ones are widened."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -51,10 +54,13 @@ class Tensor:
 
     @property
     def numel(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
+
+    @property
+    def extent(self) -> int:
+        """Elements from the first addressed to the last; 0 when it is empty."""
+        steps = zip(self.shape, self.stride, strict=True)
+        return 1 + sum((size - 1) * step for size, step in steps) if self.numel else 0
 
     @property
     def addressed(self) -> int:

@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterator, Mapping
 
 from fusion_advisor.axes import AxisList
+from fusion_advisor.builder import NARROW_FLOATS
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import Expressed
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import Op
 from fusion_advisor.philox import reference_text
 from fusion_advisor.records import Arg, Node, Ref, Symbol
-from fusion_advisor.region import NARROW_FLOATS
 from fusion_advisor.schedules.spelling import Names
 
 _DROPPED = ("layout", "pin_memory", "non_blocking")

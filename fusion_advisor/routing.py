@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusion_advisor.decide import Decision, GateResult
+from fusion_advisor.express import fused_traffic
 from fusion_advisor.identify import Finding
+from fusion_advisor.records import Ref
 from fusion_advisor.rulebook import Rulebook
 
 
@@ -43,7 +45,20 @@ def action(finding: Finding, rulebook: Rulebook) -> Action:
         text = f"A chain of {count} pointwise ops is what Inductor fuses: compile the model."
         return Action("inductor", text, "model = torch.compile(model)")
     text = f"Call the emitted kernel in place of these {count} launches."
-    return Action("triton", text, f"from {finding.name} import {finding.name}")
+    return Action("triton", text, _call(finding))
+
+
+def _call(finding: Finding) -> str:
+    """How the kernel is called; tensors by the names that they have in the report."""
+    expressed = finding.decision.subject.expressed
+    assert expressed is not None
+    made, taken = ([_name(ref) for ref in refs] for refs in (expressed.outputs, expressed.inputs))
+    call = f"{', '.join(made)} = {finding.name}({', '.join(taken)})"
+    return f"from {finding.name} import {finding.name}; {call}"
+
+
+def _name(ref: Ref) -> str:
+    return f"{ref.node}_{ref.output}" if ref.output else ref.node
 
 
 def fix(decision: Decision) -> Fix | None:
@@ -60,6 +75,9 @@ def _change(decision: Decision, gate: GateResult) -> str:
     if gate.name == "traffic-saving":
         allowed = int(decision.unfused_bytes / gate.limit)
         over = decision.fused_bytes - allowed
+        if decision.fused_bytes <= fused_traffic(subject.flow, subject.border):
+            least = f"{decision.fused_bytes} B of its inputs and results"
+            return f"fewer or narrower tensors: {over} B less than the {least}"
         return f"move {over} B less than the {decision.fused_bytes} B of the fused kernel"
     if gate.name in ("on-chip", "register-spill") and plan is not None and gate.measured:
         row = 1

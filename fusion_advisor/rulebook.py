@@ -1,22 +1,14 @@
 """The rulebook: every tuned number, with its unit and source, as typed data.
 
-`rules/` holds TOML; this module reads it, lays a user's own files over it and checks the result.
-A field of the rulebook has the same path in a file and in Python: `rules/gates/on-chip.toml`,
-`[limits] smem_fraction` is `gates.on-chip.limits.smem_fraction`. In one overlay file that path is
-the TOML key; an overlay folder is laid out as `rules/` is. An overlaid number replaces the shipped
-one whole, source included.
+A field of the rulebook has the same path in `rules/` and in Python: `rules/gates/on-chip.toml`,
+`[limits] smem_fraction` is `gates.on-chip.limits.smem_fraction`. `rulefiles` reads it.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 import re
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
@@ -24,11 +16,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     model_validator,
 )
 
-from fusion_advisor.errors import AdvisorError, UsageError
+from fusion_advisor.errors import UsageError
 from fusion_advisor.records import DTYPE_BYTES
 
 Unit = Literal["tensor", "cuda", "special"]
@@ -83,7 +74,8 @@ Tree = dict[str, Any]
 """Rules as TOML gives them."""
 
 
-def _table(value: Any) -> Tree | None:
+def table_of(value: Any) -> Tree | None:
+    """A value that is a table; None for any other."""
     return cast(Tree, value) if isinstance(value, dict) else None
 
 
@@ -94,7 +86,7 @@ class _Rule(BaseModel):
     @classmethod
     def _known_fields(cls, data: Any) -> Tree:
         expected = ", ".join(cls.model_fields)
-        table = _table(data)
+        table = table_of(data)
         if table is None:
             raise ValueError(f"{data!r}; expected a table with {expected}")
         for key in table:
@@ -188,14 +180,16 @@ Multiprocessors = Annotated[Number, _whole("multiprocessors")]
 
 
 class Clock(_Rule):
-    """Boost clocks; some parts run their tensor cores slower."""
+    """Boost clocks; some parts run their tensor cores slower. Evidence: tests hold the peaks
+    against them."""
 
     boost: Frequency
     tensor: Frequency
 
 
 class Memory(_Rule):
-    """Device memory by its datasheet, and the L2 in front of it."""
+    """Device memory by its datasheet, and the L2 in front of it. `bus_width` and `data_rate` are
+    evidence: tests hold the bandwidth against them."""
 
     size: Bytes
     bandwidth: Bandwidth
@@ -205,7 +199,8 @@ class Memory(_Rule):
 
 
 class Multiprocessor(_Rule):
-    """What one multiprocessor holds, and how many there are."""
+    """What one multiprocessor holds, and how many there are. `threads` and `threads_per_block` are
+    evidence: tests hold `warps` against them."""
 
     count: Multiprocessors
     shared_memory: Bytes
@@ -367,7 +362,7 @@ class Device(_Rule):
         """The dense peak of `unit` in `dtype`, as the number that stands in the rules.
 
         A dtype that the unit lacks runs elsewhere: IEEE float32 and float64 products on the CUDA
-        cores (torch's default is `allow_tf32=False`; ask for `tf32` by name), float8 products
+        cores (torch's default for matrix products; convolutions ask for `tf32`), float8 products
         without float8 cores as float16, 16-bit and float8 arithmetic without its own rate as
         float32, other integers as int32, float64 transcendentals in software on the CUDA cores.
         UsageError when `dtype` is unknown.
@@ -466,6 +461,7 @@ class RowSchedule(_Rule):
     tile_elements: Elements
     sector_bytes: Bytes
     register_target: Registers
+    single_bytes: Bytes
 
 
 class BlockedSchedule(_Rule):
@@ -577,6 +573,7 @@ class Verify(_Rule):
     roundings: Count
     interpreted_elements: Elements
     interpreted_rows: Rows
+    costly_elements: Elements
     indexed_places: Elements
     timeout: Seconds
     niceness: Count
@@ -664,174 +661,3 @@ def _lookup(table: Mapping[str, T], name: str, kind: str, known: Iterable[str] |
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     names = ", ".join(table if known is None else known)
     raise UsageError(f"unknown {kind} {name!r}: {hint}known: {names or 'none'}")
-
-
-# --- reading ---------------------------------------------------------------------------------
-
-_FOLDERS = ("devices", "gates", "patterns", "schedules")
-_NAMED = ("devices", "gates", "patterns")
-
-Layers = Sequence[tuple[Path, Tree]]
-"""Files and their rules, each laid over the ones before it."""
-
-
-def load_rulebook(overlays: Sequence[Path] = ()) -> Rulebook:
-    """The shipped rules with `overlays` (TOML files or folders) laid over them, in order.
-
-    UsageError, one line, when an overlay is missing, is not TOML, or has a wrong field.
-    """
-    if not overlays:
-        return _shipped_rulebook()
-    layers = [*_shipped_layers(), *(layer for path in overlays for layer in _read(Path(path)))]
-    return _build(layers)
-
-
-@lru_cache(maxsize=1)
-def _shipped_rulebook() -> Rulebook:
-    return _build(_shipped_layers())
-
-
-@lru_cache(maxsize=1)
-def _shipped_layers() -> tuple[tuple[Path, Tree], ...]:
-    here = Path(__file__).resolve().parent
-    for root in (here / "rules", here.parent / "rules"):
-        if (root / "model.toml").is_file():
-            return tuple(_read(root))
-    raise AdvisorError(f"the shipped rules are missing beside {here}: reinstall fusion-advisor")
-
-
-def _read(path: Path) -> list[tuple[Path, Tree]]:
-    """Each TOML file at `path` with its rules, placed where the folder says."""
-    if path.is_file():
-        return [(path, _parse(path))]
-    if not path.is_dir():
-        raise UsageError(f"{path}: no such rules file or folder")
-    layers = [(file, _parse(file)) for file in sorted(path.glob("*.toml"))]
-    for folder in _FOLDERS:
-        for file in sorted((path / folder).glob("*.toml")):
-            layers.append((file, {folder: {file.stem: _parse(file)}}))
-    if not layers:
-        raise UsageError(f"{path}: no rules; expected TOML files in it or in {', '.join(_FOLDERS)}")
-    return layers
-
-
-def _parse(file: Path) -> Tree:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{file}: expected TOML: {error}") from error
-
-
-def _merge(under: Tree, over: Tree) -> Tree:
-    """`over` laid over `under`; a table that is a number replaces the one below whole."""
-    merged = dict(under)
-    for key, value in over.items():
-        below, above = _table(merged.get(key)), _table(value)
-        if below is None or above is None or "value" in above:
-            merged[key] = value
-        else:
-            merged[key] = _merge(below, above)
-    return merged
-
-
-def _build(layers: Layers) -> Rulebook:
-    tree: Tree = {}
-    for _, layer in layers:
-        tree = _merge(tree, layer)
-    text = json.dumps(tree, sort_keys=True, default=str)
-    tree["hash"] = hashlib.sha256(text.encode()).hexdigest()
-    for folder in _NAMED:
-        tree[folder] = _named(tree.get(folder))
-    tree["devices"] = _with_times(tree["devices"], tree.get("times"))
-    try:
-        rulebook = Rulebook.model_validate(tree)
-    except ValidationError as error:
-        raise _first_fault(layers, error) from error
-    _check_names(rulebook, layers)
-    return rulebook
-
-
-def _with_times(devices: Any, shared: Any) -> Any:
-    """Give each device the shared times, with its own laid over them."""
-    tables, times = _table(devices), _table(shared)
-    if tables is None or times is None:
-        return devices
-
-    def timed(entry: Any) -> Any:
-        device = _table(entry)
-        own = None if device is None else _table(device.get("times", {}))
-        return entry if device is None or own is None else {**device, "times": _merge(times, own)}
-
-    return {name: timed(entry) for name, entry in tables.items()}
-
-
-def _named(entries: Any) -> Any:
-    """Give each entry the name of its table or file, and sort: by `order`, else by name."""
-    tables = _table(entries)
-    if tables is None:
-        return entries
-
-    def place(name: str) -> tuple[float, str]:
-        order = (_table(tables[name]) or {}).get("order")
-        return (order if isinstance(order, int) else 0, name)
-
-    return {name: _with_name(name, tables[name]) for name in sorted(tables, key=place)}
-
-
-def _with_name(name: str, entry: Any) -> Any:
-    table = _table(entry)
-    return entry if table is None else {**table, "name": name}
-
-
-def _check_names(rulebook: Rulebook, layers: Layers) -> None:
-    """What one field cannot see: names that must exist, and names that must be unique."""
-    for pattern in rulebook.patterns.values():
-        for gate in pattern.gates:
-            if gate not in rulebook.gates:
-                expected = ", ".join(rulebook.gates)
-                loc = ("patterns", pattern.name, "gates")
-                raise _fault(layers, loc, f"unknown gate {gate!r}; expected {expected}")
-    codes: dict[str, str] = {}
-    for gate in rulebook.gates.values():
-        if codes.setdefault(gate.code, gate.name) != gate.name:
-            taken = f"{gate.code} is taken by {codes[gate.code]}; expected a code of its own"
-            raise _fault(layers, ("gates", gate.name, "code"), taken)
-    names = {name: name for name in rulebook.devices}
-    for device in rulebook.devices.values():
-        for alias in device.aliases:
-            if names.setdefault(alias, device.name) != device.name:
-                taken = f"{alias!r} is taken by {names[alias]}; expected another"
-                raise _fault(layers, ("devices", device.name, "aliases"), taken)
-
-
-def _first_fault(layers: Layers, error: ValidationError) -> UsageError:
-    """The first of the faults, and how many more there are."""
-    first = error.errors(include_url=False)[0]
-    loc = [str(part) for part in first["loc"] if part != "[key]"]
-    message = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    if first["type"] == "missing":
-        return _fault(layers, loc[:-1], f"{loc[-1]!r} is missing; expected a value{more}")
-    if first["type"] != "value_error":
-        message = f"{first['input']!r}; {message}"
-    return _fault(layers, loc, message + more)
-
-
-def _fault(layers: Layers, loc: Sequence[str], message: str) -> UsageError:
-    """One line: the file, the field, what was expected."""
-    return UsageError(f"{_file_of(layers, loc)}: {'.'.join(loc) or 'rules'}: {message}")
-
-
-def _file_of(layers: Layers, loc: Sequence[str]) -> Path:
-    """The file that set the field, or that came nearest to it; of equals the last."""
-    return max(reversed(layers), key=lambda layer: _depth(layer[1], loc))[0]
-
-
-def _depth(tree: Tree, loc: Sequence[str]) -> int:
-    """How many steps of `loc` the tree has."""
-    node: Tree | None = tree
-    for steps, part in enumerate(loc):
-        if node is None or part not in node:
-            return steps
-        node = _table(node[part])
-    return len(loc)

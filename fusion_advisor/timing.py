@@ -6,7 +6,7 @@ the launches follow each other as closely as the device takes them. The stream i
 """
 
 # torch is partly untyped.
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -83,8 +83,7 @@ class DeviceClock:
         return spent
 
     def _hold(self, seconds: float) -> None:
-        sleep: Any = torch.cuda._sleep  # pyright: ignore[reportPrivateUsage]
-        sleep(int(seconds * self._cycles))
+        torch.cuda._sleep(int(seconds * self._cycles))  # pyright: ignore[reportUnknownArgumentType]
 
     def _batch(
         self, call: Callable[[], Any], count: int, host_s: float

@@ -1,31 +1,22 @@
-"""Prove the emitted kernels: against fp64, and by compiling them for the device they are for.
+"""Stage: prove the emitted kernels, against fp64 and by compiling them for their device.
 
-Both happen in long-lived child processes, because importing torch and Triton takes seconds and
-because the interpreter and the compiler cannot share a process. Start the workers early (while
-the model is captured), hand kernels in as they are emitted, collect the results at the end:
+Both happen in long-lived child processes, because the interpreter and the compiler cannot share
+one. Start them early (while the model is captured), and hand the kernels in when they are emitted:
 
-    with checker() as check_worker, compiler() as compile_worker:
+    with provers(90, rules, check=True, compile=True) as children:
         ...                                     # capture, group, plan, decide, emit
-        checks = verify(kernels, seeds=5, worker=check_worker)
+        proofs = verify(kernels, children)
 
-A child that crashes, hangs or fails to start gives one failed record; the next kernel gets a
-fresh child.
+A child that crashes, hangs or fails to start gives one failed record.
 """
 
 from __future__ import annotations
 
-import os
-import queue
-import select
-import subprocess
-import sys
-import tempfile
-import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Literal, NoReturn
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from fusion_advisor.kernels import (
     Check,
@@ -37,219 +28,30 @@ from fusion_advisor.kernels import (
     from_json,
     to_json,
 )
-from fusion_advisor.rulebook import Verify, load_rulebook
+from fusion_advisor.rehearsal import REHEARSAL
+from fusion_advisor.rulebook import Number, Verify
+from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.workers import Worker, WorkerError
 
 Where = Literal["auto", "interpreter", "gpu"]
-
-_ROOT = str(Path(__file__).resolve().parent.parent)
-_START = """
-import importlib, shutil, sys, tempfile
-root, tempfile.tempdir, module, *arguments = sys.argv[1:]
-sys.path.append(root)
-try:
-    importlib.import_module(module).main(*arguments)
-finally:
-    shutil.rmtree(tempfile.tempdir, ignore_errors=True)
-"""
-"""The child imports this very package, and nothing from the current folder. Its files lie in a
-folder that the parent removes, or the child itself when the parent was killed."""
-
-
-class WorkerError(Exception):
-    """The child did not answer: one line with the reason."""
-
-
-class Worker:
-    """A child process that answers lines with lines, in order.
-
-    `submit` never blocks: a thread writes the jobs, waits for the answers and restarts the
-    child after a crash or a timeout.
-    """
-
-    def __init__(
-        self,
-        module: str,
-        *arguments: str,
-        environment: Mapping[str, str] | None = None,
-        niceness: int = 0,
-    ):
-        self._arguments = (module, *arguments)
-        self._niceness = niceness
-        self._environment = {**os.environ, **(environment or {})}
-        self._jobs: queue.SimpleQueue[tuple[str, float, Future[str]] | None] = queue.SimpleQueue()
-        self._child: subprocess.Popen[bytes] | None = None
-        self._errors: IO[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._abandoned = False
-        self._pending = b""
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> Worker:
-        """Launch the child; it imports what it needs while the caller goes on."""
-        if self._thread is None:
-            self._spawn()
-            self._thread = threading.Thread(target=self._work, daemon=True)
-            self._thread.start()
-        return self
-
-    def submit(self, line: str, timeout_s: float) -> Future[str]:
-        """The answer to come within `timeout_s` seconds; its exception is a WorkerError."""
-        self.start()
-        answer: Future[str] = Future()
-        self._jobs.put((line, timeout_s, answer))
-        return answer
-
-    def close(self) -> None:
-        """Answer what was submitted, then end the child."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def __enter__(self) -> Worker:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.abandon()
-        self.close()
-
-    def abandon(self) -> None:
-        """Nobody waits any more: end the child in what it is doing."""
-        self._abandoned = True
-        if self._child is not None:
-            self._child.kill()
-
-    def _spawn(self) -> None:
-        self._pending = b""
-        self._folder = tempfile.TemporaryDirectory(
-            prefix="fusion-advisor-", ignore_cleanup_errors=True
-        )
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _stop)
-        self._child = subprocess.Popen(
-            (sys.executable, "-P", "-c", _START, _ROOT, self._folder.name, *self._arguments),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=self._environment,
-        )
-        os.setpriority(os.PRIO_PROCESS, self._child.pid, self._niceness)
-
-    def _stop(self) -> None:
-        child, self._child = self._child, None
-        if child is None:
-            return
-        child.kill()
-        child.wait()
-        for stream in (child.stdin, child.stdout, self._errors):
-            if stream is not None:
-                try:
-                    stream.close()
-                except BrokenPipeError:
-                    continue  # unwritten bytes for a child that is gone
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            line, timeout_s, answer = job
-            try:
-                answer.set_result(self._ask(line, timeout_s))
-            except (WorkerError, OSError) as error:
-                reason = f"{error}{self._last_words()}"
-                self._stop()
-                answer.set_exception(WorkerError(reason))
-        self._stop()
-
-    def _ask(self, line: str, timeout_s: float) -> str:
-        if not self._abandoned and (self._child is None or self._child.poll() is not None):
-            self._stop()
-            self._spawn()
-        if self._abandoned:
-            raise WorkerError("nobody waits for it")
-        child = self._child
-        assert child is not None
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(line.encode() + b"\n")
-        child.stdin.flush()
-        descriptor = child.stdout.fileno()
-        while b"\n" not in self._pending:
-            ready, _, _ = select.select([descriptor], [], [], timeout_s)
-            if not ready:
-                raise WorkerError(f"no answer within {timeout_s:g} s")
-            chunk = os.read(descriptor, 1 << 16)
-            if not chunk:
-                raise WorkerError(f"the child ended with status {child.wait()}")
-            self._pending += chunk
-        reply, _, self._pending = self._pending.partition(b"\n")
-        return reply.decode()
-
-    def _last_words(self) -> str:
-        if self._errors is None:
-            return ""
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f" ({lines[-1].strip()})" if lines else ""
-
-
-_answers_descriptor = 1
-
-
-@contextmanager
-def protocol() -> Generator[tuple[Iterator[str], Callable[[str], None]], None, None]:
-    """The child's side: job lines in, and a function that answers one.
-
-    The real standard output is kept for answers; whatever an emitted file, Triton or ptxas
-    prints goes to standard error.
-    """
-    global _answers_descriptor
-    _answers_descriptor = os.dup(1)
-    answers = os.fdopen(_answers_descriptor, "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def answer(line: str) -> None:
-        answers.write(line + "\n")
-        answers.flush()
-
-    with answers:
-        yield iter(sys.stdin.readline, ""), answer
-
-
-def restart() -> NoReturn:
-    """The child begins anew in its own place: a CUDA context does not survive a bad address.
-
-    Its parent notices nothing: the pipes stay, and at most one unread job waits in them.
-    """
-    os.dup2(_answers_descriptor, 1)
-    os.execv(sys.executable, sys.orig_argv)
 
 
 def margins_of(rules: Verify) -> Margins:
     """The numbers that the checking child needs."""
-    return Margins(
-        margin_ulps=rules.margin_ulps.value,
-        float64_ulps=rules.float64_ulps.value,
-        partial_ulps=rules.partial_ulps.value,
-        lost_ulps=rules.lost_ulps.value,
-        row_slack=rules.row_slack.value,
-        least_row=rules.least_row.count,
-        most_rows=rules.most_rows.count,
-        judged_rows=rules.judged_rows.count,
-        eager_draws=rules.eager_draws.count,
-        drawn_slack=rules.drawn_slack.value,
-        perturbed_draws=rules.perturbed_draws.count,
-        roundings=rules.roundings.count,
-    )
+
+    def plain(number: Number, kind: Any) -> Any:
+        return number.count if kind == "int" else number.value
+
+    return Margins(**{f.name: plain(getattr(rules, f.name), f.type) for f in fields(Margins)})
 
 
 def checker(where: Where = "auto", rules: Verify | None = None) -> Worker:
-    """A worker for `verify`: on the GPU, through the interpreter, or whichever is there."""
+    """A child that checks: on the GPU, through the interpreter, or whichever is there."""
     return Worker("fusion_advisor.checking", where, niceness=_known(rules).niceness.count)
 
 
 def compiler(rules: Verify | None = None) -> Worker:
-    """A worker for `compile_offline`: never under the interpreter."""
+    """A child that compiles: never under the interpreter."""
     environment = {"TRITON_INTERPRET": "0"}
     niceness = _known(rules).niceness.count
     return Worker("fusion_advisor.compiling", environment=environment, niceness=niceness)
@@ -282,39 +84,16 @@ def collect_check(kernel: Kernel, answer: Future[str], *, seeds: int = 5) -> Che
         return Check(kernel.name, "nowhere", False, seeds=seeds, failure=str(error))
 
 
-def verify(
-    kernels: Sequence[Kernel],
-    *,
-    seeds: int = 5,
-    where: Where = "auto",
-    timeout_s: float | None = None,
-    worker: Worker | None = None,
-) -> tuple[Check, ...]:
-    """One check for each kernel, in order. Seeds 0 to 4 draw five different distributions.
-
-    `timeout_s` is wall seconds a kernel. Without `worker`, a child is started and ended here.
-    """
-    if worker is None:
-        with checker(where) as own:
-            return verify(kernels, seeds=seeds, timeout_s=timeout_s, worker=own)
-    answers = [submit_check(worker, k, seeds=seeds, timeout_s=timeout_s) for k in kernels]
-    return tuple(
-        collect_check(kernel, answer, seeds=seeds)
-        for kernel, answer in zip(kernels, answers, strict=True)
-    )
-
-
 def submit_compile(
     worker: Worker,
     kernel: Kernel,
     capability: int,
     *,
-    timeout_s: float | None = None,
     rules: Verify | None = None,
 ) -> Future[str]:
     """Hand one kernel in; `collect_compiled` gives its record."""
-    timeout_s = timeout_s or _known(rules).timeout.base
-    return worker.submit(to_json(CompileJob(kernel, capability)), timeout_s)
+    job = CompileJob(kernel, capability)
+    return worker.submit(to_json(job), _known(rules).timeout.base)
 
 
 def collect_compiled(kernel: Kernel, answer: Future[str]) -> Compiled:
@@ -325,21 +104,52 @@ def collect_compiled(kernel: Kernel, answer: Future[str]) -> Compiled:
         return Compiled(kernel.name, failure=str(error))
 
 
-def compile_offline(
-    kernels: Sequence[Kernel],
-    capability: int,
-    *,
-    timeout_s: float | None = None,
-    worker: Worker | None = None,
-) -> tuple[Compiled, ...]:
-    """Each kernel's launches compiled for a device that need not be here (90: H100, H200).
+@dataclass(frozen=True)
+class Provers:
+    """The child processes that check and compile; None where that is not wanted.
 
-    Equal launches of equal texts are compiled once. `timeout_s` is wall seconds a kernel.
-    """
-    if worker is None:
-        with compiler() as own:
-            return compile_offline(kernels, capability, timeout_s=timeout_s, worker=own)
-    answers = [submit_compile(worker, k, capability, timeout_s=timeout_s) for k in kernels]
-    return tuple(
-        collect_compiled(kernel, answer) for kernel, answer in zip(kernels, answers, strict=True)
-    )
+    `capability` is of the device, which need not be here (90: H100, H200)."""
+
+    check: Worker | None
+    compile: Worker | None
+    capability: int
+    rules: Verify
+
+
+@contextmanager
+def provers(
+    capability: int, rules: Verify, *, check: bool, compile: bool
+) -> Generator[Provers, None, None]:
+    """Children that start now and rehearse, so that they are warm when the kernels come."""
+    with ExitStack() as stack:
+        checking = stack.enter_context(checker(rules=rules)) if check else None
+        compiling = stack.enter_context(compiler(rules)) if compile else None
+        if checking:
+            submit_check(checking, REHEARSAL, seeds=1, rules=rules)
+        if compiling:
+            submit_compile(compiling, REHEARSAL, capability, rules=rules)
+        yield Provers(checking, compiling, capability, rules)
+
+
+def verify(
+    kernels: Sequence[Kernel], children: Provers
+) -> list[tuple[Check | None, Compiled | None]]:
+    """Every kernel checked and compiled, both at the same time; in the order of the kernels, with
+    None where there is no such child."""
+    check, compile, rules = children.check, children.compile, children.rules
+    seeds, capability = rules.seeds.count, children.capability
+    handed = [
+        (
+            kernel,
+            check and submit_check(check, kernel, seeds=seeds, rules=rules),
+            compile and submit_compile(compile, kernel, capability, rules=rules),
+        )
+        for kernel in kernels
+    ]
+    return [
+        (
+            checked and collect_check(kernel, checked, seeds=seeds),
+            compiled and collect_compiled(kernel, compiled),
+        )
+        for kernel, checked, compiled in handed
+    ]

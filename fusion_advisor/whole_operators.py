@@ -21,7 +21,6 @@ from fusion_advisor.expansions import (
     Value,
     dense,
     describe,
-    extent_of,
     freeze,
     layout_of,
     permuted,
@@ -86,7 +85,7 @@ def _batch_norm(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | N
     channels = (x.shape[1] if training else 0,)
     statistics = dense(channels, "float32" if x.dtype in ("float16", "bfloat16") else x.dtype)
     out = replace(x, storage=-1, offset=0)
-    if 0 in x.stride or x.numel != extent_of(x):
+    if 0 in x.stride or x.numel != x.extent:
         out = dense(x.shape, x.dtype)
     call = tuple(freeze(given.get(name), slots) for name in (*names, "eps"))
     running = (given.get("running_mean"), given.get("running_var"))
@@ -122,6 +121,7 @@ _WHOLE: dict[Any, Callable[[Any, Any, dict[Ref, Slot]], Expansion | None]] = {
 
 
 def whole_operator(target: Any, args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | None:
+    """What an operator that must not be taken apart launches; None for any other."""
     try:
         rule = _WHOLE.get(target)
     except TypeError:
@@ -181,6 +181,7 @@ class Method:
 
 
 def op_name(target: Any) -> str:
+    """A call's target as a node's `op` spells it."""
     if isinstance(target, (torch._ops.OpOverload, Method)):
         return str(target)
     if isinstance(target, torch._ops.HigherOrderOperator):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusion_advisor.annotate import Cost
+from fusion_advisor.axes import NotExpressible
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import Boundary, Expressed
 from fusion_advisor.plan import Planned
-from fusion_advisor.region import NotExpressible
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan
 

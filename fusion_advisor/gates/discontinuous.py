@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from fusion_advisor.builder import FLOAT_DTYPES
 from fusion_advisor.gates.base import Reading, Subject
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.records import Node
-from fusion_advisor.region import FLOAT_DTYPES
 
 
 def _asks_for_infinity(node: Node) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from fusion_advisor.builder import Builder, Scalar, Value
 from fusion_advisor.ops.registry import pointwise, reduction
 from fusion_advisor.records import Arg
-from fusion_advisor.region import Builder, Scalar, Value
 
 # -- of activations --------------------------------------------------------------------------------
 
@@ -90,10 +90,6 @@ def log_softmax_backward(b: Builder, grad: Value, y: Value, dim: int, dtype: Arg
 _LAST = {2: "{1}.shape[-len({2}) :]"}
 
 
-def _mean(b: Builder, x: Value, dims: Sequence[int]) -> Value:
-    return b.reduce("sum", x, dims, True) / b.cast(b.extent(x, dims), x.dtype)
-
-
 def _over_rows(b: Builder, x: Value, rank: int) -> Value:
     """The sum over all but the last dimensions."""
     rows = range(len(x.dims) - rank)
@@ -118,7 +114,7 @@ def layer_norm_backward(
         b.broadcast([x.dims, bias.dims])
     normal = (x - mean) * scale
     inner = grad if weight is None else grad * weight
-    along = _mean(b, inner, dims), _mean(b, inner * normal, dims)
+    along = b.mean(inner, dims, True), b.mean(inner * normal, dims, True)
     return (
         scale * (inner - along[0] - normal * along[1]) if wanted[0] else None,
         _over_rows(b, grad * normal, rank) if wanted[1] else None,
@@ -139,7 +135,7 @@ def rms_norm_backward(
     rank = len(shape)
     normal = x * scale
     inner = grad if weight is None else grad * weight
-    along = _mean(b, inner * normal, tuple(range(-rank, 0)))
+    along = b.mean(inner * normal, tuple(range(-rank, 0)), True)
     return (
         scale * (inner - normal * along) if wanted[0] else None,
         _over_rows(b, grad * normal, rank) if wanted[1] else None,

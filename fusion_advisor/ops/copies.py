@@ -6,11 +6,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
+from fusion_advisor.axes import AxisList, NotExpressible
+from fusion_advisor.builder import Builder, Scalar, Value
 from fusion_advisor.ops.registry import copied, formula, meaning_of
 from fusion_advisor.ops.views import reshaped, shape_of
 from fusion_advisor.records import Arg
-from fusion_advisor.region import AxisList, Builder, NotExpressible, Scalar, Value
 
 Where = Callable[[int, int, int], int]
 """The index in the operand for a place of the result: of the dimension, the place and the size."""
@@ -133,7 +135,7 @@ def flip(b: Builder, x: Value, dims: Sequence[int]) -> Value:
 def roll(b: Builder, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     """Without dimensions, along the elements in row-major order."""
     if not dims:
-        flat = roll(b, reshaped(b, x, (_count(x),)), shifts, (0,))
+        flat = roll(b, reshaped(b, x, (prod(x.shape),)), shifts, (0,))
         return reshaped(b, flat, x.shape)
     back: dict[int, int] = {}
     for shift, dim in zip(shifts, dims, strict=True):
@@ -144,13 +146,6 @@ def roll(b: Builder, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) 
         return b.reckon("mod", ahead, b.whole(size))
 
     return _moved(b, x, {dim: x.shape[dim] for dim in back if x.shape[dim] > 1}, where)
-
-
-def _count(x: Value) -> int:
-    count = 1
-    for size in x.shape:
-        count *= size
-    return count
 
 
 # -- repeated: dimensions along which nothing changes ----------------------------------------------
@@ -172,7 +167,7 @@ def repeat_interleave(
     b: Builder, x: Value, repeats: int, dim: int | None = None, output_size: int | None = None
 ) -> Value:
     if dim is None:
-        return repeat_interleave(b, reshaped(b, x, (_count(x),)), repeats, 0)
+        return repeat_interleave(b, reshaped(b, x, (prod(x.shape),)), repeats, 0)
     return _each_repeated(b, x, dim % len(x.dims), repeats)
 
 
@@ -189,7 +184,7 @@ def _shuffled(
 ) -> Value:
     """Regrouped, permuted, and regrouped as the result; some of the sizes are arguments."""
     cut = reshaped(b, x, shape)
-    b.pinned.update(b.axes.resolve(tuple(axis for dim in fixed for axis in cut.dims[dim])))
+    b.pin(cut.dims[dim] for dim in fixed)
     return reshaped(b, b.permute(cut, order), shape_of(b))
 
 

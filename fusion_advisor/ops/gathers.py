@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fusion_advisor.axes import Dims, NotExpressible
+from fusion_advisor.builder import INTEGER_DTYPES, Builder, Value
 from fusion_advisor.ops.registry import Call, meaning_of
-from fusion_advisor.region import INTEGER_DTYPES, Builder, Dims, NotExpressible, Value
 
 
 def _embedding(call: Call) -> tuple[int, int]:

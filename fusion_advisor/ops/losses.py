@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fusion_advisor.builder import Builder, Value, floats_only
 from fusion_advisor.ops.registry import Call, Formula, Traffic, meaning_of
-from fusion_advisor.region import Builder, NotExpressible, Value
 
 NONE, MEAN, SUM = 0, 1, 2
 """Eager's numbers for a loss's `reduction`."""
@@ -13,8 +13,7 @@ def reduced(b: Builder, loss: Value, reduction: int) -> Value:
     """The loss of each element as the reduction wants it."""
     if reduction == NONE:
         return loss
-    total = b.reduce("sum", loss, ())
-    return total / b.cast(b.extent(loss, ()), loss.dtype) if reduction == MEAN else total
+    return b.mean(loss, ()) if reduction == MEAN else b.reduce("sum", loss, ())
 
 
 def _loss(position: int) -> Traffic:
@@ -154,7 +153,6 @@ def _per_class(weight: Value, behind: int) -> Value:
 
 @meaning_of("pointwise", "aten.mse_loss_backward.default")
 def mse_loss_backward(b: Builder, grad: Value, x: Value, target: Value, reduction: int) -> Value:
-    if x.dtype not in ("float32", "float64"):
-        raise NotExpressible("a gradient of integers")
+    floats_only(x, "a gradient of integers")
     found = 2.0 * (x - target) * grad
-    return found / b.cast(b.extent(x, ()), x.dtype) if reduction == MEAN else found
+    return found / b.count(x, ()) if reduction == MEAN else found

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from fusion_advisor.ops.registry import Call, formula
-from fusion_advisor.ops.windows import covered, spread
+from fusion_advisor.ops.windows import Windows
 from fusion_advisor.records import Ref, Tensor
 
 
@@ -82,15 +82,10 @@ def _windows(call: Call) -> tuple[int, int]:
     rest = sum(tensor.bytes for tensor in call.operands[1:])
     if call.arg(6, "transposed", False):
         return x.bytes + rest, out.bytes
-    spatial = len(x.shape) - 2
-    stride, pad, dilation = (spread(call.arg(i), spatial) for i in (3, 4, 5))
-    positions = math.prod(
-        covered(
-            x.shape[d + 2], out.shape[d + 2], weight.shape[d + 2], stride[d], pad[d], dilation[d]
-        )
-        for d in range(spatial)
+    windows = Windows.laid(
+        x.shape[2:], out.shape[2:], weight.shape[2:], call.arg(3), call.arg(4), call.arg(5)
     )
-    return x.shape[0] * x.shape[1] * positions * x.itemsize + rest, out.bytes
+    return x.shape[0] * x.shape[1] * windows.touched * x.itemsize + rest, out.bytes
 
 
 formula(

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from fusion_advisor.builder import FLOAT_DTYPES, Builder, Scalar, Value, floats_only
 from fusion_advisor.ops.registry import Call, Meaning, meaning_of, pointwise
 from fusion_advisor.ops.views import parts
 from fusion_advisor.records import Arg
-from fusion_advisor.region import FLOAT_DTYPES, Builder, NotExpressible, Scalar, Value
 
 Operand = Value | Scalar
 
@@ -95,8 +95,7 @@ def mul(b: Builder, x: Value, y: Operand) -> Value:
 
 def _floor_mod(b: Builder, x: Value, y: Operand) -> Value:
     """Python's remainder: the sign of the divisor."""
-    if x.dtype not in ("float32", "float64"):
-        raise NotExpressible("an integer remainder")
+    floats_only(x, "an integer remainder")
     rest = b.apply("fmod", x, y)
     signs_differ = b.apply("lt", b.apply("mul", rest, y), 0.0)
     return b.apply("where", signs_differ, b.apply("add", rest, y), rest)
@@ -111,8 +110,7 @@ def div(b: Builder, x: Value, y: Operand) -> Value:
 def div_mode(b: Builder, x: Value, y: Operand, rounding_mode: str | None = None) -> Value:
     if rounding_mode is None:
         return x / y
-    if x.dtype not in ("float32", "float64"):
-        raise NotExpressible("an integer division with rounding")
+    floats_only(x, "an integer division with rounding")
     return _floor_div(b, x, y) if rounding_mode == "floor" else b.apply("trunc", x / y)
 
 
@@ -134,8 +132,7 @@ def remainder(b: Builder, x: Value, y: Operand) -> Value:
 
 @pointwise("aten.fmod.Scalar", "aten.fmod.Tensor", discrete=True)
 def fmod(b: Builder, x: Value, y: Operand) -> Value:
-    if x.dtype not in ("float32", "float64"):
-        raise NotExpressible("an integer remainder")
+    floats_only(x, "an integer remainder")
     return b.apply("fmod", x, y)
 
 
@@ -158,8 +155,7 @@ def pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
         return x * x * x
     if exponent == 1:
         return x
-    if x.dtype not in ("float32", "float64"):
-        raise NotExpressible("an integer power")
+    floats_only(x, "an integer power")
     if exponent == 0.5:
         return b.apply("sqrt", x)
     if exponent == -0.5:
@@ -173,15 +169,13 @@ def pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
 
 @pointwise("aten.pow.Tensor_Tensor")
 def pow_tensor(b: Builder, x: Value, exponent: Value) -> Value:
-    if x.dtype not in ("float32", "float64"):
-        raise NotExpressible("an integer power")
+    floats_only(x, "an integer power")
     return b.apply("pow", x, exponent)
 
 
 @pointwise("aten.pow.Scalar")
 def pow_of_scalar(b: Builder, base: Scalar, exponent: Value) -> Value:
-    if exponent.dtype not in ("float32", "float64"):
-        raise NotExpressible("an integer power")
+    floats_only(exponent, "an integer power")
     return b.apply("pow", base, exponent)
 
 
@@ -286,7 +280,7 @@ def glu(b: Builder, x: Value, dim: int = -1) -> Value:
 def mish(b: Builder, x: Value) -> Value:
     """tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2): one exponential and one division. Beyond
     20 it is 1 even in float64."""
-    e = b.exp(b.apply("minimum", x, 20.0))
+    e = b.apply("exp", b.apply("minimum", x, 20.0))
     n = e * (e + 2.0)
     return x * (n / (n + 2.0))
 
@@ -382,8 +376,8 @@ def lerp(b: Builder, x: Value, end: Value, weight: Operand) -> Value:
 
 @pointwise("aten.addcmul.default")
 def addcmul(b: Builder, x: Value, t1: Value, t2: Value, value: Scalar = 1) -> Value:
-    if isinstance(value, float) and x.dtype not in ("float32", "float64"):
-        raise NotExpressible("integers times a fraction")
+    if isinstance(value, float):
+        floats_only(x, "integers times a fraction")
     product = t1 * t2
     return x + (product if value == 1 else product * value)
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from fusion_advisor.axes import Dims, NotExpressible
+from fusion_advisor.builder import Builder, Scalar, Value, compute_dtype
 from fusion_advisor.ops.registry import formula, random
 from fusion_advisor.philox import DIGITS, threshold
 from fusion_advisor.records import Arg
-from fusion_advisor.region import Builder, Scalar, Value, compute_dtype
 
 # -- bits as numbers -------------------------------------------------------------------------------
 
@@ -55,8 +55,8 @@ def _between(b: Builder, dims: Dims, dtype: str) -> Value:
 
 def _normal(b: Builder, dims: Dims, dtype: str) -> Value:
     """From pairs of uniform numbers (Box and Muller)."""
-    radius = b.sqrt(b.log(_between(b, dims, dtype)) * -2.0)
-    return radius * b.cos(_uniform(b, dims, dtype) * (2.0 * math.pi))
+    radius = b.apply("sqrt", b.apply("log", _between(b, dims, dtype)) * -2.0)
+    return radius * b.apply("cos", _uniform(b, dims, dtype) * (2.0 * math.pi))
 
 
 def _out(b: Builder) -> tuple[Dims, str]:
@@ -173,7 +173,7 @@ def normal_of(b: Builder, mean: float, deviation: float, shape: Any, **_: Arg) -
     reference="laid_out(torch.log(<between>) / -{1}, {0}, {dtype})",
 )
 def exponential(b: Builder, x: Value, rate: float = 1.0, **_: Arg) -> Value:
-    return b.log(_between(b, x.dims, _held(x.logical))) / -float(rate)
+    return b.apply("log", _between(b, x.dims, _held(x.logical))) / -float(rate)
 
 
 formula(

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fusion_advisor.axes import NotExpressible
+from fusion_advisor.builder import Builder, Scalar, Value
 from fusion_advisor.ops.registry import Call, formula, meaning_of, reduction
 from fusion_advisor.records import Arg
-from fusion_advisor.region import Builder, NotExpressible, Scalar, Value
 
-Dims = int | Sequence[int] | None
+Dim = int | Sequence[int] | None
 
 
-def _dims(dim: Dims) -> tuple[int, ...]:
+def _dims(dim: Dim) -> tuple[int, ...]:
     if dim is None:
         return ()
     return (dim,) if isinstance(dim, int) else tuple(dim)
@@ -29,18 +30,13 @@ def _in_result(b: Builder, x: Value) -> Value:
 
 
 @reduction("aten.sum.default", "aten.sum.dim_IntList")
-def sum_(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False, dtype: Arg = None) -> Value:
+def sum_(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False, dtype: Arg = None) -> Value:
     return b.reduce("sum", _in_result(b, x), _dims(dim), keepdim)
 
 
 @reduction("aten.mean.default", "aten.mean.dim")
-def mean(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False, dtype: Arg = None) -> Value:
-    value = _in_result(b, x)
-    return b.reduce("sum", value, _dims(dim), keepdim) / _count(b, value, dim)
-
-
-def _count(b: Builder, x: Value, dim: Dims) -> Value:
-    return b.cast(b.extent(x, _dims(dim)), x.dtype)
+def mean(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False, dtype: Arg = None) -> Value:
+    return b.mean(_in_result(b, x), _dims(dim), keepdim)
 
 
 def _extreme(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool = False) -> Value:
@@ -50,12 +46,12 @@ def _extreme(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool
 
 
 @reduction("aten.amax.default")
-def amax(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+def amax(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
     return _extreme(b, "max", x, _dims(dim), keepdim)
 
 
 @reduction("aten.amin.default")
-def amin(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+def amin(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
     return _extreme(b, "min", x, _dims(dim), keepdim)
 
 
@@ -88,12 +84,12 @@ def _arg(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool) ->
 
 
 @reduction("aten.argmax.default", discrete=True)
-def argmax(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+def argmax(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
     return b.reduce("argmax", x, _dims(dim), keepdim)
 
 
 @reduction("aten.argmin.default", discrete=True)
-def argmin(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+def argmin(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
     return b.reduce("argmin", x, _dims(dim), keepdim)
 
 
@@ -108,12 +104,12 @@ def prod_dim(b: Builder, x: Value, dim: int, keepdim: bool = False, dtype: Arg =
 
 
 @reduction("aten.any.default", "aten.any.dim", "aten.any.dims", discrete=True)
-def any_(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+def any_(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
     return _extreme(b, "max", _truth(b, x), _dims(dim), keepdim)
 
 
 @reduction("aten.all.default", "aten.all.dim", "aten.all.dims", discrete=True)
-def all_(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
+def all_(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False) -> Value:
     return _extreme(b, "min", _truth(b, x), _dims(dim), keepdim)
 
 
@@ -131,7 +127,7 @@ class _Moments:
 
 
 def _moments(
-    b: Builder, x: Value, dim: Dims, correction: Scalar | None = 0, keepdim: bool = True
+    b: Builder, x: Value, dim: Dim, correction: Scalar | None = 0, keepdim: bool = True
 ) -> _Moments:
     """Mean and variance in two passes over what is on chip, as exact as eager's Welford.
 
@@ -139,7 +135,7 @@ def _moments(
     spreads need; those steps count as part of the mean's own pass.
     """
     dims = _dims(dim)
-    count = _count(b, x, dim)
+    count = b.count(x, dims)
     rough = b.reduce("sum", x, dims, True) / count
     apart = x - rough
     flops, special = b.flops, b.special_flops
@@ -154,21 +150,21 @@ def _moments(
 
 @reduction("aten.var.correction")
 def var(
-    b: Builder, x: Value, dim: Dims = None, correction: Scalar | None = None, keepdim: bool = False
+    b: Builder, x: Value, dim: Dim = None, correction: Scalar | None = None, keepdim: bool = False
 ) -> Value:
     return _moments(b, x, dim, correction, keepdim).variance
 
 
 @reduction("aten.std.correction")
 def std(
-    b: Builder, x: Value, dim: Dims = None, correction: Scalar | None = None, keepdim: bool = False
+    b: Builder, x: Value, dim: Dim = None, correction: Scalar | None = None, keepdim: bool = False
 ) -> Value:
     return b.apply("sqrt", _moments(b, x, dim, correction, keepdim).variance)
 
 
 @reduction("aten.var_mean.correction")
 def var_mean(
-    b: Builder, x: Value, dim: Dims = None, correction: Scalar | None = None, keepdim: bool = False
+    b: Builder, x: Value, dim: Dim = None, correction: Scalar | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
     found = _moments(b, x, dim, correction, keepdim)
     return found.variance, b.reshape(found.mean, found.variance.shape)
@@ -179,7 +175,7 @@ def vector_norm(
     b: Builder,
     x: Value,
     ord: Scalar = 2,
-    dim: Dims = None,
+    dim: Dim = None,
     keepdim: bool = False,
     dtype: Arg = None,
 ) -> Value:
@@ -198,7 +194,7 @@ def vector_norm(
 
 @reduction("aten.norm.Scalar", "aten.norm.ScalarOpt_dim")
 def norm(
-    b: Builder, x: Value, p: Scalar | None = 2, dim: Dims = None, keepdim: bool = False
+    b: Builder, x: Value, p: Scalar | None = 2, dim: Dim = None, keepdim: bool = False
 ) -> Value:
     return vector_norm(b, x, 2 if p is None else p, dim, keepdim)
 
@@ -219,7 +215,7 @@ def log_softmax(b: Builder, x: Value, dim: int, half_to_float: bool = False) -> 
 
 
 @reduction("aten.logsumexp.default")
-def logsumexp(b: Builder, x: Value, dim: Dims, keepdim: bool = False) -> Value:
+def logsumexp(b: Builder, x: Value, dim: Dim, keepdim: bool = False) -> Value:
     """The shift is dropped where the maximum is infinite, as eager does."""
     dims = _dims(dim)
     peak = b.reduce("max", _in_result(b, x), dims, True)
@@ -267,8 +263,7 @@ def rms_norm(
     dims = tuple(range(-len(shape), 0))
     if eps is None:
         eps = {"float64": 2.220446049250313e-16}.get(x.dtype, 1.1920928955078125e-07)
-    power = b.reduce("sum", x * x, dims, True) / _count(b, x, dims)
-    scale = b.apply("rsqrt", power + eps)
+    scale = b.apply("rsqrt", b.mean(x * x, dims, True) + eps)
     return _scaled(x * scale, weight, None), scale
 
 
@@ -349,7 +344,7 @@ def _normalised(
     gain, shift = (_by_channel(b, p, len(x.dims)) for p in (weight, bias))
     flat = (x.shape[1],)
     result = _scaled(found.deviation * scale, gain, shift)
-    rough = b.reduce("sum", x, others, True) / _count(b, x, others)
+    rough = b.mean(x, others, True)
     mean = b.apply("where", b.apply("eq", found.mean, found.mean), found.mean, rough)
     return result, b.reshape(mean, flat), b.reshape(scale, flat)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any, Literal
 
+from fusion_advisor.axes import NotExpressible
+from fusion_advisor.builder import Builder, Value, compute_dtype
 from fusion_advisor.records import Arg, Node, Ref, Tensor
-from fusion_advisor.region import Builder, NotExpressible, Value, compute_dtype
 
 Meaning = Callable[..., Any]
 Unit = Literal["cuda", "tensor"]
@@ -249,9 +251,10 @@ def state(
     kwargs = {name: ready(value) for name, value in node.kwargs}
     builder.out, builder.label = node.out, label or node.name  # operands may have set others
     try:
-        result: Value | tuple[Value | None, ...] = op.meaning(builder, *args, **kwargs)
+        signature(op.meaning).bind(builder, *args, **kwargs)
     except TypeError as error:
         raise NotExpressible(f"{node.op}: {error}") from error
+    result: Value | tuple[Value | None, ...] = op.meaning(builder, *args, **kwargs)
     values: Sequence[Value | None] = result if isinstance(result, tuple) else (result,)
     found: list[Value | None] = []
     for value, tensor in zip(values, node.outputs, strict=False):

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusion_advisor.axes import Dims, NotExpressible
+from fusion_advisor.builder import Builder, Value
 from fusion_advisor.ops.registry import view
 from fusion_advisor.records import Arg
-from fusion_advisor.region import Builder, Dims, NotExpressible, Value
 
 _TO_THE_END = 2**62
 """An end of a slice from which on it says "all"."""
@@ -109,7 +110,7 @@ def slice_(
     if not size:
         raise NotExpressible("an empty slice")
     if end is not None and end < _TO_THE_END:
-        b.pinned.update(b.axes.resolve(x.dims[dim]))
+        b.pin([x.dims[dim]])
     first = start or 0
     return b.slice(x, dim, max(0, first + whole if first < 0 else first), step, size)
 
@@ -124,7 +125,7 @@ def parts(b: Builder, x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, 
     """A dimension cut into parts."""
     if 0 in sizes:
         raise NotExpressible("an empty part")
-    b.pinned.update(b.axes.resolve(x.dims[dim]))
+    b.pin([x.dims[dim]])
     return tuple(b.slice(x, dim, sum(sizes[:n]), 1, size) for n, size in enumerate(sizes))
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fusion_advisor.axes import AxisList, Dims, NotExpressible
+from fusion_advisor.builder import Builder, Value, floats_only
 from fusion_advisor.ops.registry import Call, Formula, Traffic, meaning_of
 from fusion_advisor.ops.views import reshaped, shape_of
 from fusion_advisor.records import Arg
-from fusion_advisor.region import FLOAT_DTYPES, AxisList, Builder, Dims, NotExpressible, Value
 
 
 def spread(value: object, count: int) -> tuple[int, ...]:
@@ -22,7 +23,7 @@ def spread(value: object, count: int) -> tuple[int, ...]:
     return found * count if len(found) == 1 else found
 
 
-def covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: int) -> int:
+def _covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: int) -> int:
     """Distinct positions of one dimension that some window touches."""
     touched = bytearray(size)
     for tap in range(kernel):
@@ -33,45 +34,8 @@ def covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: i
     return sum(touched)
 
 
-# -- what eager moves and computes -----------------------------------------------------------------
-
-
-def _pooling(spatial: int, dilated: bool) -> Traffic:
-    def traffic(call: Call) -> tuple[int, int]:
-        x, out = call.operand(0), call.out
-        kernel = spread(call.arg(1, "kernel_size"), spatial)
-        stride = spread(call.arg(2, "stride", ()), spatial) or kernel
-        pad = spread(call.arg(3, "padding", 0), spatial)
-        dilation = spread(call.arg(4, "dilation", 1), spatial) if dilated else (1,) * spatial
-        share = math.prod(
-            covered(
-                x.shape[d - spatial],
-                out.shape[d - spatial],
-                kernel[d],
-                stride[d],
-                pad[d],
-                dilation[d],
-            )
-            for d in range(spatial)
-        )
-        read = math.prod(x.shape[:-spatial]) * share * x.itemsize
-        return read, sum(t.bytes for t in call.node.outputs if t is not None)
-
-    return traffic
-
-
-def _window_flops(spatial: int) -> Formula:
-    def flops(call: Call) -> int:
-        return call.out.numel * math.prod(spread(call.arg(1, "kernel_size"), spatial))
-
-    return flops
-
-
-# -- windows of a fixed extent ---------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class _Windows:
+class Windows:
     """How windows lie along each of the last dimensions of a value."""
 
     sizes: tuple[int, ...]
@@ -80,6 +44,29 @@ class _Windows:
     stride: tuple[int, ...]
     pad: tuple[int, ...]
     dilation: tuple[int, ...]
+
+    @classmethod
+    def laid(
+        cls,
+        sizes: tuple[int, ...],
+        counts: tuple[int, ...],
+        kernel: Arg,
+        stride: Arg,
+        pad: Arg,
+        dilation: Arg,
+    ) -> Windows:
+        """From arguments that may be one number for all dimensions; without a stride, the windows
+        are one behind the other."""
+        extents, *others = (spread(arg, len(sizes)) for arg in (kernel, stride, pad, dilation))
+        return cls(sizes, counts, extents, others[0] or extents, *others[1:])
+
+    @property
+    def touched(self) -> int:
+        """Distinct places that some window touches."""
+        along = zip(
+            self.sizes, self.counts, self.kernel, self.stride, self.pad, self.dilation, strict=True
+        )
+        return math.prod(_covered(*each) for each in along)
 
     @property
     def each_once(self) -> bool:
@@ -100,20 +87,42 @@ class _Windows:
         return (self.counts[d] - 1) * self.stride[d] - self.pad[d] + reach
 
 
+# -- what eager moves and computes -----------------------------------------------------------------
+
+
+def _pooling(spatial: int, dilated: bool) -> Traffic:
+    def traffic(call: Call) -> tuple[int, int]:
+        x = call.operand(0)
+        windows = Windows.laid(
+            x.shape[-spatial:],
+            call.out.shape[-spatial:],
+            call.arg(1, "kernel_size"),
+            call.arg(2, "stride", ()),
+            call.arg(3, "padding", 0),
+            call.arg(4, "dilation", 1) if dilated else 1,
+        )
+        read = math.prod(x.shape[:-spatial]) * windows.touched * x.itemsize
+        return read, sum(t.bytes for t in call.node.outputs if t is not None)
+
+    return traffic
+
+
+def _window_flops(spatial: int) -> Formula:
+    def flops(call: Call) -> int:
+        return call.out.numel * math.prod(spread(call.arg(1, "kernel_size"), spatial))
+
+    return flops
+
+
+# -- windows of a fixed extent ---------------------------------------------------------------------
+
+
 def _laid(
     b: Builder, x: Value, spatial: int, kernel: Arg, stride: Arg, pad: Arg, dilation: Arg = 1
-) -> _Windows:
-    extents = spread(kernel, spatial)
-    if x.logical not in FLOAT_DTYPES:
-        raise NotExpressible("a pooling of integers")
-    return _Windows(
-        x.shape[-spatial:],
-        shape_of(b)[-spatial:],
-        extents,
-        spread(stride, spatial) or extents,
-        spread(pad, spatial),
-        spread(dilation, spatial),
-    )
+) -> Windows:
+    floats_only(x, "a pooling of integers")
+    sizes, counts = x.shape[-spatial:], shape_of(b)[-spatial:]
+    return Windows.laid(sizes, counts, kernel, stride, pad, dilation)
 
 
 def _parts(b: Builder, x: Value, counts: Sequence[int], kernel: Sequence[int]) -> Value:
@@ -127,7 +136,7 @@ def _parts(b: Builder, x: Value, counts: Sequence[int], kernel: Sequence[int]) -
     return parts
 
 
-def _in_windows(b: Builder, x: Value, windows: _Windows, neutral: float) -> Value:
+def _in_windows(b: Builder, x: Value, windows: Windows, neutral: float) -> Value:
     """The elements of every window, in dimensions behind those of the windows."""
     if windows.each_once:
         return _parts(b, x, windows.counts, windows.kernel)
@@ -148,7 +157,7 @@ def _in_windows(b: Builder, x: Value, windows: _Windows, neutral: float) -> Valu
     return b.seen(chosen, found.dims, x.logical)
 
 
-def _start(b: Builder, windows: _Windows, d: int, axes: AxisList) -> int:
+def _start(b: Builder, windows: Windows, d: int, axes: AxisList) -> int:
     """The first element of each window, which may lie outside."""
     ahead = b.reckon("mul", b.place(axes), b.whole(windows.stride[d]))
     return b.reckon("sub", ahead, b.whole(windows.pad[d]))
@@ -190,7 +199,7 @@ def _avg_pool(
     return total / _averaged(b, x, windows, total.dims[-spatial:], count_include_pad)
 
 
-def _averaged(b: Builder, x: Value, windows: _Windows, over: Dims, padding: bool) -> Value | int:
+def _averaged(b: Builder, x: Value, windows: Windows, over: Dims, padding: bool) -> Value | int:
     """How many elements of each window count."""
     count = b.whole(1)
     for d, size in enumerate(windows.sizes):
@@ -203,8 +212,9 @@ def _averaged(b: Builder, x: Value, windows: _Windows, over: Dims, padding: bool
             before = b.reckon("lt", start, b.whole(low))
             found = b.reckon("sub", end, b.choose(before, b.whole(low), start))
         count = b.reckon("mul", count, found)
-    if not b.exprs[count].args:
-        return int(b.exprs[count].literal)
+    known = b.known(count)
+    if known is not None:
+        return known
     outer: Dims = ((),) * (len(x.dims) - len(over))
     return b.reckoned(count, (*outer, *over), x.dtype)
 
@@ -261,8 +271,7 @@ def _evenly(b: Builder, x: Value, spatial: int) -> Value:
     sizes, counts = x.shape[-spatial:], shape_of(b)[-spatial:]
     if any(size % count for size, count in zip(sizes, counts, strict=True)):
         raise NotExpressible("an adaptive pooling whose windows differ in size")
-    if x.logical not in FLOAT_DTYPES:
-        raise NotExpressible("a pooling of integers")
+    floats_only(x, "a pooling of integers")
     return _parts(b, x, counts, [size // n for size, n in zip(sizes, counts, strict=True)])
 
 

@@ -18,6 +18,7 @@ def render(report: Report) -> str:
 def _lines(report: Report) -> Iterator[str]:
     yield f"# {report.model.source} on {report.device.title}"
     yield ""
+    yield f"Scenario: {wording.scenario(report)}."
     yield f"Assumed: {'; '.join(report.scenario.defaults)}. Captured by {report.model.captured_by}."
     yield ""
     yield from _table(("", ""), wording.totals(report))
@@ -51,7 +52,7 @@ def _lines(report: Report) -> Iterator[str]:
                 group.fixable.change if group.fixable else "",
                 wording.place(group),
             )
-            for group in report.candidates[:TOP]
+            for group in wording.apart(report)[:TOP]
         ],
     )
     yield ""

@@ -35,13 +35,14 @@ def document(report: Report, top: int = TOP) -> RenderableType:
 
 def _parts(report: Report, top: int) -> Iterator[RenderableType]:
     yield Text(f"{report.model.source} on {report.device.title}", style="bold")
+    yield _line("scenario: " + wording.scenario(report), "dim")
     yield _line("assumed: " + "; ".join(report.scenario.defaults), "dim")
     for broken in report.model.graph_breaks:
         yield _line(f"graph break: {broken}", "yellow")
     yield from _section("Totals", [_pairs(wording.totals(report))])
     yield from _section("Time by bottleneck", [_pairs(_shares(report))])
     yield from _ranked("Fuse", report.groups, top, _accepted)
-    yield from _ranked("Rejected", report.candidates, top, _rejected)
+    yield from _ranked("Rejected", wording.apart(report), top, _rejected)
     reasons = [(str(count), reason) for reason, count in wording.reasons(report, top)]
     if reasons:
         yield from _section("Not in a group, by reason", [_pairs(reasons)])
@@ -98,7 +99,7 @@ def _accepted(group: GroupRow) -> Iterator[RenderableType]:
     yield Text.assemble(
         (f"{group.id} ", "bold"),
         (group.pattern, "green"),
-        f" saves {wording.gain(group)}: {group.launches} kernels in one,"
+        f" saves {wording.gain(group)}: {wording.launches(group)},"
         f" {group.predicted.speedup:.2f}x predicted ({low:.2f} to {high:.2f})",
     )
     yield from _details(

@@ -31,11 +31,17 @@ def number(value: float) -> str:
     return str(int(value)) if value == int(value) else f"{value:.4g}"
 
 
+_STRUCTURAL = ("count", "share")
+"""Units of gates that find something or not: what they found says more than how many."""
+
+
 def gate(row: GateRow | None) -> str:
     """A gate with its numbers: `traffic-saving 1.25 x, needs >= 1.5`."""
     if row is None:
         return "no gate decides"
     if row.measured is None:
+        return f"{row.name}: {row.why}"
+    if row.unit in _STRUCTURAL and row.why and row.outcome != "holds":
         return f"{row.name}: {row.why}"
     needs = f"needs {row.comparison} {number(row.limit)}"
     return f"{row.name} {number(row.measured)} {row.unit}, {needs}"
@@ -51,9 +57,12 @@ def kernel(group: GroupRow) -> str:
     """How far a kernel is proven."""
     row = group.kernel
     parts = [row.status]
+    if not verified(group):
+        parts.insert(0, "NOT VERIFIED")
     if row.check is not None and row.check.passed:
         on = "Triton's interpreter" if row.check.where == "interpreter" else row.check.where
-        shapes = f"{len(row.check.shapes)} shapes"
+        count = len(row.check.shapes)
+        shapes = f"{count} shape{'s' if count > 1 else ''}"
         parts.append(f"checked on {on} with {shapes}, {row.check.seeds} seeds")
     if row.resources is not None:
         parts.append(f"{row.resources.registers} registers, {row.resources.spill_bytes} B spilled")
@@ -77,6 +86,40 @@ def disagreement(group: GroupRow) -> str:
 def decided(group: GroupRow) -> str:
     """The deciding gate, and the time model's say where it differs."""
     return "; ".join(part for part in (gate(group.deciding), disagreement(group)) if part)
+
+
+def verified(group: GroupRow) -> bool:
+    """Has a check of its kernel passed?"""
+    return group.kernel.check is not None and group.kernel.check.passed
+
+
+def launches(group: GroupRow) -> str:
+    """`9 kernels in one`."""
+    left = group.launches - group.impact.launches_saved
+    return f"{group.launches} kernels in {'one' if left == 1 else left}"
+
+
+def apart(report: Report) -> list[GroupRow]:
+    """The candidates that are more than a part of what is fused anyway."""
+    fused = [set(place) for group in report.groups for place in group.instances]
+    return [
+        row
+        for row in report.candidates
+        if not all(any(whole.issuperset(place) for whole in fused) for place in row.instances)
+    ]
+
+
+def scenario(report: Report) -> str:
+    """What was asked for, where it differs from a plain forward pass in eval mode."""
+    row = report.scenario
+    said = [f"{row.mode} mode", row.phase]
+    said += [f"{row.dtype} parameters"] if row.dtype else []
+    said += [f"autocast to {row.autocast}"] if row.autocast else []
+    said += [f"batch {row.batch}"] if row.batch else []
+    said += [f"sequence {row.seq}"] if row.seq else []
+    said += [f"cache of {row.kv_len}"] if row.kv_len else []
+    said += ["symbolic sizes"] if row.dynamic else []
+    return ", ".join(said)
 
 
 def place(group: GroupRow) -> str:

@@ -24,8 +24,8 @@ class Step:
     `rows` along the outer ones; both are powers of two. With a `part`, a program takes that many
     elements of its row, and `parts` is the axis that numbers the programs of a row. `serial` axes
     are combined one place after the other within a lane. `on_chip_bytes` is the peak of values
-    alive at once at `smallest_tile` elements; `read_again` the bytes that later passes over a row
-    fetch from HBM again.
+    alive at once at `smallest_tile` elements, `registers` an estimate per thread; `read_again` the
+    bytes that later passes over a row fetch from HBM again.
     """
 
     schedule: str
@@ -45,6 +45,8 @@ class Step:
     serial: frozenset[int] = frozenset()
     part: int = 0
     parts: Group | None = None
+    vector: int = 0
+    """Elements of a vector, where rows begin anywhere and lanes take whole vectors of them."""
     most: int = 0
     """Programs of a persistent kernel; it may have fewer."""
     read_again: int = 0
@@ -65,6 +67,12 @@ class Step:
     def length(self) -> int:
         """Elements of a row."""
         return prod(group.size for group in self.inner)
+
+    @property
+    def partial(self) -> bool:
+        """Are its sums put together from partial results?"""
+        walked = self.schedule in ("blocked", "persistent") or any(self.region.all("scan"))
+        return bool(self.serial or self.parts) or walked
 
     @property
     def exchanges(self) -> tuple[Step, ...]:

@@ -19,6 +19,7 @@ from fusion_advisor.schedules.layout import reach, traced
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.reducing import row_axes
 from fusion_advisor.schedules.rows import rows_of
+from fusion_advisor.schedules.vectors import vector
 
 NAME = "blocked"
 
@@ -66,7 +67,8 @@ def chunks(
     warps = max(1, rows * block // (each * device.warp_size))
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, stages=stages)
     again = _read_again(region, inner, _walks(region, inner), rows, device, rulebook)
-    return replace(step, serial=serial, read_again=again)
+    taken = vector(laid, rulebook) if rows == 1 else 0
+    return replace(step, serial=serial, read_again=again, vector=taken)
 
 
 def _check_scans(region: Region, inner: frozenset[int]) -> None:

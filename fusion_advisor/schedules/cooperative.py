@@ -21,6 +21,7 @@ from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.parts import Cut
 from fusion_advisor.schedules.reducing import row_axes
 from fusion_advisor.schedules.rows import Rows, laid_out, rows_of
+from fusion_advisor.schedules.vectors import vector
 
 NAME = "cooperative"
 
@@ -45,6 +46,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         raise Refused("no-schedule", "no result lies along the row")
     if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
         raise Refused("no-schedule", "the row does not lie along contiguous memory")
+    counted = any(one.moments for one in passes(region, inner))
+    taken = 0 if counted else vector(laid, rulebook)
     less = numbers.unaligned_share.count if _unaligned(laid) else 1
     warps = max(numbers.warps.count // less, 1)
     most = resident(device, warps) // numbers.waiting_kernels.count
@@ -53,6 +56,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if parts > most:
         raise Refused("no-schedule", f"{parts} programs share a row, and {most} may wait")
     step = laid.step(NAME, device, rows=1, block=part, warps=warps)
+    step = replace(step, vector=taken)
     phases = _phases(region, inner, laid, step, device)
     waiting = numbers.waiting_kernels.count
     step = replace(step, part=part, parts=phases[0].parts, phases=phases, waiting=waiting)
@@ -145,4 +149,5 @@ def _phase(
     laid = laid_out(region, axes, rows, frozenset())
     block = step.block if parts else prod(group.size for group in inner)
     made = laid.step("phase", device, rows=1, block=block, warps=step.warps)
-    return replace(made, outer=tuple(outer), inner=tuple(inner), parts=parts)
+    taken = step.vector if inner == step.inner else 0
+    return replace(made, outer=tuple(outer), inner=tuple(inner), parts=parts, vector=taken)

@@ -113,8 +113,9 @@ def affine(region: Region, number: int) -> dict[int, int] | None:
         sign = 1 if expr.op == "add" else -1
         axes = left.keys() | right.keys()
         return {axis: left.get(axis, 0) + sign * right.get(axis, 0) for axis in axes}
-    if expr.op == "mul" and region.exprs[expr.args[1]].op == "const":
-        inner, factor = affine(region, expr.args[0]), int(region.exprs[expr.args[1]].literal)
+    factor = region.exprs[expr.args[1]].number if expr.op == "mul" else None
+    if factor is not None:
+        inner = affine(region, expr.args[0])
         return None if inner is None else {axis: step * factor for axis, step in inner.items()}
     return None
 
@@ -214,8 +215,8 @@ def evaluate_index(
 ) -> int:
     """An index at one place of each axis."""
     expr = region.exprs[number]
-    if expr.op == "const":
-        return {"True": 1, "False": 0}.get(expr.literal) or int(expr.literal)
+    if expr.number is not None:
+        return expr.number
     if expr.op == "place":
         total = 0
         for axis in expr.axes:

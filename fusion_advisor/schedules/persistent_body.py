@@ -15,7 +15,8 @@ class PersistentBody(Body):
     """A loop over a program's rows, which carries what is combined down the columns."""
 
     def _program(self) -> list[str]:
-        return ["part = tl.program_id(0)", *self._columns("")]
+        columns = self._columns("")
+        return ["part = tl.program_id(0)", *(columns[:1] if self.step.vector else columns)]
 
     def _results(self) -> None:
         region, step = self.region, self.step
@@ -37,6 +38,8 @@ class PersistentBody(Body):
             ]
         elif self.wide:
             inside.head.append("row = start + tl.full((), 0, tl.int64)")
+        if step.vector:
+            inside.head += self._in_vectors("")
         self.scopes.append(inside)
         self._emit(wanted)
         for number, name in names.items():

@@ -7,11 +7,14 @@ the reduced ones, a program takes several neighbouring rows, so that its accesse
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Step, check_room, power_of_two
 from fusion_advisor.schedules.reducing import row_axes
 from fusion_advisor.schedules.rows import rows_of
+from fusion_advisor.schedules.vectors import vector
 
 NAME = "row"
 
@@ -48,4 +51,5 @@ def tile(
     by_elements = rows * block // (numbers.elements_per_thread.count * device.warp_size)
     wanted = power_of_two(max(by_elements, -(-laid.held(rows, block) // room)))
     warps = min(max(wanted, numbers.min_warps.count), most)
-    return laid.step(NAME, device, rows=rows, block=block, warps=warps, smallest=(coalesced, block))
+    step = laid.step(NAME, device, rows=rows, block=block, warps=warps, smallest=(coalesced, block))
+    return replace(step, vector=vector(laid, rulebook) if rows == 1 else 0)

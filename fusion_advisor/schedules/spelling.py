@@ -72,6 +72,13 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "STEP",
         "PEERS",
         "WHOLE",
+        "lane",
+        "vectors",
+        "in_whole",
+        "in_end",
+        "in_vectors",
+        "load_row",
+        "store_row",
     ]
 )
 """What a generated name must not hide."""

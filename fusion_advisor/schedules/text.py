@@ -148,10 +148,23 @@ class Body:
         has them all."""
         across = "[None, :]" if self.several else ""
         far = ".to(tl.int64)" if self.wide_rows else ""
+        if self.step.vector:
+            return [f"lane = tl.arange(0, {self.lanes}){far}", *self._in_vectors(start)]
         within = f"{self.lane} < {self.size(self.step.inner, self.length)}"
         return [
             f"{self.lane} = {start}tl.arange(0, {self.lanes}){across}{far}",
             f"{self.lane}_mask = ({within}){always}" if always else f"{self.lane}_mask = {within}",
+        ]
+
+    def _in_vectors(self, start: str) -> list[str]:
+        """The places of lanes that take whole vectors of a row, and what lies around those."""
+        self.helpers["in_vectors"] = None
+        start = start.removesuffix(" + ") or "0"
+        cols = self.size(self.step.inner, self.length)
+        given = f"row * {cols}, {cols}, lane, {start}, {self.step.vector}"
+        return [
+            f"col, vectors, in_whole, in_end = in_vectors({given})",
+            "col_mask = in_whole | in_end",
         ]
 
     def _count_uses(self) -> dict[int, list[int]]:
@@ -418,10 +431,24 @@ class Body:
 
     def _read(self, access: Access, held: str) -> str:
         """The elements of a tensor as they lie in memory, zero where there are none."""
+        if self._vectorized(access):
+            self.helpers["load_row"] = None
+            return f"load_row({self._by_vectors(access)})"
         mask = self.mask(access)
         neutral = {"float32": "0.0", "float64": "0.0", "bool": "False"}.get(held, "0")
         masked = f", mask={mask}, other={neutral}" if mask else ""
         return f"tl.load({self._pointer(access)}{masked})"
+
+    def _vectorized(self, access: Access) -> bool:
+        """Does a tensor lie in rows, one behind the other, of which lanes take whole vectors?"""
+        if not self.step.vector or access.guard is not None:
+            return False
+        return self.offset(access) == f"row * {self.size(self.step.inner, self.length)} + col"
+
+    def _by_vectors(self, access: Access) -> str:
+        """Where a tensor's whole vectors are and what lies around them, with the masks of both."""
+        pointer = f"{self.tensors[access.name]}_ptr"
+        return f"{pointer}, vectors, in_whole, {self.offset(access)}, in_end"
 
     def _pointer(self, access: Access) -> str:
         offset, pointer = self.offset(access), f"{self.tensors[access.name]}_ptr"
@@ -432,6 +459,10 @@ class Body:
         masked = f", mask={mask}" if mask else ""
         if access.tensor.dtype.startswith("float8"):
             text = self._rounded(text, access.tensor.dtype)
+        if self._vectorized(access):
+            self.helpers["store_row"] = None
+            self.scope.lines.append(f"store_row({self._by_vectors(access)}, {bare(text)})")
+            return
         self.scope.lines.append(f"tl.store({self._pointer(access)}, {bare(text)}{masked})")
 
     def _rounded(self, text: str, dtype: str) -> str:

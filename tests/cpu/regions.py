@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +22,8 @@ from fusion_advisor.emit import emit
 from fusion_advisor.expansions import describe
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.records import Arg, Graph, Node, Ref, Symbol, Tensor
-from fusion_advisor.rulebook import Rulebook, load_rulebook
+from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 
 RULES = load_rulebook()
@@ -164,3 +170,16 @@ def why_not(decision: Decision) -> str:
         return str(subject.problem)
     refusals = subject.planned.refusals if subject.planned else ()
     return "; ".join(refusal.why for refusal in refusals)
+
+
+def interpreted(kernel: Kernel, script: str, folder: Path) -> Any:
+    """What a script prints as JSON, in a process under the interpreter: its argument is the path
+    of the kernel's file."""
+    file = folder / f"{kernel.name}.py"
+    file.write_text(kernel.text)
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
+    run = [sys.executable, "-c", script, str(file)]
+    done = subprocess.run(run, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

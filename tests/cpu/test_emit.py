@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,11 @@ import pytest
 import torch
 
 from fusion_advisor.emit import emit
-from fusion_advisor.verify import Worker, checker, collect_check, submit_check
+from fusion_advisor.verify import collect_check, submit_check
+from fusion_advisor.workers import Worker
 
 from .generated import FUNCTIONS, kernel
-from .regions import RULES, Tape, decided, flow_of, kernel_of, why_not
+from .regions import RULES, Tape, decided, flow_of, interpreted, kernel_of, why_not
 
 Tensors = tuple[torch.Tensor, ...]
 IMPORTS = {"os", "warnings", "torch", "triton"}
@@ -111,14 +110,7 @@ print(json.dumps(results))
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What the softmax launcher does with each input, in a process under the interpreter."""
-    file = tmp_path_factory.mktemp("guards") / "softmax.py"
-    file.write_text(kernel("softmax").text)
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
-    run = [sys.executable, "-c", _CHILD, str(file)]
-    done = subprocess.run(run, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return interpreted(kernel("softmax"), _CHILD, tmp_path_factory.mktemp("guards"))
 
 
 @pytest.mark.parametrize(
@@ -243,12 +235,6 @@ BOTH_WAYS: dict[str, tuple[Callable[..., object], Tensors]] = {
         lambda a: a / a.sum(0, keepdim=True) + a.sum(1, keepdim=True), (x(20, 20),),
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with checker("interpreter") as worker:
-        yield worker
 
 
 def _checked(function: Callable[..., object], inputs: Tensors, worker: Worker) -> str | None:

@@ -7,16 +7,16 @@ are the same in every run. `benchmarks/fuzz.py` draws from the same for a GPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
 from fusion_advisor.emit import emit
-from fusion_advisor.verify import Worker, checker, collect_check, submit_check
+from fusion_advisor.verify import collect_check, submit_check
+from fusion_advisor.workers import Worker
 
 from .regions import RULES
 from .sketches import Seeded, planned, sketched
@@ -41,12 +41,6 @@ class Drawn:
 
     def shuffled(self, items: Sequence[Item]) -> list[Item]:
         return self._draw(st.permutations(items))
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with checker("interpreter") as worker:
-        yield worker
 
 
 @settings(

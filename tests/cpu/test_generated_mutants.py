@@ -12,10 +12,11 @@ from dataclasses import replace
 
 import pytest
 
-from fusion_advisor.mutating import Mutant, all_mutants, mutants
-from fusion_advisor.verify import Worker, checker, collect_check, submit_check
+from fusion_advisor.verify import checker, collect_check, submit_check
+from fusion_advisor.workers import Worker
 
 from .generated import FUNCTIONS, SCHEDULES, kernel
+from .mutating import Mutant, all_mutants, mutants
 from .regions import decided, flow_of
 
 WANTED = 200

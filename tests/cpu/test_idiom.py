@@ -17,7 +17,7 @@ from fusion_advisor.decide import decide
 from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, Identified, identify
 from fusion_advisor.routing import action
-from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.rulefiles import load_rulebook
 
 ROWS, COLUMNS = 1024, 4096
 

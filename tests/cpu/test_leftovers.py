@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.verify import Worker, WorkerError
+from fusion_advisor.workers import Worker, WorkerError
 
 ROOT = Path(__file__).resolve().parents[2]
 HANGS = "import time\ntime.sleep(60)\n"

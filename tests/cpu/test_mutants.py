@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import replace
 
 from fusion_advisor.kernels import Kernel
-from fusion_advisor.mutating import Mutant, all_mutants, mutants
 from fusion_advisor.verify import checker, collect_check, submit_check
 
+from .mutating import Mutant, all_mutants, mutants
 from .sample_kernels import SAMPLES, add_rms_norm, layer_norm, softmax
 
 WANTED = 200

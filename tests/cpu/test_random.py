@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +13,12 @@ import torch.nn.functional as F
 from fusion_advisor.emit import emit
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.philox import SHARES, threshold
-from fusion_advisor.verify import Worker, checker, collect_check, submit_check
+from fusion_advisor.verify import collect_check, submit_check
+from fusion_advisor.workers import Worker
 
 from .evaluating import reference_functions
 from .generated import kernel
-from .regions import RULES, decided, flow_of, why_not
+from .regions import RULES, decided, flow_of, interpreted, why_not
 
 Tensor = torch.Tensor
 DRAW = reference_functions()
@@ -203,12 +200,6 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], str]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with checker("interpreter") as worker:
-        yield worker
-
-
 def drawn_kernel(name: str) -> tuple[Kernel, str]:
     function, inputs, _ = KERNELS[name]
     flow = flow_of(function, *inputs, mode="train")
@@ -289,13 +280,6 @@ print(json.dumps(found))
 
 
 def test_what_a_launcher_does_with_seeds(tmp_path: Path) -> None:
-    file = tmp_path / "dropout_gelu.py"
-    file.write_text(kernel("dropout_gelu").text)
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
-    run = [sys.executable, "-c", _CHILD, str(file)]
-    done = subprocess.run(run, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = interpreted(kernel("dropout_gelu"), _CHILD, tmp_path)
     assert [what for what, held in found.items() if not held] == []
     assert len(found) == 9

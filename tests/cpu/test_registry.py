@@ -21,7 +21,8 @@ from fusion_advisor.emit import emit
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import in_place
-from fusion_advisor.verify import Worker, checker, collect_check, submit_check
+from fusion_advisor.verify import collect_check, submit_check
+from fusion_advisor.workers import Worker
 
 from .regions import RULES, Tape, decided, why_not
 
@@ -496,12 +497,6 @@ def eager_takes(name: str, sample: Sample, dtype: torch.dtype) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return True
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with checker("interpreter") as worker:
-        yield worker
 
 
 NAMES = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -10,21 +9,17 @@ import pytest
 
 from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
 from fusion_advisor.records import Tensor
-from fusion_advisor.rulebook import load_rulebook
-from fusion_advisor.verify import Worker, WorkerError, checker, margins_of, verify
+from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.verify import checker, margins_of
+from fusion_advisor.workers import Worker, WorkerError
 
+from .checks import checked
 from .sample_kernels import SAMPLES, layer_norm, softmax, swiglu
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with checker("interpreter") as worker:
-        yield worker
 
 
 def failure(worker: Worker, kernel: Kernel, seeds: int = 5) -> str:
     """The failure of a kernel that must not pass."""
-    (check,) = verify([kernel], seeds=seeds, worker=worker)
+    (check,) = checked(worker, kernel, seeds=seeds)
     assert not check.passed
     assert check.failure is not None
     assert "\n" not in check.failure
@@ -39,7 +34,7 @@ def changed(kernel: Kernel, old: str, new: str) -> Kernel:
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.__name__)
 def test_right_kernels_pass(worker: Worker, sample: object) -> None:
     assert callable(sample)
-    (check,) = verify([sample()], seeds=10, worker=worker)
+    (check,) = checked(worker, sample(), seeds=10)
     assert check.failure is None
     assert check.passed
     assert check.where == "interpreter"
@@ -67,7 +62,7 @@ def test_traffic_is_compared_to_the_byte(worker: Worker) -> None:
 def test_out_of_bounds_is_a_failure_not_a_crash(worker: Worker) -> None:
     kernel = changed(swiglu(), "a_ptr + row", "a_ptr + 1000000000 + row")
     assert "load out of bounds" in failure(worker, kernel)
-    assert verify([swiglu()], worker=worker)[0].passed
+    assert checked(worker, swiglu())[0].passed
 
 
 def test_missing_store_shows_the_poison(worker: Worker) -> None:
@@ -121,7 +116,7 @@ def reference(x):
     kernel = Kernel("relu", "relu", clamp, ("x",), ("float32",), (case,))
     assert "expected nan" in failure(worker, kernel)
     whole = changed(kernel, "tl.maximum(x, 0.0)", "tl.maximum(x, 0.0, tl.PropagateNan.ALL)")
-    assert verify([whole], worker=worker)[0].failure is None
+    assert checked(worker, whole)[0].failure is None
 
 
 def test_bf16_stores_round_to_nearest_even(worker: Worker) -> None:
@@ -146,7 +141,7 @@ def reference(x):
 """
     case = Case("n", (Tensor((1000,), (1,), "float32"),), 4000, 3000)
     kernel = Kernel("cast", "cast", copy, ("x",), ("bfloat16", "bool"), (case,))
-    (check,) = verify([kernel], worker=worker)
+    (check,) = checked(worker, kernel)
     assert check.failure is None
 
 
@@ -176,7 +171,7 @@ def reference(x):
 """
     case = Case("7x200", (Tensor((7, 200), (200, 1), "float32"),), 5600, 7 * 12)
     kernel = Kernel("argmax", "argmax", text, ("x",), ("float32", "int64"), (case,))
-    (check,) = verify([kernel], seeds=10, worker=worker)
+    (check,) = checked(worker, kernel, seeds=10)
     assert check.failure is None
     assert "output 1" in failure(worker, changed(kernel, "i.to(tl.int64)", "(i + 1).to(tl.int64)"))
 
@@ -206,13 +201,13 @@ def test_a_crash_and_a_hang_cost_one_kernel(worker: Worker) -> None:
     kernel = softmax()
     crash = replace(kernel, text="import os\nos._exit(7)\n")
     hang = replace(kernel, text="while True: pass\n")
-    crashed, fine = verify([crash, kernel], seeds=1, worker=worker)
+    crashed, fine = checked(worker, crash, kernel, seeds=1)
     assert crashed.failure is not None
     assert "status 7" in crashed.failure
     assert fine.passed
     with checker("interpreter") as own:
-        assert verify([kernel], seeds=1, worker=own)[0].passed
-        (hung,) = verify([hang], timeout_s=0.5, worker=own)
+        assert checked(own, kernel, seeds=1)[0].passed
+        (hung,) = checked(own, hang, timeout_s=0.5)
         assert hung.failure == "no answer within 0.5 s"
 
 
@@ -221,7 +216,8 @@ def test_a_gpu_that_is_not_there_is_said() -> None:
 
     if is_available():
         pytest.skip("there is a GPU")
-    (check,) = verify([softmax()], where="gpu")
+    with checker("gpu") as own:
+        (check,) = checked(own, softmax())
     assert not check.passed
     assert "torch sees none" in (check.failure or "")
 
@@ -240,7 +236,7 @@ def test_zero_sized_tensors_pass(worker: Worker) -> None:
         "    with torch.cuda",
         "    if not y.numel():\n        return y\n    with torch.cuda",
     )
-    (check,) = verify([replace(guarded, cases=(empty,))], worker=worker)
+    (check,) = checked(worker, replace(guarded, cases=(empty,)))
     assert check.failure is None
 
 
@@ -282,7 +278,7 @@ def reference(table, index):
 
 
 def test_rows_of_a_table(worker: Worker) -> None:
-    (check,) = verify([_gather(40)], timeout_s=30, worker=worker)
+    (check,) = checked(worker, _gather(40), timeout_s=30)
     assert check.failure is None
     assert check.shapes == ("rows: 40x90 float32, 5 int64",)
 

@@ -14,9 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 PROBE = """
-import fusion_advisor.rulebook as rulebook
-rules = rulebook.load_rulebook()
-print(rulebook.__file__, rules.device("h200").name, rules.hash)
+import fusion_advisor.rulefiles as rulefiles
+rules = rulefiles.load_rulebook()
+print(rulefiles.__file__, rules.device("h200").name, rules.hash)
 """
 
 
@@ -53,7 +53,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_rules_travel_with_the_wheel(installed: Path, tmp_path: Path) -> None:
-    from fusion_advisor.rulebook import load_rulebook
+    from fusion_advisor.rulefiles import load_rulebook
 
     file, device, digest = run(installed / "bin" / "python", "-c", PROBE, cwd=tmp_path).split()
     assert Path(file).is_relative_to(installed)

@@ -14,22 +14,13 @@ from fusion_advisor.capture import capture_module
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.group import Grouping, group
-from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
+
+from .regions import Of
 
 M, N = 1024, 4096
 RULES = load_rulebook()
-
-
-class Of(torch.nn.Module):
-    """A function as a model."""
-
-    def __init__(self, function: Callable[..., object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: torch.Tensor) -> object:
-        return self.function(*args)
 
 
 def analysed(

@@ -18,8 +18,9 @@ import triton.language as tl
 
 from fusion_advisor.emitted import load_module
 from fusion_advisor.kernels import Kernel
-from fusion_advisor.verify import verify
+from fusion_advisor.verify import checker
 
+from ..cpu.checks import checked
 from ..cpu.regions import kernel_of
 
 ROWS, COLS = 96, 131072
@@ -106,7 +107,8 @@ def same(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> boo
 
 def test_right_against_fp64(loaded: Loaded) -> None:
     """The cases that the interpreter judges, with the programs that wait."""
-    (check,) = verify([loaded.kernel], where="gpu", timeout_s=SECONDS)
+    with checker("gpu") as worker:
+        (check,) = checked(worker, loaded.kernel, timeout_s=SECONDS)
     assert check.passed, check.failure
 
 

@@ -10,7 +10,7 @@ from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import decide
 from fusion_advisor.group import Grouping, group
 from fusion_advisor.records import Graph, Node, Ref, Tensor
-from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.rulefiles import load_rulebook
 
 SIZE = 2048
 RULES = load_rulebook()

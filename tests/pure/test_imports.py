@@ -17,13 +17,13 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
     for names in (
         # shared knowledge
-        "errors axes philox",
+        "errors axes philox records",
         "primitives",
-        "records exprs",
-        "bounds",
+        "exprs",
+        "bounds builder",
         "rulebook scenario frames kernels region wire files",
         "predict",
-        "rehearsal emitted",
+        "rehearsal emitted rulefiles measurements",
         "machine lanes",
         "ops",
         # capture, in the child process that runs somebody's code
@@ -51,12 +51,12 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "kernel_file",
         "launcher cases",
         "emit",
-        "mutating",
         # proof: `checking` and `compiling` are the child processes of `verify`
-        "interpreting",
+        "workers interpreting comparing",
         "verify",
-        "checking",
-        "compiling",
+        "checking compiling",
+        "timing",
+        "measuring",
         "measure",
         # what is said about it
         "fingerprint idiom framework",
@@ -68,7 +68,6 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "compare",
         # where stages meet, and who may call that
         "pipeline",
-        "patch apply backend",
         "cli",
         "__main__",
     )
@@ -78,7 +77,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 USES_TORCH = frozenset(
     {"opaque", "models", "recurrent", "transformers_models", "tracing", "capture"}
     | {"expansions", "composites", "whole_operators", "launching"}
-    | {"interpreting", "checking", "compiling", "measure", "backend"}
+    | {"interpreting", "comparing", "checking", "compiling", "timing", "measuring"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 
@@ -170,4 +169,4 @@ def test_the_command_line_starts_light() -> None:
 
 
 def test_the_rulebook_needs_pydantic_alone() -> None:
-    assert loaded_by("fusion_advisor.rulebook") == {"pydantic"}
+    assert loaded_by("fusion_advisor.rulefiles") == {"pydantic"}

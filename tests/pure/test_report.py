@@ -19,7 +19,7 @@ from fusion_advisor.identify import identify
 from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Tensor
 from fusion_advisor.report import Report, load_report
 from fusion_advisor.reports import FORMATS, render
-from fusion_advisor.rulebook import load_rulebook
+from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 
 ROWS, COLUMNS = 1024, 4096

@@ -102,7 +102,7 @@ def reference(args_0, args_1, args_2):
         args_2,
         args_0.shape[0],
         args_0.shape[1],
-        args_0[0, 0].numel(),
+        args_0.shape[2:].numel(),
         4,
         1e-05,
     )

@@ -27,6 +27,31 @@ def ticket(workspace_ptr, WAIT: tl.constexpr):
 
 
 @triton.jit
+def in_vectors(first, cols, lane, start, VECTOR: tl.constexpr):
+    # Which column each lane has of a row that begins at element `first`, so that the row's whole
+    # vectors lie in whole vectors of lanes: the columns before and behind them come first.
+    head = tl.minimum(-first & (VECTOR - 1), cols).to(tl.int32)
+    ends = head + ((cols - head) & (VECTOR - 1))
+    before = tl.multiple_of((ends + VECTOR - 1) & -VECTOR, VECTOR)
+    behind = tl.multiple_of((cols + VECTOR - 1) & -VECTOR, VECTOR)
+    place = start + lane
+    in_end = lane < tl.where(start == 0, ends, 0)
+    in_whole = (place >= before) & (place < behind)
+    end = tl.where(lane < head, lane, lane + cols - ends)
+    shift = head - before
+    col = tl.where(place < before, end, place + shift)
+    offset = tl.multiple_of(first + shift, VECTOR) + place
+    return col, offset, in_whole, in_end
+
+
+@triton.jit
+def load_row(ptr, vectors, in_whole, ends, in_end):
+    # Whole vectors at once, what is in none one by one, and zero where there is nothing.
+    whole = tl.load(ptr + vectors, mask=in_whole, other=0)
+    return tl.load(ptr + ends, mask=in_end, other=whole)
+
+
+@triton.jit
 def max_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -112,6 +137,13 @@ def widened_2(x, COMPILED: tl.constexpr):
 
 
 @triton.jit
+def store_row(ptr, vectors, in_whole, ends, in_end, value):
+    # Whole vectors at once, what is in none one by one.
+    tl.store(ptr + vectors, value, mask=in_whole)
+    tl.store(ptr + ends, value, mask=in_end)
+
+
+@triton.jit
 def shared_softmax_kernel(
     args_0_ptr,
     div_out_ptr,
@@ -120,16 +152,16 @@ def shared_softmax_kernel(
     cols,
     COLS: tl.constexpr,
     PEERS: tl.constexpr,
-    WHOLE: tl.constexpr,
     STEP: tl.constexpr,
 ):
     # One program has a part of a row, and takes what the others found from them.
     program = ticket(workspace_ptr, STEP < 0)
     row = program // parts
     part = program % parts
-    col = part * COLS + tl.arange(0, COLS)
-    col_mask = (col < cols) | WHOLE
-    args_0 = tl.load(args_0_ptr + row * cols + col, mask=col_mask, other=0.0)
+    lane = tl.arange(0, COLS)
+    col, vectors, in_whole, in_end = in_vectors(row * cols, cols, lane, part * COLS, 8)
+    col_mask = in_whole | in_end
+    args_0 = load_row(args_0_ptr, vectors, in_whole, row * cols + col, in_end)
     args_0_wide = args_0.to(tl.float32)
     max_1_max = tl.reduce(tl.where(col_mask, args_0_wide, float("-inf")), 0, max_nan)
     args_0_wide_1 = widened_1(args_0, STEP < 0)
@@ -154,7 +186,7 @@ def shared_softmax_kernel(
         sub_part_1 = args_0_wide_2 - max_1_max_1
         exp_part_1 = tl.exp2(sub_part_1 * 1.44269504)
         div_part = exp_part_1 * (1.0 / value_part_1)
-        tl.store(div_out_ptr + row * cols + col, div_part, mask=col_mask)
+        store_row(div_out_ptr, vectors, in_whole, row * cols + col, in_end, div_part)
 
 
 def shared_softmax(args_0):
@@ -182,7 +214,6 @@ def shared_softmax(args_0):
                 n1,
                 COLS=64,
                 PEERS=triton.next_power_of_2(parts),
-                WHOLE=n1 % 64 == 0,
                 STEP=step,
                 num_warps=2,
                 enable_fp_fusion=True,

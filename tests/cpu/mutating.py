@@ -12,7 +12,7 @@ dropped. The arguments are:
 - LESS_ROUNDING: taking a rounding away brings the value nearer to fp64, which the criterion
   (no further from fp64 than eager) allows by design;
 - FEW_PARTS: the sum of a few partial results in fp32 instead of fp64, as CUDA's own sums are made:
-  the criterion's margin for results out of parts (`PARTIAL_ULPS`) allows it;
+  the criterion's margin for results out of parts (`partial_ulps`) allows it;
 - ONLY_SQUARED: the sign of a difference that is only ever squared;
 - NEUTRAL_ALREADY: the masked lanes hold the neutral element already, from their loads' `other`;
 - PROMOTED: Triton widens this operand by itself, because the other one is fp32;
@@ -127,7 +127,8 @@ def _is_jit(function: ast.FunctionDef) -> bool:
 
 def _is_combine(function: ast.FunctionDef) -> bool:
     """A combine function or helper: it neither loads nor stores."""
-    return not any(_callee(node) in ("tl.load", "tl.store") for node in ast.walk(function))
+    memory = ("tl.load", "tl.store", "load_row", "store_row")
+    return not any(_callee(node) in memory for node in ast.walk(function))
 
 
 def _is_reduction(node: ast.AST) -> bool:
@@ -441,7 +442,7 @@ def _neutral_elements(scope: _Scope) -> Iterator[_Edit]:
         if not isinstance(node, ast.Call):
             continue
         other = _keyword(node, "other")
-        if _callee(node) == "tl.load" and other is not None:
+        if _callee(node) == "tl.load" and other and not isinstance(other.value, ast.Name):
             yield _Edit("neutral element", other.value, _flip(other.value), _unread(scope, node))
         if _is_reduction(node) and node.args and _callee(node.args[0]) == "tl.where":
             where = node.args[0]

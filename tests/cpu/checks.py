@@ -1,0 +1,23 @@
+"""Kernels handed to a child, and its records."""
+
+from __future__ import annotations
+
+from fusion_advisor.kernels import Check, Compiled, Kernel
+from fusion_advisor.verify import collect_check, collect_compiled, submit_check, submit_compile
+from fusion_advisor.workers import Worker
+
+
+def checked(
+    worker: Worker, *kernels: Kernel, seeds: int = 5, timeout_s: float | None = None
+) -> list[Check]:
+    """One check for each kernel, in order. Seeds 0 to 4 draw five different distributions."""
+    answers = [submit_check(worker, k, seeds=seeds, timeout_s=timeout_s) for k in kernels]
+    return [
+        collect_check(k, answer, seeds=seeds) for k, answer in zip(kernels, answers, strict=True)
+    ]
+
+
+def compiled(worker: Worker, *kernels: Kernel, capability: int = 90) -> list[Compiled]:
+    """The offline compile of each kernel, in order."""
+    answers = [submit_compile(worker, k, capability) for k in kernels]
+    return [collect_compiled(k, answer) for k, answer in zip(kernels, answers, strict=True)]

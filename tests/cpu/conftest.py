@@ -1,0 +1,17 @@
+"""What the tests here share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fusion_advisor.verify import checker
+from fusion_advisor.workers import Worker
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """A warm child that checks kernels on the interpreter."""
+    with checker("interpreter") as worker:
+        yield worker

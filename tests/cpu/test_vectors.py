@@ -1,0 +1,149 @@
+"""Rows that begin anywhere: each column has one lane, whole vectors lie where a thread takes them
+at once, and every schedule gives what eager gives, by the bytes that the plan names."""
+
+# Triton is partly untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusion_advisor.schedules.vectors import HELPERS
+from fusion_advisor.verify import collect_check, submit_check
+from fusion_advisor.workers import Worker
+
+from .regions import RULES, SHARING, decided, flow_of, kernel_of
+
+LANES = 64
+CHILD = """
+import json, sys
+import torch, triton
+import triton.language as tl
+
+{helper}
+
+@triton.jit
+def probe(out_ptr, cols, LANES: tl.constexpr, VECTOR: tl.constexpr):
+    first, part = tl.program_id(0), tl.program_id(1)
+    lane = tl.arange(0, LANES)
+    col, offset, whole, end = in_vectors(first, cols, lane, part * LANES, VECTOR)
+    at = out_ptr + (first * tl.num_programs(1) + part) * LANES * 4 + lane * 4
+    tl.store(at, col)
+    tl.store(at + 1, offset)
+    tl.store(at + 2, whole.to(tl.int32))
+    tl.store(at + 3, end.to(tl.int32))
+
+vector, lanes, found = int(sys.argv[1]), {lanes}, {{}}
+for cols in (1, 2, vector - 1, vector, vector + 1, lanes - 1, lanes, lanes + 1, 2 * lanes - 3):
+    parts = triton.cdiv(cols, lanes)
+    out = torch.full((2 * vector + 1, parts * lanes, 4), -1, dtype=torch.int32)
+    probe[(2 * vector + 1, parts)](out, cols, lanes, vector)
+    found[cols] = out.tolist()
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("vector", [2, 4, 8, 16])
+def test_each_column_has_one_lane(vector: int, tmp_path: Path) -> None:
+    path = tmp_path / "probe.py"
+    path.write_text(CHILD.format(helper=HELPERS["in_vectors"], lanes=LANES))
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    child = subprocess.run(
+        [sys.executable, str(path), str(vector)], capture_output=True, env=environment, check=True
+    )
+    for cols, by_first in json.loads(child.stdout).items():
+        for first, lanes in enumerate(by_first):
+            _check_lanes(int(cols), first, vector, lanes)
+
+
+def _check_lanes(cols: int, first: int, vector: int, lanes: list[list[int]]) -> None:
+    """`lanes` has column, offset, whether it is in a whole vector, whether it is in none."""
+    assert sorted(col for col, _, whole, end in lanes if whole or end) == list(range(cols))
+    assert not any(whole and end for _, _, whole, end in lanes)
+    assert not any(end for _, _, _, end in lanes[2 * vector :])
+    for start in range(0, len(lanes), vector):
+        together = lanes[start : start + vector]
+        assert len({whole for _, _, whole, _ in together}) == 1
+        if together[0][2]:
+            offsets = [offset for _, offset, _, _ in together]
+            assert offsets[0] % vector == 0
+            assert offsets == [first + col for col, _, _, _ in together]
+            assert offsets == list(range(offsets[0], offsets[0] + vector))
+    for col, _, whole, end in lanes[: LANES if cols > LANES else None]:
+        assert whole or end or col >= 0
+
+
+def x(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * weight
+
+
+def causal(x: torch.Tensor) -> torch.Tensor:
+    hidden = torch.ones(x.shape[-2:], dtype=torch.bool).triu(1)
+    return torch.softmax(x.masked_fill(hidden, float("-inf")), -1)
+
+
+WIDE, F64 = torch.float32, torch.float64
+ROWS: dict[str, tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "row": ("row", lambda x: torch.softmax(x, -1), (x(9, 1031),)),
+    "sums, float32": ("row", lambda x: x.sum(-1), (x(9, 1030, dtype=WIDE),)),
+    "sums, float64": ("row", lambda x: x.sum(-1), (x(9, 1031, dtype=F64),)),
+    "two widths": ("row", lambda x: torch.softmax(x.float(), -1), (x(9, 1034),)),
+    "a weight": ("row", rms_norm, (x(9, 1027), x(1027))),
+    "rows of a larger tensor": (
+        "row", lambda x: torch.softmax(x, -1), (x(9, 1200)[:, :1031],),
+    ),
+    "places count": ("row", causal, (x(2, 9, 1033),)),
+    "the first of equals": ("row", lambda x: (x.argmax(-1), x.amax(-1)), (x(9, 1031),)),
+    "persistent": ("persistent", lambda x: torch.softmax(x, -1), (x(2048, 20_001),)),
+    "cooperative": ("cooperative", rms_norm, (x(40, 701), x(701))),
+    "split": (
+        "split", lambda x, t: F.cross_entropy(x, t), (x(8192, 50_257), x(8192, dtype=torch.int64)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_begin_anywhere(name: str, worker: Worker) -> None:
+    schedule, function, inputs = ROWS[name]
+    rules = SHARING if schedule == "cooperative" else RULES
+    plan = decided(flow_of(function, *inputs), rules).subject.plan
+    assert plan is not None
+    assert plan.schedule.split(" ")[0] == schedule
+    kernel = kernel_of(function, *inputs, name="odd", rules=rules)
+    assert "= in_vectors(row * " in kernel.text
+    assert re.search(r"\b(load|store)_row\(\w+_ptr, vectors", kernel.text)
+    check = collect_check(kernel, submit_check(worker, kernel))
+    assert check.failure is None
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x: torch.softmax(x, -1), (x(9, 1032),)),  # whole vectors anyway
+        (lambda x: torch.cumsum(x, -1), (x(9, 1031),)),
+        (lambda x: torch.softmax(x, 0), (x(1031, 9),)),
+        (lambda x: torch.softmax(x, -1), (x(9, 1031, dtype=WIDE),)),  # wide, and written
+    ],
+)
+def test_rows_in_the_order_of_memory(
+    function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]
+) -> None:
+    text = kernel_of(function, *inputs, name="plain").text
+    assert re.search(r"\bin_vectors\(", text) is None
