@@ -57,7 +57,7 @@ def _plan_works(plan: Plan, arithmetic_us: float, device: Device) -> tuple[Work,
         moved = step.bytes_read + step.bytes_written
         names = {load.name for load in step.loads}
         resident = sum(kept(size, size, device) for name, size in left.items() if name in names)
-        walked = prod(group.size for group in (*step.outer, *step.inner))
+        walked = prod(group.size for group in (*step.outer, *step.inner)) * _serial(step)
         lanes = _lanes(step)
         found.append(
             Work(
@@ -91,12 +91,17 @@ def programs(step: Step) -> int:
 def _lanes(step: Step) -> int:
     """Elements that threads walk: whole tiles, every place that a lane walks by itself, and each
     row as often as there are results that ask for it."""
-    serial = prod(step.region.sizes[axis] for axis in step.serial)
+    serial = _serial(step)
     outer = prod(group.size for group in step.outer)
     if not step.inner:
         return -(-outer // step.block) * step.block * serial
     length = -(-step.length // step.block) * step.block
     return -(-outer // step.rows) * step.rows * length * serial
+
+
+def _serial(step: Step) -> int:
+    """Places that a lane walks one after the other."""
+    return prod(step.region.sizes[axis] for axis in step.serial)
 
 
 def _unaligned(step: Step) -> bool:

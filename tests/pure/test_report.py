@@ -18,7 +18,7 @@ from fusion_advisor.group import group
 from fusion_advisor.identify import identify
 from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Tensor
 from fusion_advisor.report import Report, load_report
-from fusion_advisor.reports import FORMATS, render
+from fusion_advisor.reports import FORMATS, render, wording
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 
@@ -49,7 +49,7 @@ FIELDS = {
     "groups.0.gates.0": "code name measured limit unit outcome why",
     "groups.0.traffic": "unfused_bytes fused_bytes ratio saved_bytes",
     "groups.0.on_chip": "bytes budget_bytes",
-    "groups.0.predicted": "unfused_us fused_us speedup interval",
+    "groups.0.predicted": "unfused_us fused_us speedup interval worthwhile",
     "groups.0.impact": "saved_us instances saved_us_total share launches_saved"
     " activation_bytes_saved rank basis",
     "groups.0.action": "text code",
@@ -124,6 +124,18 @@ def test_two_launches_become_one() -> None:
     assert totals.predicted_speedup == pytest.approx(row.predicted.speedup)
     assert totals.predicted_speedup <= totals.ceiling_speedup
     assert totals.peak_activation_bytes == 2 * FULL_BYTES
+
+
+def test_the_time_model_speaks_up_where_it_disagrees_with_the_gates() -> None:
+    (row,) = report_of("aten.cos.default", "aten.cos.default").groups
+    assert row.predicted.worthwhile
+    assert wording.disagreement(row) == ""
+    slower = row.predicted.model_copy(update={"worthwhile": False})
+    accepted = row.model_copy(update={"predicted": slower})
+    assert wording.disagreement(accepted).startswith("the time model expects no gain")
+    rejected = row.model_copy(update={"verdict": "reject"})
+    assert wording.disagreement(rejected).startswith("the time model expects a gain all the same")
+    assert "gain" in wording.decided(rejected)
 
 
 def test_every_field_of_the_contract_is_there() -> None:

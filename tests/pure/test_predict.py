@@ -1,0 +1,100 @@
+"""The time model: what makes a launch slower or faster, and what its figures say of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fusion_advisor.predict import Work, call_us, kept, launch_us, speedup_interval
+from fusion_advisor.rulefiles import load_rulebook
+
+RULES = load_rulebook()
+H200 = RULES.device("h200")
+MEBI = 1 << 20
+STREAM = Work("eager.stream", 256 * MEBI, 256 * MEBI, elements=64 * MEBI)
+ROW = Work("kernel.row", 256 * MEBI, 256 * MEBI, elements=64 * MEBI, programs=65536)
+
+
+def test_a_large_stream_runs_near_the_copy_bandwidth() -> None:
+    assert launch_us(STREAM, H200) == pytest.approx(STREAM.bytes / H200.bandwidth * 1e6, rel=0.1)
+
+
+def test_a_short_kernel_takes_its_launch() -> None:
+    short = replace(STREAM, bytes_read=4096, bytes_written=4096, elements=1024)
+    assert launch_us(short, H200) == pytest.approx(H200.times.eager_launch.value, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "slower",
+    [
+        replace(ROW, bytes_read=512 * MEBI),
+        replace(ROW, elements=1 << 37),
+        replace(ROW, arithmetic_us=10_000.0),
+        replace(ROW, programs=16),
+        replace(ROW, unaligned=True),
+    ],
+    ids=["bytes", "repeated elements", "arithmetic", "few programs", "unaligned"],
+)
+def test_what_makes_a_kernel_slower(slower: Work) -> None:
+    assert launch_us(slower, H200) > launch_us(ROW, H200)
+
+
+def test_what_lies_in_the_l2_is_read_faster() -> None:
+    small = replace(STREAM, bytes_read=8 * MEBI, bytes_written=8 * MEBI, elements=4 * MEBI)
+    assert launch_us(replace(small, resident=8 * MEBI), H200) < launch_us(small, H200)
+
+
+def test_the_l2_keeps_what_is_smaller_than_its_share_of_it_and_nothing_much_larger() -> None:
+    room = int(H200.times.l2_kept.value * H200.memory.l2.base)
+    assert kept(MEBI, MEBI, H200) == MEBI
+    assert 0 < kept(MEBI, room * 3 // 2, H200) < MEBI
+    assert kept(room, 2 * room, H200) == 0
+
+
+def test_a_call_is_its_start_and_its_launches() -> None:
+    times = H200.times
+    both = call_us([STREAM, STREAM], H200)
+    assert both == pytest.approx(times.call.value + 2 * launch_us(STREAM, H200))
+
+
+def test_an_interval_holds_its_speed_up_and_short_kernels_have_wider_ones() -> None:
+    widths: list[float] = []
+    for fused_us in (5.0, 500.0):
+        low, high = speedup_interval(2 * fused_us, fused_us, H200)
+        assert low < 2 < high
+        widths.append(high / low)
+    assert widths[0] != widths[1]
+
+
+def test_nothing_is_faster_than_the_datasheet() -> None:
+    assert H200.times.fastest <= H200.datasheet_bandwidth / H200.bandwidth + 1e-9
+
+
+def test_an_op_that_is_not_as_its_kind_has_figures_of_its_own() -> None:
+    times = H200.times
+    assert times.speed("eager.normal", "native_group_norm") is times.eager["native_group_norm"]
+    assert times.speed("eager.normal", "no_such_op") is times.eager["normal"]
+    assert times.speed("kernel.no-such-schedule") is times.kernel["other"]
+
+
+@pytest.mark.parametrize("device", RULES.devices.values(), ids=lambda device: device.name)
+def test_every_device_says_whose_kernels_its_times_follow(device: object) -> None:
+    times = getattr(device, "times")  # noqa: B009
+    assert times.fitted_on == "h200"
+    assert "benchmarks/predictions.py" in times.call.source
+
+
+def test_times_of_a_device_of_its_own_are_laid_over_the_shared_ones(tmp_path: object) -> None:
+    from pathlib import Path
+
+    overlay = Path(str(tmp_path)) / "own.toml"
+    overlay.write_text(
+        '[devices.l4.times]\nfitted_on = "l4"\n'
+        'call = { value = 9, unit = "us", source = "a measurement of my own" }\n'
+    )
+    rules = load_rulebook([overlay])
+    assert rules.device("l4").times.fitted_on == "l4"
+    assert rules.device("l4").times.call.value == 9
+    assert rules.device("l4").times.eager == H200.times.eager
+    assert rules.device("h200").times == H200.times
