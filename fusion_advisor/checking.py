@@ -179,7 +179,17 @@ class Float64Mode(TorchDispatchMode):
         if func in (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default):
             args = (*args[:2], False)  # half_to_float: float64 is wide enough
         widened = tree_map(_widen, (args, kwargs or {}))
+        if func is torch.ops.aten._fused_rms_norm.default:
+            return _rms_norm(*widened[0])
         return tree_map(_widen, func(*widened[0], **widened[1]))
+
+
+def _rms_norm(x: Any, shape: Any, weight: Any, eps: float | None) -> Any:
+    """By its definition: CUDA's kernel takes moments, which an infinity makes NaN for a whole
+    row."""
+    dims = tuple(range(-len(shape), 0))
+    scale = torch.rsqrt(x.square().mean(dims, keepdim=True) + (eps or torch.finfo(x.dtype).eps))
+    return x * scale if weight is None else x * scale * weight, scale
 
 
 def _widen(value: Any) -> Any:

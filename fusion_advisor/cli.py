@@ -458,6 +458,7 @@ class _Rows:
         from dataclasses import asdict
         from json import dumps
 
+        self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a", encoding="utf-8") as file:
             file.write(dumps({**self._about, **asdict(found)}) + "\n")
 
