@@ -317,7 +317,7 @@ def _kernel(decision: Decision, proof: Proof) -> KernelRow:
     if compiled is not None and compiled.failure is None:
         row.status, row.resources = "compiled", _resources(compiled)
     if check is not None:
-        row.check = _check(check)
+        row.check = check_row(check)
     failures = [r.failure for r in (compiled, check) if r is not None and r.failure]
     if failures:
         row.why = "; ".join(failures)
@@ -339,7 +339,9 @@ def _resources(compiled: Compiled) -> ResourcesRow | None:
     )
 
 
-def _check(check: Check) -> CheckRow:
+def check_row(check: Check) -> CheckRow:
+    """A check as the report has it."""
+
     def finite(value: float) -> float | None:
         return value if math.isfinite(value) else None
 

@@ -179,7 +179,17 @@ class Float64Mode(TorchDispatchMode):
         if func in (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default):
             args = (*args[:2], False)  # half_to_float: float64 is wide enough
         widened = tree_map(_widen, (args, kwargs or {}))
+        if func is torch.ops.aten._fused_rms_norm.default:
+            return _rms_norm(*widened[0])
         return tree_map(_widen, func(*widened[0], **widened[1]))
+
+
+def _rms_norm(x: Any, shape: Any, weight: Any, eps: float | None) -> Any:
+    """By its definition: CUDA's kernel takes moments, which an infinity makes NaN for a whole
+    row."""
+    dims = tuple(range(-len(shape), 0))
+    scale = torch.rsqrt(x.square().mean(dims, keepdim=True) + (eps or torch.finfo(x.dtype).eps))
+    return x * scale if weight is None else x * scale * weight, scale
 
 
 def _widen(value: Any) -> Any:
@@ -199,14 +209,14 @@ def _widen_storage(tensor: torch.Tensor) -> torch.Tensor:
     return wide.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def _as_tuple(result: Any) -> Tensors:
+def as_tuple(result: Any) -> Tensors:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 def _reference64(module: ModuleType, inputs: Tensors) -> Tensors:
     wide = [_widen_storage(tensor) for tensor in inputs]
     with Float64Mode():
-        return _as_tuple(module.reference(*wide))
+        return as_tuple(module.reference(*wide))
 
 
 # --- the launch ----------------------------------------------------------------------------------
@@ -215,7 +225,7 @@ _ALLOCATORS = ("empty_strided", "empty", "empty_like")
 
 
 @contextmanager
-def _poisoned_outputs() -> Generator[None, None, None]:
+def poisoned_outputs() -> Generator[None, None, None]:
     """Every tensor that the launcher allocates starts as NaN or an odd pattern."""
     originals = {name: getattr(torch, name) for name in _ALLOCATORS}
 
@@ -240,8 +250,8 @@ def _poisoned_outputs() -> Generator[None, None, None]:
 def _launch(module: ModuleType, entry: str, inputs: Tensors) -> Tensors:
     before = [tensor.untyped_storage().clone() for tensor in inputs]
     try:
-        with _poisoned_outputs():
-            result = _as_tuple(getattr(module, entry)(*inputs))
+        with poisoned_outputs():
+            result = as_tuple(getattr(module, entry)(*inputs))
     except Exception as error:
         raise Fault(cause(error)) from error
     for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):
@@ -312,7 +322,7 @@ def _other_draws(module: ModuleType, case: Case, run: _Run) -> list[float]:
     draws: list[list[float]] = []
     for draw in range(1, run.margins.eager_draws + 1):
         inputs = run.inputs(case, 1000 * draw)
-        eager, exact = _as_tuple(module.reference(*inputs)), _reference64(module, inputs)
+        eager, exact = as_tuple(module.reference(*inputs)), _reference64(module, inputs)
         draws.append([eager_ulps(e, x) for e, x in zip(eager, exact, strict=True)])
     return [max(column) for column in zip(*draws, strict=True)]
 
@@ -336,7 +346,7 @@ def _judge(
     kernel: Kernel, module: ModuleType, case: Case, run: _Run, inputs: Tensors, ours: Tensors
 ) -> Error:
     """Compare with eager and fp64; look at further draws when one does not settle it."""
-    eager, exact = _as_tuple(module.reference(*inputs)), _reference64(module, inputs)
+    eager, exact = as_tuple(module.reference(*inputs)), _reference64(module, inputs)
     try:
         return compare(ours, eager, exact, run.margins, (), kernel.rows, kernel.partial)
     except TooFar:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from fusion_advisor.pipeline import Analysis
+    from fusion_advisor.records import Graph
     from fusion_advisor.report import Report
     from fusion_advisor.rulebook import Gate, Pattern, Rulebook
     from fusion_advisor.scenario import Request
@@ -345,6 +346,161 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr)
 
 
+# -- on a GPU --------------------------------------------------------------------------------------
+
+
+@app.command()
+@_takes_options
+def bench(
+    options: _Options,
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="folder for report and rows (default: the report's own)")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="a group by its id; all if none")] = None,
+    torch_compile: Annotated[
+        bool, typer.Option(help="measure torch.compile in its modes, too")
+    ] = True,
+    whole: Annotated[bool, typer.Option(help="measure the whole model, too")] = True,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="without a GPU: run each way once, give no times")
+    ] = False,
+) -> int:
+    """Check and time eager, its rivals and the emitted kernels of MODEL or a REPORT.json."""
+    from fusion_advisor.machine import gpu_names
+
+    if not rehearse and not gpu_names():
+        raise UsageError(
+            "bench times on a GPU and there is none here; take the report's folder to one, "
+            "or give --rehearse to see that every way runs"
+        )
+    if options.model.endswith(".json") and not options.model.startswith("hf:"):
+        folder = Path(options.model).parent
+    else:
+        folder = out or Path("bench")
+        require_folder(folder)
+        _write_folder(folder, _analyze(options.request("kernels"), options.verbose))
+    return _bench(
+        folder, out or folder, options, only or [], compiled=torch_compile, whole=whole,
+        rehearse=rehearse,
+    )  # fmt: skip
+
+
+def _bench(
+    folder: Path,
+    out: Path,
+    options: _Options,
+    only: list[str],
+    *,
+    compiled: bool,
+    whole: bool,
+    rehearse: bool,
+) -> int:
+    """Measures what `analyze --out` left in a folder; rows and reports go to `out`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from fusion_advisor.bench import Run, bench
+    from fusion_advisor.report import load_report
+    from fusion_advisor.reports import EXTENSIONS, render
+
+    given = Path(options.model)
+    file = given if given.suffix == ".json" else folder / "report.json"
+    report = load_report(file)
+    require_folder(out)
+    graph = _graph_of(report, file)
+    texts = {
+        group.id: (folder / group.kernel.file).read_text(encoding="utf-8")
+        for group in report.groups
+        if group.kernel.file and (folder / group.kernel.file).is_file()
+    }
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as shown:
+        task = shown.add_task("starting", total=None)
+
+        def told(what: str, done: int, total: int) -> None:
+            shown.update(task, description=what, completed=done, total=total)
+
+        rows = _Rows(out / "bench.jsonl", report)
+        run = Run(
+            report, graph, _rulebook(options.rules), texts, tuple(only), compiled,
+            whole=whole and not rehearse, rehearse=rehearse, told=told,
+            row=(lambda found: None) if rehearse else rows.append,
+        )  # fmt: skip
+        found = bench(run)
+    if rehearse:
+        _tell("rehearsed on the CPU: nothing was measured, no report is written")
+        broken = [f"{who}: {row.way}: {row.failure}" for who, row in run.failures()]
+        for line in broken:
+            _tell(line)
+        return FAILED if broken else 0
+    for name, extension in EXTENSIONS.items():
+        write(out / f"report.{extension}", render(found, name))
+    _show(found, len(found.groups))
+    return 0
+
+
+class _Rows:
+    """A file of measurements, one line each, with what they were measured on and of."""
+
+    def __init__(self, file: Path, report: Report) -> None:
+        self._file = file
+        self._about = {
+            "model": report.model.source,
+            "rules": report.rules.hash,
+            "tool": report.tool.version,
+            "device": report.device.name,
+            "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+
+    def append(self, found: Any) -> None:
+        """Added at once: a run that is cut short keeps what it has."""
+        from dataclasses import asdict
+        from json import dumps
+
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(dumps({**self._about, **asdict(found)}) + "\n")
+
+
+def _graph_of(report: Report, file: Path) -> Graph:
+    """The graph in a report, or beside it as `analyze --out` leaves it."""
+    from json import dumps
+
+    from fusion_advisor.wire import graph_from_json
+
+    beside = file.parent / "graph.json"
+    if report.graph is None and not beside.is_file():
+        raise UsageError(
+            f"{file}: no graph in it and no graph.json beside it; run analyze with --out again"
+        )
+    text = dumps(report.graph) if report.graph else beside.read_text(encoding="utf-8")
+    try:
+        return graph_from_json(text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{beside}: not a graph of fusion-advisor; analyze again") from error
+
+
+@app.command()
+def calibrate(
+    out: Annotated[Path, typer.Option(help="TOML file, to be laid over the rules")],
+    device: Annotated[str | None, typer.Option(help="whose rules (default: the GPU here)")] = None,
+    rules: Rules = None,
+    debug: Debug = False,
+) -> None:
+    """Measure what the GPU here reaches, as rules: copy bandwidth, matrix products, a launch."""
+    from fusion_advisor.calibrate import calibrated, overlay
+    from fusion_advisor.machine import choose_device, gpu_names
+
+    gpus = gpu_names()
+    if not gpus:
+        raise UsageError("calibrate measures a GPU and there is none here")
+    rulebook = _rulebook(rules)
+    part, _ = choose_device(device, rulebook, gpus)
+    write(out, overlay(part, calibrated(part, rulebook)))
+    _tell(f"{out}: lay it over the rules with --rules {out}")
+
+
 # -- where a report goes ---------------------------------------------------------------------------
 
 
@@ -408,8 +564,11 @@ def _show(report: Report, top: int) -> None:
 
 def _write_folder(out: Path, analysis: Analysis) -> None:
     """The kernels and every format of the report, in place of what an earlier run left."""
+    from json import dumps
+
     from fusion_advisor.reports import EXTENSIONS, render
 
+    write(out / "graph.json", dumps(_graph(analysis)))
     stale = _kernel_files(out)
     for kernel in analysis.kernels:
         write(out / "kernels" / f"{kernel.name}.py", kernel.text)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import permutations
 
 from fusion_advisor.axes import Dims
@@ -50,32 +51,53 @@ _EXACT: dict[str, tuple[Formula, int]] = {
 """What each op computes on one row, and how many vectors it takes beside the row."""
 
 
-def exact(subject: Subject, name: str) -> str:
-    """The PyTorch line that computes exactly this region; empty when there is none.
+@dataclass(frozen=True)
+class Spelling:
+    """A region as one call: PyTorch's line and Liger's, empty where there is none; `names` says
+    which input of the region each name in them is."""
+
+    framework: str
+    liger: str
+    names: tuple[tuple[str, int], ...]
+
+
+def exact(subject: Subject, name: str) -> Spelling | None:
+    """The call that computes exactly this region; None when there is none.
 
     One full-size input, the op's vectors, one output of the input's size and dtype, and the same
     numbers on a sample row.
     """
     rule, known = subject.rulebook.patterns.get(name), _EXACT.get(name)
     if subject.expressed is None or rule is None or not rule.framework or known is None:
-        return ""
+        return None
     region, (formula, vectors) = subject.expressed.region, known
     loads = [i for i in region.live if region.exprs[i].op == "load"]
     row = region.reduced
     full = [i for i in loads if region.depends[i] == frozenset(region.sizes)]
     extra = [i for i in loads if i not in full]
     if len(full) != 1 or len(region.outputs) != 1 or len(extra) > vectors:
-        return ""
+        return None
     output, source = region.outputs[0], _loaded(region, full[0])[0]
     same = output.tensor.shape == source.shape and output.tensor.dtype == source.dtype
     if not same or any(region.depends[i] != row for i in extra):
-        return ""
-    eps = _matching_eps(region, formula, full[0], extra)
-    return "" if eps is None else _spelled(rule.framework, region, full[0], eps, len(extra))
+        return None
+    matching = _matching(region, formula, full[0], extra)
+    if matching is None:
+        return None
+    eps, order = matching
+    line = _spelled(rule.framework, region, full[0], eps, len(extra))
+    whole = len(extra) == vectors  # Liger asks for all of them
+    liger = _spelled(rule.liger, region, full[0], eps, vectors) if rule.liger and whole else ""
+    numbers = (region.exprs[i].input for i in (full[0], *order))
+    names = tuple(zip(("x", "weight", "bias"), numbers, strict=False))
+    return Spelling(line, liger, names) if line else None
 
 
-def _matching_eps(region: Region, formula: Formula, x: int, extra: Sequence[int]) -> float | None:
-    """The constant of the region with which the formula gives the region's numbers."""
+def _matching(
+    region: Region, formula: Formula, x: int, extra: Sequence[int]
+) -> tuple[float, tuple[int, ...]] | None:
+    """The constant and the order of the vectors with which the formula gives the region's
+    numbers."""
     draw = random.Random(0)
     result = region.outputs[0].value
     # On a row of small values an eps shows.
@@ -93,7 +115,7 @@ def _matching_eps(region: Region, formula: Formula, x: int, extra: Sequence[int]
                 g is not None and len(g[result]) == WIDTH and all(map(near, g[result], w))
                 for g, w in zip(got, wanted, strict=True)
             ):
-                return eps
+                return eps, order
     return None
 
 

@@ -80,7 +80,7 @@ def identify(flow: Dataflow, grouping: Grouping, rulebook: Rulebook) -> Identifi
             name=name,
             fingerprint=same.fingerprint,
             pattern=pattern,
-            framework=exact(same.decision.subject, pattern) if name else "",
+            framework=_framework(same.decision, pattern) if name else "",
             decision=same.decision,
             instances=same.instances(flow),
             parent=ids.get(id(same.founds[0].parent)),
@@ -91,6 +91,11 @@ def identify(flow: Dataflow, grouping: Grouping, rulebook: Rulebook) -> Identifi
         )
     ]
     return Identified(tuple(findings[: len(groups)]), tuple(findings[len(groups) :]))
+
+
+def _framework(decision: Decision, pattern: str) -> str:
+    spelling = exact(decision.subject, pattern)
+    return spelling.framework if spelling else ""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,23 @@ class Way:
     line: str = ""
     names: tuple[tuple[str, int], ...] = ()
     """Each name in `line` with the number of the input that it stands for."""
+    imports: tuple[str, ...] = ()
+    """Statements that `line` needs, and the packages that they need; without these the way is
+    absent."""
+    needs: tuple[str, ...] = ()
+
+
+EAGER = Way("eager", "eager")
+KERNEL = Way("kernel", "kernel")
+COMPILED = tuple(
+    Way(name, "compiled", mode)
+    for name, mode in (
+        ("compile", ""),
+        ("max-autotune", "max-autotune-no-cudagraphs"),
+        ("reduce-overhead", "reduce-overhead"),
+    )
+)
+"""torch.compile in each of its modes, sizes static."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +87,7 @@ class GroupJob:
     rules: TimingRules
     random: bool = False
     """Random numbers are drawn: eager's are others."""
+    task: Literal["group"] = "group"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +112,7 @@ class ModelJob:
     """As `wire.graph_to_json` writes it."""
     kernels: tuple[Replacement, ...]
     rules: TimingRules
+    task: Literal["model"] = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +147,7 @@ class CeilingsJob:
 
     rules: TimingRules
     dtypes: tuple[str, ...]
+    task: Literal["ceilings"] = "ceilings"
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,56 @@ class KernelRow(_Row):
     why: str | None = None
 
 
+class WayRow(_Row):
+    """One way to compute something, as measured: microseconds of the GPU, cold L2, the median with
+    its quartiles; `wall_us` is what a caller that waits sees. `share` is of the measured copy
+    bandwidth, over the bytes that must move. Errors are the largest against float64. `failure`
+    says why there is no time, `absent` why there is no such way here. `covers` is what Inductor
+    made: each kernel with its ops."""
+
+    way: str
+    us: float | None = None
+    low_us: float | None = None
+    high_us: float | None = None
+    wall_us: float | None = None
+    runs: int = 0
+    host_ahead: bool = True
+    share: float | None = None
+    error: float | None = None
+    eager_error: float | None = None
+    failure: str | None = None
+    absent: str | None = None
+    covers: list[tuple[str, list[str]]] = []
+    refusals: list[str] = []
+
+
+class MeasuredRow(_Row):
+    """A group on a GPU. `speedup` is eager's time over the kernel's; `fused_error` and
+    `speedup_error` how far the predictions were off, as a share of what was measured; `best` the
+    fastest way that is right."""
+
+    ways: list[WayRow]
+    best: str | None
+    speedup: float | None
+    fused_error: float | None
+    speedup_error: float | None
+
+
+class BenchRow(_Row):
+    """A whole run of `bench`: what measured, what the GPU itself reaches (bytes and FLOP a second),
+    the model's step in each way and which of them to use."""
+
+    machine: dict[str, str]
+    copy_bandwidth: float
+    matmul: dict[str, float]
+    launch_us: float
+    host_launch_us: float
+    model: list[WayRow]
+    recommended: str
+    why: str
+    complete: bool = True
+
+
 class GroupRow(_Row):
     """An accepted group or a rejected candidate."""
 
@@ -215,7 +265,7 @@ class GroupRow(_Row):
     action: ActionRow
     fixable: FixableRow | None
     kernel: KernelRow
-    measured: dict[str, Any] | None
+    measured: MeasuredRow | None
     sources: list[SourceRow]
     parent: str | None = None
     launches: int = 0
@@ -292,6 +342,7 @@ class Report(_Row):
     unmodelled: list[CauseRow] = []
     no_schedule: list[CauseRow] = []
     graph: dict[str, Any] | None = None
+    bench: BenchRow | None = None
 
 
 def load_report(file: Path) -> Report:

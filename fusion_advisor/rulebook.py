@@ -436,6 +436,8 @@ class Pattern(_Rule):
     claimed: Speedup | None = None
     claimed_up_to: Speedup | None = None
     framework: Text | None = None
+    liger: Text | None = None
+    """The same by Liger, over `liger_kernel.transformers.functional` as `liger`."""
     """The PyTorch line that computes it in as few bytes, if there is one."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from fusion_advisor.report import GroupRow, Report
+from fusion_advisor.report import BenchRow, GroupRow, Report
 from fusion_advisor.reports import wording
 
 TOP = 50
@@ -38,6 +38,8 @@ def _lines(report: Report) -> Iterator[str]:
     )
     for group in report.groups[:TOP]:
         yield from _details(group)
+    if report.bench:
+        yield from _measured(report, report.bench)
     yield ""
     yield "## Rejected"
     yield ""
@@ -66,6 +68,23 @@ def _lines(report: Report) -> Iterator[str]:
         yield "## Advice"
         yield ""
         yield from (f"- **{row.code}**: {row.message}" for row in report.advice)
+
+
+def _measured(report: Report, bench: BenchRow) -> Iterator[str]:
+    yield ""
+    yield "## Measured"
+    yield ""
+    machine = ", ".join(f"{name} {value}" for name, value in bench.machine.items())
+    yield f"On {machine}; copy {bench.copy_bandwidth / 1e9:.0f} GB/s, read and written. Cold L2,"
+    yield "medians with quartiles."
+    for group in report.groups:
+        if group.measured:
+            yield ""
+            yield f"**{group.id} {group.pattern}**: {wording.measured(group)}."
+            yield ""
+            yield from _table(("way", "time", "share of copy", ""), wording.ways(group))
+    yield ""
+    yield f"**The model**: {bench.recommended}; {bench.why}."
 
 
 def _row(group: GroupRow) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ def _parts(report: Report, top: int) -> Iterator[RenderableType]:
     yield from _section("Totals", [_pairs(wording.totals(report))])
     yield from _section("Time by bottleneck", [_pairs(_shares(report))])
     yield from _ranked("Fuse", report.groups, top, _accepted)
+    if report.bench:
+        yield from _section("Measured", _measured(report))
     yield from _ranked("Rejected", wording.apart(report), top, _rejected)
     reasons = [(str(count), reason) for reason, count in wording.reasons(report, top)]
     if reasons:
@@ -109,6 +111,27 @@ def _accepted(group: GroupRow) -> Iterator[RenderableType]:
         f"{group.route}: {group.action.code}" if group.action.code else group.route,
         f"kernel {group.kernel.file or group.kernel.entry or ''} {wording.kernel(group)}",
     )
+
+
+def _measured(report: Report) -> Iterator[RenderableType]:
+    bench = report.bench
+    assert bench is not None
+    machine = ", ".join(f"{name} {value}" for name, value in bench.machine.items())
+    yield _line(f"on {machine}; copy {bench.copy_bandwidth / 1e9:.0f} GB/s", "dim")
+    for group in report.groups:
+        if group.measured:
+            yield Text(f"{group.id} {group.pattern}: {wording.measured(group)}")
+            yield _columns(wording.ways(group))
+    yield Text(f"the model: {bench.recommended}; {bench.why}")
+    if not bench.complete:
+        yield Text("interrupted: what is finished is here", style="yellow")
+
+
+def _columns(rows: Iterable[tuple[str, ...]]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return Padding(table, (0, 0, 0, 2), expand=False)
 
 
 def _rejected(group: GroupRow) -> Iterator[RenderableType]:

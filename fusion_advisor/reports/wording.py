@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from fusion_advisor.report import GateRow, GroupRow, Report
+from fusion_advisor.report import GateRow, GroupRow, Report, WayRow
 
 
 def size(count: float) -> str:
@@ -129,6 +129,31 @@ def place(group: GroupRow) -> str:
     first = group.sources[0]
     more = f" and {len(group.sources) - 1} more" if len(group.sources) > 1 else ""
     return f"{first.file}:{first.line}{more}"
+
+
+def ways(group: GroupRow) -> list[tuple[str, ...]]:
+    """How each way of a group was measured: name, time with quartiles, share of the copy
+    bandwidth, what is to be said of it."""
+    return [_way(row) for row in group.measured.ways] if group.measured else []
+
+
+def _way(row: WayRow) -> tuple[str, ...]:
+    if row.us is None:
+        return row.way, "", "", row.failure or row.absent or ""
+    spread = f"{time(row.us)} ({time(row.low_us or row.us)} to {time(row.high_us or row.us)})"
+    said = [] if row.host_ahead else ["the host limits"]
+    count = len(row.covers)
+    said += [f"{count} kernel{'s' if count > 1 else ''}"] if count else []
+    return row.way, spread, percent(row.share) if row.share else "", ", ".join(said)
+
+
+def measured(group: GroupRow) -> str:
+    """What the measurement says beside the prediction."""
+    found = group.measured
+    if found is None or found.speedup is None:
+        return "not measured"
+    off = f"{100 * found.speedup_error:+.0f} %" if found.speedup_error is not None else ""
+    return f"{found.speedup:.2f}x measured, predicted {off} off; fastest: {found.best}"
 
 
 def totals(report: Report) -> list[tuple[str, str]]:

@@ -55,19 +55,22 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "workers interpreting comparing",
         "verify",
         "checking compiling",
-        "timing",
+        "fingerprint idiom framework",
+        # measurement: `measuring` is the child process of `measure`
+        "timing replay",
         "measuring",
         "measure",
+        "calibrate",
         # what is said about it
-        "fingerprint idiom framework",
         "identify",
         "routing advise",
         "report",
+        "recommend",
         "assemble",
         "reports",
         "compare",
         # where stages meet, and who may call that
-        "pipeline",
+        "pipeline bench",
         "cli",
         "__main__",
     )
@@ -77,7 +80,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 USES_TORCH = frozenset(
     {"opaque", "models", "recurrent", "transformers_models", "tracing", "capture"}
     | {"expansions", "composites", "whole_operators", "launching"}
-    | {"interpreting", "comparing", "checking", "compiling", "timing", "measuring"}
+    | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
+    | {"measuring"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 

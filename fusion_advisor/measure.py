@@ -1,0 +1,159 @@
+"""Stage: what eager, its rivals and the emitted kernels take on the GPU that is here.
+
+Each way of each group, and of the whole graph, is one job for a child process: one that crashes,
+hangs or runs out of memory costs its own row alone. Rows come as they are measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fusion_advisor.cases import FULL_SIZE
+from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.decide import Decision, decide
+from fusion_advisor.emit import emit
+from fusion_advisor.express import Expressed, fused_traffic
+from fusion_advisor.framework import exact
+from fusion_advisor.kernels import Kernel, from_json, to_json
+from fusion_advisor.measurements import (
+    COMPILED,
+    EAGER,
+    KERNEL,
+    Ceilings,
+    CeilingsJob,
+    GroupJob,
+    Measurement,
+    ModelJob,
+    Replacement,
+    TimingRules,
+    Way,
+)
+from fusion_advisor.records import Ref
+from fusion_advisor.rulebook import Device, Measure, Rulebook
+from fusion_advisor.wire import graph_to_json
+from fusion_advisor.workers import Worker, WorkerError
+
+_DTYPES = ("bfloat16", "float16", "tf32", "float32")
+"""Whose matrix products the ceilings have."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A group to measure: its kernel with the graph's own sizes, and everywhere that it stands.
+
+    `instances` are the launches of each occurrence.
+    """
+
+    id: str
+    pattern: str
+    decision: Decision
+    kernel: Kernel
+    instances: tuple[tuple[int, ...], ...]
+
+
+def timing_rules(rules: Measure, device: Device) -> TimingRules:
+    """The numbers that the timing child needs."""
+    return TimingRules(
+        flush_bytes=int(rules.flush.value * device.memory.l2.count),
+        batch=rules.batch.count,
+        least_runs=rules.least_runs.count,
+        most_runs=rules.most_runs.count,
+        spent_s=rules.spent.base,
+        ahead=rules.ahead.value,
+        slack=rules.slack.value,
+        far=rules.far.value,
+        datasheet_bandwidth=device.datasheet_bandwidth,
+    )
+
+
+def ways(subject: Subject, *, compiled: bool = True) -> tuple[Way, ...]:
+    """Every way to compute a group, what is emitted second."""
+    found = [EAGER, KERNEL]
+    spelling = exact(subject.decision.subject, subject.pattern)
+    if spelling is not None:
+        found.append(Way("framework", "line", line=spelling.framework, names=spelling.names))
+        if spelling.liger:
+            imports = ("import liger_kernel.transformers.functional as liger",)
+            found.append(
+                Way(
+                    "Liger", "line", line=spelling.liger, names=spelling.names,
+                    imports=imports, needs=("liger_kernel",),
+                )
+            )  # fmt: skip
+    return (*found, *(COMPILED if compiled else ()))
+
+
+def ceilings(worker: Worker, rules: TimingRules, timeout_s: float) -> Ceilings:
+    """What the GPU itself reaches. Raises WorkerError when the child does not answer."""
+    job = CeilingsJob(rules, _DTYPES)
+    return from_json(Ceilings, worker.submit(to_json(job), timeout_s).result())
+
+
+def measure_group(
+    subject: Subject, way: Way, worker: Worker, rules: TimingRules, timeout_s: float
+) -> Measurement:
+    """One way of one group; what went wrong is in the row."""
+    case = next((c for c in subject.kernel.cases if c.name == FULL_SIZE), subject.kernel.cases[0])
+    inside = subject.decision.subject
+    crossing = fused_traffic(inside.flow, inside.border)
+    job = GroupJob(
+        subject=subject.id,
+        way=way,
+        kernel=replace(subject.kernel, cases=(case,)),
+        least_bytes=min(crossing, subject.decision.fused_bytes) if case.name == FULL_SIZE else 0,
+        rules=rules,
+        random=bool(inside.expressed and inside.expressed.draws),
+    )
+    return _answered(job, subject.id, way, worker, timeout_s)
+
+
+def measure_model(
+    flow: Dataflow,
+    subjects: Sequence[Subject],
+    way: Way,
+    worker: Worker,
+    rules: TimingRules,
+    rulebook: Rulebook,
+) -> Measurement:
+    """The whole graph in one way; `kernel` puts every group's kernel in its places."""
+    kernels = tuple(_replacements(flow, subjects, rulebook)) if way.kind == "kernel" else ()
+    graph = graph_to_json(flow.annotated.graph).decode()
+    timeout_s = rulebook.measure.timeout.base
+    return _answered(ModelJob(way, graph, kernels, rules), "model", way, worker, timeout_s)
+
+
+def _answered(
+    job: GroupJob | ModelJob, subject: str, way: Way, worker: Worker, timeout_s: float
+) -> Measurement:
+    try:
+        return from_json(Measurement, worker.submit(to_json(job), timeout_s).result())
+    except WorkerError as error:
+        return Measurement(subject, way.name, failure=str(error))
+
+
+def _replacements(
+    flow: Dataflow, subjects: Sequence[Subject], rulebook: Rulebook
+) -> Iterator[Replacement]:
+    for subject in subjects:
+        first = subject.decision.subject.expressed
+        assert first is not None
+        for place in subject.instances:
+            decision = decide(flow, place, rulebook)
+            here = decision.subject.expressed
+            assert here is not None
+            kernel = subject.kernel
+            if _form(here) != _form(first):  # equal computations whose nodes stand in another order
+                kernel = emit(flow, decision, subject.kernel.name, rulebook)
+            yield Replacement(kernel.text, kernel.entry, _refs(here.inputs), _refs(here.outputs))
+
+
+def _form(expressed: Expressed) -> object:
+    """Equal where the same kernel serves, its arguments in the same order."""
+    region = expressed.region
+    inputs = [(tensor.shape, tensor.stride, tensor.dtype) for tensor in region.inputs]
+    return region.exprs, inputs, [output.value for output in region.outputs]
+
+
+def _refs(refs: Sequence[Ref]) -> tuple[tuple[str, int], ...]:
+    return tuple((ref.node, ref.output) for ref in refs)

@@ -1,0 +1,419 @@
+"""Check and time one way of computing something on a GPU; run by `measure` as a child process.
+
+A line in is a job (`GroupJob`, `ModelJob` or `CeilingsJob`, told apart by `task`), a line out its
+`Measurement` or `Ceilings`. A way is right when, on fresh data in the buffers that it was timed on,
+its results are as near to a float64 run of the same ops as the rules allow, before the timing and
+after it. Between the two everything it allocates is poisoned, the data in its inputs is replaced
+while the GPU is held back, and its results are copied on its own stream at once: zeros, results of
+an earlier call and work on another stream are not right then.
+"""
+
+# torch.compile and Inductor's internals are untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import re
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from fusion_advisor.checking import (
+    Float64Mode,
+    Tensors,
+    as_tuple,
+    build_inputs,
+    poisoned_outputs,
+)
+from fusion_advisor.emitted import Fault, cause, load_module
+from fusion_advisor.kernels import from_json, to_json
+from fusion_advisor.measurements import (
+    Ceilings,
+    CeilingsJob,
+    GroupJob,
+    Inductor,
+    Measurement,
+    ModelJob,
+    TimingRules,
+    Way,
+)
+from fusion_advisor.replay import replayed
+from fusion_advisor.timing import Clock, DeviceClock, HostClock
+from fusion_advisor.wire import graph_from_json
+from fusion_advisor.workers import protocol, restart
+
+Call = Callable[..., Any]
+
+
+class Absent(Exception):
+    """Why a way is not there: one line."""
+
+
+# -- ways ------------------------------------------------------------------------------------------
+
+
+def way_of(way: Way, plain: Call, emitted: Call | None) -> Call:
+    """The callable of a way over the inputs; `plain` is what eager launches. Raises Absent."""
+    if way.kind == "kernel":
+        assert emitted is not None
+        return emitted
+    if way.kind == "line":
+        return _line(way)
+    if way.kind == "compiled":
+        torch.compiler.reset()
+        return torch.compile(plain, mode=way.mode or None, dynamic=False)
+    return plain
+
+
+def _line(way: Way) -> Call:
+    """PyTorch code over named inputs."""
+    missing = [name for name in way.needs if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Absent(f"{missing[0]} is not installed")
+    known: dict[str, Any] = {"torch": torch}
+    for statement in way.imports:
+        exec(statement, known)  # of the rules, like the line: nothing of the model is in them
+    function: Call = eval(f"lambda {', '.join(n for n, _ in way.names)}: {way.line}", known)
+    return lambda *inputs: function(*(inputs[number] for _, number in way.names))
+
+
+# -- is it right? ----------------------------------------------------------------------------------
+
+
+def fresh(inputs: Tensors, drawn: Tensors) -> None:
+    """Other data into the same buffers."""
+    for old, new in zip(inputs, drawn, strict=True):
+        if 0 in old.stride():
+            old[tuple(slice(None) if s else slice(0, 1) for s in old.stride())].copy_(
+                new[tuple(slice(None) if s else slice(0, 1) for s in new.stride())]
+            )
+        else:
+            old.copy_(new)
+
+
+def snapshot(call: Call, inputs: Tensors) -> Tensors:
+    """What a call has left for the next work on its stream; what it allocates was poisoned."""
+    with poisoned_outputs():
+        return tuple(result.clone() for result in as_tuple(call(*inputs)))
+
+
+def errors(found: Tensors, eager: Tensors, exact: Tensors, far: float) -> tuple[float, float]:
+    """The largest errors, the way's and eager's own. Fault where a result is further from float64
+    than `far` times eager's error and one ulp of the largest value, or not finite where that is."""
+    worst, own = 0.0, 0.0
+    if len(found) != len(eager):
+        raise Fault(f"{len(found)} results, not {len(eager)}")
+    for n, (mine, other, true) in enumerate(zip(found, eager, exact, strict=True)):
+        if mine.shape != other.shape or mine.dtype != other.dtype:
+            raise Fault(f"result {n} is {_said(mine)}, not {_said(other)}")
+        if not mine.is_floating_point():
+            wrong = int(((mine != other) & (mine != true)).sum())
+            if wrong > mine.numel() * 1e-4:  # a rounding that tips a comparison
+                raise Fault(f"result {n}: {wrong} of {mine.numel()} elements differ from eager's")
+            continue
+        finite = true.isfinite() & other.isfinite()
+        if not bool(mine[finite].isfinite().all()):
+            raise Fault(f"result {n} is not finite where eager's is")
+        off, theirs = _largest(mine, true, finite), _largest(other, true, finite)
+        top = float(true[finite].abs().max()) if bool(finite.any()) else 0.0
+        allowed = far * theirs + top * torch.finfo(mine.dtype).eps
+        if not off <= allowed:
+            raise Fault(f"result {n}: error {off:.3g}, eager's {theirs:.3g}, largest {top:.3g}")
+        worst, own = max(worst, off), max(own, theirs)
+    return worst, own
+
+
+def _said(tensor: torch.Tensor) -> str:
+    return f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}"
+
+
+def _largest(found: torch.Tensor, exact: torch.Tensor, where: torch.Tensor) -> float:
+    apart = (found.double() - exact.double()).abs()[where]
+    return float(apart.max()) if apart.numel() else 0.0
+
+
+def _exactly(plain: Call, inputs: Tensors) -> Tensors:
+    with Float64Mode():
+        return as_tuple(plain(*(x.double() if x.is_floating_point() else x for x in inputs)))
+
+
+# -- one group -------------------------------------------------------------------------------------
+
+
+def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
+    """One way of one group. Raises Fault where it is wrong or its time cannot be, Absent where it
+    is not there."""
+    began = time.perf_counter()
+    plain: Call = module.reference
+    call = way_of(job.way, plain, getattr(module, job.kernel.entry))
+    case = job.kernel.cases[0]
+    inputs = build_inputs(case, "normal", 0, clock.device)
+    seen: Inductor | None = None
+    if job.way.kind == "compiled":
+        with _watched() as refusals:
+            kernels = _compiled(call, inputs)
+        seen = Inductor(kernels, tuple(dict.fromkeys(refusals)))
+    else:
+        call(*inputs)
+    seconds = time.perf_counter() - began
+
+    def right(seed: int) -> tuple[float, float]:
+        drawn = build_inputs(case, "normal", seed, clock.device)
+        fresh(inputs, drawn)
+        del drawn
+        found = snapshot(call, inputs)
+        if job.random:
+            return 0.0, 0.0
+        eager = as_tuple(plain(*inputs))
+        exact = _exactly(plain, inputs)
+        return errors(found, eager, exact, job.rules.far)
+
+    before = right(1)
+    clock.release()
+    timing = clock.time(lambda: call(*inputs), job.least_bytes)
+    after = right(2)
+    worst = max(before, after)
+    error = None if job.random else worst[0]
+    return Measurement(
+        job.subject, job.way.name, timing, error, None if job.random else worst[1],
+        seconds=seconds, inductor=seen,
+    )  # fmt: skip
+
+
+# -- a whole model ---------------------------------------------------------------------------------
+
+
+def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
+    """A whole graph in one way, on random weights. `kernel` ways must agree with eager."""
+    began = time.perf_counter()
+    graph = graph_from_json(job.graph)
+    launchers = tuple(
+        (getattr(load_module(one.text, folder), one.entry), one.inputs, one.outputs)
+        for one in job.kernels
+    )
+    plain, inputs = replayed(graph, (), clock.device)
+    call: Call = plain
+    if job.way.kind == "kernel":
+        call, _ = replayed(graph, launchers, clock.device, inputs)
+    elif job.way.kind == "compiled":
+        call = way_of(job.way, plain, None)
+    results = as_tuple(call(*inputs))
+    seconds = time.perf_counter() - began
+    error = None
+    if job.way.kind == "kernel":
+        error = _apart(results, as_tuple(plain(*inputs)))
+    del results
+    clock.release()
+    timing = clock.time(lambda: call(*inputs), 0)
+    return Measurement("model", job.way.name, timing, error, seconds=seconds)
+
+
+def _apart(found: Tensors, eager: Tensors) -> float:
+    """The largest difference, as a share of the largest value."""
+    shares = [0.0]
+    for mine, other in zip(found, eager, strict=True):
+        if mine.is_floating_point() and mine.numel():
+            top = float(other.double().abs().nan_to_num().max())
+            off = float((mine.double() - other.double()).abs().nan_to_num().max())
+            shares.append(off / top if top else off)
+    return max(shares)
+
+
+# -- what Inductor did -----------------------------------------------------------------------------
+
+_ORIGIN = re.compile(r"Original ATen: \[([^\]]*)\]")
+_KERNEL = re.compile(r"(?:^|\n)(\w+) = async_compile\.(?:triton|cpp_pybinding|cpp)\(")
+
+
+def _compiled(call: Call, inputs: Tensors) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Runs a compiled function once; its kernels, each with the ops that it says it covers."""
+    from torch._inductor.utils import run_and_get_code
+
+    _, codes = run_and_get_code(call, *inputs)
+    found: list[tuple[str, tuple[str, ...]]] = []
+    for code in codes:
+        ops: tuple[str, ...] = ()
+        for line in str(code).splitlines():
+            if origin := _ORIGIN.search(line):
+                ops = tuple(dict.fromkeys(filter(None, re.split(r",\s*", origin[1]))))
+            elif kernel := _KERNEL.match(line):
+                found.append((kernel[1], ops))
+    return tuple(found)
+
+
+@contextmanager
+def _watched() -> Generator[list[str]]:
+    """Collects what Inductor's scheduler says of pairs that it does not fuse."""
+    found: list[str] = []
+
+    class Reader(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = " ".join(record.getMessage().split())
+            if text.startswith("cannot fuse"):
+                found.append(text[:300])
+
+    reader = Reader(logging.DEBUG)
+    logger = logging.getLogger("torch._inductor.scheduler.__fusion")
+    level, propagate = logger.level, logger.propagate
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(reader)
+    logger.propagate = False
+    try:
+        yield found
+    finally:
+        logger.removeHandler(reader)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+# -- ceilings --------------------------------------------------------------------------------------
+
+
+def ceilings(job: CeilingsJob, clock: Clock) -> Ceilings:
+    """What a large copy, large matrix products and a launch reach here."""
+    count = 1 << (29 if clock.device == "cuda" else 16)
+    source = torch.randn(count, device=clock.device)
+    target = torch.empty_like(source)
+    copied = clock.time(partial(target.copy_, source), 0)
+    del target, source
+    clock.release()
+    products = tuple((dtype, _matmul(dtype, clock)) for dtype in job.dtypes)
+    small = torch.zeros(32, device=clock.device)
+    launched = clock.time(lambda: small.add_(1.0), 0)
+    return Ceilings(
+        copy=2 * 4 * count / (copied.us * 1e-6),
+        matmul=products,
+        launch_us=launched.us,
+        host_launch_us=_host_us(small),
+        machine=tuple(machine(clock.device).items()),
+    )
+
+
+def _matmul(dtype: str, clock: Clock) -> float:
+    """FLOP/s of a square product on random data; TF32 is float32 with the mode set."""
+    size = 8192 if clock.device == "cuda" else 64
+    kind = getattr(torch, "float32" if dtype == "tf32" else dtype)
+    a, b = (torch.randn(size, size, device=clock.device).to(kind) for _ in range(2))
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    try:
+        spent = clock.time(lambda: a @ b, 0)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    return 2 * size**3 / (spent.us * 1e-6)
+
+
+def _host_us(small: torch.Tensor) -> float:
+    """What the host takes for one small launch, of a thousand."""
+    spent: list[float] = []
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(1000):
+            small.add_(1.0)
+        spent.append((time.perf_counter() - began) * 1e3)
+        if small.is_cuda:
+            torch.cuda.synchronize()
+    return statistics.median(spent)
+
+
+def machine(device: str) -> dict[str, str]:
+    """What measures: the GPU with its clocks, and the versions."""
+    import triton
+
+    found = {"torch": torch.__version__, "triton": triton.__version__, "gpu": "none"}
+    if device == "cuda":
+        found["gpu"] = torch.cuda.get_device_name()
+        found["cuda"] = str(torch.version.cuda)
+        found |= _driver()
+    return found
+
+
+def _driver() -> dict[str, str]:
+    import subprocess
+
+    names = ("driver_version", "clocks.current.sm", "clocks.current.memory", "power.limit")
+    asked = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"driver": f"not known: {type(error).__name__}"}
+    return dict(zip(names, map(str.strip, done.stdout.split(",")), strict=False))
+
+
+# -- the child -------------------------------------------------------------------------------------
+
+
+def answer(line: str, folder: Path, clock: Callable[[TimingRules], Clock]) -> str:
+    """One job's answer; what goes wrong is in it."""
+    task = json.loads(line)["task"]
+    if task == "ceilings":
+        asked = from_json(CeilingsJob, line)
+        return to_json(ceilings(asked, clock(asked.rules)))
+    kind = GroupJob if task == "group" else ModelJob
+    job = from_json(kind, line)
+    subject = job.subject if isinstance(job, GroupJob) else "model"
+    failed = partial(Measurement, subject, job.way.name)
+    try:
+        with torch.no_grad():
+            if isinstance(job, GroupJob):
+                module = load_module(job.kernel.text, folder)
+                return to_json(group(job, module, clock(job.rules)))
+            return to_json(model(job, folder, clock(job.rules)))
+    except Absent as absent:
+        return to_json(failed(absent=str(absent)))
+    except torch.OutOfMemoryError:
+        return to_json(failed(failure="out of memory"))
+    except Exception as error:  # noqa: BLE001 rivals raise what they like: it is their row
+        text = str(error) if isinstance(error, Fault) else cause(error)
+        return to_json(failed(failure=" ".join(text.split())))
+
+
+def _clock(device: str) -> Callable[[TimingRules], Clock]:
+    """One clock for the child's life: its buffer is large."""
+    made: list[Clock] = []
+
+    def clock(rules: TimingRules) -> Clock:
+        if not made:
+            made.append(DeviceClock(rules) if device == "cuda" else HostClock())
+        return made[0]
+
+    return clock
+
+
+def main(where: str) -> None:
+    """The child's life: `where` is `gpu`, or `rehearse` for the interpreter on a CPU."""
+    warnings.simplefilter("ignore")
+    os.environ["FUSION_ADVISOR_STRICT"] = "1"
+    device = "cuda" if where == "gpu" else "cpu"
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+        from fusion_advisor.interpreting import install
+
+        install()
+    with protocol() as (lines, reply), tempfile.TemporaryDirectory() as folder:
+        _serve(lines, reply, Path(folder), _clock(device))
+
+
+def _serve(lines: Iterator[str], reply: Callable[[str], None], folder: Path, clock: Any) -> None:
+    for line in lines:
+        text = answer(line, folder, clock)
+        reply(text)
+        if "CUDA error" in text or "illegal memory" in text:
+            restart()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -1,0 +1,189 @@
+"""A captured graph as something that runs: torch.fx over the same ATen calls that eager launches,
+with emitted kernels in place of their groups."""
+
+# torch.fx carries Any in every node.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import networkx as nx
+import torch
+from torch import fx
+
+from fusion_advisor.emitted import Fault
+from fusion_advisor.records import Arg, Graph, Node, Ref, Symbol, Tensor, iter_refs
+
+Launcher = tuple[Callable[..., Any], Sequence[tuple[str, int]], Sequence[tuple[str, int]]]
+"""A kernel's launcher with the tensors that it takes and makes, as (node, output)."""
+
+
+def replayed(
+    graph: Graph,
+    launchers: Sequence[Launcher],
+    device: str,
+    inputs: tuple[torch.Tensor, ...] | None = None,
+) -> tuple[fx.GraphModule, tuple[torch.Tensor, ...]]:
+    """The graph as a module of its inputs, parameters and buffers, and random ones where none are
+    given. Fault where a node cannot be run from its record."""
+    given = [node for node in graph.nodes if node.kind != "call" and node.outputs]
+    tensors = inputs or tuple(_filled(graph, node, device) for node in given)
+    built = fx.Graph()
+    values: dict[Ref, fx.Node] = {}
+    for node in given:
+        values[Ref(node.name)] = built.placeholder(node.name)
+    for step in _ordered(graph, launchers):
+        if isinstance(step, Node):
+            _call(built, step, values, device)
+        else:
+            _launch(built, step, values)
+    built.output(tuple(values[ref] for ref in graph.outputs if ref in values))
+    return fx.GraphModule(torch.nn.Module(), built), tensors
+
+
+def _ordered(graph: Graph, launchers: Sequence[Launcher]) -> list[Node | Launcher]:
+    """Calls and kernels in an order in which everything is made before it is read; what no result
+    needs is left out, but for writes in place, which keep their places among their storage's."""
+    calls = {node.name: node for node in graph.nodes if node.kind == "call"}
+    maker: dict[Ref, int] = {
+        Ref(*ref): number for number, (_, _, made) in enumerate(launchers) for ref in made
+    }
+    replaced = {ref.node for ref in maker}
+    place = {name: number for number, name in enumerate(calls)}
+    needs: nx.DiGraph[object] = nx.DiGraph()
+    todo: list[object] = [*_sources(graph.outputs, maker, calls)]
+    todo += [name for name, node in calls.items() if node.mutates and name not in replaced]
+    first: dict[object, int] = {}
+    while todo:
+        step = todo.pop()
+        if step in first:
+            continue
+        needs.add_node(step)
+        if isinstance(step, int):
+            refs: Iterable[Ref] = [Ref(*ref) for ref in launchers[step][1]]
+            first[step] = min(place[ref[0]] for ref in launchers[step][2])
+        else:
+            refs = calls[str(step)].refs()
+            first[step] = place[str(step)]
+        for before in _sources(refs, maker, calls):
+            needs.add_edge(before, step)
+            todo.append(before)
+    _keep_writes(needs, calls)
+    order: list[object] = list(nx.lexicographical_topological_sort(needs, key=first.__getitem__))
+    return [launchers[step] if isinstance(step, int) else calls[str(step)] for step in order]
+
+
+def _sources(refs: Iterable[Ref], maker: dict[Ref, int], calls: dict[str, Node]) -> list[object]:
+    return [maker.get(ref, ref.node) for ref in refs if ref in maker or ref.node in calls]
+
+
+def _keep_writes(needs: nx.DiGraph[object], calls: dict[str, Node]) -> None:
+    """A storage that is written in place is touched in the graph's order."""
+    storage: dict[Ref, int] = {}
+    for node in calls.values():
+        for n, tensor in enumerate(node.outputs):
+            if tensor is not None:
+                storage[Ref(node.name, n)] = tensor.storage
+    written = {s for node in calls.values() for s in node.mutates}
+    last: dict[int, str] = {}
+    for name, node in calls.items():
+        touched = {storage[ref] for ref in node.refs() if ref in storage}
+        touched |= {tensor.storage for tensor in node.outputs if tensor is not None}
+        for one in touched & written:
+            if name in needs and last.get(one, name) in needs and one in last:
+                needs.add_edge(last[one], name)
+            last[one] = name
+
+
+def _launch(built: fx.Graph, step: Launcher, values: dict[Ref, fx.Node]) -> None:
+    launch, taken, made = step
+    result = built.call_function(launch, tuple(values[Ref(*ref)] for ref in taken))
+    for n, ref in enumerate(made):
+        several = len(made) > 1
+        values[Ref(*ref)] = (
+            built.call_function(operator.getitem, (result, n)) if several else result
+        )
+
+
+def _call(built: fx.Graph, node: Node, values: dict[Ref, fx.Node], device: str) -> None:
+    found: Any = torch.ops
+    for part in node.op.split("."):
+        if not hasattr(found, part):
+            raise Fault(f"{node.name}: {node.op} cannot be run from its record")
+        found = getattr(found, part)
+
+    def argument(arg: Arg) -> Any:
+        if isinstance(arg, Ref):
+            return values[arg]
+        if isinstance(arg, Symbol):
+            return _constant(arg.text)
+        if isinstance(arg, tuple):
+            return [argument(item) for item in arg]
+        return arg
+
+    named = {key: argument(value) for key, value in node.kwargs}
+    if named.get("device") is not None:
+        named["device"] = torch.device(device)
+    if any(ref not in values for ref in iter_refs(node.args)):
+        raise Fault(f"{node.name}: an operand of {node.op} is not a tensor of the graph")
+    result = built.call_function(found, tuple(map(argument, node.args)), named)
+    returns = found._schema.returns
+    if len(returns) == 1 and str(returns[0].type) == "Tensor":
+        values[Ref(node.name)] = result
+        return
+    for n, tensor in enumerate(node.outputs):
+        if tensor is not None:
+            values[Ref(node.name, n)] = built.call_function(operator.getitem, (result, n))
+
+
+def _constant(text: str) -> Any:
+    value: Any = torch
+    for part in text.removeprefix("torch.").split("."):
+        value = getattr(value, part)
+    return value
+
+
+_INDEXED = ("aten.embedding.default", "aten.index_select.default", "aten.gather.default")
+
+
+def _filled(graph: Graph, node: Node, device: str) -> torch.Tensor:
+    """Random data as a model may hold it: small weights, indices of a table that has them."""
+    spec = node.out
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if spec.dtype == "bool":
+        return _strided(spec, torch.ones(spec.shape, dtype=dtype, device=device))
+    if not dtype.is_floating_point:
+        most = _most(graph, Ref(node.name))
+        return _strided(spec, torch.randint(0, most, spec.shape, device=device).to(dtype))
+    values = torch.randn(spec.shape, device=device, dtype=torch.float32).mul_(0.02)
+    return _strided(spec, values.to(dtype))
+
+
+def _strided(spec: Tensor, values: torch.Tensor) -> torch.Tensor:
+    if values.stride() == spec.stride or not spec.numel:
+        return values
+    laid = torch.empty_strided(spec.shape, spec.stride, dtype=values.dtype, device=values.device)
+    narrow = tuple(slice(None) if stride else slice(0, 1) for stride in spec.stride)
+    laid[narrow].copy_(values[narrow])
+    return laid
+
+
+def _most(graph: Graph, ref: Ref) -> int:
+    """One more than the largest integer that an input may hold: rows of the tables that it picks
+    from, through views; two where it picks from none."""
+    seen, found = {ref}, [1 << 30]
+    shapes = {Ref(n.name, i): t for n in graph.nodes for i, t in enumerate(n.outputs) if t}
+    for node in graph.nodes:
+        refs = list(node.refs())
+        if not seen & set(refs):
+            continue
+        if node.op in _INDEXED and refs[0] not in seen:
+            dim = node.args[1] if node.op != _INDEXED[0] and isinstance(node.args[1], int) else 0
+            found.append(shapes[refs[0]].shape[dim])
+        elif node.kind == "call" and len(refs) == 1:
+            seen |= {Ref(node.name, i) for i in range(len(node.outputs))}
+    return min(found) if min(found) < 1 << 30 else 2

@@ -1,0 +1,323 @@
+"""What is measured is right, and what cannot be measured says so: on the CPU, by rehearsal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fusion_advisor.annotate import annotate
+from fusion_advisor.capture import capture_module
+from fusion_advisor.checking import as_tuple
+from fusion_advisor.dataflow import dataflow
+from fusion_advisor.emitted import Fault, load_module
+from fusion_advisor.kernels import Case, Kernel
+from fusion_advisor.measure import Subject, timing_rules, ways
+from fusion_advisor.measurements import (
+    EAGER,
+    KERNEL,
+    Ceilings,
+    GroupJob,
+    Inductor,
+    Measurement,
+    Timing,
+    Way,
+)
+from fusion_advisor.measuring import Absent, errors, group, way_of
+from fusion_advisor.recommend import bench_row, way_row
+from fusion_advisor.records import Tensor
+from fusion_advisor.replay import replayed
+from fusion_advisor.timing import HostClock, refuse_too_fast
+
+from .regions import H200, RULES, Of, decided, flow_of, kernel_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMING = timing_rules(RULES.measure, H200)
+SHAPE = (64, 32)
+
+
+def _reference(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def _job(way: Way = KERNEL) -> GroupJob:
+    case = Case("small", (Tensor(SHAPE, (32, 1), "float32"),))
+    kernel = Kernel("softmax", "entry", "", cases=(case,))
+    return GroupJob("g1", way, kernel, 2 * 4 * 64 * 32, TIMING)
+
+
+def _module(entry: Any) -> Any:
+    return SimpleNamespace(reference=_reference, entry=entry)
+
+
+def test_a_right_way_has_a_time_and_its_error() -> None:
+    found = group(_job(), _module(lambda x: torch.exp(torch.log_softmax(x, -1))), HostClock())
+    assert found.timing is not None
+    assert found.timing.us > 0
+    assert found.error is not None
+    assert found.error < 1e-6
+
+
+def test_zeros_are_found_out() -> None:
+    with pytest.raises(Fault, match="error"):
+        group(_job(), _module(torch.zeros_like), HostClock())
+
+
+def test_an_unwritten_result_is_found_out() -> None:
+    with pytest.raises(Fault, match="not finite"):
+        group(_job(), _module(lambda x: torch.empty_like(x)), HostClock())
+
+
+def test_a_result_of_an_earlier_call_is_found_out() -> None:
+    kept: dict[int, torch.Tensor] = {}
+
+    def remembering(x: torch.Tensor) -> torch.Tensor:
+        if x.data_ptr() not in kept:
+            kept[x.data_ptr()] = torch.softmax(x, -1)
+        return kept[x.data_ptr()]
+
+    with pytest.raises(Fault, match="error"):
+        group(_job(), _module(remembering), HostClock())
+
+
+def test_a_way_that_goes_wrong_while_it_is_timed_is_found_out() -> None:
+    calls: list[int] = []
+
+    def tiring(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return torch.softmax(x, -1) * (1.0 if len(calls) < 3 else 0.5)
+
+    with pytest.raises(Fault, match="error"):
+        group(_job(), _module(tiring), HostClock())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda x: x.double(), "float64"),
+        (lambda x: x[:2], "2x4"),
+        (lambda x: (x, x), "2 results"),
+    ],
+)
+def test_other_results_are_found_out(wrong: Any, said: str) -> None:
+    x = torch.randn(3, 4)
+    with pytest.raises(Fault, match=said):
+        errors(as_tuple(wrong(x)), (x,), (x.double(),), 2.0)
+
+
+def test_faster_than_the_memory_is_no_time() -> None:
+    """A warm L2, or work on a stream that nobody waits for."""
+    fastest = 1e6 * 48_000_000 / H200.datasheet_bandwidth
+    refuse_too_fast(fastest, 48_000_000, TIMING)
+    with pytest.raises(Fault, match="not timed"):
+        refuse_too_fast(0.9 * fastest, 48_000_000, TIMING)
+
+
+def test_a_line_takes_inputs_by_their_names() -> None:
+    line = Way("framework", "line", line="torch.sub(x, weight)", names=(("x", 1), ("weight", 0)))
+    one, two = torch.ones(2), torch.full((2,), 2.0)
+    assert torch.equal(way_of(line, _reference, None)(one, two), two - one)
+
+
+def test_a_package_that_is_missing_is_told() -> None:
+    line = Way("Other", "line", line="x", names=(("x", 0),), needs=("no_such_package",))
+    with pytest.raises(Absent, match="no_such_package is not installed"):
+        way_of(line, _reference, None)
+
+
+def test_an_idiom_is_measured_beside_its_own_ops() -> None:
+    flow = flow_of(
+        lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * w,
+        torch.randn(8, 64), torch.randn(64),
+    )  # fmt: skip
+    decision = decided(flow)
+    subject = Subject("g1", "rms-norm", decision, kernel_of(lambda x: x.sin().cos(), x()), ())
+    found = {way.name: way for way in ways(subject)}
+    assert list(found) == [
+        "eager", "kernel", "framework", "Liger", "compile", "max-autotune", "reduce-overhead",
+    ]  # fmt: skip
+    a, w = torch.randn(8, 64), torch.randn(64)
+    expected = a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + 1e-5) * w
+    assert torch.allclose(way_of(found["framework"], _reference, None)(a, w), expected, atol=1e-5)
+
+
+def x() -> torch.Tensor:
+    return torch.randn(4, 32)
+
+
+class Block(torch.nn.Module):
+    """Views, a write in place, two results, an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(11, 8)
+        self.norm = torch.nn.LayerNorm(8)
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.norm(self.table(tokens))
+        a, b = h.chunk(2, -1)
+        y = (a * b).relu_()
+        return y + 1, h.max(-1)[0]
+
+
+def test_a_replayed_graph_computes_what_the_model_does() -> None:
+    model = Block()
+    tokens = torch.randint(0, 11, (3, 5))
+    with torch.no_grad():
+        graph = capture_module(model, (tokens,))
+        names = dict(model.named_parameters())
+        given = [n for n in graph.nodes if n.kind != "call"]
+        inputs = tuple(
+            tokens if n.kind == "input" else next(
+                t for name, t in names.items() if name.replace(".", "_") == n.name
+            )
+            for n in given
+        )  # fmt: skip
+        replay, _ = replayed(graph, (), "cpu", inputs)
+        for ours, theirs in zip(replay(*inputs), model(tokens), strict=True):
+            assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_kernels_take_the_place_of_their_groups(tmp_path: Path) -> None:
+    def model(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(a.sin() * b, -1) @ b.t()
+
+    with torch.no_grad():
+        graph = capture_module(Of(model), (x(), x()))
+    flow = dataflow(annotate(graph, H200))
+    launches = [i for i, n in enumerate(flow.nodes) if flow.launches(i) and "mm" not in n.op]
+    from fusion_advisor.decide import decide
+    from fusion_advisor.emit import emit
+
+    decision = decide(flow, launches, RULES)
+    expressed = decision.subject.expressed
+    assert expressed is not None
+    text = emit(flow, decision, "fused", RULES).text
+    refs = tuple(
+        tuple((ref.node, ref.output) for ref in side)
+        for side in (expressed.inputs, expressed.outputs)
+    )
+    launcher = load_module(text, tmp_path).reference  # takes and makes what the kernel does
+    a, b = x(), x()
+    plain, _ = replayed(graph, (), "cpu", (a, b))
+    fused, _ = replayed(graph, ((launcher, *refs),), "cpu", (a, b))
+    assert [node.target for node in fused.graph.nodes].count(launcher) == 1
+    assert len(fused.graph.nodes) < len(plain.graph.nodes)
+    assert torch.allclose(fused(a, b)[0], plain(a, b)[0], atol=1e-5)
+
+
+# -- what is made of it ----------------------------------------------------------------------------
+
+TOP = Ceilings(4e12, (("bfloat16", 7e14),), 2.0, 5.0, (("gpu", "some"),))
+
+
+def _timed(way: str, us: float) -> Measurement:
+    return Measurement("model", way, Timing(us, us, us, 12, us, True))
+
+
+def test_the_fastest_step_is_recommended_and_the_simpler_one_when_equal() -> None:
+    def recommended(**steps: float) -> str:
+        rows = [way_row(_timed(way, us), 0, TOP.copy) for way, us in steps.items()]
+        return bench_row(TOP, rows, True).recommended
+
+    assert recommended(eager=10.0, kernel=8.0, compile=9.0).startswith("put the emitted kernels")
+    assert recommended(eager=10.0, kernel=9.9) == "leave it as it is"
+    assert recommended().startswith("not known")
+
+
+def test_a_row_has_the_share_of_the_copy_and_what_inductor_made() -> None:
+    seen = Inductor((("triton_poi_0", ("aten.add",)),), ("cannot fuse a with b: why",))
+    found = replace(_timed("compile", 10.0), inductor=seen)
+    row = way_row(found, 20_000_000, TOP.copy)
+    assert row.share == pytest.approx(0.5)
+    assert row.covers == [("triton_poi_0", ["aten.add"])]
+    assert row.refusals == ["cannot fuse a with b: why"]
+
+
+# -- as a user runs it -----------------------------------------------------------------------------
+
+
+def _run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fusion_advisor", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("analysed")
+    (folder / "model.py").write_text(
+        "import torch\n\n\nclass Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return torch.softmax(x.sin() * 2, -1)\n\n\n"
+        "def get_inputs():\n    return [torch.randn(64, 256)]\n"
+    )
+    done = _run(
+        "analyze", "model.py", "--device", "h200", "--no-verify", "--no-compile", "--out", "out",
+        folder=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu_it_says_so(analysed: Path) -> None:
+    done = _run("bench", "out/report.json", folder=analysed)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "none here" in done.stderr
+
+
+def test_a_rehearsal_runs_every_way_and_writes_nothing(analysed: Path) -> None:
+    before = (analysed / "out" / "report.json").read_text()
+    done = _run(
+        "bench", "out/report.json", "--rehearse", "--no-torch-compile", folder=analysed
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "nothing was measured" in done.stderr
+    assert (analysed / "out" / "report.json").read_text() == before
+    assert not (analysed / "out" / "bench.jsonl").exists()
+
+
+def test_a_wrong_emitted_file_is_found_in_a_rehearsal(analysed: Path) -> None:
+    report = json.loads((analysed / "out" / "report.json").read_text())
+    file = analysed / "out" / report["groups"][0]["kernel"]["file"]
+    right = file.read_text()
+    file.write_text(right.replace("* 2.0", "* 2.5"))
+    try:
+        assert file.read_text() != right
+        done = _run("bench", "out/report.json", "--rehearse", "--no-torch-compile", folder=analysed)
+        assert done.returncode == 1
+        assert "kernel: wrong:" in done.stderr
+    finally:
+        file.write_text(right)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("out/report.json", "--rehearse", "--only", "g9"), "--only g9"),
+        (("out/none.json", "--rehearse"), "none.json"),
+    ],
+)
+def test_wrong_input_is_one_line(words: tuple[str, ...], said: str, analysed: Path) -> None:
+    done = _run("bench", *words, folder=analysed)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_report_without_its_graph_is_one_line(analysed: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text((analysed / "out" / "report.json").read_text())
+    done = _run("bench", "report.json", "--rehearse", folder=tmp_path)
+    assert done.returncode == 2
+    assert "no graph.json beside it" in done.stderr
+
+
+def test_eager_is_a_way() -> None:
+    assert group(_job(EAGER), _module(_reference), HostClock()).way == "eager"
