@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Literal
 
 from fusion_advisor.axes import NotExpressible
 from fusion_advisor.builder import Builder, Value
+from fusion_advisor.launched import launched
 from fusion_advisor.ops import REGISTRY, Call, Op, state
 from fusion_advisor.predict import NOTHING, Work, launch_us
 from fusion_advisor.records import Arg, Graph, Node, Ref, Tensor
@@ -131,15 +131,7 @@ def _cost(call: Call, device: Device) -> Cost:
     if not launches or not read + written:
         return _free(node, op)
     arithmetic_us = seconds_of_arithmetic(device, unit, dtype, flops, special) * 1e6
-    work = Work(
-        _kind(call, op),
-        read,
-        written,
-        elements=_elements(call, op),
-        arithmetic_us=arithmetic_us,
-        programs=_rows(call, op),
-        op=node.op.split(".")[1].strip("_") if "." in node.op else node.op,
-    )
+    work = launched(call, op, (read, written), flops, arithmetic_us, device)
     intensity, ridge = flops / (read + written), device.ridge(unit, dtype)
     bound: Bound = "memory" if intensity < ridge else "compute"
     if max((read + written) / device.bandwidth * 1e6, arithmetic_us) < device.launch_us:
@@ -279,72 +271,6 @@ def writes_alias(call: Call) -> bool:
         and (tensor.offset != 0 or tensor.addressed != tensor.numel)
         for tensor in call.operands
     )
-
-
-def _kind(call: Call, op: Op | None) -> str:
-    """How eager's kernel walks its tensors, which decides how fast it is: an entry of the rules'
-    `times.eager`, by the op's pattern and the layouts, not by its name."""
-    if op is None:
-        return "eager.opaque"
-    if op.pattern == "reduction":
-        return f"eager.{_reduction(call)}"
-    if op.pattern != "pointwise":
-        return f"eager.{op.pattern}"
-    out = call.out
-    steps = _steps(out)
-    alike = [_steps(t) == steps for t in call.operands if t.shape == out.shape]
-    if not all(alike):
-        return "eager.strided"
-    return "eager.stream" if len(alike) == len(call.operands) else "eager.broadcast"
-
-
-def _elements(call: Call, op: Op | None) -> int:
-    """Elements that eager's kernel walks: of what a gather reads those that it takes."""
-    made = [tensor.numel for tensor in call.node.outputs if tensor is not None]
-    if op is not None and op.pattern == "gather":
-        return max(made, default=0)
-    return max([*made, *(tensor.numel for tensor in call.operands)])
-
-
-def _rows(call: Call, op: Op | None) -> int:
-    """Rows that a block of threads each has to itself, where a reduction gives back its operand's
-    size; 0 elsewhere."""
-    if op is None or op.pattern != "reduction" or call.out.numel != call.operands[0].numel:
-        return 0
-    others = [t.numel for t in call.node.outputs[1:] if t is not None and t.numel]
-    if others:
-        return min(others)
-    shape, dims = call.operands[0].shape, _reduced(call)
-    return call.out.numel // max(prod(shape[d] for d in dims), 1) if shape and dims else 0
-
-
-def _reduction(call: Call) -> str:
-    """`normal`: the result is as large as the operand; `row`: what is combined lies contiguous;
-    `column`: it does not."""
-    operand, out = call.operands[0], call.out
-    if out.numel == operand.numel:
-        return "normal"
-    kept = out.shape if len(out.shape) == len(operand.shape) else ()
-    gone = [i for i, n in enumerate(operand.shape) if not kept or kept[i] != n]
-    close = [
-        i for i in range(len(operand.shape)) if operand.stride[i] == 1 and operand.shape[i] > 1
-    ]
-    dims = {d % len(operand.shape) for d in _reduced(call)} if operand.shape else set[int]()
-    return "row" if not close or close[0] in (dims or gone) else "column"
-
-
-def _reduced(call: Call) -> tuple[int, ...]:
-    """The dimensions that a reduction names; none where it combines all."""
-    dim = call.arg(1, "dim")
-    if isinstance(dim, tuple):
-        return tuple(d for d in dim if isinstance(d, int))
-    return (dim,) if isinstance(dim, int) else ()
-
-
-def _steps(tensor: Tensor) -> tuple[int, ...]:
-    """Strides of the dimensions that have any extent."""
-    pairs = zip(tensor.shape, tensor.stride, strict=True)
-    return tuple(stride for size, stride in pairs if size != 1)
 
 
 def _axes(call: Call, op: Op | None) -> str:

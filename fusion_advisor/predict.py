@@ -3,8 +3,10 @@
 A call is what it waits for at first, and its launches one after the other. A launch takes what any
 takes at least, and the time of its bytes, of its elements and of its arithmetic, which overlap for
 the most part. Bytes move at the device's copy bandwidth, by the share of it that this kind of
-kernel reaches; slower until as many have moved as the L2 holds, and where too few programs run to
-keep enough on their way; faster where the launches before left them in the L2. Every coefficient
+kernel reaches; slower until as many have moved as the L2 holds, faster where the launches before
+left them in the L2. Programs run as many at once as their registers and warps let, wave after wave,
+and each takes its own latency and the time of its bytes at what its warps can keep on their way, so
+that few programs, or few at once, are slower than the memory. Every coefficient
 stands in `rules/predict.toml` with the run that it was fitted on. No measurement of what is
 predicted is ever looked at.
 """
@@ -25,8 +27,9 @@ class Work:
     it. Bytes are HBM bytes, of which `resident` are read where the launches before left them, in
     the L2. `elements` are those that threads walk, padding and repetition included;
     `arithmetic_us` is the arithmetic's time at the device's peaks; `programs` is how many blocks of
-    threads there are, 0 where that is not known and enough. `unaligned`: rows do not begin at 16
-    bytes.
+    `warps` warps there are, 0 where that is not known and enough, `at_once` how many of them the
+    device holds, and `depth` how many places each walks one after the other. `unaligned`: rows do
+    not begin at 16 bytes.
     """
 
     kind: str
@@ -37,6 +40,9 @@ class Work:
     op: str = ""
     resident: int = 0
     programs: int = 0
+    warps: int = 1
+    at_once: int = 1
+    depth: int = 1
     unaligned: bool = False
 
     @property
@@ -56,7 +62,7 @@ def launch_us(work: Work, device: Device) -> float:
     parts = (
         memory_us(work, device),
         1e6 * work.elements / speed.elements.base,
-        1e6 * work.programs / speed.programs.base,
+        programs_us(work, device),
         work.arithmetic_us / speed.arithmetic.value,
     )
     power = times.overlap.value
@@ -75,11 +81,19 @@ def memory_us(work: Work, device: Device) -> float:
     share = times.speed(work.kind, work.op).share.value
     if work.unaligned:
         share *= times.unaligned.value
-    if work.programs:
-        share = min(share, work.programs * times.program_bandwidth.base / device.bandwidth)
     from_l2 = work.resident / times.l2_speed.value
     ramp = times.ramp.value * min(work.bytes, device.memory.l2.base)
     return ((work.bytes - work.resident + from_l2) / share + ramp) / device.bandwidth * 1e6
+
+
+def programs_us(work: Work, device: Device) -> float:
+    """The time of a launch's programs, were there memory without end."""
+    if not work.programs:
+        return 0.0
+    speed = device.times.speed(work.kind, work.op)
+    own = work.bytes / work.programs / (work.warps * speed.warp_bandwidth.base) * 1e6
+    one = speed.latency.value + speed.step.value * (work.depth - 1) + own
+    return one * max(1.0, work.programs / work.at_once)
 
 
 def kept(size: int, since: int, device: Device) -> int:

@@ -56,6 +56,7 @@ UNITS: dict[str, float] = {
     "plans": 1,
     "programs": 1,
     "registers": 1,
+    "instructions": 1,
     "kernels": 1,
     "rows": 1,
     "dimensions": 1,
@@ -159,6 +160,7 @@ Rate = Annotated[Number, _in("GFLOP/s", "TFLOP/s", "TOP/s")]
 Share = Annotated[Number, _in("share")]
 Speedup = Annotated[Number, _in("x")]
 Time = Annotated[Number, _in("us")]
+Instruction = Annotated[Number, _in("instructions")]
 Seconds = Annotated[Number, _in("s")]
 Count = Annotated[Number, _whole("count")]
 Bits = Annotated[Number, _whole("bit")]
@@ -237,12 +239,30 @@ class Speed(_Rule):
     """Of the copy bandwidth."""
     elements: Rate
     """Elements a second, whatever they are: where addresses cost more than bytes."""
-    programs: Rate
-    """Blocks of threads a second, or rows where each has its own: what each costs at least."""
+    latency: Time
+    """What one program takes beyond moving its bytes: its first load, its reductions."""
+    warp_bandwidth: Bandwidth
+    """What one warp moves at most."""
+    step: Time
+    """What each further place takes that a program walks one after the other."""
     arithmetic: Share
     """Of the peaks that its arithmetic reaches."""
     launches: Count
     """Kernels that the op really is."""
+
+
+class Instructions(_Rule):
+    """What a primitive of the region form is worth, in instructions of a lane: in its short
+    spelling, in that of float32 results, and in float64's."""
+
+    fast: Instruction
+    precise: Instruction | None = None
+    double: Instruction | None = None
+
+    def of(self, dtype: str, *, precise: bool) -> float:
+        """For results of a dtype; `precise` where a kernel's result is float32."""
+        own = self.double if dtype == "float64" else self.precise if precise else None
+        return (own or self.fast).value
 
 
 class Times(_Rule):
@@ -255,16 +275,22 @@ class Times(_Rule):
     eager_launch: Time
     """What a launch takes at least, among others."""
     kernel_launch: Time
+    eager_warps: Count
+    """Of the blocks of eager's row kernels, about."""
+    eager_part: Elements
+    """Of a row that a block takes where blocks share rows, about."""
     ramp: Share
     """What moving the first bytes takes more, as many as the L2 holds."""
     l2_speed: Speedup
     """How much faster what lies in the L2 is read."""
     l2_kept: Share
     """How much of the L2 keeps what was just written or read."""
-    program_bandwidth: Bandwidth
-    """What one program moves at most."""
     unaligned: Share
     """Of the speed where rows do not begin at 16 bytes."""
+    registers: Registers
+    """What a thread needs beside its share of the values alive at once."""
+    registers_share: Share
+    """Of the estimate for those values, what the compiler takes."""
     overlap: Speedup
     """The power in which memory's time, addresses' and arithmetic's add up: 1 is one after the
     other, many the longest alone."""
@@ -608,6 +634,8 @@ class Rulebook(_Rule):
     schedules: Schedules
     times: Times
     """Of devices that have none of their own."""
+    instructions: Mapping[str, Instructions]
+    """By the primitive, else `other`."""
     route: Route
     search: Search
     verify: Verify

@@ -6,11 +6,12 @@ from dataclasses import replace
 from math import prod
 
 from fusion_advisor.annotate import seconds_of_arithmetic
+from fusion_advisor.exprs import INDEX
 from fusion_advisor.gates.base import Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Ref
-from fusion_advisor.rulebook import Device
+from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 
 
@@ -39,40 +40,77 @@ def eager_works(subject: Subject) -> tuple[Work, ...]:
 def fused_works(subject: Subject) -> tuple[Work, ...]:
     """The kernels of the plan; without one, a kernel that moves what crosses the border."""
     device = subject.device
+    if subject.plan is not None:
+        return _plan_works(subject.plan, device, subject.rulebook)
     arithmetic_us = 1e6 * sum(
         seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
         for cost in map(subject.cost, subject.launches)
     )
-    if subject.plan is not None:
-        return _plan_works(subject.plan, arithmetic_us, device)
     return (Work("kernel.other", fused_bytes(subject), 0, arithmetic_us=arithmetic_us),)
 
 
-def _plan_works(plan: Plan, arithmetic_us: float, device: Device) -> tuple[Work, ...]:
-    """The kernels of a plan; the arithmetic is spread over them as the bytes are."""
-    total = max(plan.bytes_read + plan.bytes_written, 1)
+def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, ...]:
+    precise = any(output.tensor.dtype == "float32" for output in plan.region.outputs)
     found: list[Work] = []
     left: dict[str, int] = {}
     for step in plan.steps:
-        moved = step.bytes_read + step.bytes_written
         names = {load.name for load in step.loads}
         resident = sum(kept(size, size, device) for name, size in left.items() if name in names)
-        walked = prod(group.size for group in (*step.outer, *step.inner)) * _serial(step)
-        lanes = _lanes(step)
+        issued = instructions(step, rulebook, precise=precise)
         found.append(
             Work(
-                kind=f"kernel.{step.schedule}",
+                kind=f"kernel.{step.schedule}{'_serial' if step.serial else ''}",
                 bytes_read=step.bytes_read,
                 bytes_written=step.bytes_written,
-                elements=lanes,
-                arithmetic_us=arithmetic_us * moved / total * lanes / max(walked, 1),
+                elements=_lanes(step),
+                arithmetic_us=1e6 * issued / (device.peak_flops("cuda", "float32") / 2),
                 resident=min(resident, step.bytes_read),
                 programs=programs(step),
+                warps=step.warps,
+                at_once=at_once(step, device),
+                depth=_depth(step),
                 unaligned=_unaligned(step),
             )
         )
         left |= {store.name: store.tensor.bytes for store in step.stores}
     return tuple(found)
+
+
+_UNISSUED = ("load", "const", "place", "extent", "size", "taken")
+"""Addresses and numbers, whose cost goes with the elements."""
+
+
+def instructions(step: Step, rulebook: Rulebook, *, precise: bool) -> float:
+    """Instructions of lanes for the values of a kernel, each at every place that it has, once."""
+    found = 0.0
+    for part in step.phases or (step,):
+        region = part.region
+        for number in region.live:
+            expr = region.exprs[number]
+            if expr.op in _UNISSUED or expr.dtype == INDEX:
+                continue
+            own = rulebook.instructions.get(expr.op, rulebook.instructions["other"])
+            places = expr.args[0] if expr.op in ("reduce", "scan") else number
+            count = prod(region.sizes[axis] for axis in region.depends[places])
+            found += count * own.of(expr.dtype, precise=precise)
+    walked = prod(group.size for group in (*step.outer, *step.inner)) * _serial(step)
+    return found * _lanes(step) / max(walked, 1)
+
+
+def at_once(step: Step, device: Device) -> int:
+    """Programs that the device holds at a time, by their warps and registers."""
+    times, of = device.times, device.multiprocessor
+    registers = times.registers.value + times.registers_share.value * step.registers
+    registers = min(registers, of.registers_per_thread.value)
+    threads = step.warps * device.warp_size
+    fit = min(of.warps.count // step.warps, int(of.registers.value // (threads * registers)))
+    return max(1, fit) * device.sm_count
+
+
+def _depth(step: Step) -> int:
+    """Places, or chunks of a row, that a program walks one after the other."""
+    chunks = -(-(step.part or step.length) // step.block) if step.schedule == "blocked" else 1
+    return chunks * _serial(step)
 
 
 def programs(step: Step) -> int:

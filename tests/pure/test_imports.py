@@ -37,6 +37,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "tracing",
         "capture",
         # the stages on records
+        "launched",
         "annotate",
         "dataflow",
         "express",

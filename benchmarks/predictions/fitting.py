@@ -1,0 +1,278 @@
+"""Fit the figures of the time model to what was measured."""
+
+# torch and Triton are typed in places only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from cases import DEVICE, Case, read
+from gpu import Timed
+
+from fusion_advisor.annotate import annotate
+from fusion_advisor.dataflow import dataflow
+from fusion_advisor.decide import Decision, decide
+from fusion_advisor.kernels import from_json
+from fusion_advisor.predict import Work, call_us
+from fusion_advisor.rulebook import Device, Number, Rulebook, Speed, Times
+from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.wire import graph_from_json
+from fusion_advisor.works import eager_works, fused_works
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was measured of a case, and what it is predicted from: `fused` is empty for a case
+    without a kernel, times are 0 where there is none."""
+
+    case: Case
+    eager: tuple[Work, ...]
+    fused: tuple[Work, ...]
+    eager_us: float
+    kernel_us: float
+    failure: str
+    decision: Decision
+
+
+def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> list[Sample]:
+    """Every case that was timed, predicted as the rules are now; a case whose plan is of another
+    schedule than the kernel that was timed is left out."""
+    timed: dict[tuple[str, str], Timed] = {}
+    for file in arguments.times:
+        for line in file.read_text().splitlines():
+            found = from_json(Timed, line)
+            timed[found.name, found.way] = found
+    found_samples: list[Sample] = []
+    for case in read(arguments.cases):
+        eager = timed.get((case.name, "eager"))
+        if eager is None or not eager.us:
+            continue
+        flow = dataflow(annotate(graph_from_json(case.graph), device))
+        launches = [i for i in range(len(flow.nodes)) if flow.launches(i)]
+        kernel = timed.get((case.name, "kernel"))
+        decision = decide(flow, launches, rules)
+        plan = decision.subject.plan
+        if case.text and (plan is None or plan.schedule != case.schedule):
+            continue
+        found_samples.append(
+            Sample(
+                case,
+                eager_works(decision.subject),
+                fused_works(decision.subject) if case.text else (),
+                eager.us,
+                kernel.us if kernel else 0.0,
+                kernel.failure if kernel else "",
+                decision,
+            )
+        )
+    return found_samples
+
+
+FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
+GLOBAL = (
+    "call", "eager_launch", "kernel_launch", "ramp", "l2_speed", "unaligned",
+    "overlap",
+)  # fmt: skip
+CHOSEN = ("eager_warps", "eager_part", "registers", "registers_share", "short")
+FIGURES = ("share", "elements", "latency", "warp_bandwidth", "step", "arithmetic", "launches")
+KEPT = (0.4, 0.6, 0.8)
+"""Shares of the L2 to try."""
+MOST_LAUNCHES = 3
+"""That one operator of eager's takes."""
+ROUNDS = 12
+LEAST_SAMPLES = 3
+"""Of a kind or an op, to have figures of its own."""
+OUTLIER = 0.15
+"""Of a logarithm: beyond it a residual counts linearly."""
+PULL = 0.003
+"""What a figure's distance from its start costs, in squared logarithms of one sample."""
+
+Point = tuple[tuple[Work, ...], float]
+"""What a call does, and the microseconds that it took."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Least squares on logarithms of time, figure after figure; the goal set is left out."""
+    rules = load_rulebook()
+    fitted: list[tuple[float, Device]] = []
+    for share in KEPT:
+        device = _with(rules.device(DEVICE), "l2_kept", share)
+        seen = [s for s in samples(arguments, device, rules) if not s.case.goal]
+        points: list[Point] = [(s.eager, s.eager_us) for s in seen]
+        points += [(s.fused, s.kernel_us) for s in seen if s.kernel_us]
+        device = _own_kinds(device, points)
+        loss, device = _fitted(device, points)
+        print(f"l2_kept {share}: {loss / len(points):.5f} a sample, of {len(points)}", flush=True)
+        fitted.append((loss, _with_spreads(device, seen)))
+    device = min(fitted, key=lambda pair: pair[0])[1]
+    text = _toml(device.times)
+    if arguments.out:
+        arguments.out.write_text(text)
+    else:
+        print(text)
+    return 0
+
+
+def _with(device: Device, name: str, value: float) -> Device:
+    """The device with another figure; `name` as in the rules: `call`, `kernel.row.share`."""
+    times = device.times
+    if "." not in name:
+        number = getattr(times, name).model_copy(update={"value": value})
+        return device.model_copy(update={"times": times.model_copy(update={name: number})})
+    who, kind, figure = name.split(".")
+    speeds: dict[str, Speed] = dict(getattr(times, who))
+    number = getattr(speeds[kind], figure).model_copy(update={"value": value})
+    speeds[kind] = speeds[kind].model_copy(update={figure: number})
+    return device.model_copy(update={"times": times.model_copy(update={who: speeds})})
+
+
+def _value(device: Device, name: str) -> float:
+    found: Any = device.times
+    for part in name.split("."):
+        found = found[part] if isinstance(found, Mapping) else getattr(found, part)
+    return found.value
+
+
+def _own_kinds(device: Device, points: Sequence[Point]) -> Device:
+    """Figures for every kind of kernel, and every op of a kind of few, that was timed often."""
+    counts: dict[tuple[str, str], int] = {}
+    for works, _ in points:
+        for key in {key for work in works for key in _names(work)}:
+            counts[key] = counts.get(key, 0) + 1
+    speeds = {"eager": dict(device.times.eager), "kernel": dict(device.times.kernel)}
+    for (who, name), count in counts.items():
+        if count >= LEAST_SAMPLES:
+            speeds[who].setdefault(name, speeds[who]["other"])
+    return device.model_copy(update={"times": device.times.model_copy(update=speeds)})
+
+
+BY_OP = (
+    "eager.normal",
+    "eager.window",
+    "eager.scan",
+    "eager.sort",
+    "eager.column",
+    "eager.row",
+    "eager.copy",
+    "eager.gather",
+    "eager.opaque",
+)
+"""Kinds whose ops have little in common."""
+
+
+def _names(work: Work) -> list[tuple[str, str]]:
+    who, _, kind = work.kind.partition(".")
+    return [(who, kind), *([(who, work.op)] if work.kind in BY_OP else [])]
+
+
+def _fitted(device: Device, points: Sequence[Point]) -> tuple[float, Device]:
+    """Descend along one figure after the other, by ever smaller steps."""
+    users: dict[str, list[int]] = {name: list(range(len(points))) for name in GLOBAL}
+    for place, (works, _) in enumerate(points):
+        for work in works:
+            who, _, kind = work.kind.partition(".")
+            table = getattr(device.times, who)
+            name = next(n for n in (work.op, kind, "other") if n in table)
+            for figure in FIGURES:
+                if _matters(figure, work):
+                    users.setdefault(f"{who}.{name}.{figure}", []).append(place)
+    start = {name: _value(device, name) for name in users}
+
+    def lost(candidate: Device, name: str) -> float:
+        places = dict.fromkeys(users[name])
+        pull = PULL * math.log(_value(candidate, name) / start[name]) ** 2
+        return pull + sum(_misfit(call_us(points[i][0], candidate), points[i][1]) for i in places)
+
+    for number in range(ROUNDS):
+        step = 1.0 + 0.6 * 0.7**number
+        for name in users:
+            here = lost(device, name)
+            for factor in (step, 1 / step):
+                value = _value(device, name) * factor
+                if name.endswith("launches"):
+                    value = _value(device, name) + (1 if factor > 1 else -1)
+                if not _possible(device, name, value):
+                    continue
+                moved = _with(device, name, value)
+                there = lost(moved, name)
+                while there < here and _possible(moved, name, _value(moved, name)):
+                    device, here = moved, there
+                    if name.endswith("launches"):
+                        break
+                    moved = _with(device, name, _value(device, name) * factor)
+                    there = lost(moved, name)
+    return sum(_misfit(call_us(works, device), us) for works, us in points), device
+
+
+def _matters(figure: str, work: Work) -> bool:
+    """Does the time of such work hang on that figure?"""
+    if figure == "launches":
+        return work.kind in BY_OP
+    if figure == "arithmetic":
+        return not work.kind.startswith("kernel")  # whose instructions are counted
+    if figure == "step":
+        return work.depth > 1
+    return bool(work.programs) or figure not in ("latency", "warp_bandwidth")
+
+
+def _possible(device: Device, name: str, value: float) -> bool:
+    """No kernel beats the datasheet's bandwidth or the peaks, or is launched less than once."""
+    if name.endswith("share"):
+        return value <= device.datasheet_bandwidth / device.bandwidth
+    if name.endswith("arithmetic"):
+        return value <= 1.0
+    if name.endswith("launches"):
+        return 1.0 <= value <= MOST_LAUNCHES
+    return value >= 1.0 or name != "overlap"
+
+
+def _misfit(predicted: float, measured: float) -> float:
+    off = abs(math.log(predicted / measured))
+    return off * off if off < OUTLIER else OUTLIER * (2 * off - OUTLIER)
+
+
+def _with_spreads(device: Device, samples: Sequence[Sample]) -> Device:
+    """What holds 90 % of the speed-ups that the fit saw, in the short kernels and in the rest."""
+    for name, short in (("spread_short", True), ("spread_long", False)):
+        off = sorted(
+            abs(math.log(speedup(s, device) * s.kernel_us / s.eager_us))
+            for s in samples
+            if s.kernel_us and (call_us(s.fused, device) < device.times.short.value) == short
+        )
+        if off:
+            place = min(len(off) - 1, math.ceil(0.92 * len(off)))
+            device = _with(device, name, math.exp(off[place]) - 1)
+    return device
+
+
+def speedup(sample: Sample, device: Device) -> float:
+    return call_us(sample.eager, device) / call_us(sample.fused, device)
+
+
+def _toml(times: Times) -> str:
+    """The figures as the rules hold them."""
+
+    def line(name: str, number: Number, source: str = FITTED) -> str:
+        value = f'value = {number.value:.4g}, unit = "{number.unit}"'
+        return f'{name} = {{ {value}, source = "{source}" }}'
+
+    lines = [
+        "# How long launches take (`predict`). benchmarks/predictions fit writes this file.",
+        "[times]",
+        f'fitted_on = "{times.fitted_on}"',
+        *(line(name, getattr(times, name)) for name in (*GLOBAL, "l2_kept")),
+        *(line(n, getattr(times, n), getattr(times, n).source) for n in CHOSEN),
+        *(line(name, getattr(times, name)) for name in ("spread_short", "spread_long")),
+    ]
+    for who in ("eager", "kernel"):
+        for name, speed in sorted(getattr(times, who).items()):
+            lines += ["", f"[times.{who}.{name}]"]
+            lines += [line(figure, getattr(speed, figure)) for figure in FIGURES]
+    return "\n".join(lines) + "\n"

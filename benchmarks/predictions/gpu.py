@@ -1,0 +1,315 @@
+"""On the GPU: time every case, and launch what ncu counts."""
+
+# torch and Triton are typed in places only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import argparse
+import gc
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import TimeoutError as Late
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from cases import DEVICE, Case, read
+
+from fusion_advisor.emitted import Fault, cause, load_module
+from fusion_advisor.kernels import to_json
+from fusion_advisor.measure import timing_rules
+from fusion_advisor.records import Graph
+from fusion_advisor.replay import replayed
+from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.timing import DeviceClock
+from fusion_advisor.wire import graph_from_json
+
+LARGE_BYTES = 2 << 30
+"""Cases that move more are warmed up by few processes at a time: all would not fit."""
+MOST_BYTES = 60 << 30
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One measurement: `way` is `eager` or `kernel`; microseconds; `failure` says why there is
+    none."""
+
+    name: str
+    way: str
+    us: float = 0.0
+    low_us: float = 0.0
+    high_us: float = 0.0
+    runs: int = 0
+    host_ahead: bool = True
+    resources: str = ""
+    failure: str = ""
+
+
+def _built(case: Case, graph: Graph, device: str, *, random: bool = True) -> list[Any]:
+    """Data for every input, laid out as the graph says; inputs may share a storage."""
+    nodes = [node for node in graph.nodes if node.kind == "input"]
+    extents: dict[int, int] = {}
+    for tensor in (node.out for node in nodes):
+        pairs = zip(tensor.shape, tensor.stride, strict=True)
+        reach = tensor.offset + sum((n - 1) * s for n, s in pairs) + 1
+        extents[tensor.storage] = max(extents.get(tensor.storage, 1), reach)
+    storages: dict[int, Any] = {}
+    found: list[Any] = []
+    for node in nodes:
+        tensor = node.out
+        if tensor.storage not in storages:
+            dtype = getattr(torch, tensor.dtype)
+            size = (extents[tensor.storage],)
+            if dtype.is_floating_point and random:
+                wide = torch.float32 if dtype.itemsize == 1 else dtype
+                flat = torch.randn(size, dtype=wide, device=device).to(dtype)
+            elif dtype.is_complex or not random:
+                flat = torch.zeros(size, dtype=dtype, device=device)
+            else:
+                low, high = case.ranges.get(node.name, (0, 2))
+                flat = torch.randint(low, high, size, device=device).to(dtype)
+            storages[tensor.storage] = flat
+        flat = storages[tensor.storage]
+        if flat.dtype != getattr(torch, tensor.dtype):
+            flat = flat.view(getattr(torch, tensor.dtype))
+        found.append(flat.as_strided(tensor.shape, tensor.stride, tensor.offset))
+    return found
+
+
+def _resources(module: Any) -> str:
+    """Registers and spills as the driver counts them, of each kernel: `168/0, 40/0`."""
+    found: list[str] = []
+    for value in vars(module).values():
+        caches = getattr(value, "device_caches", None) or {}
+        for cache in list(caches.values()):
+            kernels = cache[0] if isinstance(cache, tuple) else cache
+            for kernel in getattr(kernels, "values", list)():
+                registers = getattr(kernel, "n_regs", None)
+                if registers is not None:
+                    found.append(f"{registers}/{getattr(kernel, 'n_spills', '?')}")
+    return ", ".join(found)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    deadline = time.monotonic() + arguments.budget
+    os.environ["FUSION_ADVISOR_STRICT"] = "1"
+    cases = [case for case in read(arguments.cases, arguments.only) if case.bytes < MOST_BYTES]
+    # What is judged first, then what the fit needs, the short ones of each before the long.
+    cases.sort(key=lambda case: (not case.goal, not case.text, case.bytes))
+    if arguments.dry_run:
+        return _rehearse(cases)
+    failed = _warmed(cases, arguments.processes, min(150.0, 0.45 * arguments.budget))
+    out = arguments.out.open("a")
+
+    def record(timed: Timed) -> None:
+        out.write(to_json(timed) + "\n")
+        out.flush()
+
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        rules = load_rulebook()
+        clock = DeviceClock(timing_rules(rules.measure, rules.device(DEVICE)))
+        for giga in (0.25, 1, 4):
+            source = torch.randn(int(giga * (1 << 27)), device="cuda")
+            target = torch.empty_like(source)
+            _measure(
+                f"copy/{2 * source.nbytes}", "eager", partial(target.copy_, source), clock, record
+            )
+        del source, target
+        for case in cases:
+            if time.monotonic() > deadline:
+                print("out of time", flush=True)
+                break
+            try:
+                _time_case(case, Path(folder), failed, clock, record)
+            except Exception as error:  # noqa: BLE001 a case that breaks is recorded
+                text = cause(error)
+                record(Timed(case.name, "eager", failure=text))
+                print(f"{case.name}: {text}", flush=True)
+                if "CUDA error" in text or "illegal memory" in text:
+                    return 1
+            gc.collect()
+            if case.bytes > 1 << 30:
+                torch.cuda.empty_cache()
+    return 0
+
+
+def _time_case(
+    case: Case,
+    folder: Path,
+    failed: Mapping[str, str],
+    clock: DeviceClock,
+    record: Callable[[Timed], None],
+) -> None:
+    graph = graph_from_json(case.graph)
+    inputs = _built(case, graph, "cuda")
+    eager, _ = replayed(graph, (), "cuda", tuple(inputs))
+    _measure(case.name, "eager", lambda: eager(*inputs), clock, record)
+    if not case.text:
+        return
+    if case.name in failed:
+        record(Timed(case.name, "kernel", failure=failed[case.name]))
+        return
+    try:
+        module = load_module(case.text, folder)
+        launch = getattr(module, case.entry)
+        given = _given(case, graph, inputs)
+        launch(*given)
+        found = _resources(module)
+        _measure(case.name, "kernel", lambda: launch(*given), clock, record, found)
+    except Exception as error:
+        text = cause(error)
+        record(Timed(case.name, "kernel", failure=text))
+        print(f"{case.name}: kernel: {text}", flush=True)
+        if "CUDA error" in text or "illegal memory" in text:
+            raise
+
+
+def _given(case: Case, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
+    names = [node.name for node in graph.nodes if node.kind == "input"]
+    by_name = dict(zip(names, inputs, strict=True))
+    return [by_name[node] for node, _ in case.inputs]
+
+
+def _measure(
+    name: str,
+    way: str,
+    call: Callable[[], Any],
+    clock: DeviceClock,
+    record: Callable[[Timed], None],
+    resources: str = "",
+) -> None:
+    t = clock.time(call)
+    record(Timed(name, way, t.us, t.low_us, t.high_us, t.runs, t.host_ahead, resources))
+
+
+def _rehearse(cases: Sequence[Case]) -> int:
+    """Every small case once on the CPU: do the graphs run, do the launchers take the inputs?"""
+    bad = 0
+    for case in cases:
+        if case.bytes > 64 << 20:
+            continue
+        graph = graph_from_json(case.graph)
+        try:
+            with torch.no_grad():
+                inputs = _built(case, graph, "cpu")
+                eager, _ = replayed(graph, (), "cpu", tuple(inputs))
+                results = eager(*inputs)
+            for ref, result in zip(graph.outputs, results, strict=True):
+                node = next(n for n in graph.nodes if n.name == ref.node)
+                expected = node.outputs[ref.output]
+                assert expected is not None
+                if tuple(result.shape) != expected.shape:
+                    raise Fault(f"{tuple(result.shape)}, not {expected.shape}")
+            _given(case, graph, inputs)
+        except Exception as error:  # noqa: BLE001 listed
+            bad += 1
+            print(f"{case.name}: {cause(error)}")
+    print(f"{len(cases)} cases, {bad} bad")
+    return int(bad > 0)
+
+
+def _warmed(cases: Sequence[Case], processes: int, seconds: float) -> dict[str, str]:
+    """Run every kernel once in processes of their own: Triton's cache is warm afterwards, and one
+    that takes its device down does so there. Returns why, by name, where one failed."""
+    began = time.monotonic()
+    failed: dict[str, str] = {}
+    kernels = [case for case in cases if case.text]
+    parts = (
+        ([c for c in kernels if c.bytes < LARGE_BYTES], processes),
+        ([c for c in kernels if c.bytes >= LARGE_BYTES], max(1, processes // 4)),
+    )
+    context = multiprocessing.get_context("spawn")
+    for some, count in parts:
+        pool = ProcessPoolExecutor(max(1, min(count, len(some))), mp_context=context)
+        pending = {case.name: pool.submit(_run_once, case) for case in some}
+        for name, answer in pending.items():
+            left = began + seconds - time.monotonic()
+            try:
+                problem = answer.result(timeout=max(0.1, left))
+            except (Late, BrokenProcessPool) as error:
+                problem = "" if isinstance(error, Late) else f"alone: {type(error).__name__}"
+            if problem:
+                failed[name] = problem
+        if any(not answer.done() for answer in pending.values()):  # a worker hangs
+            workers: Iterable[Any] = (getattr(pool, "_processes", None) or {}).values()
+            for worker in list(workers):
+                worker.kill()
+        pool.shutdown(wait=True, cancel_futures=True)
+    print(
+        f"ran {len(kernels)} once in {time.monotonic() - began:.0f} s; failed: {failed}", flush=True
+    )
+    return failed
+
+
+_lost = False
+
+
+def _run_once(case: Case) -> str:
+    """Empty, or why it failed. A process whose device is lost passes the rest by."""
+    global _lost
+    if _lost:
+        return ""
+    try:
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            graph = graph_from_json(case.graph)
+            inputs = _built(case, graph, "cuda", random=False)
+            getattr(load_module(case.text, Path(folder)), case.entry)(*_given(case, graph, inputs))
+            torch.cuda.synchronize()
+            del inputs
+            torch.cuda.empty_cache()
+    except Exception as error:  # noqa: BLE001 the parent records it
+        text = cause(error)
+        _lost = "CUDA error" in text or "illegal memory" in text
+        return text
+    return ""
+
+
+def count(arguments: argparse.Namespace) -> int:
+    """Launch what is large enough to be counted, once each, between marks that ncu sees:
+
+    ncu --nvtx --profile-from-start off --clock-control none --csv --page raw --metrics METRICS ...
+    """
+    rules = load_rulebook()
+    least = 8 * rules.device(DEVICE).memory.l2.base
+    cases = [c for c in read(arguments.cases) if least <= c.bytes <= 8 * least]
+    ops: dict[str, Case] = {}
+    for case in cases:
+        if case.launches == 1:
+            op = next(n.op for n in graph_from_json(case.graph).nodes if n.kind == "call")
+            ops.setdefault(op, case)
+    kernels = [case for case in cases if case.text and case.bytes >= 2 * least]
+    step = max(1, len(kernels) // arguments.kernels)
+    runtime: Any = torch.cuda.cudart()
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        for case in (*kernels[::step][: arguments.kernels], *ops.values()):
+            try:
+                graph = graph_from_json(case.graph)
+                inputs = _built(case, graph, "cuda")
+                call: Any
+                call, _ = replayed(graph, (), "cuda", tuple(inputs))
+                if case.text:
+                    call = getattr(load_module(case.text, Path(folder)), case.entry)
+                    inputs = _given(case, graph, inputs)
+                call(*inputs)
+                torch.cuda.synchronize()
+                torch.cuda.nvtx.range_push(f"case:{case.name}")
+                runtime.cudaProfilerStart()
+                call(*inputs)
+                torch.cuda.synchronize()
+                runtime.cudaProfilerStop()
+                torch.cuda.nvtx.range_pop()
+            except Exception as error:  # noqa: BLE001 listed, the rest goes on
+                print(f"{case.name}: {cause(error)}", file=sys.stderr, flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+    return 0
