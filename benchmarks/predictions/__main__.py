@@ -51,6 +51,9 @@ def _arguments() -> argparse.Namespace:
     verb.add_argument("--budget", type=float, default=360.0, help="seconds, all told")
     verb.add_argument("--processes", type=int, default=12, help="that compile ahead")
     verb.add_argument("--only", default="")
+    verb.add_argument(
+        "--compiled", action="store_true", help="torch.compile beside accepted groups"
+    )
     verb.add_argument("--dry-run", action="store_true", help="on the CPU, tiny, to rehearse")
     verb = verbs.add_parser("count")
     verb.set_defaults(run=gpu.count)

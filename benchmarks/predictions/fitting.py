@@ -37,6 +37,7 @@ class Sample:
     fused: tuple[Work, ...]
     eager_us: float
     kernel_us: float
+    compiled_us: float
     failure: str
     decision: Decision
 
@@ -56,7 +57,7 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
             continue
         flow = dataflow(annotate(graph_from_json(case.graph), device))
         launches = [i for i in range(len(flow.nodes)) if flow.launches(i)]
-        kernel = timed.get((case.name, "kernel"))
+        kernel, compiled = (timed.get((case.name, way)) for way in ("kernel", "compiled"))
         decision = decide(flow, launches, rules)
         plan = decision.subject.plan
         if case.text and (plan is None or plan.schedule != case.schedule):
@@ -68,6 +69,7 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
                 fused_works(decision.subject) if case.text else (),
                 eager.us,
                 kernel.us if kernel else 0.0,
+                compiled.us if compiled else 0.0,
                 kernel.failure if kernel else "",
                 decision,
             )

@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from concurrent.futures.process import BrokenProcessPool
@@ -41,7 +41,7 @@ MOST_BYTES = 60 << 30
 
 @dataclass(frozen=True)
 class Timed:
-    """One measurement: `way` is `eager` or `kernel`; microseconds; `failure` says why there is
+    """One measurement: `way` is `eager`, `kernel` or `compiled`; microseconds; `failure` says why there is
     none."""
 
     name: str
@@ -103,12 +103,15 @@ def _resources(module: Any) -> str:
 def run(arguments: argparse.Namespace) -> int:
     deadline = time.monotonic() + arguments.budget
     os.environ["FUSION_ADVISOR_STRICT"] = "1"
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are processes enough
     cases = [case for case in read(arguments.cases, arguments.only) if case.bytes < MOST_BYTES]
     # What is judged first, then what the fit needs, the short ones of each before the long.
     cases.sort(key=lambda case: (not case.goal, not case.text, case.bytes))
     if arguments.dry_run:
         return _rehearse(cases)
-    failed = _warmed(cases, arguments.processes, min(150.0, 0.45 * arguments.budget))
+    rivals = {c.name for c in cases if arguments.compiled and c.goal and c.accepted}
+    limit = min(150.0, 0.45 * arguments.budget)
+    failed = _warmed(cases, rivals, arguments.processes, limit)
     out = arguments.out.open("a")
 
     def record(timed: Timed) -> None:
@@ -131,6 +134,8 @@ def run(arguments: argparse.Namespace) -> int:
                 break
             try:
                 _time_case(case, Path(folder), failed, clock, record)
+                if case.name in rivals and case.name not in failed:
+                    _time_compiled(case, clock, record)
             except Exception as error:  # noqa: BLE001 a case that breaks is recorded
                 text = cause(error)
                 record(Timed(case.name, "eager", failure=text))
@@ -172,6 +177,22 @@ def _time_case(
         print(f"{case.name}: kernel: {text}", flush=True)
         if "CUDA error" in text or "illegal memory" in text:
             raise
+
+
+def _time_compiled(case: Case, clock: DeviceClock, record: Callable[[Timed], None]) -> None:
+    """What torch.compile makes of the same launches, sizes static."""
+    torch.compiler.reset()
+    call, inputs = _compiled(case)
+    _measure(case.name, "compiled", lambda: call(*inputs), clock, record)
+
+
+def _compiled(case: Case) -> tuple[Callable[..., Any], list[Any]]:
+    graph = graph_from_json(case.graph)
+    inputs = _built(case, graph, "cuda")
+    eager, _ = replayed(graph, (), "cuda", tuple(inputs))
+    compiled: Any = torch.compile(eager, dynamic=False)
+    compiled(*inputs)
+    return compiled, inputs
 
 
 def _given(case: Case, graph: Graph, inputs: Sequence[Any]) -> list[Any]:
@@ -218,7 +239,9 @@ def _rehearse(cases: Sequence[Case]) -> int:
     return int(bad > 0)
 
 
-def _warmed(cases: Sequence[Case], processes: int, seconds: float) -> dict[str, str]:
+def _warmed(
+    cases: Sequence[Case], rivals: Collection[str], processes: int, seconds: float
+) -> dict[str, str]:
     """Run every kernel once in processes of their own: Triton's cache is warm afterwards, and one
     that takes its device down does so there. Returns why, by name, where one failed."""
     began = time.monotonic()
@@ -231,7 +254,7 @@ def _warmed(cases: Sequence[Case], processes: int, seconds: float) -> dict[str, 
     context = multiprocessing.get_context("spawn")
     for some, count in parts:
         pool = ProcessPoolExecutor(max(1, min(count, len(some))), mp_context=context)
-        pending = {case.name: pool.submit(_run_once, case) for case in some}
+        pending = {case.name: pool.submit(_run_once, case, case.name in rivals) for case in some}
         for name, answer in pending.items():
             left = began + seconds - time.monotonic()
             try:
@@ -254,7 +277,7 @@ def _warmed(cases: Sequence[Case], processes: int, seconds: float) -> dict[str, 
 _lost = False
 
 
-def _run_once(case: Case) -> str:
+def _run_once(case: Case, compiled: bool) -> str:
     """Empty, or why it failed. A process whose device is lost passes the rest by."""
     global _lost
     if _lost:
@@ -266,6 +289,9 @@ def _run_once(case: Case) -> str:
             getattr(load_module(case.text, Path(folder)), case.entry)(*_given(case, graph, inputs))
             torch.cuda.synchronize()
             del inputs
+            if compiled:
+                _compiled(case)
+                torch.compiler.reset()
             torch.cuda.empty_cache()
     except Exception as error:  # noqa: BLE001 the parent records it
         text = cause(error)

@@ -25,6 +25,8 @@ from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.wire import graph_from_json
 from fusion_advisor.works import eager_works, fused_works
 
+SLOWER = 1.02
+"""Than torch.compile by more than measurements differ."""
 GAIN = 1.0
 """Faster than eager by any amount is a gain."""
 
@@ -61,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     lines += _decisions(timed, device)
     lines += _losses(timed, device)
+    lines += _against_compile(accepted)
     if arguments.counts:
         lines += _traffic(arguments, device, rules)
     text = "\n".join(lines) + "\n"
@@ -213,6 +216,30 @@ def _losses(samples: Sequence[Sample], device: Device) -> list[str]:
     ]
     failures = [f"- {s.case.name}: {s.failure}" for s in samples if s.failure]
     return [*head, *found, *(["", *failures] if failures else [])]
+
+
+def _against_compile(accepted: Sequence[Sample]) -> list[str]:
+    """The emitted kernels beside what torch.compile makes of the same launches."""
+    both = [s for s in accepted if s.compiled_us]
+    if not both:
+        return []
+    ratios = sorted(((s.compiled_us / s.kernel_us, s) for s in both), key=lambda pair: pair[0])
+    mean = math.exp(sum(math.log(ratio) for ratio, _ in ratios) / len(ratios))
+    return [
+        "",
+        "## Beside torch.compile (default mode, static sizes), accepted groups",
+        "",
+        f"{len(both)} groups: the emitted kernels take 1/{mean:.2f} of its time in the geometric"
+        f" mean; slower by more than {100 * (SLOWER - 1):.0f} %:",
+        "",
+        "| case | schedule | kernel µs | torch.compile µs |",
+        "|---|---|---|---|",
+        *(
+            f"| {s.case.name} | {s.case.schedule} | {s.kernel_us:.1f} | {s.compiled_us:.1f} |"
+            for ratio, s in ratios
+            if ratio < 1 / SLOWER
+        ),
+    ]
 
 
 def _reason(sample: Sample, device: Device) -> str:

@@ -13,7 +13,9 @@ RULES = load_rulebook()
 H200 = RULES.device("h200")
 MEBI = 1 << 20
 STREAM = Work("eager.stream", 256 * MEBI, 256 * MEBI, elements=64 * MEBI)
-ROW = Work("kernel.row", 256 * MEBI, 256 * MEBI, elements=64 * MEBI, programs=65536, warps=4, at_once=2112)
+ROW = Work(
+    "kernel.row", 256 * MEBI, 256 * MEBI, elements=64 * MEBI, programs=65536, warps=4, at_once=2112
+)
 
 
 def test_a_large_stream_runs_near_the_copy_bandwidth() -> None:
