@@ -41,8 +41,8 @@ MOST_BYTES = 60 << 30
 
 @dataclass(frozen=True)
 class Timed:
-    """One measurement: `way` is `eager`, `kernel` or `compiled`; microseconds; `failure` says why there is
-    none."""
+    """One measurement: `way` is `eager`, `kernel` or `compiled`; microseconds; `failure` says why
+    there is none."""
 
     name: str
     way: str
