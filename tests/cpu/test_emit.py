@@ -237,7 +237,7 @@ BOTH_WAYS: dict[str, tuple[Callable[..., object], Tensors]] = {
 }  # fmt: skip
 
 
-def _checked(function: Callable[..., object], inputs: Tensors, worker: Worker) -> str | None:
+def checked(function: Callable[..., object], inputs: Tensors, worker: Worker) -> str | None:
     """Why there is no kernel, or what is wrong with it; None when it is right."""
     flow = flow_of(function, *inputs)
     decision = decided(flow)
@@ -264,12 +264,12 @@ def test_launches_that_nothing_needs(worker: Worker) -> None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layout(name: str, worker: Worker) -> None:
-    assert _checked(*LAYOUTS[name], worker) is None
+    assert checked(*LAYOUTS[name], worker) is None
 
 
 @pytest.mark.parametrize("name", BOTH_WAYS)
 def test_right_or_refused(name: str, worker: Worker) -> None:
-    failure = _checked(*BOTH_WAYS[name], worker)
+    failure = checked(*BOTH_WAYS[name], worker)
     assert failure is None or failure.startswith("refused: ")
 
 

@@ -1,0 +1,104 @@
+"""How regions are laid out: what a program takes, and what is refused as it would lose time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import pytest
+import torch
+
+from fusion_advisor.schedules.base import Plan, Step
+from fusion_advisor.verify import Worker
+
+from .regions import decided, flow_of, why_not
+from .test_emit import Tensors, checked, x
+
+
+def plans_of(function: Callable[..., object], *inputs: torch.Tensor) -> tuple[Plan, ...]:
+    """The plans of everything that a function launches, best first."""
+    planned = decided(flow_of(function, *inputs)).subject.planned
+    assert planned is not None
+    return planned.plans
+
+
+def best(function: Callable[..., object], *inputs: torch.Tensor) -> Plan:
+    decision = decided(flow_of(function, *inputs))
+    assert decision.subject.plan is not None, why_not(decision)
+    return decision.subject.plan
+
+
+def rows(step: Step) -> int:
+    return prod(group.size for group in step.outer)
+
+
+# -- axes that reductions bind ---------------------------------------------------------------------
+
+AS_ROWS: dict[str, tuple[Callable[..., object], Tensors, int]] = {
+    "a mean, beside another tensor": (
+        lambda a, b: a.mean(1, keepdim=True) + b, (x(6, 600), x(6, 600)), 6,
+    ),
+    "two means": (
+        lambda a, b, c: a.mean(1, keepdim=True) * b.amax(1, keepdim=True) + c,
+        (x(6, 600), x(6, 600), x(6, 600)), 6,
+    ),
+    "one after the other": (
+        lambda a, b: (a - a.amax(1, keepdim=True)).exp().sum(1, keepdim=True) + b,
+        (x(6, 600), x(6, 600)), 6,
+    ),
+    "two axes": (
+        lambda a, b: a.sum((1, 2), keepdim=True) + b, (x(6, 30, 40), x(6, 30, 40)), 6,
+    ),
+    "turned": (
+        lambda a, b: a.t().mean(1, keepdim=True) + b, (x(600, 6), x(6, 600)), 6,
+    ),
+    "of a part": (
+        lambda a, b: a[:, 3:603].mean(1, keepdim=True) + b, (x(6, 700), x(6, 600)), 6,
+    ),
+    "of two tensors, one behind the other": (
+        lambda a, b, c: torch.cat((a, b), 1).mean(1, keepdim=True) + c,
+        (x(6, 350), x(6, 250), x(6, 600)), 6,
+    ),
+    "of rows that indices pick": (
+        lambda a, i, b: a[i].mean(1, keepdim=True) + b,
+        (x(9, 600), torch.zeros(6, dtype=torch.int64), x(6, 600)), 6,
+    ),
+    "of windows": (
+        lambda a, b: torch.nn.functional.max_pool1d(a, 2).mean(1, keepdim=True) + b,
+        (x(6, 1200), x(6, 600)), 6,
+    ),
+}  # fmt: skip
+"""Each with the rows that it has, however many results a row has."""
+
+OTHERWISE: dict[str, tuple[Callable[..., object], Tensors]] = {
+    "columns of a square": (
+        lambda a, b: (a.sum(0) + a.sum(1)) * b, (x(600, 600), x(600)),
+    ),
+    "a scan before it": (
+        lambda a, b: a.cumsum(1).amax(1, keepdim=True) + b, (x(6, 600), x(6, 600)),
+    ),
+    "a mean that meets the column": (
+        lambda a, b: (a[:, :, None] * b[:, None, :]).mean(1) + b, (x(3, 40), x(3, 40)),
+    ),
+    "one of two axes as large": (
+        lambda a, b: a.mean((1, 2), keepdim=True) + b, (x(6, 40, 30), x(6, 7, 30)),
+    ),
+    "one axis, reduced in part": (
+        lambda a, b: a.view(6, 20, 30).amax(2).mean(1, keepdim=True) + b,
+        (x(6, 600), x(6, 600)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AS_ROWS)
+def test_a_reduction_runs_along_the_results_rows(name: str, worker: Worker) -> None:
+    function, inputs, count = AS_ROWS[name]
+    (step,) = best(function, *inputs).steps
+    assert rows(step) == count
+    assert checked(function, inputs, worker) is None
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_no_axis_is_renamed_into_another_value(name: str, worker: Worker) -> None:
+    failure = checked(*OTHERWISE[name], worker)
+    assert failure is None or failure.startswith("refused: ")
