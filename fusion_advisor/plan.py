@@ -8,7 +8,7 @@ from fusion_advisor.exprs import INDEX, Expr
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules import SCHEDULES, finishing
-from fusion_advisor.schedules.base import Plan, Refused
+from fusion_advisor.schedules.base import Plan, Refused, check_walks
 from fusion_advisor.schedules.layout import reach
 
 
@@ -72,7 +72,9 @@ def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Pla
     refusals: list[Refused] = []
     for schedule in SCHEDULES:
         try:
-            plans.append(schedule.plan(region, device, rulebook))
+            found = schedule.plan(region, device, rulebook)
+            check_walks(found, rulebook)
+            plans.append(found)
         except Refused as refusal:
             refusals.append(refusal)
     return plans, refusals

@@ -275,3 +275,28 @@ def check_room(step: Step, device: Device, rulebook: Rulebook) -> None:
     room = budget_bytes(device, rulebook)
     if step.on_chip_bytes >= room:
         raise Refused("on-chip", f"a row takes {step.on_chip_bytes} B on chip, of {room} B")
+
+
+def check_walks(plan: Plan, rulebook: Rulebook) -> None:
+    """Refused when programs walk rows again and again, for each place along axes of the results
+    that a reduction does not know."""
+    most = rulebook.gate("parallel-pattern").number("walked_again").count
+    for step in plan.steps:
+        again = _walked_again(step)
+        if again > most:
+            why = f"rows would be walked again for each result: {again:.2g} elements"
+            raise Refused("parallel-pattern", why)
+
+
+def _walked_again(step: Step) -> int:
+    """Elements that the programs of a kernel walk for a reduction beyond those of the widest
+    tensor, because they are numbered by axes on which its operand does not depend."""
+    region = step.region
+    outer = frozenset(axis for group in step.outer for axis in group.axes)
+    widest = max(access.tensor.addressed for access in (*step.loads, *step.stores))
+    found = 0
+    for number in region.all("reduce"):
+        operand = region.depends[region.exprs[number].args[0]]
+        if not outer <= operand:
+            found = max(found, prod(region.sizes[a] for a in outer | operand) - widest)
+    return found

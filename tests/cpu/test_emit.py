@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fusion_advisor.emit import emit
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.verify import collect_check, submit_check
 from fusion_advisor.workers import Worker
 
@@ -237,13 +238,15 @@ BOTH_WAYS: dict[str, tuple[Callable[..., object], Tensors]] = {
 }  # fmt: skip
 
 
-def checked(function: Callable[..., object], inputs: Tensors, worker: Worker) -> str | None:
+def checked(
+    function: Callable[..., object], inputs: Tensors, worker: Worker, rules: Rulebook = RULES
+) -> str | None:
     """Why there is no kernel, or what is wrong with it; None when it is right."""
     flow = flow_of(function, *inputs)
-    decision = decided(flow)
+    decision = decided(flow, rules)
     if decision.subject.plan is None:
         return f"refused: {why_not(decision)}"
-    made = emit(flow, decision, "laid_out", RULES)
+    made = emit(flow, decision, "laid_out", rules)
     return collect_check(made, submit_check(worker, made)).failure
 
 

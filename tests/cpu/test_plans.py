@@ -8,10 +8,11 @@ from math import prod
 import pytest
 import torch
 
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
-from fusion_advisor.verify import Worker
+from fusion_advisor.workers import Worker
 
-from .regions import decided, flow_of, why_not
+from .regions import RULES, decided, flow_of, why_not
 from .test_emit import Tensors, checked, x
 
 
@@ -102,3 +103,39 @@ def test_a_reduction_runs_along_the_results_rows(name: str, worker: Worker) -> N
 def test_no_axis_is_renamed_into_another_value(name: str, worker: Worker) -> None:
     failure = checked(*OTHERWISE[name], worker)
     assert failure is None or failure.startswith("refused: ")
+
+
+# -- rows that are walked again for each result ----------------------------------------------------
+
+
+def beside_wider(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.mean(1, keepdim=True) + b
+
+
+def test_rows_are_not_walked_for_each_result() -> None:
+    """A mean over 4096 beside 8192 columns: the row's own kernel first, then the columns."""
+    planned = decided(flow_of(beside_wider, x(512, 4096), x(512, 8192))).subject.planned
+    assert planned is not None
+    assert [plan.schedule for plan in planned.plans] == ["split"]
+    *_, last = planned.plans[0].steps
+    assert not last.region.reduced
+    again = 512 * 4096 * 8192 - 512 * 8192
+    why = f"rows would be walked again for each result: {again:.2g} elements"
+    assert [r.gate for r in planned.refusals if r.why == why] == ["parallel-pattern"] * 2
+
+
+def test_few_elements_may_be_walked_again() -> None:
+    assert best(beside_wider, x(3, 40), x(3, 50)).schedule == "row"
+
+
+def test_two_kernels_make_what_one_would_walk_again(worker: Worker) -> None:
+    inputs = x(3, 700), x(3, 900)
+    assert checked(beside_wider, inputs, worker, _walking_once()) is None
+
+
+def _walking_once() -> Rulebook:
+    """Nothing may be walked again."""
+    gate = RULES.gate("parallel-pattern")
+    none = gate.number("walked_again").model_copy(update={"value": 0.0})
+    changed = gate.model_copy(update={"limits": {**gate.limits, "walked_again": none}})
+    return RULES.model_copy(update={"gates": {**RULES.gates, gate.name: changed}})
