@@ -69,6 +69,25 @@ class Step:
         return prod(group.size for group in self.inner)
 
     @property
+    def programs(self) -> int:
+        """How many programs it has."""
+        rows = prod(group.size for group in self.outer)
+        if not self.inner:
+            return -(-rows // self.block)
+        tiles = min(-(-rows // self.rows), self.most or rows)
+        return tiles * (-(-self.length // self.part) if self.part else 1)
+
+    @property
+    def lanes(self) -> int:
+        """The elements that all programs hold at once."""
+        return self.programs * self.rows * self.block
+
+    @property
+    def moved(self) -> int:
+        """HBM bytes."""
+        return self.bytes_read + self.bytes_written
+
+    @property
     def partial(self) -> bool:
         """Are its sums put together from partial results?"""
         walked = self.schedule in ("blocked", "persistent") or any(self.region.all("scan"))
@@ -137,6 +156,11 @@ class Plan:
         return self.widest.registers
 
     @property
+    def busiest(self) -> Step:
+        """The kernel that moves most bytes."""
+        return max(self.steps, key=lambda step: step.moved)
+
+    @property
     def launches(self) -> int:
         return len(self.steps)
 
@@ -152,6 +176,11 @@ class Plan:
     @property
     def bytes_written(self) -> int:
         return sum(step.bytes_written for step in self.steps)
+
+    @property
+    def moved(self) -> int:
+        """HBM bytes of all kernels."""
+        return sum(step.moved for step in self.steps)
 
 
 def words(phase: Step) -> int:

@@ -64,7 +64,10 @@ def chunks(
     each = share.elements_per_thread.count
     if parts is not None and LIBRARY & {region.exprs[n].op for n in region.live}:
         each = rulebook.schedules.split.long_elements_per_thread.count
-    warps = max(1, rows * block // (each * device.warp_size))
+    if serial:
+        each = rulebook.schedules.row.walking_elements_per_thread.count
+    warps = rows * block // (each * device.warp_size)
+    warps = min(max(1, warps), rulebook.schedules.row.max_warps.count)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, stages=stages)
     again = _read_again(region, inner, _walks(region, inner), rows, device, rulebook)
     taken = vector(laid, rulebook) if rows == 1 else 0

@@ -59,7 +59,7 @@ class ChunkedBody(Body):
         """What some values along the row use of the row as a whole."""
 
         def further(number: int) -> Iterable[int] | None:
-            within = self._inner & self.region.depends[number]
+            within = (self._inner | self.step.serial) & self.region.depends[number]
             return self.region.exprs[number].args if within else None
 
         ends = traced([n for n in wanted if not self.known(n)], further).ends

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,13 +240,21 @@ BOTH_WAYS: dict[str, tuple[Callable[..., object], Tensors]] = {
 
 
 def checked(
-    function: Callable[..., object], inputs: Tensors, worker: Worker, rules: Rulebook = RULES
+    function: Callable[..., object],
+    inputs: Tensors,
+    worker: Worker,
+    rules: Rulebook = RULES,
+    plan: int = 0,
 ) -> str | None:
-    """Why there is no kernel, or what is wrong with it; None when it is right."""
+    """Why there is no kernel, or what is wrong with that of one of the plans; None when it is
+    right."""
     flow = flow_of(function, *inputs)
     decision = decided(flow, rules)
-    if decision.subject.plan is None:
+    planned = decision.subject.planned
+    if planned is None or not planned.plans:
         return f"refused: {why_not(decision)}"
+    chosen = replace(planned, plans=planned.plans[plan:])
+    decision = replace(decision, subject=replace(decision.subject, planned=chosen))
     made = emit(flow, decision, "laid_out", rules)
     return collect_check(made, submit_check(worker, made)).failure
 

@@ -139,3 +139,55 @@ def _walking_once() -> Rulebook:
     none = gate.number("walked_again").model_copy(update={"value": 0.0})
     changed = gate.model_copy(update={"limits": {**gate.limits, "walked_again": none}})
     return RULES.model_copy(update={"gates": {**RULES.gates, gate.name: changed}})
+
+
+# -- which plan comes first ------------------------------------------------------------------------
+
+
+def pooled_sum(a: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.max_pool3d(a, 3).sum(1)
+
+
+def test_plans_that_fill_the_device_come_first() -> None:
+    """Few results that are much work each: rows of channels, before a lane for each result."""
+    found = plans_of(pooled_sum, x(16, 64, 30, 30, 30))
+    assert [plan.schedule for plan in found] == ["row", "blocked", "flat"]
+    first, _, last = (plan.steps[0] for plan in found)
+    assert first.moved == last.moved
+    assert first.lanes > 132 * 2048 > last.lanes
+
+
+def test_small_work_fills_no_device() -> None:
+    """The catalogue's order holds where a launch takes longer than the work."""
+    assert best(pooled_sum, x(1, 64, 30, 30, 30)).schedule == "flat"
+
+
+@pytest.mark.parametrize(("results", "block"), [(1000, 128), (100_000, 512), (1_000_000, 1024)])
+def test_a_flat_program_takes_fewer_results_where_there_are_few(results: int, block: int) -> None:
+    found = plans_of(lambda a: a.relu().amax(1), x(1, 8, results))
+    assert [p.steps[0].block for p in found if p.schedule == "flat"] == [block]
+    (pointwise,) = best(lambda a: a.relu() + 1, x(results)).steps
+    assert pointwise.block == 1024
+
+
+def test_lanes_that_walk_places_have_few_elements() -> None:
+    (walking,) = best(lambda a: a.amin(2).softmax(1), x(128, 24, 22, 900)).steps
+    assert (walking.rows * walking.block) // (walking.warps * 32) == 8
+
+
+def test_no_program_has_more_threads_than_a_block() -> None:
+    """The norm of everything: the results lie along one row of 2**29."""
+    function = lambda a: a / a.norm()  # noqa: E731
+    assert all(step.warps <= 32 for p in plans_of(function, x(2**29)) for step in p.steps)
+
+
+def test_places_of_a_walk_are_reckoned_within_it(worker: Worker) -> None:
+    """Windows within windows across the row: their index hangs on what a lane walks alone."""
+
+    def pooled_rows(a: torch.Tensor) -> torch.Tensor:
+        pooled = torch.nn.functional.max_pool1d(a.transpose(1, 2), 2)
+        return torch.nn.functional.max_pool1d(pooled, 3).softmax(1)
+
+    for number, plan in enumerate(plans_of(pooled_rows, x(150, 12, 70))):
+        failure = checked(pooled_rows, (x(150, 12, 70),), worker, plan=number)
+        assert failure is None, plan.schedule
