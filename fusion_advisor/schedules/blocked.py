@@ -107,6 +107,11 @@ def _until(region: Region, number: int, known: set[int]) -> set[int]:
     return traced([number], further).passed
 
 
+def walked_twice(region: Region, inner: frozenset[int], device: Device, rulebook: Rulebook) -> bool:
+    """Are rows so long that programs which walk them again find nothing in the L2?"""
+    return bool(_read_again(region, inner, _walks(region, inner), 1, device, rulebook))
+
+
 def _read_again(
     region: Region,
     inner: frozenset[int],

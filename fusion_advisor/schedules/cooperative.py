@@ -149,5 +149,6 @@ def _phase(
     laid = laid_out(region, axes, rows, frozenset())
     block = step.block if parts else prod(group.size for group in inner)
     made = laid.step("phase", device, rows=1, block=block, warps=step.warps)
-    taken = step.vector if inner == step.inner else 0
-    return replace(made, outer=tuple(outer), inner=tuple(inner), parts=parts, vector=taken)
+    part, taken = (step.block, step.vector) if inner == step.inner else (0, 0)
+    made = replace(made, outer=tuple(outer), inner=tuple(inner), parts=parts)
+    return replace(made, part=part, vector=taken)

@@ -12,7 +12,7 @@ from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.workers import Worker
 
-from .regions import RULES, decided, flow_of, why_not
+from .regions import RULES, decided, flow_of, kernel_of, why_not
 from .test_emit import Tensors, checked, x
 
 
@@ -191,3 +191,60 @@ def test_places_of_a_walk_are_reckoned_within_it(worker: Worker) -> None:
     for number, plan in enumerate(plans_of(pooled_rows, x(150, 12, 70))):
         failure = checked(pooled_rows, (x(150, 12, 70),), worker, plan=number)
         assert failure is None, plan.schedule
+
+
+# -- rows of channels and their pixels -------------------------------------------------------------
+
+
+def scaled_norm(a: torch.Tensor, s: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.group_norm(a * s[:, None], 2, w, b).relu()
+
+
+def wide(*shape: int) -> torch.Tensor:
+    return x(*shape, dtype=torch.float64)
+
+
+def padded_norm(a: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """A mask along the pixels alone, and rows that lie apart."""
+    return torch.nn.functional.group_norm(a[:, :, :9211] * m, 2)
+
+
+CHANNELS: dict[str, tuple[Callable[..., object], Tensors, set[str]]] = {
+    "many rows": (
+        scaled_norm, (x(80, 6, 9212), x(6), x(6), x(6)), {"blocked"},
+    ),
+    "few rows": (
+        scaled_norm, (x(1, 8, 9212), x(8), x(8), x(8)), {"cooperative", "split"},
+    ),
+    "pixels of their own": (padded_norm, (x(80, 6, 9216), x(9211)), {"blocked"}),
+    "float64": (
+        scaled_norm, (wide(1, 6, 9212), *[wide(6)] * 3), {"split"},
+    ),
+    "float64, many rows": (
+        scaled_norm, (wide(80, 6, 9212), *[wide(6)] * 3), {"blocked"},
+    ),
+    "walked twice": (
+        scaled_norm, (wide(80, 6, 92120), *[wide(6)] * 3), {"split", "blocked"},
+    ),
+    "short channels": (
+        scaled_norm, (x(1, 480, 150), x(480), x(480), x(480)), {"cooperative", "split"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_rows_of_channels(name: str, worker: Worker) -> None:
+    """Every plan is right, and none divides in each lane where channels are long."""
+    function, inputs, schedules = CHANNELS[name]
+    found = plans_of(function, *inputs)
+    assert {plan.schedule for plan in found} == schedules
+    for number, plan in enumerate(found):
+        assert checked(function, inputs, worker, plan=number) is None, plan.schedule
+
+
+def test_no_lane_divides_where_channels_are_long() -> None:
+    text = kernel_of(scaled_norm, x(80, 6, 9212), x(6), x(6), x(6)).text
+    assert "NEAR=n2 >= 8192," in text
+    body = text[text.index("def k_kernel") : text.index("def k(")]
+    assert "first = start // col_1_size" in body
+    assert not any(part in body for part in ("col //", "col %", "place %"))
