@@ -244,7 +244,7 @@ def test_rows_of_channels(name: str, worker: Worker) -> None:
 
 def test_no_lane_divides_where_channels_are_long() -> None:
     text = kernel_of(scaled_norm, x(80, 6, 9212), x(6), x(6), x(6)).text
-    assert "NEAR=n2 >= 8192," in text
+    assert "NEAR=n1 >= 8192," in text
     body = text[text.index("def k_kernel") : text.index("def k(")]
     assert "first = start // col_1_size" in body
     assert not any(part in body for part in ("col //", "col %", "place %"))
