@@ -347,11 +347,15 @@ class Builder(Pool):
 
     def varying(self, value: Value) -> frozenset[int]:
         """The unsplit axes along which a value changes."""
-        depends: dict[int, frozenset[int]] = {}
-        for number in needed(self.exprs, [value.id]):
+        return self.depends(needed(self.exprs, [value.id]))[value.id]
+
+    def depends(self, numbers: Iterable[int]) -> dict[int, frozenset[int]]:
+        """The unsplit axes on which each of some values depends, operands first."""
+        found: dict[int, frozenset[int]] = {}
+        for number in numbers:
             expr = self.exprs[number]
-            depends[number] = depends_on(replace(expr, axes=self.axes.resolve(expr.axes)), depends)
-        return depends[value.id]
+            found[number] = depends_on(replace(expr, axes=self.axes.resolve(expr.axes)), found)
+        return found
 
     def scan(self, monoid: str, value: Value, dim: int) -> Value:
         """Combine along one dimension, up to each place and with it."""

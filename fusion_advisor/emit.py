@@ -30,6 +30,7 @@ from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.bodies import BODIES
 from fusion_advisor.schedules.exchange import EXCHANGE
 from fusion_advisor.schedules.layout import accesses
+from fusion_advisor.schedules.places import HELPERS as PLACES
 from fusion_advisor.schedules.spelling import Names, fitted
 from fusion_advisor.schedules.text import Body
 from fusion_advisor.schedules.vectors import HELPERS as VECTORS
@@ -58,7 +59,7 @@ def emit(
     most = rulebook.schedules.flat.unrolled_elements.count * decision.subject.device.warp_size
     file = _prepare(name, plan, expressed, most)
     helpers = dict.fromkeys(h for kernel in file.kernels for h in kernel.body.helpers)
-    known = HELPERS | EXCHANGE | VECTORS
+    known = HELPERS | EXCHANGE | VECTORS | PLACES
     code = "\n\n\n".join(
         (
             *(known[helper].rstrip() for helper in helpers),

@@ -73,7 +73,7 @@ class JitFunction:
             }
             if not step.vector:
                 found["WHOLE"] = (f"{{cols}} % {step.block} == 0", step.length % step.block == 0)
-            return {**found, "STEP": ("step", -1)}
+            return {**found, **self._near, "STEP": ("step", -1)}
         if step.schedule == "flat":
             return {"BLOCK": (str(step.block), step.block)}
         if step.rows > 1:
@@ -86,7 +86,15 @@ class JitFunction:
         if self.body.shares:
             least = max(SHARES.values())
             found["SHARED"] = (f"{{cols}} % {least} == 0", int(step.length % least == 0))
-        return found
+        return found | self._near
+
+    @property
+    def _near(self) -> dict[str, tuple[str, int]]:
+        """Whether the lanes of a program lie at two places of the outer group of a row at most."""
+        if not self.body.near:
+            return {}
+        inner, block = self.step.inner[-1], self.step.block
+        return {"NEAR": (f"{{inner}} >= {block}", int(inner.size >= block))}
 
 
 @dataclass(frozen=True)

@@ -224,8 +224,9 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
             grid = f"{grid}, triton.cdiv({cols}, {step.part})"
         else:
             grid = f"{grid},"
+    inner = extent(file, spanned(step.inner[-1:]))
     constants = [
-        f"{name}={text.format(cols=cols, parts=parts)}"
+        f"{name}={text.format(cols=cols, parts=parts, inner=inner)}"
         for name, (text, _) in kernel.constants.items()
     ]
     constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]

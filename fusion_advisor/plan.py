@@ -8,7 +8,7 @@ from fusion_advisor.exprs import INDEX, Expr
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules import SCHEDULES, finishing
-from fusion_advisor.schedules.base import Plan, Refused
+from fusion_advisor.schedules.base import Plan, Refused, Step, check_walks
 from fusion_advisor.schedules.layout import reach
 
 
@@ -72,10 +72,32 @@ def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Pla
     refusals: list[Refused] = []
     for schedule in SCHEDULES:
         try:
-            plans.append(schedule.plan(region, device, rulebook))
+            found = schedule.plan(region, device, rulebook)
+            check_walks(found, rulebook)
+            plans.append(found)
         except Refused as refusal:
             refusals.append(refusal)
-    return plans, refusals
+    return _ranked(plans, device, rulebook), refusals
+
+
+def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]:
+    """Plans that fill the device first; of those that do, or do not, the ones that move the fewest
+    bytes, give or take a finishing step; of those the one whose schedule comes first."""
+    slack = rulebook.gate("parallel-pattern").number("finish_share").value
+    least = min((plan.moved for plan in plans), default=0)
+
+    def rank(plan: Plan) -> tuple[bool, bool]:
+        return _idles(plan.busiest, device), plan.moved > least * (1 + slack)
+
+    return sorted(plans, key=rank)
+
+
+def _idles(step: Step, device: Device) -> bool:
+    """Do the elements that a kernel holds at once leave threads of the device idle, for so long
+    that it costs more than a launch?"""
+    warps = device.multiprocessor.count.count * device.multiprocessor.warps.count
+    alone = step.moved / device.bandwidth * 1e6 * max(warps * device.warp_size / step.lanes - 1, 0)
+    return alone > device.launch_us
 
 
 def _best(region: Region, device: Device, rulebook: Rulebook) -> Plan:

@@ -14,6 +14,7 @@ from fusion_advisor.builder import Builder, Value
 from fusion_advisor.exprs import Expr, Pool, depends_on, needed
 from fusion_advisor.philox import SHARES, STATE
 from fusion_advisor.records import Tensor
+from fusion_advisor.renaming import rename_bound
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,13 @@ class Region:
 
 
 def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
-    """Resolve axes and drop what no output needs. Seed and offset come behind the other inputs.
+    """Name and resolve axes, and drop what no output needs. Seed and offset come behind the other
+    inputs.
 
     Raises NotExpressible when one value would need the same axis twice (a matrix and its own
     transpose in one expression, a reduction read along its own axis).
     """
+    rename_bound(builder, [value for value, _ in outputs])
     resolve = builder.axes.resolve
     for dims in builder.views:
         named = [axis for dim in dims for axis in resolve(dim)]

@@ -484,6 +484,8 @@ class RowSchedule(_Rule):
     """A program holds whole rows on chip."""
 
     elements_per_thread: Elements
+    walking_elements_per_thread: Elements
+    """Where each lane walks places of its own, which it has on the way at once."""
     min_warps: Warps
     max_warps: Warps
     tile_elements: Elements

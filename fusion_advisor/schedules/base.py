@@ -69,6 +69,25 @@ class Step:
         return prod(group.size for group in self.inner)
 
     @property
+    def programs(self) -> int:
+        """How many programs it has."""
+        rows = prod(group.size for group in self.outer)
+        if not self.inner:
+            return -(-rows // self.block)
+        tiles = min(-(-rows // self.rows), self.most or rows)
+        return tiles * (-(-self.length // self.part) if self.part else 1)
+
+    @property
+    def lanes(self) -> int:
+        """The elements that all programs hold at once."""
+        return self.programs * self.rows * self.block
+
+    @property
+    def moved(self) -> int:
+        """HBM bytes."""
+        return self.bytes_read + self.bytes_written
+
+    @property
     def partial(self) -> bool:
         """Are its sums put together from partial results?"""
         walked = self.schedule in ("blocked", "persistent") or any(self.region.all("scan"))
@@ -137,6 +156,11 @@ class Plan:
         return self.widest.registers
 
     @property
+    def busiest(self) -> Step:
+        """The kernel that moves most bytes."""
+        return max(self.steps, key=lambda step: step.moved)
+
+    @property
     def launches(self) -> int:
         return len(self.steps)
 
@@ -152,6 +176,11 @@ class Plan:
     @property
     def bytes_written(self) -> int:
         return sum(step.bytes_written for step in self.steps)
+
+    @property
+    def moved(self) -> int:
+        """HBM bytes of all kernels."""
+        return sum(step.moved for step in self.steps)
 
 
 def words(phase: Step) -> int:
@@ -275,3 +304,28 @@ def check_room(step: Step, device: Device, rulebook: Rulebook) -> None:
     room = budget_bytes(device, rulebook)
     if step.on_chip_bytes >= room:
         raise Refused("on-chip", f"a row takes {step.on_chip_bytes} B on chip, of {room} B")
+
+
+def check_walks(plan: Plan, rulebook: Rulebook) -> None:
+    """Refused when programs walk rows again and again, for each place along axes of the results
+    that a reduction does not know."""
+    most = rulebook.gate("parallel-pattern").number("walked_again").count
+    for step in plan.steps:
+        again = _walked_again(step)
+        if again > most:
+            why = f"rows would be walked again for each result: {again:.2g} elements"
+            raise Refused("parallel-pattern", why)
+
+
+def _walked_again(step: Step) -> int:
+    """Elements that the programs of a kernel walk for a reduction beyond those of the widest
+    tensor, because they are numbered by axes on which its operand does not depend."""
+    region = step.region
+    outer = frozenset(axis for group in step.outer for axis in group.axes)
+    widest = max(access.tensor.addressed for access in (*step.loads, *step.stores))
+    found = 0
+    for number in region.all("reduce"):
+        operand = region.depends[region.exprs[number].args[0]]
+        if not outer <= operand:
+            found = max(found, prod(region.sizes[a] for a in outer | operand) - widest)
+    return found

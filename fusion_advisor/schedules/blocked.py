@@ -64,7 +64,10 @@ def chunks(
     each = share.elements_per_thread.count
     if parts is not None and LIBRARY & {region.exprs[n].op for n in region.live}:
         each = rulebook.schedules.split.long_elements_per_thread.count
-    warps = max(1, rows * block // (each * device.warp_size))
+    if serial:
+        each = rulebook.schedules.row.walking_elements_per_thread.count
+    warps = rows * block // (each * device.warp_size)
+    warps = min(max(1, warps), rulebook.schedules.row.max_warps.count)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, stages=stages)
     again = _read_again(region, inner, _walks(region, inner), rows, device, rulebook)
     taken = vector(laid, rulebook) if rows == 1 else 0
@@ -102,6 +105,11 @@ def _until(region: Region, number: int, known: set[int]) -> set[int]:
         return (arg for arg in region.exprs[one].args if arg not in known)
 
     return traced([number], further).passed
+
+
+def walked_twice(region: Region, inner: frozenset[int], device: Device, rulebook: Rulebook) -> bool:
+    """Are rows so long that programs which walk them again find nothing in the L2?"""
+    return bool(_read_again(region, inner, _walks(region, inner), 1, device, rulebook))
 
 
 def _read_again(

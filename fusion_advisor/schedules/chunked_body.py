@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from fusion_advisor.schedules.layout import reach, traced
 from fusion_advisor.schedules.online import Moments, Pass, Rescaled, passes
@@ -15,6 +16,7 @@ from fusion_advisor.schedules.text import Body, Scope
 class ChunkedBody(Body):
     """One loop over the row for each pass of reductions, and one for what lies along it."""
 
+    start: ClassVar[str] = "start"
     _carried: dict[int, str] = field(default_factory=dict[int, str])
     """What a walk over the row carries for each scan."""
 
@@ -45,7 +47,7 @@ class ChunkedBody(Body):
             self._store(access, self.text(output.value))
         if not along:
             return
-        self._emit(self._of_rows([output.value for output, _ in along]))
+        self._hoist(self._of_rows([output.value for output, _ in along]))
         self._carried = {n: self._begin_scan(n) for n in region.all("scan")}
         inside = self._open()
         self._emit([output.value for output, _ in along])
@@ -59,11 +61,18 @@ class ChunkedBody(Body):
         """What some values along the row use of the row as a whole."""
 
         def further(number: int) -> Iterable[int] | None:
-            within = self._inner & self.region.depends[number]
+            within = (self._inner | self.step.serial) & self.region.depends[number]
             return self.region.exprs[number].args if within else None
 
         ends = traced([n for n in wanted if not self.known(n)], further).ends
         return self._worked_out({number for number in ends if not self.known(number)})
+
+    def _hoist(self, wanted: set[int]) -> None:
+        """Lines in front of a loop: each value has a name, so that it is not made in every lane."""
+        self._emit(wanted)
+        for number in sorted(wanted, key=self._rank.__getitem__):
+            if not self.text(number).isidentifier():
+                self._assign(number, self.text(number))
 
     def _open(self) -> Scope:
         inside = Scope(places={"col": "col"})
@@ -117,7 +126,7 @@ class ChunkedBody(Body):
         operands += [region.exprs[r.total].args[0] for r in one.rescaled]
         operands += [m.value for m in one.moments]
         carried = {r.peak for r in one.rescaled}
-        self._emit(self._of_rows(operands) - self._made_from(carried))
+        self._hoist(self._of_rows(operands) - self._made_from(carried))
         totals = {n: self._begin(n) for n in one.plain if n not in carried}
         peaks = {n: self._begin_peak(n) for n in sorted(carried)}
         sums = {r.total: self._begin(r.total) for r in one.rescaled}
@@ -209,26 +218,49 @@ class ChunkedBody(Body):
         shape = self._shape_of(moments.value)
         kind = language_dtype(self.region.exprs[moments.squares].dtype)
         names = tuple(self.names.claim(f"{label}_{what}") for what in ("seen", "mean", "spread"))
-        self.scope.lines += [f"{name} = tl.full({shape}, 0.0, {kind})" for name in names]
+        carried = names if self.step.vector else names[1:]
+        self.scope.lines += [f"{name} = tl.full({shape}, 0.0, {kind})" for name in carried]
         return names[0], names[1], names[2]
 
     def _deviate(self, moments: Moments, names: tuple[str, str, str]) -> None:
-        """Welford's update in each lane."""
+        """Welford's update in each lane. In the n-th chunk all lanes have their n-th element, but
+        for those behind the row's end, which do not deviate; where lanes take whole vectors, each
+        counts for itself."""
         seen, mean, spread = names
         self._emit([moments.value])
         value, apart = self.names.claim("element"), self.names.claim("apart")
+        moved = f"{apart} / tl.maximum({seen}, 1.0)"
+        counted = [f"{seen} = {seen} + tl.where(col_mask, 1.0, 0.0)"]
+        if not self.step.vector:
+            share, since = self.names.claim("share"), "start"
+            if self.step.part:
+                since = "start - part * PART"
+            kind = language_dtype(self.region.exprs[moments.squares].dtype)
+            counted = [f"{share} = tl.full((), COLS, {kind}) / ({since} + COLS)"]
+            moved = f"{apart} * {share}"
         self.scope.lines += [
             f"{value} = tl.where(col_mask, {bare(self.text(moments.value))}, {mean})",
-            f"{seen} = {seen} + tl.where(col_mask, 1.0, 0.0)",
+            *counted,
             f"{apart} = {value} - {mean}",
-            f"{mean} = {mean} + {apart} / tl.maximum({seen}, 1.0)",
+            f"{mean} = {mean} + {moved}",
             f"{spread} = {spread} + {apart} * ({value} - {mean})",
         ]
+
+    def _count_seen(self, moments: Moments, seen: str) -> str:
+        """How many elements of the row each lane has had."""
+        length = self.size(self.step.inner, "cols")
+        if self.step.part:
+            length = f"tl.minimum({length} - part * PART, PART)"
+        across = "[None, :]" if self.several else ""
+        kind = language_dtype(self.region.exprs[moments.squares].dtype)
+        return f"{seen} = tl.cdiv({length} - tl.arange(0, COLS){across}, COLS).to({kind})"
 
     def _finish_moments(self, moments: Moments, names: tuple[str, str, str]) -> None:
         """The lanes' means and deviations moved to the mean of the row."""
         seen, mean, spread = names
         expr = self.region.exprs[moments.squares]
+        if not self.step.vector:
+            self.scope.lines.append(self._count_seen(moments, seen))
         self._assign(moments.total, self._reduce(expr, f"{seen} * {mean}"))
         total = self.text(moments.total)
         count, centre = self.names.claim("count"), self.names.claim("centre")

@@ -147,7 +147,9 @@ def _phase(
     axes = frozenset(axis for group in inner for axis in group.axes)
     rows = frozenset(axis for group in outer for axis in group.axes)
     laid = laid_out(region, axes, rows, frozenset())
-    block = step.block if parts else prod(group.size for group in inner)
+    along = inner == step.inner
+    block = step.block if along else prod(group.size for group in inner)
     made = laid.step("phase", device, rows=1, block=block, warps=step.warps)
-    taken = step.vector if inner == step.inner else 0
-    return replace(made, outer=tuple(outer), inner=tuple(inner), parts=parts, vector=taken)
+    part, taken = (step.block, step.vector) if along else (0, 0)
+    made = replace(made, outer=tuple(outer), inner=tuple(inner), parts=parts)
+    return replace(made, part=part, vector=taken)

@@ -68,12 +68,11 @@ class CooperativeBody(Body):
                 self.sizes,
                 self.strides,
                 self.helpers,
-                self.shares,
-                [Scope(places=places)],
-                shared,
+                scopes=[Scope(places=places)],
+                shared=shared,
             )
             self.scope.lines += body.render()
-            self.shares |= body.shares
+            self.near |= body.near
             if phase.parts:
                 self._exchange(phase, shared, before, first=first)
                 before, first = before + words(phase), False

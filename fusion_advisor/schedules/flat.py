@@ -6,6 +6,8 @@ after the other within each lane.
 
 from __future__ import annotations
 
+from math import prod
+
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, emission_order, peak_bytes
@@ -32,7 +34,9 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         raise Refused("no-schedule", "lanes that walk a row each would read far apart")
     everything = (*loads, *stores)
     axes = ordered(sorted(space), leading(everything))
-    block, warps = numbers.block.count, numbers.warps.count
+    block, warps = _block(
+        prod(region.sizes[axis] for axis in space), bool(serial), device, rulebook
+    )
     order = emission_order(region)
     smallest = device.warp_size
     extent = {n: smallest if region.depends[n] else 1 for n in order}
@@ -55,3 +59,14 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         serial=serial,
     )
     return Plan(NAME, region, (step,))
+
+
+def _block(results: int, walked: bool, device: Device, rulebook: Rulebook) -> tuple[int, int]:
+    """The elements and the warps of a program. Where each lane walks places, so that few results
+    are much work, a program takes fewer of them until there is one for each multiprocessor."""
+    numbers = rulebook.schedules.flat
+    block, warps = numbers.block.count, numbers.warps.count
+    programs = device.multiprocessor.count.count
+    while walked and block > warps * device.warp_size and results < programs * block:
+        block //= 2
+    return block, warps

@@ -131,16 +131,21 @@ class Cut:
         return combined, piece(region, rest, left, list(handed.values()), self.sizes)
 
     def _complete(self, number: int) -> bool:
-        """Is a value known once the parts are combined?"""
+        """Is a value known once the parts are combined, and does a row have one of it?"""
         region = self.region
+        if not region.depends[number] <= self._rows:
+            return False
         later = {
             n
             for n in reach(region, number)
             if region.exprs[n].op == "reduce" and n not in self.first.found
         }
-        return not region.depends[number] & self.inner and not any(
-            self.inner & set(region.exprs[n].axes) for n in later
-        )
+        return not any(self.inner & set(region.exprs[n].axes) for n in later)
+
+    @property
+    def _rows(self) -> frozenset[int]:
+        """The axes that number the rows of the pass."""
+        return frozenset[int]().union(*(self.region.depends[n] for n in self.first.found))
 
     def _crossing(self, wanted: list[int]) -> list[int]:
         """Row-level values made from the pass's reductions that the rest of the region uses."""

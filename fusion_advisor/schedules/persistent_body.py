@@ -26,7 +26,7 @@ class PersistentBody(Body):
         early = [(o, a) for o, a in pairs if o.value not in carried]
         operands = [region.exprs[n].args[0] for n in carried]
         wanted = [*operands, *(o.value for o, _ in early)]
-        self._emit(self._apart_from(wanted, outer))
+        self._emit(self._apart_from(wanted, outer | step.serial))
         names = {n: self._begin(n) for n in carried}
         inside = Scope(places={"row": "row"})
         rows, far = self.size(step.outer, "rows"), ".to(tl.int64)" if self.wide else ""

@@ -48,7 +48,8 @@ def tile(
     most = numbers.max_warps.count
     while rows > coalesced and laid.held(rows, block) > room * most:
         rows //= 2
-    by_elements = rows * block // (numbers.elements_per_thread.count * device.warp_size)
+    each = (numbers.walking_elements_per_thread if serial else numbers.elements_per_thread).count
+    by_elements = rows * block // (each * device.warp_size)
     wanted = power_of_two(max(by_elements, -(-laid.held(rows, block) // room)))
     warps = min(max(wanted, numbers.min_warps.count), most)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, smallest=(coalesced, block))

@@ -79,6 +79,11 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "in_vectors",
         "load_row",
         "store_row",
+        "first",
+        "following",
+        "place",
+        "place_of",
+        "load_by_place",
     ]
 )
 """What a generated name must not hide."""

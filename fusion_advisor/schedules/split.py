@@ -13,7 +13,7 @@ from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules import flat, row, tiled
 from fusion_advisor.schedules.base import Plan, Refused, Step
-from fusion_advisor.schedules.blocked import chunks
+from fusion_advisor.schedules.blocked import chunks, walked_twice
 from fusion_advisor.schedules.layout import Group
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.parts import Cut
@@ -31,7 +31,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     along = any(region.depends[output.value] & inner for output in region.outputs)
     serial = serial_axes(region, inner, most)
     rows = prod(region.sizes[a] for a in region.space - inner - serial)
-    if along and rows >= device.multiprocessor.count.count:
+    enough = rows >= device.multiprocessor.count.count
+    if along and enough and not walked_twice(region, inner, device, rulebook):
         raise Refused("no-schedule", "there are rows enough for a program each")
     steps: list[Step] = []
     left: Region | None = region

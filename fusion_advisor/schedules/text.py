@@ -15,6 +15,7 @@ from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.layout import Access, Group, gaps, traced
 from fusion_advisor.schedules.online import at_least_one
+from fusion_advisor.schedules.places import PLACES
 from fusion_advisor.schedules.spelling import (
     Names,
     as_operand,
@@ -79,10 +80,14 @@ class Body:
     helpers: dict[str, None] = field(default_factory=dict[str, None])
     shares: bool = False
     """Its rows draw random bits, several elements from one block where rows are long enough."""
+    near: bool = False
+    """Its lanes lie at few places of the outer group of a row; see `places`."""
     scopes: list[Scope] = field(default_factory=lambda: [Scope()])
     lane: ClassVar[str] = "col"
     """The place along the row that a lane has."""
     lanes: ClassVar[str] = "COLS"
+    start: ClassVar[str] = "part * COLS"
+    """The place along the row that a program's first lane has."""
     length: ClassVar[str] = "cols"
 
     # -- the program ---------------------------------------------------------------------------
@@ -93,6 +98,7 @@ class Body:
         self._rank = {number: n for n, number in enumerate(self.step.order)}
         self._access = dict(zip(self.region.all("load"), self.step.loads, strict=True))
         self._large = self._at_least_one()
+        self._place_name = PLACES[0]
         start = self._program()
         self._results()
         return [*start, *self.scopes[0].block()]
@@ -286,6 +292,8 @@ class Body:
         """The index within one group, taken from the linear index over all of them."""
         if len(groups) == 1:
             return linear
+        if linear == self.lane and self._few_places(groups):
+            return self._outer_place(groups) if group is groups[0] else self._inner_place(groups)
         known = next((s.places[group.name] for s in self.scopes if group.name in s.places), None)
         if known is None:
             text = linear
@@ -294,10 +302,44 @@ class Body:
             if group is not groups[0]:
                 text = f"{text} % {self.extent_of(group)}"
             known = group.name
-            scope = next((s for s in reversed(self.scopes) if linear in s.places), self.scopes[0])
+            scope = self._knowing(linear)
             scope.places[known] = known
             scope.head.append(f"{known} = {text}")
         return known
+
+    def _few_places(self, groups: Sequence[Group]) -> bool:
+        """Do the lanes of a program lie at one place of the outer of two groups, or at two?"""
+        step = self.step
+        shared = bool(step.part) or step.schedule == "blocked"
+        return shared and not step.vector and len(groups) == 2 and step.block <= groups[1].size
+
+    def _outer_place(self, groups: Sequence[Group]) -> str:
+        """The place along the outer of two groups: that of the first lane, or the next one."""
+        outer, inner = groups
+        scope = self._knowing(self.lane)
+        if "place" not in scope.places:
+            self.near, extent = True, self.extent_of(inner)
+            self.helpers["place_of"] = None
+            scope.places["place"] = "place"
+            scope.head += [
+                f"first = {self.start} // {extent}",
+                f"following = tl.minimum(first + 1, {self.extent_of(outer)} - 1)",
+                f"place = place_of({self.lane}, first, following, {extent}, NEAR)",
+            ]
+        return self._place_name
+
+    def _inner_place(self, groups: Sequence[Group]) -> str:
+        """The place along the inner of two groups."""
+        name, scope = groups[1].name, self._knowing(self.lane)
+        if name not in scope.places:
+            outer = self._outer_place(groups)
+            scope.places[name] = name
+            scope.head.append(f"{name} = {self.lane} - {outer} * {self.extent_of(groups[1])}")
+        return name
+
+    def _knowing(self, linear: str) -> Scope:
+        """The innermost scope that has a linear index of its own."""
+        return next((s for s in reversed(self.scopes) if linear in s.places), self.scopes[0])
 
     def mask(self, access: Access) -> str:
         """The lanes that address an element; empty when all do."""
@@ -435,9 +477,33 @@ class Body:
             self.helpers["load_row"] = None
             return f"load_row({self._by_vectors(access)})"
         mask = self.mask(access)
+        if self._by_place(access):
+            self.helpers["load_by_place"] = None
+            each, first, following = (self._pointer_at(access, at) for at in PLACES)
+            return f"load_by_place({each}, {first}, {following}, place == first, {mask}, NEAR)"
         neutral = {"float32": "0.0", "float64": "0.0", "bool": "False"}.get(held, "0")
         masked = f", mask={mask}, other={neutral}" if mask else ""
         return f"tl.load({self._pointer(access)}{masked})"
+
+    def _by_place(self, access: Access) -> bool:
+        """Has a tensor one element for all lanes at the same place of the outer of two groups?"""
+        groups = self.step.inner
+        if (
+            not self._few_places(groups)
+            or self.several
+            or access.pulled
+            or access.guard is not None
+        ):
+            return False
+        outer, inner = (frozenset(group.axes) for group in groups)
+        return bool(outer & set(access.strides)) and not inner & set(access.strides)
+
+    def _pointer_at(self, access: Access, place: str) -> str:
+        """Where a tensor has its element for one of the places that lanes may have."""
+        self._place_name = place
+        pointer = self._pointer(access)
+        self._place_name = PLACES[0]
+        return pointer
 
     def _vectorized(self, access: Access) -> bool:
         """Does a tensor lie in rows, one behind the other, of which lanes take whole vectors?"""

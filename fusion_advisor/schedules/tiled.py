@@ -91,6 +91,7 @@ def tile(
         rows = min(max(elements // block, 1), power_of_two(laid.count))
     block = max(block, power_of_two(-(-laid.length // _MOST_PARTS)))
     warps = max(1, rows * block // (numbers.elements_per_thread.count * device.warp_size))
+    warps = min(warps, rulebook.schedules.row.max_warps.count)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, across=order)
     smallest = min(rows * block, device.warp_size)
     held = step.on_chip_bytes * smallest // (rows * block)

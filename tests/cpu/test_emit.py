@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from fusion_advisor.emit import emit
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.verify import collect_check, submit_check
 from fusion_advisor.workers import Worker
 
@@ -237,13 +239,23 @@ BOTH_WAYS: dict[str, tuple[Callable[..., object], Tensors]] = {
 }  # fmt: skip
 
 
-def _checked(function: Callable[..., object], inputs: Tensors, worker: Worker) -> str | None:
-    """Why there is no kernel, or what is wrong with it; None when it is right."""
+def checked(
+    function: Callable[..., object],
+    inputs: Tensors,
+    worker: Worker,
+    rules: Rulebook = RULES,
+    plan: int = 0,
+) -> str | None:
+    """Why there is no kernel, or what is wrong with that of one of the plans; None when it is
+    right."""
     flow = flow_of(function, *inputs)
-    decision = decided(flow)
-    if decision.subject.plan is None:
+    decision = decided(flow, rules)
+    planned = decision.subject.planned
+    if planned is None or not planned.plans:
         return f"refused: {why_not(decision)}"
-    made = emit(flow, decision, "laid_out", RULES)
+    chosen = replace(planned, plans=planned.plans[plan:])
+    decision = replace(decision, subject=replace(decision.subject, planned=chosen))
+    made = emit(flow, decision, "laid_out", rules)
     return collect_check(made, submit_check(worker, made)).failure
 
 
@@ -264,12 +276,12 @@ def test_launches_that_nothing_needs(worker: Worker) -> None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layout(name: str, worker: Worker) -> None:
-    assert _checked(*LAYOUTS[name], worker) is None
+    assert checked(*LAYOUTS[name], worker) is None
 
 
 @pytest.mark.parametrize("name", BOTH_WAYS)
 def test_right_or_refused(name: str, worker: Worker) -> None:
-    failure = _checked(*BOTH_WAYS[name], worker)
+    failure = checked(*BOTH_WAYS[name], worker)
     assert failure is None or failure.startswith("refused: ")
 
 

@@ -21,6 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "primitives",
         "exprs",
         "bounds builder",
+        "renaming",
         "rulebook scenario frames kernels region wire files",
         "predict",
         "rehearsal emitted rulefiles measurements",

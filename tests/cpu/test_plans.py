@@ -1,0 +1,250 @@
+"""How regions are laid out: what a program takes, and what is refused as it would lose time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import pytest
+import torch
+
+from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.schedules.base import Plan, Step
+from fusion_advisor.workers import Worker
+
+from .regions import RULES, decided, flow_of, kernel_of, why_not
+from .test_emit import Tensors, checked, x
+
+
+def plans_of(function: Callable[..., object], *inputs: torch.Tensor) -> tuple[Plan, ...]:
+    """The plans of everything that a function launches, best first."""
+    planned = decided(flow_of(function, *inputs)).subject.planned
+    assert planned is not None
+    return planned.plans
+
+
+def best(function: Callable[..., object], *inputs: torch.Tensor) -> Plan:
+    decision = decided(flow_of(function, *inputs))
+    assert decision.subject.plan is not None, why_not(decision)
+    return decision.subject.plan
+
+
+def rows(step: Step) -> int:
+    return prod(group.size for group in step.outer)
+
+
+# -- axes that reductions bind ---------------------------------------------------------------------
+
+AS_ROWS: dict[str, tuple[Callable[..., object], Tensors, int]] = {
+    "a mean, beside another tensor": (
+        lambda a, b: a.mean(1, keepdim=True) + b, (x(6, 600), x(6, 600)), 6,
+    ),
+    "two means": (
+        lambda a, b, c: a.mean(1, keepdim=True) * b.amax(1, keepdim=True) + c,
+        (x(6, 600), x(6, 600), x(6, 600)), 6,
+    ),
+    "one after the other": (
+        lambda a, b: (a - a.amax(1, keepdim=True)).exp().sum(1, keepdim=True) + b,
+        (x(6, 600), x(6, 600)), 6,
+    ),
+    "two axes": (
+        lambda a, b: a.sum((1, 2), keepdim=True) + b, (x(6, 30, 40), x(6, 30, 40)), 6,
+    ),
+    "turned": (
+        lambda a, b: a.t().mean(1, keepdim=True) + b, (x(600, 6), x(6, 600)), 6,
+    ),
+    "of a part": (
+        lambda a, b: a[:, 3:603].mean(1, keepdim=True) + b, (x(6, 700), x(6, 600)), 6,
+    ),
+    "of two tensors, one behind the other": (
+        lambda a, b, c: torch.cat((a, b), 1).mean(1, keepdim=True) + c,
+        (x(6, 350), x(6, 250), x(6, 600)), 6,
+    ),
+    "of rows that indices pick": (
+        lambda a, i, b: a[i].mean(1, keepdim=True) + b,
+        (x(9, 600), torch.zeros(6, dtype=torch.int64), x(6, 600)), 6,
+    ),
+    "of windows": (
+        lambda a, b: torch.nn.functional.max_pool1d(a, 2).mean(1, keepdim=True) + b,
+        (x(6, 1200), x(6, 600)), 6,
+    ),
+}  # fmt: skip
+"""Each with the rows that it has, however many results a row has."""
+
+OTHERWISE: dict[str, tuple[Callable[..., object], Tensors]] = {
+    "columns of a square": (
+        lambda a, b: (a.sum(0) + a.sum(1)) * b, (x(600, 600), x(600)),
+    ),
+    "a scan before it": (
+        lambda a, b: a.cumsum(1).amax(1, keepdim=True) + b, (x(6, 600), x(6, 600)),
+    ),
+    "a mean that meets the column": (
+        lambda a, b: (a[:, :, None] * b[:, None, :]).mean(1) + b, (x(3, 40), x(3, 40)),
+    ),
+    "one of two axes as large": (
+        lambda a, b: a.mean((1, 2), keepdim=True) + b, (x(6, 40, 30), x(6, 7, 30)),
+    ),
+    "one axis, reduced in part": (
+        lambda a, b: a.view(6, 20, 30).amax(2).mean(1, keepdim=True) + b,
+        (x(6, 600), x(6, 600)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AS_ROWS)
+def test_a_reduction_runs_along_the_results_rows(name: str, worker: Worker) -> None:
+    function, inputs, count = AS_ROWS[name]
+    (step,) = best(function, *inputs).steps
+    assert rows(step) == count
+    assert checked(function, inputs, worker) is None
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_no_axis_is_renamed_into_another_value(name: str, worker: Worker) -> None:
+    failure = checked(*OTHERWISE[name], worker)
+    assert failure is None or failure.startswith("refused: ")
+
+
+# -- rows that are walked again for each result ----------------------------------------------------
+
+
+def beside_wider(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.mean(1, keepdim=True) + b
+
+
+def test_rows_are_not_walked_for_each_result() -> None:
+    """A mean over 4096 beside 8192 columns: the row's own kernel first, then the columns."""
+    planned = decided(flow_of(beside_wider, x(512, 4096), x(512, 8192))).subject.planned
+    assert planned is not None
+    assert [plan.schedule for plan in planned.plans] == ["split"]
+    *_, last = planned.plans[0].steps
+    assert not last.region.reduced
+    again = 512 * 4096 * 8192 - 512 * 8192
+    why = f"rows would be walked again for each result: {again:.2g} elements"
+    assert [r.gate for r in planned.refusals if r.why == why] == ["parallel-pattern"] * 2
+
+
+def test_few_elements_may_be_walked_again() -> None:
+    assert best(beside_wider, x(3, 40), x(3, 50)).schedule == "row"
+
+
+def test_two_kernels_make_what_one_would_walk_again(worker: Worker) -> None:
+    inputs = x(3, 700), x(3, 900)
+    assert checked(beside_wider, inputs, worker, _walking_once()) is None
+
+
+def _walking_once() -> Rulebook:
+    """Nothing may be walked again."""
+    gate = RULES.gate("parallel-pattern")
+    none = gate.number("walked_again").model_copy(update={"value": 0.0})
+    changed = gate.model_copy(update={"limits": {**gate.limits, "walked_again": none}})
+    return RULES.model_copy(update={"gates": {**RULES.gates, gate.name: changed}})
+
+
+# -- which plan comes first ------------------------------------------------------------------------
+
+
+def pooled_sum(a: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.max_pool3d(a, 3).sum(1)
+
+
+def test_plans_that_fill_the_device_come_first() -> None:
+    """Few results that are much work each: rows of channels, before a lane for each result."""
+    found = plans_of(pooled_sum, x(16, 64, 30, 30, 30))
+    assert [plan.schedule for plan in found] == ["row", "blocked", "flat"]
+    first, _, last = (plan.steps[0] for plan in found)
+    assert first.moved == last.moved
+    assert first.lanes > 132 * 2048 > last.lanes
+
+
+def test_small_work_fills_no_device() -> None:
+    """The catalogue's order holds where a launch takes longer than the work."""
+    assert best(pooled_sum, x(1, 64, 30, 30, 30)).schedule == "flat"
+
+
+@pytest.mark.parametrize(("results", "block"), [(1000, 128), (100_000, 512), (1_000_000, 1024)])
+def test_a_flat_program_takes_fewer_results_where_there_are_few(results: int, block: int) -> None:
+    found = plans_of(lambda a: a.relu().amax(1), x(1, 8, results))
+    assert [p.steps[0].block for p in found if p.schedule == "flat"] == [block]
+    (pointwise,) = best(lambda a: a.relu() + 1, x(results)).steps
+    assert pointwise.block == 1024
+
+
+def test_lanes_that_walk_places_have_few_elements() -> None:
+    (walking,) = best(lambda a: a.amin(2).softmax(1), x(128, 24, 22, 900)).steps
+    assert (walking.rows * walking.block) // (walking.warps * 32) == 8
+
+
+def test_no_program_has_more_threads_than_a_block() -> None:
+    """The norm of everything: the results lie along one row of 2**29."""
+    function = lambda a: a / a.norm()  # noqa: E731
+    assert all(step.warps <= 32 for p in plans_of(function, x(2**29)) for step in p.steps)
+
+
+def test_places_of_a_walk_are_reckoned_within_it(worker: Worker) -> None:
+    """Windows within windows across the row: their index hangs on what a lane walks alone."""
+
+    def pooled_rows(a: torch.Tensor) -> torch.Tensor:
+        pooled = torch.nn.functional.max_pool1d(a.transpose(1, 2), 2)
+        return torch.nn.functional.max_pool1d(pooled, 3).softmax(1)
+
+    for number, plan in enumerate(plans_of(pooled_rows, x(150, 12, 70))):
+        failure = checked(pooled_rows, (x(150, 12, 70),), worker, plan=number)
+        assert failure is None, plan.schedule
+
+
+# -- rows of channels and their pixels -------------------------------------------------------------
+
+
+def scaled_norm(a: torch.Tensor, s: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.group_norm(a * s[:, None], 2, w, b).relu()
+
+
+def wide(*shape: int) -> torch.Tensor:
+    return x(*shape, dtype=torch.float64)
+
+
+def padded_norm(a: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """A mask along the pixels alone, and rows that lie apart."""
+    return torch.nn.functional.group_norm(a[:, :, :9211] * m, 2)
+
+
+CHANNELS: dict[str, tuple[Callable[..., object], Tensors, set[str]]] = {
+    "many rows": (
+        scaled_norm, (x(80, 6, 9212), x(6), x(6), x(6)), {"blocked"},
+    ),
+    "few rows": (
+        scaled_norm, (x(1, 8, 9212), x(8), x(8), x(8)), {"cooperative", "split"},
+    ),
+    "pixels of their own": (padded_norm, (x(80, 6, 9216), x(9211)), {"blocked"}),
+    "float64": (
+        scaled_norm, (wide(1, 6, 9212), *[wide(6)] * 3), {"split"},
+    ),
+    "float64, many rows": (
+        scaled_norm, (wide(80, 6, 9212), *[wide(6)] * 3), {"blocked"},
+    ),
+    "walked twice": (
+        scaled_norm, (wide(80, 6, 92120), *[wide(6)] * 3), {"split", "blocked"},
+    ),
+    "short channels": (
+        scaled_norm, (x(1, 480, 150), x(480), x(480), x(480)), {"cooperative", "split"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_rows_of_channels(name: str, worker: Worker) -> None:
+    """Every plan is right, and none divides in each lane where channels are long."""
+    function, inputs, schedules = CHANNELS[name]
+    found = plans_of(function, *inputs)
+    assert {plan.schedule for plan in found} == schedules
+    for number, plan in enumerate(found):
+        assert checked(function, inputs, worker, plan=number) is None, plan.schedule
+
+
+def test_no_lane_divides_where_channels_are_long() -> None:
+    text = kernel_of(scaled_norm, x(80, 6, 9212), x(6), x(6), x(6)).text
+    assert "NEAR=n1 >= 8192," in text
+    body = text[text.index("def k_kernel") : text.index("def k(")]
+    assert "first = start // col_1_size" in body
+    assert not any(part in body for part in ("col //", "col %", "place %"))
