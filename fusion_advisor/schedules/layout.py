@@ -169,6 +169,10 @@ def _image(region: Region, index: int, size: int, sizes: Mapping[int, int]) -> _
     parts = [region.exprs[i] for i in reach(region, index)]
     if any(part.op == "load" or part.dtype not in ("index", "bool") for part in parts):
         return None
+    steps = affine(region, index)
+    if steps is not None and all(sizes[axis] == region.sizes[axis] for axis in axes):
+        start = evaluate_index(region, index, dict.fromkeys(axes, 0), sizes)
+        return _stepped(start, [(sizes[axis], steps[axis]) for axis in axes], size)
     if prod(sizes[axis] for axis in axes) > _MOST_PLACES:
         return range(size)
     ranges = (range(sizes[axis]) for axis in axes)
@@ -177,6 +181,27 @@ def _image(region: Region, index: int, size: int, sizes: Mapping[int, int]) -> _
         for at in product(*ranges)
     )
     return frozenset(value for value in values if 0 <= value < size)
+
+
+def _stepped(start: int, walks: Sequence[tuple[int, int]], size: int) -> _Places:
+    """The places from 0 to `size` - 1 among those that so many steps of some width reach from
+    `start` along each axis. Bits of an integer stand for them, so that a long axis costs nothing.
+    """
+    lowest, bits = start, 1
+    for count, step in walks:
+        lowest += min(step, 0) * (count - 1)
+        reached = 1
+        while reached < count:
+            more = min(reached, count - reached)
+            bits |= bits << more * abs(step)
+            reached += more
+    bits = (bits << lowest if lowest >= 0 else bits >> -lowest) & ((1 << size) - 1)
+    if not bits:
+        return range(0)
+    first = (bits & -bits).bit_length() - 1
+    if bits.bit_count() == bits.bit_length() - first:
+        return range(first, bits.bit_length())
+    return frozenset(place for place, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
 
 
 def reach(region: Region, number: int) -> set[int]:
