@@ -545,6 +545,8 @@ class CooperativeSchedule(_Rule):
     """Wanted of all rows together, before parts grow."""
     waiting_kernels: Kernels
     """How many kernels that wait may run at once, so that one still goes on."""
+    rows_at_once: Rows
+    """Whose programs are resident at the least, so that some load while others wait."""
 
 
 class TiledSchedule(_Rule):

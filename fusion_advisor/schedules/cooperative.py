@@ -50,7 +50,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     taken = 0 if counted else vector(laid, rulebook)
     less = numbers.unaligned_share.count if _unaligned(laid) else 1
     warps = max(numbers.warps.count // less, 1)
-    most = resident(device, warps) // numbers.waiting_kernels.count
+    together = max(numbers.waiting_kernels.count, min(numbers.rows_at_once.count, laid.count))
+    most = resident(device, warps) // together
     part = _part(laid, numbers.part_bytes.count // less, most, device, rulebook)
     parts = -(-laid.length // part)
     if parts > most:

@@ -82,6 +82,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     ),
     "shared_softmax": (softmax, (_x(40, 700, dtype=torch.bfloat16),)),
     "shared_layer_norm": (layer_norm, (_x(40, 300), _x(300), _x(300))),
+    "shared_group_norm": (group_norm, (_x(6, 12, 150), _x(12), _x(12))),
     "swiglu": (swiglu, (_x(4, 64, 600, dtype=torch.bfloat16),)),
     "middle_softmax": (middle_softmax, (_x(6, 50, 40), _x(50, 1))),
     "broadcast": (broadcast, (_x(3, 8, 20, 30), _x(8, 1, 1), _x(30), _x(3, 1, 20, 1))),

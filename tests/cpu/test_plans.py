@@ -248,3 +248,12 @@ def test_no_lane_divides_where_channels_are_long() -> None:
     body = text[text.index("def k_kernel") : text.index("def k(")]
     assert "first = start // col_1_size" in body
     assert not any(part in body for part in ("col //", "col %", "place %"))
+
+
+def test_rows_shared_by_most_of_the_device_are_walked_twice() -> None:
+    """Where no other row's programs load while those of one wait."""
+    double = lambda a: (a * 2).softmax(-1)  # noqa: E731
+    long, longer = (plans_of(double, x(512, columns)) for columns in (262_144, 524_288))
+    assert [plan.schedule for plan in long] == ["cooperative", "split", "blocked"]
+    assert [plan.schedule for plan in longer] == ["split", "blocked"]
+    assert best(double, x(1, 524_288)).schedule == "cooperative"
