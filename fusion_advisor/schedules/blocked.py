@@ -49,7 +49,7 @@ def chunks(
         expr = region.exprs[number]
         if expr.monoid in ("argmax", "argmin"):
             raise Refused("no-schedule", f"{expr.monoid} needs a whole row on chip")
-    _check_scans(region, inner)
+    _check_scans(region)
     apart = serial if parts is None else serial | {parts}
     laid = rows_of(region, inner, apart)
     numbers = rulebook.schedules.blocked
@@ -74,7 +74,7 @@ def chunks(
     return replace(step, serial=serial, read_again=again, vector=taken)
 
 
-def _check_scans(region: Region, inner: frozenset[int]) -> None:
+def _check_scans(region: Region) -> None:
     """Refused unless one walk over the row makes every scan."""
     scans = set(region.all("scan"))
     after = [n for n in region.live if region.exprs[n].op in ("reduce", "scan")]

@@ -106,7 +106,9 @@ def _walk(
         rows //= 2
     if staged_bytes(laid.loads, outer, rows * block, stages) > room:
         raise Refused("on-chip", f"rows on their way do not fit into {room} B of shared memory")
-    warps = power_of_two(max(1, rows * block // (numbers.elements_per_thread.count * 32)))
+    warps = power_of_two(
+        max(1, rows * block // (numbers.elements_per_thread.count * device.warp_size))
+    )
     warps = min(max(warps, rulebook.schedules.row.min_warps.count), numbers.max_warps.count)
     step = laid.step(
         persistent.NAME,

@@ -84,11 +84,7 @@ class ChunkedBody(Body):
 
     def _begin_scan(self, number: int) -> str:
         """What the chunks walked so far add to each element of the next."""
-        expr = self.region.exprs[number]
-        name, kind = self.names.claim(f"{self.region.labels[number]}_carried"), expr.dtype
-        neutral, shape = self._neutral(expr), self._row_shape()
-        self.scope.lines.append(f"{name} = tl.full({shape}, {neutral}, {language_dtype(kind)})")
-        return name
+        return self._begin(number, f"{self.region.labels[number]}_carried", self._row_shape())
 
     def _carry(self, number: int, operand: str) -> None:
         """A scan of one chunk, on from what was carried there; the chunk's own total joins it."""
@@ -104,20 +100,18 @@ class ChunkedBody(Body):
         """The loop over the row's chunks; `backwards` begins with those that the L2 still holds."""
         self.scopes.pop()
         cols = self.size(self.step.inner, "cols")
+        staged = f", num_stages={self.step.stages}" if self.step.stages > 1 else ""
         if backwards:
-            staged = f", num_stages={self.step.stages}" if self.step.stages > 1 else ""
             self.scope.lines += [
                 f"for chunk in tl.range(0, tl.cdiv({cols}, COLS){staged}):",
                 f"    start = (tl.cdiv({cols}, COLS) - 1 - chunk) * COLS",
-                *(f"    {line}" for line in inside.block()),
+                *inside.indented(),
             ]
             return
         bounds = f"0, {cols}"
         if self.step.part:
             bounds = f"part * PART, tl.minimum(part * PART + PART, {cols})"
-        staged = f", num_stages={self.step.stages}" if self.step.stages > 1 else ""
-        self.scope.lines.append(f"for start in tl.range({bounds}, COLS{staged}):")
-        self.scope.lines += [f"    {line}" for line in inside.block()]
+        self.scope.lines += [f"for start in tl.range({bounds}, COLS{staged}):", *inside.indented()]
 
     def _pass(self, one: Pass) -> None:
         """A loop that carries what the reductions of one pass have so far."""
@@ -158,13 +152,8 @@ class ChunkedBody(Body):
         return "[ROWS, 1]" if self.several else "()"
 
     def _begin_peak(self, number: int) -> str:
-        expr = self.region.exprs[number]
-        name = self.names.claim(
-            self.region.results.get(number) or f"{self.region.labels.get(number, 'value')}_max"
-        )
-        kind = language_dtype(expr.dtype)
-        self.scope.lines.append(f'{name} = tl.full({self._row_shape()}, float("-inf"), {kind})')
-        return name
+        wish = f"{self.region.labels.get(number, 'value')}_max"
+        return self._begin(number, self.region.results.get(number) or wish, self._row_shape())
 
     def _grow(
         self, peak: int, name: str, followers: Sequence[Rescaled], sums: dict[int, str]

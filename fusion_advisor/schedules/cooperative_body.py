@@ -78,7 +78,7 @@ class CooperativeBody(Body):
                 before, first = before + words(phase), False
         while len(self.scopes) > 1:
             inside = self.scopes.pop()
-            self.scope.lines += [f"    {line}" for line in inside.block()]
+            self.scope.lines += inside.indented()
 
     def _exchange(self, phase: Step, shared: _Shared, before: int, *, first: bool) -> None:
         """Leave the part's results, and go on with those of all parts, unless this is the last

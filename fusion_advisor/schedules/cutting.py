@@ -77,15 +77,18 @@ def loaded(pool: Pool, position: int, left: Output) -> int:
 
 
 def apply(pool: Pool, op: str, *args: int) -> int:
+    """A primitive of some values, in the dtype of the last; a comparison gives a bool."""
     dtype = "bool" if op in ("eq", "lt") else pool.exprs[args[-1]].dtype
     return pool.add(Expr(op, args, dtype))
 
 
 def constant(pool: Pool, literal: str, dtype: str) -> int:
+    """A number, as the kernel spells it."""
     return pool.add(Expr("const", (), dtype, literal=literal))
 
 
 def summed(pool: Pool, value: int, axes: tuple[int, ...], label: str = "") -> int:
+    """The sum of a value along some axes, in its own dtype."""
     dtype = pool.exprs[value].dtype
     return pool.add(Expr("reduce", (value,), dtype, axes=axes, monoid="sum"), label)
 

@@ -10,7 +10,7 @@ from math import prod
 from fusion_advisor.axes import AxisList, Dims
 from fusion_advisor.exprs import FOLD
 from fusion_advisor.records import Tensor
-from fusion_advisor.region import Output, Region
+from fusion_advisor.region import Region
 
 _MOST_PLACES = 1 << 20
 """Places of one dimension that are looked at one by one; beyond it each counts as touched."""
@@ -120,15 +120,11 @@ def affine(region: Region, number: int) -> dict[int, int] | None:
     return None
 
 
-def store_access(output: Output, sizes: Mapping[int, int]) -> Access:
-    """How a result is written."""
-    return access(output.name, output.tensor, output.dims, sizes)
-
-
 def accesses(region: Region) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
     """Loads (one for each live load, in order of use) and stores."""
     loads = tuple(load_access(region, number) for number in region.all("load"))
-    return loads, tuple(store_access(output, region.sizes) for output in region.outputs)
+    stores = (access(out.name, out.tensor, out.dims, region.sizes) for out in region.outputs)
+    return loads, tuple(stores)
 
 
 # -- what is touched -------------------------------------------------------------------------------

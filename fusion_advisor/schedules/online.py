@@ -54,7 +54,7 @@ class Pass:
 def passes(region: Region, inner: frozenset[int]) -> tuple[Pass, ...]:
     """The reductions along a row, in as few walks over it as their algebra allows."""
     rows = [n for n in sorted(region.all("reduce")) if inner == frozenset(region.exprs[n].axes)]
-    moments = {m.squares: m for n in rows if (m := _moments(region, n, rows))}
+    moments = {m.squares: m for n in rows if (m := _moments(region, n))}
     parts = {n: m for m in moments.values() for n in (m.total, m.rest) if n is not None}
     rescaled = {n: r for n in rows if (r := _rescaled(region, n, rows))}
     level: dict[int, int] = {}
@@ -157,7 +157,7 @@ def _factors(region: Region, number: int) -> Iterator[int]:
         yield number
 
 
-def _moments(region: Region, number: int, rows: list[int]) -> Moments | None:
+def _moments(region: Region, number: int) -> Moments | None:
     expr = region.exprs[number]
     square = region.exprs[_bare(region, expr.args[0])]
     if expr.monoid != "sum" or square.op != "mul" or square.args[0] != square.args[1]:

@@ -35,7 +35,10 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if step.rows > 1:
         raise Refused("no-schedule", "one row a program does as well")
     check_room(step, device, rulebook)
-    warps = min(step.block // (numbers.elements_per_thread.count * 32), numbers.max_warps.count)
+    warps = min(
+        step.block // (numbers.elements_per_thread.count * device.warp_size),
+        numbers.max_warps.count,
+    )
     outer = region.space - inner - serial
     held = staged_bytes(step.loads, outer, step.block, numbers.stages.count)
     if held > device.multiprocessor.shared_memory_per_block.count:

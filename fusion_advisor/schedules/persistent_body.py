@@ -56,8 +56,7 @@ class PersistentBody(Body):
             bounds = f"part * ROWS, {rows}, tl.num_programs(0) * ROWS"
         walked = "start" if self.several or self.wide else "row"
         staged = f", num_stages={step.stages}" if step.stages > 1 else ""
-        self.scope.lines.append(f"for {walked} in tl.range({bounds}{staged}):")
-        self.scope.lines += [f"    {line}" for line in inside.block()]
+        self.scope.lines += [f"for {walked} in tl.range({bounds}{staged}):", *inside.indented()]
         for output, access in pairs:
             if output.value in names:
                 text = names[output.value]

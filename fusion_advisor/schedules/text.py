@@ -52,6 +52,10 @@ class Scope:
     def block(self) -> list[str]:
         return [*self.head, *self.lines]
 
+    def indented(self) -> list[str]:
+        """The lines as those of a loop or a branch."""
+        return [f"    {line}" for line in self.block()]
+
 
 @dataclass
 class Body:
@@ -595,8 +599,8 @@ class Body:
     def _typed(self, number: int) -> str:
         """An operand of a function, to which Triton hands bare numbers as float32 or int32."""
         expr, text = self.region.exprs[number], self.text(number)
-        bare = ("float32", "int32", "int64", "bool", "index")
-        if expr.op != "const" or expr.dtype in bare:
+        untyped = ("float32", "int32", "int64", "bool", "index")
+        if expr.op != "const" or expr.dtype in untyped:
             return text
         return f"tl.full((), {text}, {language_dtype(expr.dtype)})"
 
@@ -730,12 +734,13 @@ class Body:
             return f"{monoid.helper}({left}, {bare(right)})"
         return f"{left} + {right}"
 
-    def _begin(self, number: int) -> str:
-        """An accumulator for each lane, neutral to begin with."""
+    def _begin(self, number: int, wish: str = "", shape: str = "") -> str:
+        """What a reduction or a scan has so far, neutral to begin with: for each lane, unless
+        another shape is asked for."""
         expr = self.region.exprs[number]
-        wish = f"{self.region.labels.get(number, 'value')}_{expr.monoid}s"
+        wish = wish or f"{self.region.labels.get(number, 'value')}_{expr.monoid}s"
         name, kind = self.names.claim(wish), language_dtype(expr.dtype)
-        shape = self._shape_of(expr.args[0])
+        shape = shape or self._shape_of(expr.args[0])
         self.scope.lines.append(f"{name} = tl.full({shape}, {self._neutral(expr)}, {kind})")
         return name
 
@@ -751,11 +756,8 @@ class Body:
         axes = sorted(expr.axes)
         sizes = [self.region.sizes[axis] for axis in axes]
         operand = expr.args[0]
-        name = self.names.claim(self.region.results.get(number) or f"{expr.monoid}")
+        name = self._begin(number, self.region.results.get(number) or expr.monoid)
         tap = self.names.claim("tap")
-        kind = language_dtype(expr.dtype)
-        shape = self._shape_of(operand)
-        self.scope.lines.append(f"{name} = tl.full({shape}, {self._neutral(expr)}, {kind})")
         inside = Scope()
         behind = 1
         for axis, size in reversed(list(zip(axes, sizes, strict=True))):
@@ -774,8 +776,7 @@ class Body:
         self.scopes.pop()
         count = prod(sizes)
         walk = "tl.static_range" if self._unrolls(operand, count) else "range"
-        self.scope.lines.append(f"for {tap} in {walk}({count}):")
-        self.scope.lines += [f"    {line}" for line in inside.block()]
+        self.scope.lines += [f"for {tap} in {walk}({count}):", *inside.indented()]
         self.scope.texts[number] = name
 
     def _unrolls(self, operand: int, count: int) -> bool:
