@@ -13,6 +13,8 @@ from fusion_advisor.predict import Work
 from fusion_advisor.records import Tensor
 from fusion_advisor.rulebook import Device
 
+POINTWISE = ("stream", "broadcast", "strided", "transposed")
+
 
 def launched(
     call: Call,
@@ -33,7 +35,7 @@ def launched(
         programs=_rows(call, kind, device),
         warps=warps,
         at_once=device.sm_count * device.multiprocessor.warps.count // warps,
-        op=_name(call, kind),
+        op=_name(call, op, kind),
     )
 
 
@@ -65,10 +67,15 @@ def _combines(call: Call) -> bool:
     return not further or any(tensor is not None and tensor.numel for tensor in further)
 
 
-def _name(call: Call, kind: str) -> str:
-    """The operator, as the rules name it where it has figures of its own."""
+def _name(call: Call, op: Op | None, kind: str) -> str:
+    """The operator, as the rules name it where it has figures of its own; pointwise ones have none,
+    but for a norm that is given its statistics."""
+    if op is not None and op.pattern == "pointwise":
+        return ""
     parts = call.node.op.split(".")
     name = parts[1].strip("_") if len(parts) > 1 else call.node.op
+    if kind in POINTWISE:
+        return f"{name}_pointwise"
     if kind in ("normal", "scan") and len(call.node.outputs) == 1 and not _contiguous(call):
         return f"{name}_column"
     if kind == "copy" and any(not _dense(tensor) for tensor in call.operands):

@@ -59,15 +59,26 @@ def launch_us(work: Work, device: Device) -> float:
     times = device.times
     speed = times.speed(work.kind, work.op)
     least = times.kernel_launch if work.kind.startswith("kernel") else times.eager_launch
+    idle = device.sm_count / min(work.programs or device.sm_count, device.sm_count)
     parts = (
         memory_us(work, device),
-        1e6 * work.elements / speed.elements.base,
         programs_us(work, device),
-        work.arithmetic_us / speed.arithmetic.value,
+        1e6 * work.elements / speed.elements.base * idle,
+        work.arithmetic_us / speed.arithmetic.value * idle,
     )
-    power = times.overlap.value
+    power = _overlap(work, device)
     busy = sum(part**power for part in parts) ** (1 / power)
-    return speed.launches.value * least.value + busy
+    return speed.least.value * least.value + busy
+
+
+def _overlap(work: Work, device: Device) -> float:
+    """The power in which the parts add up. What one program waits for another's work hides: where
+    few are resident on a multiprocessor, loads, arithmetic and stores follow each other."""
+    times = device.times
+    if not work.programs:
+        return times.overlap.value
+    resident = min(work.programs, work.at_once) / device.sm_count
+    return 1.0 + (times.overlap.value - 1.0) * min(1.0, resident / times.overlap_programs.value)
 
 
 def call_us(works: Iterable[Work], device: Device) -> float:

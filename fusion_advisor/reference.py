@@ -33,7 +33,7 @@ def reference_lines(
 ) -> list[str]:
     """The body of `reference`: one line a node, and the return. `sizes` names every axis."""
     names = Names()
-    names.used |= set(inputs.values())
+    names.used |= {*inputs.values(), *sizes.values()}
     texts: dict[Ref, str] = dict(inputs)
     lines: list[str] = []
     device = next(iter(inputs.values()))

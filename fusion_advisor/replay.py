@@ -125,9 +125,10 @@ def _call(built: fx.Graph, node: Node, values: dict[Ref, fx.Node], device: str) 
             return [argument(item) for item in arg]
         return arg
 
-    named = {key: argument(value) for key, value in node.kwargs}
-    if named.get("device") is not None:
-        named["device"] = torch.device(device)
+    named = {
+        key: torch.device(device) if key == "device" and value is not None else argument(value)
+        for key, value in node.kwargs
+    }
     if any(ref not in values for ref in iter_refs(node.args)):
         raise Fault(f"{node.name}: an operand of {node.op} is not a tensor of the graph")
     result = built.call_function(found, tuple(map(argument, node.args)), named)

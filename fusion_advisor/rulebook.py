@@ -246,9 +246,10 @@ class Speed(_Rule):
     step: Time
     """What each further place takes that a program walks one after the other."""
     arithmetic: Share
-    """Of the peaks that its arithmetic reaches."""
-    launches: Count
-    """Kernels that the op really is."""
+    """Of the peaks that its arithmetic reaches. Emitted kernels may pass 1: their instructions were
+    timed one kind at a time, and overlap."""
+    least: Speedup
+    """How many times what a launch takes at least: some ops are several, or walk long."""
 
 
 class Instructions(_Rule):
@@ -294,6 +295,8 @@ class Times(_Rule):
     overlap: Speedup
     """The power in which memory's time, addresses' and arithmetic's add up: 1 is one after the
     other, many the longest alone."""
+    overlap_programs: Speedup
+    """Programs resident on a multiprocessor from which on the parts overlap that much."""
     short: Time
     """Below it a prediction is as uncertain as `spread_short` says, else as `spread_long` does."""
     spread_short: Share

@@ -59,7 +59,7 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
         issued = instructions(step, rulebook, precise=precise)
         found.append(
             Work(
-                kind=f"kernel.{step.schedule}{'_serial' if step.serial else ''}",
+                kind=f"kernel.{_kind(step)}",
                 bytes_read=step.bytes_read,
                 bytes_written=step.bytes_written,
                 elements=_lanes(step),
@@ -111,6 +111,16 @@ def _depth(step: Step) -> int:
     """Places, or chunks of a row, that a program walks one after the other."""
     chunks = -(-(step.part or step.length) // step.block) if step.schedule == "blocked" else 1
     return chunks * _serial(step)
+
+
+def _kind(step: Step) -> str:
+    """The schedule; `serial` where lanes walk places by themselves, `transposed` where neighbours
+    of a tile lie apart in some tensor."""
+    if step.serial:
+        return "serial"
+    axes = [axis for group in (step.inner or step.outer)[-1:] for axis in group.axes]
+    apart = (abs(access.step(axes[-1])) > 1 for access in (*step.loads, *step.stores))
+    return "transposed" if step.schedule == "tiled" and any(apart) else step.schedule
 
 
 def programs(step: Step) -> int:

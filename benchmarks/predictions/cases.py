@@ -200,11 +200,14 @@ def _case(
             if several:
                 print(f"{name}: not emitted: {error}", flush=True)
         else:
-            inputs = tuple(renamed[ref] for ref in subject.expressed.inputs)
+            inputs = tuple(renamed[ref] for ref in subject.expressed.inputs if ref in renamed)
             full = _full(kernel)
             pairs = zip(inputs, full.ranges, strict=False)
             made["ranges"] = {ref.node: pair for ref, pair in pairs if pair is not None}
-            if several:
+            whole = len(inputs) == len(subject.expressed.inputs)
+            if several and not whole:
+                print(f"{name}: not emitted: it reads what is cut out as a view alone", flush=True)
+            elif several:
                 made |= {
                     "entry": kernel.entry,
                     "text": kernel.text,

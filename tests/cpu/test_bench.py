@@ -185,6 +185,20 @@ def test_a_replayed_graph_computes_what_the_model_does() -> None:
             assert torch.allclose(ours, theirs, atol=1e-6)
 
 
+def test_what_is_made_on_the_gpu_is_made_where_the_replay_runs() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(x.shape[-1], device=x.device)
+
+    module = torch.nn.Module()
+    module.forward = model
+    x = torch.randn(4, 7)
+    with torch.no_grad():
+        graph = capture_module(module, (x,))
+        assert "cuda" in str([node.kwargs for node in graph.nodes])
+        replay, _ = replayed(graph, (), "cpu", (x,))
+        assert torch.equal(replay(x)[0], model(x))
+
+
 def test_kernels_take_the_place_of_their_groups(tmp_path: Path) -> None:
     def model(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.softmax(a.sin() * b, -1) @ b.t()

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from fusion_advisor.annotate import annotate
+from fusion_advisor.dataflow import dataflow
 from fusion_advisor.emit import emit
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.verify import collect_check, submit_check
+from fusion_advisor.wire import graph_from_json, graph_to_json
 from fusion_advisor.workers import Worker
 
 from .generated import FUNCTIONS, kernel
@@ -392,6 +395,23 @@ def test_found_by_the_fuzzer(region: Callable[[Tape], Any], worker: Worker) -> N
     assert found.subject.plan is not None, why_not(found)
     made = emit(flow, found, "found", RULES)
     assert collect_check(made, submit_check(worker, made, seeds=5)).failure is None
+
+
+def test_launches_named_as_sizes_are(worker: Worker) -> None:
+    """The reference takes the sizes of its views from names of its own."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x).transpose(1, 2).reshape(x.shape[0], -1) * 2
+
+    flow = flow_of(function, torch.randn(6, 5, 40))
+    text = graph_to_json(flow.annotated.graph).decode()
+    calls = [node.name for node in flow.nodes if node.kind == "call"]
+    for number, name in enumerate(calls):
+        text = text.replace(f'"{name}"', f'"n{number}"')
+    renamed = dataflow(annotate(graph_from_json(text), RULES.device("h200")))
+    found = emit(renamed, decided(renamed, RULES), "k", RULES)
+    assert "n0 = args_0.shape[0]" in found.text
+    assert collect_check(found, submit_check(worker, found)).failure is None
 
 
 def test_integers_negated_under_an_extreme_are_refused() -> None:
