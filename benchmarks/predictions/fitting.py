@@ -127,11 +127,11 @@ def _with(device: Device, name: str, value: float) -> Device:
     """The device with another figure; `name` as in the rules: `call`, `kernel.row.share`."""
     times = device.times
     if "." not in name:
-        number = getattr(times, name).model_copy(update={"value": value})
+        number = getattr(times, name).model_copy(update={"value": value, "source": FITTED})
         return device.model_copy(update={"times": times.model_copy(update={name: number})})
     who, kind, figure = name.split(".")
     speeds: dict[str, Speed] = dict(getattr(times, who))
-    number = getattr(speeds[kind], figure).model_copy(update={"value": value})
+    number = getattr(speeds[kind], figure).model_copy(update={"value": value, "source": FITTED})
     speeds[kind] = speeds[kind].model_copy(update={figure: number})
     return device.model_copy(update={"times": times.model_copy(update={who: speeds})})
 
@@ -244,16 +244,16 @@ def speedup(sample: Sample, device: Device) -> float:
 def _toml(times: Times) -> str:
     """The figures as the rules hold them."""
 
-    def line(name: str, number: Number, source: str = FITTED) -> str:
+    def line(name: str, number: Number) -> str:
         value = f'value = {number.value:.4g}, unit = "{number.unit}"'
-        return f'{name} = {{ {value}, source = "{source}" }}'
+        return f'{name} = {{ {value}, source = "{number.source}" }}'
 
     lines = [
         "# How long launches take (`predict`). benchmarks/predictions fit writes this file.",
         "[times]",
         f'fitted_on = "{times.fitted_on}"',
         *(line(name, getattr(times, name)) for name in (*GLOBAL, "l2_kept")),
-        *(line(n, getattr(times, n), getattr(times, n).source) for n in CHOSEN),
+        *(line(name, getattr(times, name)) for name in CHOSEN),
         *(line(name, getattr(times, name)) for name in ("spread_short", "spread_long")),
     ]
     for who in ("eager", "kernel"):
