@@ -6,10 +6,11 @@ along for kinds whose operators have little in common.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from fusion_advisor.ops import Call, Op
-from fusion_advisor.predict import Work
+from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Tensor
 from fusion_advisor.rulebook import Device
 
@@ -27,7 +28,7 @@ def launched(
     """One launch of eager's, which reads and writes `moved` HBM bytes."""
     kind = _kind(call, op)
     warps = device.times.eager_warps.count
-    return Work(
+    work = Work(
         f"eager.{kind}",
         *moved,
         elements=_elements(call, op, flops),
@@ -37,6 +38,22 @@ def launched(
         at_once=device.sm_count * device.multiprocessor.warps.count // warps,
         op=_name(call, op, kind),
     )
+    again = _read_again(call, work, device) if call.operands else 0
+    return replace(work, bytes_read=work.bytes_read + again)
+
+
+def _read_again(call: Call, work: Work, device: Device) -> int:
+    """What eager's kernel reads from HBM again because it walks its rows several times and they do
+    not stay in the L2. The counts of bytes that decide have each tensor once."""
+    further = device.times.eager_passes.get(work.op)
+    if further is None or not work.programs:
+        return 0
+    whole = call.operands[0].bytes
+    row = whole // work.programs
+    if row <= device.times.eager_row.base:
+        return 0
+    lost = whole - kept(whole, row * min(work.programs, work.at_once), device)
+    return (further.count - 1) * lost
 
 
 def _kind(call: Call, op: Op | None) -> str:

@@ -280,6 +280,10 @@ class Times(_Rule):
     """Of the blocks of eager's row kernels, about."""
     eager_part: Elements
     """Of a row that a block takes where blocks share rows, about."""
+    eager_passes: Mapping[str, Count]
+    """How often eager's op walks rows that are longer than `eager_row`; once, if not named."""
+    eager_row: Bytes
+    """Rows up to here stay on chip in eager's kernels."""
     ramp: Share
     """What moving the first bytes takes more, as many as the L2 holds."""
     l2_speed: Speedup

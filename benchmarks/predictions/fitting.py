@@ -83,9 +83,9 @@ GLOBAL = (
     "overlap",
     "overlap_programs",
 )  # fmt: skip
-CHOSEN = ("eager_warps", "eager_part", "registers", "registers_share", "short")
+CHOSEN = ("eager_warps", "eager_row", "eager_part", "registers", "registers_share", "short")
 FIGURES = ("share", "elements", "latency", "warp_bandwidth", "step", "arithmetic", "least")
-KEPT = (0.6, 0.8)
+KEPT = (0.6,)
 """Shares of the L2 to try."""
 MOST_LAUNCHES = 6
 """That one operator of eager's may be worth at least."""
@@ -256,6 +256,8 @@ def _toml(times: Times) -> str:
         *(line(name, getattr(times, name)) for name in CHOSEN),
         *(line(name, getattr(times, name)) for name in ("spread_short", "spread_long")),
     ]
+    lines += ["", "[times.eager_passes]"]
+    lines += [line(name, number) for name, number in sorted(times.eager_passes.items())]
     for who in ("eager", "kernel"):
         for name, speed in sorted(getattr(times, who).items()):
             lines += ["", f"[times.{who}.{name}]"]
