@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from fusion_advisor.records import DTYPE_BYTES, Tensor
@@ -102,7 +103,7 @@ class Step:
     def groups(self) -> tuple[Group, ...]:
         return (*self.outer, *((self.parts,) if self.parts else ()), *self.inner)
 
-    @property
+    @cached_property
     def bytes_read(self) -> int:
         """HBM bytes; what hangs on data is taken as one element for each place that asks. Words
         that programs exchange are read where they were just left, in the L2."""
