@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 from math import prod
 
@@ -62,8 +62,8 @@ def launch(kernel: JitFunction) -> Launch:
 
 
 def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, ...]:
-    """Sizes to check: rows as long as the graph's with few of them, odd sizes throughout, and one
-    row; the graph's own on request."""
+    """Sizes to check: rows as long as the graph's with few of them, odd sizes throughout, one row,
+    and what takes the other way of a kernel that has two; the graph's own on request."""
     numbers = rulebook.verify
     hints = file.region.sizes
     free = set(file.origins)
@@ -94,12 +94,27 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
         },
         "one row": {**hints, **dict.fromkeys(outer_free, 1), **row},
     }
+    if crowded := _crowded(file, free):
+        chosen["lanes at many places"] = {**chosen["odd sizes"], **crowded}
     if full_size:
         chosen[FULL_SIZE] = dict(hints)
     seen: dict[tuple[tuple[int, int], ...], str] = {}
     for name, sizes in chosen.items():
         seen.setdefault(tuple(sorted(sizes.items())), name)
     return tuple(_case(file, name, dict(sizes), numbers) for sizes, name in seen.items())
+
+
+def _crowded(file: KernelFile, free: Set[int]) -> dict[int, int]:
+    """Sizes at which the lanes of a program lie at more than two places of a row's outer group,
+    for kernels that tell the two apart; none where no such sizes are served."""
+    found: dict[int, int] = {}
+    for kernel in (each for each in file.kernels if each.body.near):
+        inner, most = kernel.step.inner[-1], kernel.step.block - 1
+        if inner.size > most and set(inner.axes) <= free:
+            for axis in inner.axes:
+                found[axis] = min(file.hints[axis], most)
+                most //= found[axis]
+    return {axis: max(size, 1) for axis, size in found.items()}
 
 
 def _shrunk(axes: Sequence[int], hints: Mapping[int, int], budget: int) -> dict[int, int]:

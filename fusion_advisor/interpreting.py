@@ -41,6 +41,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime.interpreter import (
     GridExecutor,
     InterpreterBuilder,
+    InterpreterOptions,
     ReduceOps,
     ScanOps,
     TensorHandle,
@@ -551,5 +552,7 @@ def install() -> None:
     scan.cumsum = _sum_scan
     executor: Any = GridExecutor
     executor.__call__ = _launch(executor.__call__)
+    # Sums that overflow would only be reported with `debug`; to look for them is half the time.
+    interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
     _install_libdevice()
     _patch_language_once()

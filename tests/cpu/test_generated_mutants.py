@@ -23,7 +23,7 @@ WANTED = 200
 SLOW = "FUSION_ADVISOR_SLOW_TESTS" in os.environ
 PER_KERNEL = 1000 if SLOW else 40
 PER_SCHEDULE = 1000 if SLOW else 12
-"""Of kernels with long rows, which take longer."""
+"""Of kernels with long rows, which take longer, and of the equivalent ones."""
 SEEDS = 5
 KINDS = {
     "mask dropped", "mask widened", "tail lost", "one too many", "neutral element",
@@ -88,8 +88,9 @@ def test_equivalent_ones_are_few_and_pass() -> None:
     chosen = {name: equivalent(name) for name in FUNCTIONS}
     total = sum(map(len, chosen.values()))
     assert total <= 0.2 * sum(len(all_mutants(kernel(name))) for name in FUNCTIONS)
+    drawn = {name: group[:: -(-len(group) // PER_SCHEDULE) or 1] for name, group in chosen.items()}
     with checker("interpreter") as worker:
-        assert len(passing(worker, chosen, seeds=2)) == total
+        assert len(passing(worker, drawn, seeds=2)) == sum(map(len, drawn.values()))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
