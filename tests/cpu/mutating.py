@@ -38,6 +38,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from fusion_advisor.kernels import Kernel
 
@@ -705,7 +706,8 @@ def _scope(function: ast.FunctionDef, kernel: Kernel) -> _Scope:
     return _Scope(function, dict(constants), dict(launch.signature) if launch else {}, strides)
 
 
-def all_mutants(kernel: Kernel) -> list[Mutant]:
+@cache
+def all_mutants(kernel: Kernel) -> tuple[Mutant, ...]:
     """Every mutant there is, in the order of the file; the equivalent ones with their argument."""
     tree = ast.parse(kernel.text)
     for mark, node in enumerate(ast.walk(tree)):
@@ -718,7 +720,7 @@ def all_mutants(kernel: Kernel) -> list[Mutant]:
         what = f"line {line}: {_short(edit.old)} → {_short(edit.new)}"
         if text != original:
             found.setdefault(text, Mutant(edit.kind, what, text, edit.equivalent))
-    return list(found.values())
+    return tuple(found.values())
 
 
 def _short(node: ast.AST) -> str:
