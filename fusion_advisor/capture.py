@@ -50,28 +50,36 @@ _ERRORS = {"CaptureError": CaptureError, "UsageError": UsageError}
 
 
 def capture(
-    model: str, scenario: Scenario | None = None, limits: Limits | None = None, debug: bool = False
+    model: str,
+    scenario: Scenario | None = None,
+    limits: Limits | None = None,
+    debug: bool = False,
+    trail: bool = False,
 ) -> Graph:
-    """Captures MODEL in a child process.
+    """Captures MODEL in a child process; with the trail of its nodes on request.
 
     Raises CaptureError, one line that names file and line and what to do, for whatever the model
     does: an exception, a crash, a hang, too much memory. `debug` sends the child's output and
     traceback to standard error.
     """
-    with capturing(model, scenario, limits, debug) as captured:
+    with capturing(model, scenario, limits, debug, trail) as captured:
         return captured()
 
 
 @contextmanager
 def capturing(
-    model: str, scenario: Scenario | None = None, limits: Limits | None = None, debug: bool = False
+    model: str,
+    scenario: Scenario | None = None,
+    limits: Limits | None = None,
+    debug: bool = False,
+    trail: bool = False,
 ) -> Generator[Callable[[], Graph]]:
     """Starts the capture of MODEL; the function given waits for it, as `capture` does.
 
     Whoever leaves the block early ends the child.
     """
     _refuse_missing(model)
-    request = {"model": model, "scenario": asdict(scenario or Scenario())}
+    request = {"model": model, "scenario": asdict(scenario or Scenario()), "trail": trail}
     with _waiting.pop() if _waiting else _Child() as child:
         watch = _Watch(child.process, limits or Limits())
         child.ask(json.dumps(request))
@@ -119,7 +127,7 @@ def capture_module(
         module.train(was_training)
 
 
-def capture_here(model: str, scenario: Scenario | None = None) -> Graph:
+def capture_here(model: str, scenario: Scenario | None = None, trail: bool = False) -> Graph:
     """Captures MODEL in this process, without limits: what the child of `capture` does."""
     from fusion_advisor.loading import load
 
@@ -128,7 +136,7 @@ def capture_here(model: str, scenario: Scenario | None = None) -> Graph:
             importlib.import_module("transformers")
     scenario = scenario or Scenario()
     started = time.perf_counter()
-    return _translate(load(model, scenario), scenario, started)
+    return _translate(load(model, scenario), scenario, started, trail)
 
 
 def _fake_mode_of(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -139,7 +147,7 @@ def _fake_mode_of(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
     return next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
 
 
-def _translate(loaded: Loaded, scenario: Scenario, started: float) -> Graph:
+def _translate(loaded: Loaded, scenario: Scenario, started: float, trail: bool = False) -> Graph:
     """Traces what was loaded and writes its launches down."""
     import torch
 
@@ -152,7 +160,7 @@ def _translate(loaded: Loaded, scenario: Scenario, started: float) -> Graph:
     else:
         traced = trace(
             loaded.module, loaded.args, loaded.kwargs, loaded.fake,
-            grad=grad, dynamic=scenario.dynamic,
+            grad=grad, dynamic=scenario.dynamic, trail=trail,
         )  # fmt: skip
     autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
     launcher = Launcher(autocast)
@@ -164,6 +172,7 @@ def _translate(loaded: Loaded, scenario: Scenario, started: float) -> Graph:
         differs_from_eager=tuple(dict.fromkeys(traced.differs)),
         source=loaded.source,
         assumed=tuple(loaded.assumed),
+        trail=replace(traced.trail, values=launcher.values) if traced.trail else None,
     )  # fmt: skip
     if not any(node.kind == "call" for node in graph.nodes):
         raise CaptureError(
@@ -351,7 +360,9 @@ def _end_with_parent() -> None:
 def _answer(request: dict[str, Any]) -> bytes:
     scenario = _scenario(request["scenario"])
     try:
-        return b"graph\n" + graph_to_json(capture_here(request["model"], scenario))
+        return b"graph\n" + graph_to_json(
+            capture_here(request["model"], scenario, request["trail"])
+        )
     except BaseException as error:  # noqa: BLE001 the parent tells the user, in one line
         return _failed(error)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-from fusion_advisor.errors import AdvisorError, UsageError
+from fusion_advisor.errors import AdvisorError, PatchError, UsageError
 from fusion_advisor.files import require_folder, write
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fusion_advisor.records import Graph
     from fusion_advisor.report import Report
     from fusion_advisor.rulebook import Gate, Pattern, Rulebook
-    from fusion_advisor.scenario import Request
+    from fusion_advisor.scenario import Request, Scenario
 
 GIB = 1 << 30
 FAILED = 1
@@ -257,6 +257,73 @@ def emit(
     for group in analysis.report.groups:
         _tell(f"{group.kernel.file or group.id}: {group.pattern}: {wording.kernel(group)}")
     return 0
+
+
+@app.command()
+@_takes_options
+def patch(
+    options: _Options,
+    *,
+    out: Annotated[Path, typer.Option(help="the diff, as git apply takes it")],
+    root: Annotated[
+        Path | None, typer.Option(help="the tree that may be edited (default: the git one)")
+    ] = None,
+) -> int:
+    """Write a diff that puts the kernels of MODEL's groups into its source."""
+    from rich.console import Console
+
+    from fusion_advisor.capture import capture
+    from fusion_advisor.pipeline import patched
+    from fusion_advisor.reports import wording
+
+    file = Path(options.model.partition(":")[0])
+    if options.model.startswith("hf:") or file.suffix != ".py":
+        raise UsageError(f"patch {options.model}: only a model in a .py file has a source to edit")
+    if not file.is_file():
+        raise UsageError(f"{file}: no such file")
+    tree = (root or _tree_of(file)).resolve()
+    if not file.resolve().is_relative_to(tree):
+        raise UsageError(f"--root {tree}: {file} is not in it")
+    request = options.request("kernels")
+
+    def captured(model: str, scenario: Scenario) -> Graph:
+        return capture(model, scenario, request.limits, request.debug, trail=True)
+
+    with Console(stderr=True).status("starting") as status:
+        made = patched(request, tree, captured, _Terminal(status, options.verbose))
+    for put in made.patch.puts:
+        places = ", ".join(
+            f"{Path(e.file).resolve().relative_to(tree)}:{e.lines[0]}" for e in put.edits
+        )
+        _tell(
+            f"{put.finding.id} {put.finding.pattern}: {places}, saves "
+            f"{wording.time(put.finding.saved_us_total)} in {put.occurrences} "
+            f"{'places' if put.occurrences > 1 else 'place'} that run"
+        )
+    for name, reason in made.patch.refused.items():
+        _tell(f"{name} is left out: {reason}")
+    lost = made.free_us - made.saved_us
+    if lost > 0:
+        _tell(
+            f"the source cannot express groups that would save {wording.time(lost)} more "
+            f"of {wording.time(made.free_us)}"
+        )
+    if made.wrong:
+        for said, what in made.wrong.items():
+            _tell(f"{said}: {what}")
+        raise PatchError(f"{out}: not written, for the patched model is not the original")
+    if not made.diff:
+        _tell(f"{out}: not written, for no group can be put into the source")
+        return FAILED
+    write(out, made.diff)
+    _tell(f"{out}: the patched model is the original {', '.join(made.tried)}")
+    return 0
+
+
+def _tree_of(file: Path) -> Path:
+    """The git working tree that a file is in, else its folder."""
+    folder = file.resolve().parent
+    return next((p for p in (folder, *folder.parents) if (p / ".git").exists()), folder)
 
 
 def _floating(option: str, given: str | None, *known: str) -> str | None:

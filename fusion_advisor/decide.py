@@ -52,10 +52,13 @@ class Decision:
     fused_bytes: int
     unfused_us: float
     fused_us: float
+    unplaced: str = ""
+    """Why the model's source cannot express it, where that was asked."""
 
     @property
     def accepted(self) -> bool:
-        return len(self.subject.launches) > 1 and all(g.outcome == "holds" for g in self.gates)
+        several = len(self.subject.launches) > 1 and not self.unplaced
+        return several and all(gate.outcome == "holds" for gate in self.gates)
 
     @property
     def worthwhile(self) -> bool:

@@ -19,3 +19,7 @@ class CaptureError(AdvisorError):
     """The model could not be captured; the message names its file and line."""
 
     exit_code = 3
+
+
+class PatchError(AdvisorError):
+    """A patch that would change what the model computes: it is not written."""

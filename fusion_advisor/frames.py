@@ -41,8 +41,8 @@ def source_of_frame(frame: FrameType | None) -> Source | None:
     frames: list[tuple[str, int]] = []
     while frame is not None:
         file = frame.f_code.co_filename
-        if _is_candidate(file):
-            if _is_user(file):
+        if has_source(file):
+            if is_user(file):
                 return Source(file, frame.f_lineno) if _called_from_here(frame) else None
             frames.append((file, frame.f_lineno))
         frame = frame.f_back
@@ -50,8 +50,9 @@ def source_of_frame(frame: FrameType | None) -> Source | None:
 
 
 @lru_cache(maxsize=4096)
-def _is_candidate(file: str) -> bool:
-    return _readable(file) and (_is_user(file) or _is_library(file))
+def has_source(file: str) -> bool:
+    """Whether a file is the user's or of a library other than torch."""
+    return _readable(file) and (is_user(file) or _is_library(file))
 
 
 def _called_from_here(frame: FrameType | None) -> bool:
@@ -73,7 +74,7 @@ def choose(frames: list[tuple[str, int]]) -> Source | None:
     """The user's frame among `frames`, outermost first; callers of this package do not count."""
     ours = next((index for index, (file, _) in enumerate(frames) if file.startswith(_OURS)), -1)
     inner = [frame for frame in frames[ours + 1 :] if _readable(frame[0])]
-    for accept in (_is_user, _is_library):
+    for accept in (is_user, _is_library):
         for file, line in reversed(inner):
             if accept(file):
                 return Source(file, line)
@@ -89,7 +90,8 @@ def _readable(file: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _is_user(file: str) -> bool:
+def is_user(file: str) -> bool:
+    """Whether a file is the user's own: of no installed package."""
     return "site-packages" not in file and "dist-packages" not in file and not _is_stdlib(file)
 
 

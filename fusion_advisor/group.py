@@ -49,12 +49,19 @@ class Grouping:
     saveable_bytes: int = 0
 
 
-def group(flow: Dataflow, decide: Decide, rulebook: Rulebook) -> Grouping:
-    """Partition every component of a graph."""
+def group(
+    flow: Dataflow,
+    decide: Decide,
+    rulebook: Rulebook,
+    kind: Callable[[tuple[int, ...]], object] = lambda component: None,
+) -> Grouping:
+    """Partition every component of a graph. Components that compute the same are cut alike, those
+    of different `kind` apart."""
     result = Grouping()
     by_shape: dict[object, list[tuple[int, ...]]] = {}
     for component in components(flow, flow.fusible):
-        by_shape.setdefault(_shape(flow, component), []).append(component)
+        alike = _shape(flow, component), kind(component)
+        by_shape.setdefault(alike, []).append(component)
     worst = 0.0
     for occurrences in by_shape.values():
         worst = max(worst, _solve(flow, occurrences, decide, rulebook, result))

@@ -47,6 +47,7 @@ from fusion_advisor.expansions import (
     values_in,
 )
 from fusion_advisor.frames import source_of
+from fusion_advisor.provenance import marked
 from fusion_advisor.records import Node, NodeKind, Ref, Source, Symbol, Tensor
 from fusion_advisor.whole_operators import Method, kept_whole, op_name, whole_operator
 
@@ -72,6 +73,8 @@ class Launcher:
 
     def __init__(self, autocast: torch.dtype | None = None) -> None:
         self.nodes: list[Node] = []
+        self.values: dict[str, tuple[str, int]] = {}
+        """What each word of the trail stands for: a node and its output."""
         self._autocast = autocast
         self._names: dict[str, int] = {}
         self._storages = 0
@@ -110,6 +113,9 @@ class Launcher:
                     values[node] = self._call(module, node, values, autocast, outer)
                 except UnknownSize as error:
                     raise _data_dependent(node, outer, error) from error
+                step = marked(node.meta.get("stack_trace"))
+                if step is not None and isinstance(values[node], Value):
+                    self.values[f"#{step}"] = values[node].ref.node, values[node].ref.output
         return None
 
     def _attribute(self, module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
@@ -257,6 +263,7 @@ class Launcher:
                     ),
                     source=source,
                     module=module,
+                    step=marked(node.meta.get("stack_trace")),
                 )
             )
         result = _fill(expansion.result, made)

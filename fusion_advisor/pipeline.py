@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import Proof, assemble
 from fusion_advisor.axes import NotExpressible
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import decide
+from fusion_advisor.editing.sources import Sources
 from fusion_advisor.emit import emit
+from fusion_advisor.errors import CaptureError
 from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, Identified, identify
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.patch import Other, Patch, Placement, patch
 from fusion_advisor.records import Graph
 from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Request
+from fusion_advisor.scenario import Request, Scenario
+from fusion_advisor.trial import tried
 from fusion_advisor.verify import provers, verify
 
 
@@ -84,6 +91,141 @@ def analyze(
     listener.stage("report")
     report = assemble(flow, grouping, found, proofs, request.scenario, assumed, rulebook)
     return Analysis(report, tuple(kernels.values()), flow)
+
+
+@dataclass(frozen=True)
+class Patched:
+    """A patch that held in every scenario that it was tried in, or why it did not.
+
+    `diff` is empty where no group could be put into the source. `free_us` is what the groups would
+    save if the source could express every cut, `saved_us` what the patch does.
+    """
+
+    patch: Patch
+    diff: str
+    root: Path
+    tried: tuple[str, ...]
+    wrong: Mapping[str, str]
+    free_us: float
+    saved_us: float
+
+
+def patched(
+    request: Request,
+    root: Path,
+    captured: Callable[[str, Scenario], Graph],
+    listener: Listener | None = None,
+) -> Patched:
+    """From a model's file to a diff that puts the kernels of its groups into it.
+
+    `root` is the tree that may be edited; `captured` gives the graph of a model with its trail. The
+    partition is solved for what the source can express. Raises UsageError and CaptureError as
+    `analyze` does.
+    """
+    listener = listener or _Silent()
+    rulebook = load_rulebook(request.rules)
+    gpus = gpu_names()
+    device, chosen = choose_device(request.device, rulebook, gpus)
+
+    def flow_of(model: str, scenario: Scenario) -> Dataflow:
+        return dataflow(annotate(captured(model, scenario), device))
+
+    with (
+        provers(device.capability, rulebook.verify, check=request.verify, compile=request.compile)
+        as children,
+        ThreadPoolExecutor(2) as pool,
+    ):  # fmt: skip
+        listener.stage("capture")
+        flow = flow_of(request.model, request.scenario)
+        others = [
+            (said, scenario, pool.submit(flow_of, request.model, scenario))
+            for said, scenario in _other_scenarios(request.scenario, flow)
+        ]
+        listener.assumed((chosen, *flow.annotated.graph.assumed))
+        originals = [("as asked", request.scenario, flow)]
+        for said, scenario, answer in others:
+            with suppress(CaptureError):  # the model does not run so: there is nothing to keep
+                originals.append((said, scenario, answer.result()))
+        placement = _placement(originals, root)
+        listener.stage("group")
+        free = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
+        grouping = group(
+            flow,
+            lambda launches: placement.judged(decide(flow, launches, rulebook)),
+            rulebook,
+            placement.kind,
+        )
+        found = identify(flow, grouping, rulebook)
+        listener.stage("emit")
+        proofs = _emitted(request, flow, found, rulebook, full_size=bool(gpus))
+        listener.stage("verify")
+        kernels = {proof.kernel.name: proof.kernel for proof in proofs.values() if proof.kernel}
+        proven = {
+            name: kernels[name]
+            for name, (check, compiled) in zip(
+                kernels, verify(list(kernels.values()), children), strict=True
+            )
+            if (not check or check.passed) and (not compiled or not compiled.failure)
+        }
+        made = patch(
+            placement, found.groups, proven, Path(request.model.partition(":")[0]).resolve()
+        )
+        diff = made.diff(root)
+        listener.stage("try")
+        wrong: dict[str, str] = {}
+        if diff:
+            wrong = tried(diff, made.after, root, request.model, originals, flow_of, pool)
+    listener.stage("report")
+    everything = identify(flow, free, rulebook).groups
+    return Patched(
+        made, diff, root, tuple(said for said, _, _ in originals), wrong,
+        sum(finding.saved_us_total for finding in everything),
+        sum(put.finding.saved_us_total for put in made.puts),
+    )  # fmt: skip
+
+
+def _other_scenarios(asked: Scenario, flow: Dataflow) -> list[tuple[str, Scenario]]:
+    """What a patch must leave as it is beside the scenario asked for."""
+    tensors = (node.out.dtype for node in flow.nodes if node.kind != "call" and node.outputs)
+    given = next((dtype for dtype in tensors if "float" in dtype), asked.dtype)
+    mode = "train" if asked.mode == "eval" else "eval"
+    found = [(f"in {mode} mode", replace(asked, mode=mode))]
+    dtype = "bfloat16" if given == "float32" else "float32"
+    found.append((f"in {dtype}", replace(asked, dtype=dtype)))
+    if asked.autocast is None:
+        found.append(("under autocast", replace(asked, autocast="bfloat16")))
+    return found
+
+
+def _placement(originals: Sequence[tuple[str, Scenario, Dataflow]], root: Path) -> Placement:
+    """The source as it ran in every scenario, the one asked for first."""
+    (_, asked, flow), *others = originals
+    sources = [_sources(each) for _, _, each in originals]
+
+    def editable(file: str) -> bool:
+        path = Path(file).resolve()
+        return path.is_relative_to(root) and "site-packages" not in path.parts
+
+    def differs(scenario: Scenario) -> Literal["mode", "dtype", "autocast"]:
+        if scenario.mode != asked.mode:
+            return "mode"
+        return "autocast" if scenario.autocast != asked.autocast else "dtype"
+
+    return Placement(
+        sources[0],
+        flow,
+        editable,
+        tuple(
+            Other(seen, differs(scenario), scenario.mode == "train")
+            for seen, (_, scenario, _) in zip(sources[1:], others, strict=True)
+        ),
+    )
+
+
+def _sources(flow: Dataflow) -> Sources:
+    graph = flow.annotated.graph
+    assert graph.trail is not None  # asked for
+    return Sources(graph, graph.trail)
 
 
 def _emitted(

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fusion_advisor.trail import Trail
+
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
     "float32": 4,
@@ -147,6 +149,8 @@ class Node:
     mutates: tuple[int, ...] = ()
     source: Source | None = None
     module: str = ""
+    step: int | None = None
+    """The step of the graph's trail that made it."""
 
     @property
     def out(self) -> Tensor:
@@ -186,3 +190,5 @@ class Graph:
     """Wall seconds of the capture: building the model, tracing, translating; no imports."""
     assumed: tuple[str, ...] = field(default_factory=tuple)
     """What the scenario did not say and capture chose."""
+    trail: Trail | None = None
+    """Which expression made each node, where the capture was asked for it."""

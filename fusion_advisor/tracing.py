@@ -38,8 +38,10 @@ from fusion_advisor.expansions import describe, identifier
 from fusion_advisor.frames import choose, source_of_frame, source_of_traceback
 from fusion_advisor.launching import Launcher
 from fusion_advisor.opaque import opaque_triton
+from fusion_advisor.provenance import Recorder, mark
 from fusion_advisor.records import NodeKind, Ref, Source
 from fusion_advisor.recurrent import whole_recurrent_layers
+from fusion_advisor.trail import Trail
 
 _KINDS: dict[InputKind, NodeKind] = {
     InputKind.USER_INPUT: "input",
@@ -56,6 +58,8 @@ class Placeholder:
     name: str
     kind: NodeKind
     value: Any
+    path: str = ""
+    """Of a parameter, buffer or constant: where it is in the model, `layers.0.weight`."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,7 @@ class Traced:
     differs: list[str] = field(default_factory=list[str])
     results: int | None = None
     """How many of the graph's leading outputs are mutated state rather than results."""
+    trail: Trail | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +94,10 @@ def trace(
     *,
     grad: bool = False,
     dynamic: bool = False,
+    trail: bool = False,
 ) -> Traced:
-    """The graph of one forward pass; CaptureError names the user's line when none can be had."""
+    """The graph of one forward pass, with the trail of its nodes on request; CaptureError names the
+    user's line when none can be had."""
     module, differs = _unwrap(module)
     if not grad:
         differs += _fast_paths(module)
@@ -108,12 +115,15 @@ def trace(
         attempts += [replace(attempt, masks=False, note=traced) for attempt in attempts]
     failures: list[tuple[str, Exception]] = []
     for attempt in attempts:
+        recorder = Recorder(module) if trail else None
         try:
-            with _tracing(grad, attempt.masks) as seen:
+            with _tracing(grad, attempt.masks, recorder) as seen:
                 result = attempt.run()
         except Exception as error:  # noqa: BLE001 whatever a tracer or a model raises
             failures.append((attempt.name, error))
             continue
+        if recorder is not None:
+            result.trail = recorder.trail(tuple(p.path or p.name for p in result.placeholders))
         if failures:
             result.differs.append(f"{failures[0][0]} refused: {_first_line(failures[0][1])}")
         if result.captured_by == "make_fx":
@@ -210,7 +220,8 @@ def from_program(program: torch.export.ExportedProgram) -> Traced:
             value = getattr(spec.arg, "value", None)
         kind = _KINDS.get(spec.kind, "constant")
         name = spec.target if spec.target and kind != "input" else node.name
-        placeholders.append(Placeholder(identifier(name), kind, value))
+        path = spec.target or "" if kind != "input" else ""
+        placeholders.append(Placeholder(identifier(name), kind, value, path))
     return Traced(program.graph_module, placeholders, "export")
 
 
@@ -246,7 +257,7 @@ def _make_fx(
         )(state, tensors)
     kinds = {name: "parameter" for name, _ in module.named_parameters()}
     placeholders = [
-        Placeholder(identifier(name), "parameter" if name in kinds else "buffer", tensor)
+        Placeholder(identifier(name), "parameter" if name in kinds else "buffer", tensor, name)
         for name, tensor in state.items()
     ]
     names = _leaf_names(args, kwargs)
@@ -332,7 +343,9 @@ def _quiet(grad: bool) -> Generator[None, None, None]:
 
 
 @contextmanager
-def _tracing(grad: bool, masks: bool) -> Generator[list[str], None, None]:
+def _tracing(
+    grad: bool, masks: bool, recorder: Recorder | None
+) -> Generator[list[str], None, None]:
     """Quiet torch, opaque Triton launches, CUDA's autocast; yields what differs from eager."""
     seen: list[str] = []
     with ExitStack() as stack:
@@ -343,7 +356,7 @@ def _tracing(grad: bool, masks: bool) -> Generator[list[str], None, None]:
         common = "torch.cuda.amp.common.amp_definitely_not_available"
         stack.enter_context(mock.patch(common, return_value=False))
         stack.enter_context(mock.patch("torch.cuda.is_bf16_supported", return_value=True))
-        stack.enter_context(mock.patch("torch.fx.proxy.CapturedTraceback", _UserFrame))
+        stack.enter_context(mock.patch("torch.fx.proxy.CapturedTraceback", _user_frame(recorder)))
         stack.enter_context(mock.patch.object(torch.fx.GraphModule, "recompile", _recompile_later))
         proxies = "torch.fx.experimental.proxy_tensor._extract_tensor_metadata"
         stack.enter_context(mock.patch(proxies, _nothing))  # `val` has it all
@@ -351,27 +364,44 @@ def _tracing(grad: bool, masks: bool) -> Generator[list[str], None, None]:
         stack.enter_context(mock.patch(sizes, _unbacked_symbols))
         if masks:
             stack.enter_context(_eager_masks(seen))
+        if recorder is not None:
+            stack.enter_context(recorder.following())
         yield seen
+
+
+def _user_frame(recorder: Recorder | None) -> type[_UserFrame]:
+    """The stand-in for a trace, which asks the recorder for the number of each node."""
+    return type("_RecordedFrame", (_UserFrame,), {"recorder": recorder}) if recorder else _UserFrame
 
 
 class _UserFrame:
     """Stands in for torch's recorded traceback: the user's frame alone, ten times as fast."""
 
-    def __init__(self, source: Source | None) -> None:
+    recorder: Recorder | None = None
+
+    def __init__(self, source: Source | None, step: int | None) -> None:
         self._source = source
+        self._step = step
 
     @classmethod
     def extract(cls, **_: Any) -> _UserFrame:
-        return cls(source_of_frame(sys._getframe(1)))
+        frame = sys._getframe(1)
+        step = cls.recorder.evaluated(frame) if cls.recorder else None
+        return cls(source_of_frame(frame), step)
 
     def summary(self) -> traceback.StackSummary:
-        """One frame, called `forward` because torch drops what comes before such a frame."""
-        if self._source is None:
-            return traceback.StackSummary()
-        frame = traceback.FrameSummary(
-            self._source.file, self._source.line, "forward", lookup_line=False, line=""
-        )
-        return traceback.StackSummary.from_list([frame])
+        """One frame, called `forward` because torch drops what comes before such a frame, and the
+        number of the step in the trail."""
+        places: list[tuple[str, int]] = []
+        if self._source is not None:
+            places.append((self._source.file, self._source.line))
+        if self._step is not None:
+            places.append((mark(self._step), 1))
+        frames = [
+            traceback.FrameSummary(file, line, "forward", lookup_line=False, line="")
+            for file, line in places
+        ]
+        return traceback.StackSummary.from_list(frames)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -503,12 +533,13 @@ def launch(traced: Traced, launcher: Launcher) -> tuple[Ref, ...]:
     names = [n.name for n in traced.module.graph.nodes if n.op == "placeholder"]
     operands: list[Any] = []
     storages: dict[int, int] = {}
-    for placeholder, name in zip(traced.placeholders, names, strict=True):
+    for number, (placeholder, name) in enumerate(zip(traced.placeholders, names, strict=True)):
         value = placeholder.value
         if isinstance(value, torch.Tensor) and (placeholder.kind == "input" or name in used):
             key = value.untyped_storage()._cdata
             made = launcher.tensor(placeholder.name, placeholder.kind, value, storages.get(key, -1))
             storages[key] = made.tensor.storage
+            launcher.values[f"@{number}"] = made.ref.node, made.ref.output
             operands.append(made)
         else:
             operands.append(value)

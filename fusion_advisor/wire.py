@@ -10,6 +10,7 @@ import json
 from typing import Any, cast
 
 from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Symbol, Tensor
+from fusion_advisor.trail import Activation, Evaluation, Moment, Span, Trail
 
 
 def graph_to_json(graph: Graph) -> bytes:
@@ -23,6 +24,7 @@ def graph_to_json(graph: Graph) -> bytes:
         "source": graph.source,
         "seconds": graph.seconds,
         "assumed": graph.assumed,
+        "trail": _encode_trail(graph.trail) if graph.trail else None,
     }
     return json.dumps(content).encode()
 
@@ -39,6 +41,41 @@ def graph_from_json(text: bytes | str) -> Graph:
         source=content["source"],
         seconds=content["seconds"],
         assumed=tuple(content["assumed"]),
+        trail=_decode_trail(content["trail"]) if content.get("trail") else None,
+    )
+
+
+def _encode_trail(trail: Trail) -> dict[str, Any]:
+    def span(place: Span | None) -> list[int] | None:
+        return [place.line, place.column, place.end_line, place.end_column] if place else None
+
+    return {
+        "activations": [
+            [a.file, a.function, a.caller, span(a.place), a.value] for a in trail.activations
+        ],
+        "steps": [
+            [step.activation, step.line, step.names]
+            if isinstance(step, Moment)
+            else [step.activation, span(step.place)]
+            for step in trail.steps
+        ],
+        "placeholders": trail.placeholders,
+        "values": trail.values,
+    }
+
+
+def _decode_trail(content: dict[str, Any]) -> Trail:
+    return Trail(
+        activations=tuple(
+            Activation(file, function, caller, Span(*place) if place else None, value)
+            for file, function, caller, place, value in content["activations"]
+        ),
+        steps=tuple(
+            Moment(*step) if len(step) > 2 else Evaluation(step[0], Span(*step[1]))
+            for step in content["steps"]
+        ),
+        placeholders=tuple(content["placeholders"]),
+        values={word: (node, output) for word, (node, output) in content["values"].items()},
     )
 
 
@@ -53,6 +90,7 @@ def _encode_node(node: Node) -> dict[str, Any]:
         "mutates": node.mutates,
         "source": [node.source.file, node.source.line] if node.source else None,
         "module": node.module,
+        "step": node.step,
     }
 
 
@@ -67,6 +105,7 @@ def _decode_node(content: dict[str, Any]) -> Node:
         mutates=tuple(content["mutates"]),
         source=Source(*content["source"]) if content["source"] else None,
         module=content["module"],
+        step=content.get("step"),
     )
 
 

@@ -1,0 +1,95 @@
+"""Patches of every problem of KernelBench: produced, applied with git, and equal to the original.
+
+    python benchmarks/patches.py KernelBench 1 2 --out DIR
+
+KernelBench is a checkout of ScalingIntelligence/KernelBench. A line of JSON for each problem goes
+to DIR/patches.jsonl as it is done, the diffs to DIR. Kernels are not checked here
+(`benchmarks/gpu_check.py` does that); captures are made in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+from fusion_advisor.capture import capture_here
+from fusion_advisor.errors import AdvisorError
+from fusion_advisor.pipeline import patched
+from fusion_advisor.records import Graph
+from fusion_advisor.scenario import Request, Scenario
+
+
+_ONE_AT_A_TIME = Lock()
+
+
+def _captured(model: str, scenario: Scenario) -> Graph:
+    """In this process, with nothing left of the model that was captured before."""
+    with _ONE_AT_A_TIME:
+        path, modules = list(sys.path), set(sys.modules)
+        try:
+            return capture_here(model, scenario, trail=True)
+        finally:
+            sys.path[:] = path
+            for name in set(sys.modules) - modules:
+                if name.startswith(("fused_", "fusion_advisor_model_")):
+                    del sys.modules[name]
+
+
+def tried(file: Path, out: Path, mode: Literal["eval", "train"]) -> dict[str, Any]:
+    """One problem, patched in a folder of its own."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder).resolve() / "problem.py"
+        shutil.copyfile(file, model)
+        request = Request(
+            str(model),
+            Scenario(mode=mode),
+            device="h200",
+            verify=False,
+            compile=False,  # type: ignore[arg-type]
+        )
+        try:
+            made = patched(request, model.parent, _captured)
+        except AdvisorError as error:
+            return {"error": str(error).replace(folder, "")}
+    if made.diff:
+        (out / f"{file.parent.name}_{file.stem}.patch").write_text(made.diff)
+    return {
+        "put": [put.finding.pattern for put in made.patch.puts],
+        "refused": made.patch.refused,
+        "guarded": sum(bool(e.guard) for put in made.patch.puts for e in put.edits),
+        "wrong": made.wrong,
+        "tried": made.tried,
+        "free_us": made.free_us,
+        "saved_us": made.saved_us,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("levels", nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--mode", default="eval", choices=("eval", "train"))
+    parser.add_argument("--only", default="")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = options.out / "patches.jsonl"
+    for level in options.levels:
+        for file in sorted((options.folder / f"level{level}").glob(f"{options.only}*.py")):
+            row = {"problem": f"level{level}/{file.stem}", **tried(file, options.out, options.mode)}
+            print(json.dumps(row), flush=True)
+            with rows.open("a") as stream:
+                stream.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""The model's source as trees, and where in them every node of the graph was made.
+
+A run of a list of statements (the body of a function, of a loop in one of its turns) is a `Place`:
+within one, statements follow each other, so that what they compute can be moved between them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from fusion_advisor.records import Graph, Node, Ref
+from fusion_advisor.trail import Evaluation, Moment, Span, Trail
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def span_of(node: ast.expr | ast.stmt) -> Span:
+    """Where a node stands."""
+    end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
+    return Span(node.lineno, node.col_offset, end_line, end_column)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A list of statements in a file: the field of a function or of a compound statement."""
+
+    file: str
+    owner: Span
+    field: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """One run of a block: in which call, and in which turns of the loops around it."""
+
+    activation: int
+    block: Block
+    turns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an evaluation stands within a place: the statement, and the expression that it or the
+    call that led to it is."""
+
+    statement: Span
+    span: Span
+
+
+@dataclass
+class SourceFile:
+    """A file of the model: its text and its tree."""
+
+    path: str
+    text: str
+    tree: ast.Module
+    parents: dict[ast.AST, ast.AST] = field(default_factory=dict[ast.AST, ast.AST])
+
+    @classmethod
+    def read(cls, path: str) -> SourceFile:
+        """OSError and SyntaxError as Python raises them."""
+        text = Path(path).read_text(encoding="utf-8")
+        found = cls(path, text, ast.parse(text))
+        for parent in ast.walk(found.tree):
+            for child in ast.iter_child_nodes(parent):
+                found.parents[child] = parent
+        return found
+
+    @cached_property
+    def expressions(self) -> dict[Span, ast.expr]:
+        """Every expression by its span; the outermost of those that share one."""
+        found: dict[Span, ast.expr] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.expr):
+                found.setdefault(span_of(node), node)
+        return found
+
+    @cached_property
+    def statements(self) -> dict[Span, ast.stmt]:
+        """Every statement by its span; the outermost of those that share one."""
+        found: dict[Span, ast.stmt] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.stmt):
+                found.setdefault(span_of(node), node)
+        return found
+
+    @cached_property
+    def begun(self) -> dict[int, ast.stmt]:
+        """The innermost statement that begins on a line."""
+        found: dict[int, ast.stmt] = {}
+        for statement in self.statements.values():
+            found[statement.lineno] = statement
+        return found
+
+    def source(self, node: ast.expr | ast.stmt) -> str:
+        """The text of a node."""
+        return ast.get_source_segment(self.text, node) or ast.unparse(node)
+
+    def outside_comprehensions(self, node: ast.expr | ast.stmt) -> ast.expr | ast.stmt:
+        """The outermost comprehension around a node within its statement, which runs its parts many
+        times; the node itself where there is none."""
+        at: ast.AST | None = node
+        while isinstance(at, (ast.expr, ast.comprehension, ast.keyword)):
+            if isinstance(at, _COMPREHENSIONS):
+                node = at
+            at = self.parents.get(at)
+        return node
+
+    def enclosing(self, node: ast.AST) -> list[ast.stmt]:
+        """The statements of a function around a node, outermost first; none for what is in no
+        function, or in a function or comprehension within its statement."""
+        found: list[ast.stmt] = []
+        at: ast.AST | None = node
+        while at is not None and not isinstance(at, Function):
+            if isinstance(at, ast.stmt):
+                found.append(at)
+            if isinstance(at, (ast.Lambda, ast.ClassDef, ast.Module)):
+                return []
+            at = self.parents.get(at)
+        return found[::-1] if at is not None else []
+
+    def block_of(self, statement: ast.stmt) -> Block:
+        """The list that a statement is in."""
+        parent = self.parents[statement]
+        fields: list[tuple[str, object]] = list(ast.iter_fields(parent))
+        name = next(n for n, value in fields if isinstance(value, list) and statement in value)
+        owner = span_of(parent) if isinstance(parent, ast.stmt) else Span(0, 0, 0, 0)
+        return Block(self.path, owner, name)
+
+    def body(self, block: Block) -> list[ast.stmt]:
+        """The statements of a block."""
+        return getattr(self.statements[block.owner], block.field)
+
+    def function(self, block: Block) -> Function:
+        """The function that a block is in."""
+        at: ast.AST = self.statements[block.owner]
+        while not isinstance(at, Function):
+            at = self.parents[at]
+        return at
+
+
+class Sources:
+    """A captured graph's trail, laid over the source that it ran."""
+
+    def __init__(self, graph: Graph, trail: Trail) -> None:
+        self.trail = trail
+        self.files: dict[str, SourceFile] = {}
+        self.standing: list[dict[Place, Standing]] = []
+        """Of each step: where it stands, in the outermost place first."""
+        self.names: dict[Place, dict[int, dict[str, str]]] = {}
+        """In a place, the words of the local names as the statement on a line begins."""
+        self.made: dict[int, list[Node]] = {}
+        """What each evaluation launched."""
+        for node in graph.nodes:
+            if node.step is not None:
+                self.made.setdefault(node.step, []).append(node)
+        self._turns: dict[tuple[int, Span], int] = {}
+        self._walk()
+
+    def file(self, path: str) -> SourceFile:
+        """A file of the model, read once."""
+        if path not in self.files:
+            self.files[path] = SourceFile.read(path)
+        return self.files[path]
+
+    def value(self, word: str | None) -> Ref | None:
+        """The tensor that a word stands for."""
+        found = self.trail.values.get(word or "")
+        return Ref(*found) if found else None
+
+    def chain(self, activation: int, span: Span) -> Iterator[tuple[int, Span]]:
+        """The calls that led to a place in a call, itself first, each with where it was."""
+        at: int | None = activation
+        here: Span | None = span
+        while at is not None and here is not None:
+            yield at, here
+            at, here = self.trail.activations[at].caller, self.trail.activations[at].place
+
+    def _walk(self) -> None:
+        for step in self.trail.steps:
+            if isinstance(step, Moment):
+                self.standing.append({})
+                self._moment(step)
+                continue
+            found: dict[Place, Standing] = {}
+            for activation, span in reversed([*self.chain(step.activation, step.place)]):
+                found |= self._within(activation, span)
+            self.standing.append(found)
+
+    def _moment(self, step: Moment) -> None:
+        file = self.file(self.trail.activations[step.activation].file)
+        statement = file.begun.get(step.line)
+        if statement is None:
+            return
+        around = file.enclosing(statement)
+        for outer, inner in pairwise(around):
+            if isinstance(outer, _LOOPS) and outer.body[0] is inner is statement:
+                key = step.activation, span_of(outer)
+                self._turns[key] = self._turns.get(key, 0) + 1
+        if around:
+            place = self._place(step.activation, file, around)
+            self.names.setdefault(place, {}).setdefault(step.line, step.names)
+
+    def _within(self, activation: int, span: Span) -> dict[Place, Standing]:
+        """The places of one call that hold a stretch of its function."""
+        call = self.trail.activations[activation]
+        if call.function.startswith("<"):
+            return {}
+        file = self.file(call.file)
+        node = file.expressions.get(span) or file.statements.get(span)
+        if node is None:
+            return {}
+        node = file.outside_comprehensions(node)
+        around = file.enclosing(node)
+        return {
+            self._place(activation, file, around[: depth + 1]): Standing(
+                span_of(statement), span_of(node)
+            )
+            for depth, statement in enumerate(around)
+        }
+
+    def _place(self, activation: int, file: SourceFile, around: Sequence[ast.stmt]) -> Place:
+        turns = tuple(
+            self._turns.get((activation, span_of(outer)), 0)
+            for outer in around[:-1]
+            if isinstance(outer, _LOOPS)
+        )
+        return Place(activation, file.block_of(around[-1]), turns)
+
+    def evaluations(self) -> Iterator[tuple[int, Evaluation]]:
+        """The steps that made nodes."""
+        for number, step in enumerate(self.trail.steps):
+            if isinstance(step, Evaluation):
+                yield number, step

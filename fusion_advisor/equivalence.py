@@ -1,0 +1,87 @@
+"""Whether two captured graphs compute the same from the same inputs and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+
+from fusion_advisor.dataflow import Dataflow, bits
+from fusion_advisor.records import Arg, Ref
+
+
+def difference(one: Dataflow, other: Dataflow) -> str:
+    """What tells two graphs apart, empty where they are equal: the same results, made by the same
+    operators with the same arguments, and the same writes to what the caller owns. The order of
+    launches, and what no result needs, does not count."""
+    first, second = _Meaning(one), _Meaning(other)
+    mine, theirs = first.results(), second.results()
+    if len(mine) != len(theirs):
+        return f"{len(theirs)} results instead of {len(mine)}"
+    for number, (left, right) in enumerate(zip(mine, theirs, strict=True)):
+        if left != right:
+            ours, yours = first.unlike(second, number), second.unlike(first, number)
+            return f"result {number}: {yours or 'something else'} instead of {ours or 'the same'}"
+    if sorted(first.writes()) != sorted(second.writes()):
+        return "writes in place differ"
+    return ""
+
+
+class _Meaning:
+    def __init__(self, flow: Dataflow) -> None:
+        self._flow = flow
+        self._hashes: list[str] = []
+        for number, node in enumerate(flow.nodes):
+            operands = iter(flow.operands[number])
+            args = tuple(self._shown(arg, operands) for arg in node.args)
+            kwargs = tuple((name, self._shown(value, operands)) for name, value in node.kwargs)
+            layouts = tuple((t.shape, t.stride, t.dtype) if t else None for t in node.outputs)
+            given = node.name if node.kind != "call" else ""
+            row = (given, out_of_place(node.op), args, kwargs, layouts)
+            self._hashes.append(sha256(repr(row).encode()).hexdigest())
+
+    def _shown(self, arg: Arg, operands: Iterator[Ref]) -> object:
+        tensors = self._flow.annotated.tensors
+        if isinstance(arg, Ref):
+            if arg not in tensors:
+                return None
+            return self._of(next(operands))
+        if isinstance(arg, tuple):
+            return tuple(self._shown(item, operands) for item in arg)
+        return repr(arg)
+
+    def _of(self, ref: Ref) -> str:
+        return f"{self._hashes[self._flow.position[ref.node]]}.{ref.output}"
+
+    def results(self) -> list[str]:
+        flow = self._flow
+        return [self._of(ref) for ref in flow.annotated.graph.outputs if ref.node in flow.position]
+
+    def writes(self) -> list[str]:
+        """Of the launches that write what was there before the graph ran."""
+        flow = self._flow
+        given = {t.storage for node in flow.nodes if node.kind != "call" for t in node.outputs if t}
+        return [
+            self._hashes[number]
+            for number, node in enumerate(flow.nodes)
+            if node.kind == "call" and given & set(node.mutates)
+        ]
+
+    def unlike(self, other: _Meaning, number: int) -> str:
+        """The first launch behind a result that the other graph does not have."""
+        flow, known = self._flow, set(other._hashes)
+        ref = flow.annotated.graph.outputs[number]
+        last = flow.position[ref.node]
+        for position in (*bits(flow.above[last]), last):
+            node = flow.nodes[position]
+            if self._hashes[position] not in known:
+                source = f" ({node.source.file}:{node.source.line})" if node.source else ""
+                return f"{node.op}{source}"
+        return ""
+
+
+def out_of_place(op: str) -> str:
+    """`aten.add_.Tensor` as `aten.add.Tensor`: who reads what is known from the dataflow."""
+    parts = op.split(".")
+    if len(parts) > 1 and parts[1].endswith("_") and not parts[1].endswith("__"):
+        parts[1] = parts[1].removesuffix("_")
+    return ".".join(parts)

@@ -1,0 +1,145 @@
+"""Writes down, while a model is traced, which expression of its source makes each node.
+
+Python's own tracing tells of every call and line; the instruction that a frame is at has an exact
+position in the source (`co_positions`), so that `silu(gate(x)) * up(x)` is four expressions and not
+one line.
+"""
+# Frames and proxies carry Any.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+from fusion_advisor.frames import has_source, is_user
+from fusion_advisor.trail import Activation, Evaluation, Moment, Span, Trail
+
+_MARK = re.compile(r"<evaluation (\d+)>")
+
+
+def mark(number: int) -> str:
+    """How a node's stack trace names the step that made it."""
+    return f"<evaluation {number}>"
+
+
+def marked(trace: str | None) -> int | None:
+    """The step that a stack trace names."""
+    found = _MARK.search(trace or "")
+    return int(found[1]) if found else None
+
+
+class Recorder:
+    """Collects a trail. `evaluated` is called as a node is made, from within the model's code."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._paths = {id(child): name for name, child in module.named_modules()}
+        self._packages = {type(child).__module__.partition(".")[0] for child in module.modules()}
+        self._numbers: dict[int, int] = {}
+        self._frames: list[FrameType] = []  # alive, so that no other frame takes their place
+        self._activations: list[Activation] = []
+        self._steps: list[Evaluation | Moment] = []
+
+    def trail(self, placeholders: tuple[str, ...]) -> Trail:
+        """What was recorded so far."""
+        return Trail(tuple(self._activations), tuple(self._steps), placeholders)
+
+    def evaluated(self, frame: FrameType | None) -> int | None:
+        """The number of a new step at the innermost frame that is followed; None without one."""
+        while frame is not None and id(frame) not in self._numbers:
+            frame = frame.f_back
+        place = position(frame) if frame is not None else None
+        if frame is None or place is None:
+            return None
+        self._steps.append(Evaluation(self._numbers[id(frame)], place))
+        return len(self._steps) - 1
+
+    @contextmanager
+    def following(self) -> Generator[None, None, None]:
+        """Follow every call while the block runs."""
+        before = sys.gettrace()
+        sys.settrace(self._call)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        del argument
+        if event != "call" or not self._follows(frame):
+            return None
+        caller = frame.f_back
+        while caller is not None and id(caller) not in self._numbers:
+            caller = caller.f_back
+        self._numbers[id(frame)] = len(self._activations)
+        self._frames.append(frame)
+        self._activations.append(
+            Activation(
+                frame.f_code.co_filename,
+                frame.f_code.co_name,
+                self._numbers[id(caller)] if caller else None,
+                position(caller) if caller else None,
+            )
+        )
+        return self._line
+
+    def _follows(self, frame: FrameType) -> bool:
+        """Whether it runs the user's code, or that of a package that a module is from."""
+        file = frame.f_code.co_filename
+        if not has_source(file):
+            return False
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        return package in self._packages or is_user(file)
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        number = self._numbers[id(frame)]
+        if event == "line":
+            words = {name: self._word(value) for name, value in frame.f_locals.items()}
+            names = {name: word for name, word in words.items() if word is not None}
+            self._steps.append(Moment(number, frame.f_lineno, names))
+        elif event == "return":
+            value = self._word(argument)
+            self._activations[number] = replace(self._activations[number], value=value)
+        return self._line
+
+    def _word(self, value: Any) -> str | None:
+        if isinstance(value, torch.nn.Module):
+            path = self._paths.get(id(value))
+            return None if path is None else f":{path}"
+        mode = get_proxy_mode() if isinstance(value, torch.Tensor) else None
+        if mode is None:
+            return None
+        slot: Any = get_proxy_slot(value, mode.tracer, None)
+        node = getattr(getattr(slot, "proxy", None), "node", None)
+        if node is None:
+            return None
+        if node.op == "placeholder":
+            given = [n for n in node.graph.nodes if n.op == "placeholder"]
+            return f"@{given.index(node)}"
+        number = marked(node.stack_trace)
+        return None if number is None else f"#{number}"
+
+
+def position(frame: FrameType) -> Span | None:
+    """The expression that a frame is at."""
+    return _positions(frame.f_code)[frame.f_lasti // 2]
+
+
+@lru_cache(maxsize=4096)
+def _positions(code: CodeType) -> tuple[Span | None, ...]:
+    def span(line: int | None, end: int | None, column: int | None, last: int | None) -> Any:
+        if line is None or end is None or column is None or last is None:
+            return None
+        return Span(line, column, end, last)
+
+    return tuple(span(*place) for place in code.co_positions())

@@ -1,0 +1,93 @@
+"""Stage: a patch tried before it is written.
+
+`git apply` puts it on a copy of the tree, the model is captured from there with the kernels'
+references in place of their launches, and its graph has to be the original's, in each scenario.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.equivalence import difference
+from fusion_advisor.errors import CaptureError, UsageError
+from fusion_advisor.scenario import Scenario
+
+Capture = Callable[[str, Scenario], Dataflow]
+"""The dataflow of the model in a file, in a scenario. Raises CaptureError."""
+
+
+def tried(
+    diff: str,
+    touched: Iterable[Path],
+    root: Path,
+    model: str,
+    originals: Sequence[tuple[str, Scenario, Dataflow]],
+    capture: Capture,
+    pool: ThreadPoolExecutor,
+) -> dict[str, str]:
+    """What went wrong in which scenario; empty where the patched model is the original in all.
+
+    `originals` are the model as it is, each with what to call the scenario. Raises UsageError where
+    there is no `git`.
+    """
+    with patched_copy(diff, touched, root) as copy:
+        file, _, name = model.partition(":")
+        place = str(copy / Path(file).resolve().relative_to(root))
+        patched = f"{place}:{name}" if name else place
+        asked = [pool.submit(capture, patched, scenario) for _, scenario, _ in originals]
+        wrong: dict[str, str] = {}
+        for (said, _, before), answer in zip(originals, asked, strict=True):
+            try:
+                found = difference(before, answer.result())
+            except CaptureError as error:
+                found = str(error)
+            if found:
+                wrong[said] = found.replace(f"{copy}/", "")
+        return wrong
+
+
+@contextmanager
+def patched_copy(diff: str, touched: Iterable[Path], root: Path) -> Generator[Path, None, None]:
+    """A copy of the tree with a diff applied: folders in which something changes are copied, all
+    else is linked."""
+    git = shutil.which("git")
+    if git is None:
+        raise UsageError("a patch is tried with git apply before it is written: install git")
+    with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
+        copy = Path(folder).resolve()
+        _mirror(root, copy, {path.relative_to(root) for path in touched})
+        environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(copy.parent)}
+        applied = subprocess.run(
+            [git, "apply", "--whitespace=nowarn", "-"], input=diff.encode(), cwd=copy,
+            capture_output=True, check=False, env=environment,
+        )  # fmt: skip
+        if applied.returncode:
+            raise UsageError(f"git apply refused the patch: {applied.stderr.decode().strip()}")
+        yield copy
+
+
+def _mirror(source: Path, target: Path, touched: set[Path]) -> None:
+    files: set[str] = set()
+    nested: dict[str, set[Path]] = {}
+    for path in touched:
+        first, *rest = path.parts
+        if rest:
+            nested.setdefault(first, set()).add(Path(*rest))
+        else:
+            files.add(first)
+    target.mkdir(exist_ok=True)
+    for entry in source.iterdir() if source.is_dir() else ():
+        if entry.name in nested and entry.is_dir():
+            _mirror(entry, target / entry.name, nested[entry.name])
+        elif entry.name in files:
+            shutil.copyfile(entry, target / entry.name)
+        elif entry.name not in (".git", "__pycache__"):
+            (target / entry.name).symlink_to(entry)
