@@ -25,7 +25,6 @@ from fusion_advisor.pipeline import patched
 from fusion_advisor.records import Graph
 from fusion_advisor.scenario import Request, Scenario
 
-
 _ONE_AT_A_TIME = Lock()
 
 
@@ -64,6 +63,7 @@ def tried(file: Path, out: Path, mode: Literal["eval", "train"]) -> dict[str, An
     return {
         "put": [put.finding.pattern for put in made.patch.puts],
         "refused": made.patch.refused,
+        "unplaced": made.unplaced,
         "guarded": sum(bool(e.guard) for put in made.patch.puts for e in put.edits),
         "wrong": made.wrong,
         "tried": made.tried,

@@ -160,7 +160,7 @@ def _translate(loaded: Loaded, scenario: Scenario, started: float, trail: bool =
     else:
         traced = trace(
             loaded.module, loaded.args, loaded.kwargs, loaded.fake,
-            grad=grad, dynamic=scenario.dynamic, trail=trail,
+            grad=grad, dynamic=scenario.dynamic, autocast=bool(scenario.autocast), trail=trail,
         )  # fmt: skip
     autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
     launcher = Launcher(autocast)

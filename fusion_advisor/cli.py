@@ -302,6 +302,8 @@ def patch(
         )
     for name, reason in made.patch.refused.items():
         _tell(f"{name} is left out: {reason}")
+    for launches, reason in made.unplaced.items():
+        _tell(f"cannot be written as one call: {launches}: {reason}")
     lost = made.free_us - made.saved_us
     if lost > 0:
         _tell(

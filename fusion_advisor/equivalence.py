@@ -34,9 +34,10 @@ class _Meaning:
             operands = iter(flow.operands[number])
             args = tuple(self._shown(arg, operands) for arg in node.args)
             kwargs = tuple((name, self._shown(value, operands)) for name, value in node.kwargs)
-            layouts = tuple((t.shape, t.stride, t.dtype) if t else None for t in node.outputs)
             given = node.name if node.kind != "call" else ""
-            row = (given, out_of_place(node.op), args, kwargs, layouts)
+            row: object = (given, out_of_place(node.op), args, kwargs)
+            if flow.is_view(number):  # what it looks at, and how: `_of` tells the layout
+                row = "view", self._of(flow.base(flow.operands[number][0]))
             self._hashes.append(sha256(repr(row).encode()).hexdigest())
 
     def _shown(self, arg: Arg, operands: Iterator[Ref]) -> object:
@@ -50,11 +51,14 @@ class _Meaning:
         return repr(arg)
 
     def _of(self, ref: Ref) -> str:
-        return f"{self._hashes[self._flow.position[ref.node]]}.{ref.output}"
+        made = self._flow.annotated.tensors[ref]
+        number = self._flow.position[ref.node]
+        layout = made.shape, made.stride, made.offset, made.dtype
+        return repr((self._hashes[number], ref.output, layout))
 
     def results(self) -> list[str]:
         flow = self._flow
-        return [self._of(ref) for ref in flow.annotated.graph.outputs if ref.node in flow.position]
+        return [self._of(ref) for ref in flow.annotated.graph.outputs]
 
     def writes(self) -> list[str]:
         """Of the launches that write what was there before the graph ran."""

@@ -97,7 +97,8 @@ def analyze(
 class Patched:
     """A patch that held in every scenario that it was tried in, or why it did not.
 
-    `diff` is empty where no group could be put into the source. `free_us` is what the groups would
+    `diff` is empty where no group could be put into the source. `unplaced` says of accepted sets,
+    by what they launch, why the source cannot express them. `free_us` is what the groups would
     save if the source could express every cut, `saved_us` what the patch does.
     """
 
@@ -106,6 +107,7 @@ class Patched:
     root: Path
     tried: tuple[str, ...]
     wrong: Mapping[str, str]
+    unplaced: Mapping[str, str]
     free_us: float
     saved_us: float
 
@@ -177,8 +179,15 @@ def patched(
             wrong = tried(diff, made.after, root, request.model, originals, flow_of, pool)
     listener.stage("report")
     everything = identify(flow, free, rulebook).groups
+    unplaced = {
+        ", ".join(flow.nodes[number].name for number in each.decision.subject.launches): (
+            each.decision.unplaced
+        )
+        for each in found.candidates
+        if each.decision.unplaced
+    }
     return Patched(
-        made, diff, root, tuple(said for said, _, _ in originals), wrong,
+        made, diff, root, tuple(said for said, _, _ in originals), wrong, unplaced,
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
     )  # fmt: skip

@@ -94,6 +94,7 @@ def trace(
     *,
     grad: bool = False,
     dynamic: bool = False,
+    autocast: bool = False,
     trail: bool = False,
 ) -> Traced:
     """The graph of one forward pass, with the trail of its nodes on request; CaptureError names the
@@ -117,7 +118,7 @@ def trace(
     for attempt in attempts:
         recorder = Recorder(module) if trail else None
         try:
-            with _tracing(grad, attempt.masks, recorder) as seen:
+            with _tracing(grad, attempt.masks, autocast, recorder) as seen:
                 result = attempt.run()
         except Exception as error:  # noqa: BLE001 whatever a tracer or a model raises
             failures.append((attempt.name, error))
@@ -344,7 +345,7 @@ def _quiet(grad: bool) -> Generator[None, None, None]:
 
 @contextmanager
 def _tracing(
-    grad: bool, masks: bool, recorder: Recorder | None
+    grad: bool, masks: bool, autocast: bool, recorder: Recorder | None
 ) -> Generator[list[str], None, None]:
     """Quiet torch, opaque Triton launches, CUDA's autocast; yields what differs from eager."""
     seen: list[str] = []
@@ -364,6 +365,8 @@ def _tracing(
         stack.enter_context(mock.patch(sizes, _unbacked_symbols))
         if masks:
             stack.enter_context(_eager_masks(seen))
+        if autocast:  # the launcher applies it; the model may ask whether it is on
+            stack.enter_context(mock.patch("torch.is_autocast_enabled", _autocast_on))
         if recorder is not None:
             stack.enter_context(recorder.following())
         yield seen
@@ -406,6 +409,14 @@ class _UserFrame:
 
 def _nothing(*_: Any, **__: Any) -> None:
     return None
+
+
+_is_autocast_enabled = torch.is_autocast_enabled
+
+
+def _autocast_on(device_type: str | None = None) -> bool:
+    """On for who asks for the default device, as the model's own code does."""
+    return True if device_type is None else _is_autocast_enabled(device_type)
 
 
 def _unbacked_symbols(*args: Any, **kwargs: Any) -> dict[Any, Any]:

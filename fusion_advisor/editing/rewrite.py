@@ -85,6 +85,7 @@ class _Rewriter:
             raise NotPlaced("a part of it was made by no expression of the source")
         self._steps = {step for step in steps if step is not None}
         self._gone = self._steps | self._idle()
+        self._gone |= self._passed_on()
         self._place = self._common()
         activation = sources.trail.activations[self._place.activation]
         self._file: SourceFile = sources.file(activation.file)
@@ -117,6 +118,19 @@ class _Rewriter:
             if step not in self._steps and not numbers & needed:
                 idle.add(step)
         return idle
+
+    def _passed_on(self) -> set[int]:
+        """Evaluations that launch nothing and hand on what only the kernel needs: a dropout in
+        eval."""
+        flow, outputs = self._flow, set(self._call.outputs)
+        found: set[int] = set()
+        for step, _ in self._sources.evaluations():
+            ref = self._sources.value(f"#{step}")
+            if step in self._sources.made or ref is None or ref in outputs:
+                continue
+            if flow.position[ref.node] in self._inside:
+                found.add(step)
+        return found
 
     def _common(self) -> Place:
         """The innermost place that all of the group is in."""
@@ -225,7 +239,9 @@ class _Rewriter:
 
     def _belongs(self, node: ast.expr) -> bool:
         """Whether the value of an expression is made by the group, and all that makes it is."""
-        own = {step for step in self._exactly(span_of(node)) if self._sources.made.get(step)}
+        node = _picked(node) or node
+        made = self._sources.made.keys() | self._gone
+        own = {step for step in self._exactly(span_of(node)) if step in made}
         if own and own & self._gone and not own <= self._gone:
             raise NotPlaced(
                 f"line {node.lineno}: only a part of what `{self._text(node)}` computes is fused"
@@ -235,8 +251,10 @@ class _Rewriter:
     def _value(self, node: ast.expr | ast.stmt) -> Ref | None:
         """What an expression gives: the last that it evaluates itself, or what its call returns."""
         trail, span = self._sources.trail, span_of(node)
+        if isinstance(node, ast.Subscript) and (whole := _picked(node)):
+            return self._several_of(whole).get(_index(node))
         steps = sorted(self._exactly(span))
-        if not steps:
+        if not steps or len(self._several_of(node)) > 1:
             return None
         calls = {
             activation
@@ -251,6 +269,12 @@ class _Rewriter:
             return self._sources.value(trail.activations[max(calls)].value)
         return self._sources.value(f"#{steps[-1]}")
 
+    def _several_of(self, node: ast.expr | ast.stmt) -> dict[int | None, Ref]:
+        """The tensors that an expression gives as a tuple, as `max` does along a dimension."""
+        given = (self._sources.value(f"#{step}") for step in self._exactly(span_of(node)))
+        refs = {ref for ref in given if ref is not None}
+        return {ref.output: ref for ref in refs} if len({ref.node for ref in refs}) == 1 else {}
+
     # Taking out.
 
     def _take_out(self, top: _Top, replaced: dict[Span, str], rebound: dict[str, ast.stmt]) -> None:
@@ -262,17 +286,20 @@ class _Rewriter:
             raise NotPlaced(
                 f"line {statement.lineno}: `{self._text(top.node)}` is used there and not stored"
             )
-        if len(top.leaves) > 1:
+        computed = [leaf for leaf in top.leaves if not self._only_views(leaf)]
+        if len(computed) > 1:
             raise NotPlaced(
                 f"line {statement.lineno}: more than one of its operands is computed there"
             )
         rebound |= dict.fromkeys(targets, statement)
-        if not top.leaves:
-            replaced[span_of(statement)] = ""
-            return
-        leaf = self._text(top.leaves[0])
-        text = f"{' = '.join(targets)} = {leaf}"
-        replaced[span_of(statement)] = text
+        replaced[span_of(statement)] = ""
+        for leaf in computed:
+            replaced[span_of(statement)] = f"{' = '.join(targets)} = {self._text(leaf)}"
+
+    def _only_views(self, node: ast.expr) -> bool:
+        """Whether nothing is launched for an expression, so that it can stand anywhere."""
+        made = [n for step in self._evaluated(node) for n in self._sources.made.get(step, ())]
+        return all(self._flow.is_view(self._flow.position[n.name]) for n in made)
 
     def _assigned(self, top: _Top, text: str) -> str:
         """The call in place of an expression, or of `x += y`."""
@@ -329,10 +356,18 @@ class _Rewriter:
             self._same(leaf, names, original)
             leaves[value] = self._text(leaf)
         for top in tops:
-            if top.value in self._call.outputs and top is not first and top.leaves:
+            launched = [leaf for leaf in top.leaves if not self._only_views(leaf)]
+            if top.value in self._call.outputs and top is not first and launched:
                 raise NotPlaced(
                     f"line {top.statement.lineno}: an operand of a later result is computed there"
                 )
+            unchanged = self._names(top.statement)
+            for leaf in top.leaves if top is not first else ():
+                value = self._value(leaf)
+                if leaf in launched or value is None:
+                    continue
+                if all(names.get(name) == unchanged.get(name) for name in _loads(leaf)):
+                    leaves.setdefault(value, self._text(leaf))
         if not single and leaves and getattr(first.statement, "value", None) is not first.node:
             raise NotPlaced(
                 f"line {first.statement.lineno}: an operand is computed beside the first result"
@@ -379,7 +414,8 @@ class _Rewriter:
         """A parameter or buffer as an attribute of a module that a name holds."""
         trail = self._sources.trail
         word = next((w for w, (node, _) in trail.values.items() if node == ref.node), "")
-        if not word.startswith("@"):
+        kind = self._flow.nodes[self._flow.position[ref.node]].kind
+        if not word.startswith("@") or kind not in ("parameter", "buffer"):
             return None
         return attribute(trail.placeholders[int(word[1:])], names)
 
@@ -402,7 +438,8 @@ class _Rewriter:
             changed = {n: w for n, w in after.items() if before.get(n) != w}
             if text is not None:
                 top = next(t for t in self._tops(statement))
-                value = self._value(top.leaves[0])
+                leaf = next(leaf for leaf in top.leaves if not self._only_views(leaf))
+                value = self._value(leaf)
                 word = next(
                     (w for w in self._sources.trail.values if self._sources.value(w) == value), ""
                 )
@@ -454,7 +491,7 @@ class _Rewriter:
         }
         kept = " ".join(replaced.values())
         for statement in self._file.body(self._place.block):
-            targets = _targets(statement)
+            targets = _unpacked(statement)
             if not targets or span_of(statement) in replaced or self._evaluated(statement):
                 continue
             value = getattr(statement, "value", None)
@@ -494,6 +531,18 @@ def _stored(top: _Top) -> str | None:
     return targets[0] if targets and len(targets) == 1 and whole else None
 
 
+def _picked(node: ast.expr) -> ast.expr | None:
+    """The call in `call(...)[0]`."""
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
+        return node.value if _index(node) is not None else None
+    return None
+
+
+def _index(node: ast.Subscript) -> int | None:
+    number = node.slice.value if isinstance(node.slice, ast.Constant) else None
+    return number if isinstance(number, int) else None
+
+
 def _targets(statement: ast.stmt) -> list[str] | None:
     """The names that a statement binds; None where it does anything else."""
     if isinstance(statement, ast.Assign):
@@ -506,6 +555,15 @@ def _targets(statement: ast.stmt) -> list[str] | None:
         return None
     names = [target.id for target in targets if isinstance(target, ast.Name)]
     return names if len(names) == len(targets) else None
+
+
+def _unpacked(statement: ast.stmt) -> list[str]:
+    """The names that an assignment binds, `a, b = x.shape` included; none where it does more."""
+    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
+        parts = statement.targets[0].elts if len(statement.targets) == 1 else []
+        names = [part.id for part in parts if isinstance(part, ast.Name)]
+        return names if len(names) == len(parts) else []
+    return _targets(statement) or []
 
 
 def _loads(node: ast.AST) -> set[str]:

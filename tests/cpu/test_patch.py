@@ -1,0 +1,355 @@
+"""Patches: what they edit, what they leave, and that the patched model is the original."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from threading import Lock
+
+import pytest
+
+from fusion_advisor.annotate import annotate
+from fusion_advisor.capture import capture_here
+from fusion_advisor.dataflow import dataflow
+from fusion_advisor.equivalence import difference
+from fusion_advisor.pipeline import Patched, patched
+from fusion_advisor.records import Graph
+from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.scenario import Request, Scenario
+from fusion_advisor.trial import patched_copy
+
+HEAD = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Norm(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d))
+
+    def forward(self, x):
+        dtype = x.dtype
+        x = x.float()
+        # the mean of the squares
+        variance = x.pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + 1e-6)
+        return self.weight * x.to(dtype)
+"""
+
+
+ONE_AT_A_TIME = Lock()
+
+
+def captured(model: str, scenario: Scenario) -> Graph:
+    """As the command does in a child; here, with nothing left behind."""
+    with ONE_AT_A_TIME:
+        path, modules = list(sys.path), set(sys.modules)
+        try:
+            return capture_here(model, scenario, trail=True)
+        finally:
+            sys.path[:] = path
+            for name in set(sys.modules) - modules:
+                if name.startswith(("fused_", "fusion_advisor_model_")):
+                    del sys.modules[name]
+
+
+def made(folder: Path, body: str, *, mode: str = "eval", shape: str = "64, 128, 1024") -> Patched:
+    """The patch of a file with a model, kernels unchecked."""
+    file = folder / "model.py"
+    inputs = f"\n\ndef get_inputs():\n    return [torch.empty({shape})]\n"
+    file.write_text(HEAD + textwrap.dedent(body) + inputs)
+    scenario = Scenario(mode="train" if mode == "train" else "eval")
+    request = Request(str(file), scenario, device="h200", verify=False, compile=False)
+    return patched(request, folder.resolve(), captured)
+
+
+def changed(patch: Patched) -> str:
+    """The model's file after the patch; the patch has to hold."""
+    assert patch.wrong == {}
+    return next(text for path, text in patch.patch.after.items() if path.name == "model.py")
+
+
+def test_statements_become_a_call(tmp_path: Path) -> None:
+    text = changed(
+        made(
+            tmp_path,
+            """
+            class Model(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.norm = Norm(1024)
+
+                def forward(self, x):
+                    return self.norm(x)
+            """,
+        )
+    )
+    fused = text[text.index("        else:") :]
+    assert "return fused_model.rms_norm(x, self.weight)" in fused
+    assert "# the mean of the squares" in fused, "comments stay"
+    assert "variance" not in fused, "what nothing reads any more goes"
+    assert "dtype = x.dtype" not in fused
+    assert "import fused_model" in text
+    assert "if x.dtype != torch.float32:" in text, "in another dtype it upcasts"
+
+
+def test_an_expression_keeps_its_operands(tmp_path: Path) -> None:
+    text = changed(
+        made(
+            tmp_path,
+            """
+            class Model(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.gate, self.up = nn.Linear(1024, 2048), nn.Linear(1024, 2048)
+                    self.down = nn.Linear(2048, 1024)
+
+                def forward(self, x):
+                    return self.down(F.silu(self.gate(x)) * self.up(x))
+            """,
+        )
+    )
+    assert "return self.down(fused_model.swiglu(self.gate(x), self.up(x)))" in text
+    assert "if " not in text.split("class Model")[1], "no guard: nothing hangs on mode or dtype"
+
+
+def test_a_loop_over_layers_is_a_barrier(tmp_path: Path) -> None:
+    patch = made(
+        tmp_path,
+        """
+        class Block(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.one, self.two = Norm(1024), Norm(1024)
+                self.a, self.b = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                x = x + self.a(self.one(x))
+                y = self.two(x)
+                return x + self.b(y)
+
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList([Block(), Block()])
+
+            def forward(self, x):
+                for layer in self.layers:
+                    x = layer(x)
+                return x
+        """,
+    )
+    text = changed(patch)
+    assert "x, y = fused_model.residual_norm(x, self.a(self.one(x)), self.two.weight)" in text
+    assert "fused_model.rms_norm(x, self.weight)" in text, "the norm that a block begins with"
+    assert 0 < patch.saved_us < patch.free_us
+    assert "for layer in self.layers:\n            x = layer(x)\n" in text
+
+
+def test_training_keeps_its_dropout(tmp_path: Path) -> None:
+    text = changed(
+        made(
+            tmp_path,
+            """
+            class Model(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.drop = nn.Dropout(0.5)
+                    self.lin = nn.Linear(1024, 1024)
+
+                def forward(self, x):
+                    h = F.gelu(self.lin(x), approximate="tanh")
+                    h = self.drop(h)
+                    return torch.sigmoid(h * 2) - x
+            """,
+        )
+    )
+    assert "self.drop.training" in text
+    assert text.count("self.drop(h)") == 1, "the original stays for training"
+
+
+def test_batch_norm_is_guarded_by_its_mode(tmp_path: Path) -> None:
+    text = changed(
+        made(
+            tmp_path,
+            """
+            class Model(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.conv, self.bn = nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16)
+
+                def forward(self, x):
+                    x = self.bn(self.conv(x))
+                    return torch.relu(x) * 0.5
+            """,
+            shape="64, 8, 130, 130",
+        )
+    )
+    assert "if self.bn.training" in text
+    fused = text[text.index("        else:") :]
+    assert "x = self.conv(x)" in fused
+    assert "self.bn.weight" in fused
+    assert "self.bn(" not in fused
+
+
+def test_calls_that_differ_are_left(tmp_path: Path) -> None:
+    """One function, two computations: what one call could use would change the other."""
+    patch = made(
+        tmp_path,
+        """
+        def scaled(x, by):
+            y = torch.tanh(x * by)
+            return y + 1
+
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                return self.lin(scaled(self.lin(scaled(x, 2.0)), 3.0))
+        """,
+    )
+    assert patch.diff == ""
+    assert any("edited differently" in why or "ran 2 times" in why
+               for why in patch.patch.refused.values())  # fmt: skip
+
+
+def test_a_value_that_is_read_elsewhere_stays(tmp_path: Path) -> None:
+    """A result that something else reads is given by the kernel, too."""
+    text = changed(
+        made(
+            tmp_path,
+            """
+            class Model(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.lin = nn.Linear(1024, 1024)
+
+                def forward(self, x):
+                    a = torch.sigmoid(x)
+                    b = torch.tanh(a * x)
+                    return self.lin(b) + self.lin(a)
+            """,
+        )
+    )
+    assert "a, b = fused_model." in text
+
+
+def test_what_the_patched_model_computes(tmp_path: Path) -> None:
+    """Through the interpreter, fall-backs forbidden: the same as the original, but for rounding."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = Norm(96)
+                self.gate, self.up = nn.Linear(96, 64), nn.Linear(96, 64)
+
+            def forward(self, x):
+                y = self.norm(x + 1)
+                return F.silu(self.gate(y)) * self.up(y)
+        """,
+        shape="700, 96",
+    )
+    assert changed(patch).count("fused_model.") >= 2
+    (tmp_path / "original.py").write_text((tmp_path / "model.py").read_text())
+    applied = subprocess.run(["git", "apply", "-"], input=patch.diff.encode(), cwd=tmp_path)
+    assert applied.returncode == 0
+    run = """
+        import torch
+        from fusion_advisor.interpreting import install
+        install()
+        import original, model
+        torch.manual_seed(0)
+        one, two = original.Model().eval(), model.Model().eval()
+        two.load_state_dict(one.state_dict())
+        for rows in (1, 37, 700):
+            x = torch.randn(rows, 96)
+            with torch.no_grad():
+                torch.testing.assert_close(two(x), one(x))
+        import fused_model
+        for name in fused_model.__all__:
+            module = __import__("fused_model." + name, fromlist=["x"])
+            assert module.fallbacks == 0
+        one.train(), two.train()
+        y = two(x)
+        y.sum().backward()
+        g = two.norm.weight.grad
+        one(x).sum().backward()
+        torch.testing.assert_close(g, one.norm.weight.grad)
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(run)],
+        cwd=tmp_path, check=True, env=environment,
+    )  # fmt: skip
+
+
+def test_a_wrong_edit_is_found(tmp_path: Path) -> None:
+    """What is tried is the diff itself: one that swaps operands does not pass."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gate, self.up = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                return F.silu(self.gate(x)) * self.up(x)
+        """,
+    )
+    wrong = patch.diff.replace("(self.gate(x), self.up(x))", "(self.up(x), self.gate(x))")
+    assert wrong != patch.diff
+    rulebook = load_rulebook()
+    device = rulebook.device("h200")
+
+    def flow(model: Path):
+        return dataflow(annotate(captured(str(model), Scenario()), device))
+
+    before = flow(tmp_path / "model.py")
+    with patched_copy(patch.diff, patch.patch.after, tmp_path.resolve()) as copy:
+        assert difference(before, flow(copy / "model.py")) == ""
+    with patched_copy(wrong, patch.patch.after, tmp_path.resolve()) as copy:
+        assert "instead of" in difference(before, flow(copy / "model.py"))
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="patches are tried with git apply")
+def test_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(HEAD + "\n\nmodel = Norm(512)\nexample_inputs = [torch.empty(256, 512)]\n")
+    out = tmp_path / "x.patch"
+    program = Path(sys.executable).parent / "fusion-advisor"
+    options = ["--out", str(out), "--no-compile", "--device", "h200"]
+    done = subprocess.run(
+        [program, "patch", str(file), *options], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "model.py:13, saves" in done.stderr
+    before = file.read_text()
+    assert file.read_text() == before, "nothing but the patch is written"
+    subprocess.run(["git", "apply", str(out)], cwd=tmp_path, check=True)
+    assert "fused_model.rms_norm" in file.read_text()
+    assert (tmp_path / "fused_model" / "rms_norm.py").is_file()
+    again = subprocess.run(["git", "apply", str(out)], cwd=tmp_path, capture_output=True)
+    assert again.returncode != 0
+
+
+def test_what_has_no_source_is_refused(tmp_path: Path) -> None:
+    program = Path(sys.executable).parent / "fusion-advisor"
+    done = subprocess.run(
+        [program, "patch", "hf:config.json", "--out", str(tmp_path / "x")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "only a model in a .py file" in done.stderr
