@@ -22,7 +22,7 @@ from fusion_advisor.editing.splice import splice
 from fusion_advisor.express import Boundary, Expressed, boundary, express
 from fusion_advisor.identify import Finding
 from fusion_advisor.kernels import Kernel
-from fusion_advisor.records import Ref
+from fusion_advisor.records import Arg, Ref
 from fusion_advisor.reports import wording
 from fusion_advisor.trail import Span
 
@@ -163,10 +163,16 @@ def _computed(sources: Sources, block: Block, edit: Edit) -> dict[object, set[st
             replaced = any(span.holds(standing.span) for span, _ in edit.replaced)
             if replaced and not any(span.holds(standing.span) for span in edit.kept):
                 for node in nodes:
-                    plain = tuple(repr(a) for a in node.args if not isinstance(a, (Ref, tuple)))
-                    key = standing.span, node.op, plain
+                    key = standing.span, node.op, _plain(node.args), _plain(node.kwargs)
                     found.setdefault(key, set()).add(node.module)
     return found
+
+
+def _plain(arg: Arg) -> object:
+    """An argument without which tensor stands where."""
+    if isinstance(arg, tuple):
+        return tuple(map(_plain, arg))
+    return "tensor" if isinstance(arg, Ref) else repr(arg)
 
 
 def patch(

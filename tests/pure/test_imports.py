@@ -17,7 +17,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
     for names in (
         # shared knowledge
-        "errors axes philox records",
+        "errors axes philox trail",
+        "records",
         "primitives",
         "exprs",
         "bounds builder",
@@ -28,7 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "machine lanes",
         "ops",
         # capture, in the child process that runs somebody's code
-        "opaque models recurrent",
+        "opaque models recurrent provenance",
         "transformers_models",
         "loading",
         "expansions",
@@ -41,7 +42,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "launched",
         "annotate",
         "dataflow",
-        "express",
+        "express equivalence",
         "schedules",
         "plan",
         "gates",
@@ -71,6 +72,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "assemble",
         "reports",
         "compare",
+        # the kernels in the model's own source
+        "editing",
+        "patch trial",
         # where stages meet, and who may call that
         "pipeline bench",
         "cli",
@@ -80,7 +84,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 """A module imports modules of earlier layers only; a folder of like units counts as one module."""
 
 USES_TORCH = frozenset(
-    {"opaque", "models", "recurrent", "transformers_models", "tracing", "capture"}
+    {"opaque", "models", "recurrent", "provenance", "transformers_models", "tracing", "capture"}
     | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
     | {"measuring"}

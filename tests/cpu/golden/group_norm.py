@@ -142,4 +142,5 @@ def fall_back(problem, *tensors):
     if not fallbacks:
         warnings.warn(f"group_norm: {problem}; running eager instead", stacklevel=3)
     fallbacks += 1
-    return reference(*tensors)
+    with torch.autocast(tensors[0].device.type, enabled=False):  # the casts are made already
+        return reference(*tensors)

@@ -263,7 +263,8 @@ def fall_back(problem, *tensors):
     if not fallbacks:
         warnings.warn(f"shared_softmax: {problem}; running eager instead", stacklevel=3)
     fallbacks += 1
-    return reference(*tensors)
+    with torch.autocast(tensors[0].device.type, enabled=False):  # the casts are made already
+        return reference(*tensors)
 
 
 def resident(device, warps):

@@ -132,4 +132,5 @@ def fall_back(problem, *tensors):
     if not fallbacks:
         warnings.warn(f"swiglu: {problem}; running eager instead", stacklevel=3)
     fallbacks += 1
-    return reference(*tensors)
+    with torch.autocast(tensors[0].device.type, enabled=False):  # the casts are made already
+        return reference(*tensors)
