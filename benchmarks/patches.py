@@ -28,12 +28,12 @@ from fusion_advisor.scenario import Request, Scenario
 _ONE_AT_A_TIME = Lock()
 
 
-def _captured(model: str, scenario: Scenario) -> Graph:
+def _captured(model: str, scenario: Scenario, references: str | None = None) -> Graph:
     """In this process, with nothing left of the model that was captured before."""
     with _ONE_AT_A_TIME:
         path, modules = list(sys.path), set(sys.modules)
         try:
-            return capture_here(model, scenario, trail=True)
+            return capture_here(model, scenario, trail=True, references=references)
         finally:
             sys.path[:] = path
             for name in set(sys.modules) - modules:

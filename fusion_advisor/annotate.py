@@ -17,7 +17,7 @@ from fusion_advisor.builder import Builder, Value
 from fusion_advisor.launched import launched
 from fusion_advisor.ops import REGISTRY, Call, Op, state
 from fusion_advisor.predict import NOTHING, Work, launch_us
-from fusion_advisor.records import Arg, Graph, Node, Ref, Tensor
+from fusion_advisor.records import OWN_OPS, Arg, Graph, Node, Ref, Tensor
 from fusion_advisor.rulebook import Device
 
 Bound = Literal["compute", "memory", "overhead", "free"]
@@ -127,6 +127,7 @@ def _cost(call: Call, device: Device) -> Cost:
     flops, special, fusible = _arithmetic(call, op)
     dtype = _arithmetic_dtype(call, op)
     unit = op.unit if op else "cuda"
+    ours = node.op.startswith(OWN_OPS)
     launches = 0 if op is not None and op.pattern == "allocation" else 1
     if not launches or not read + written:
         return _free(node, op)
@@ -143,9 +144,9 @@ def _cost(call: Call, device: Device) -> Cost:
         bytes_written=written,
         unit=unit,
         dtype=dtype,
-        pattern=op.pattern if op else "opaque",
+        pattern=op.pattern if op else "fused" if ours else "opaque",
         axes=_axes(call, op),
-        modelled=op is not None,
+        modelled=ours or op is not None,
         fusible=fusible,
         launches=launches,
         intensity=intensity,

@@ -55,14 +55,16 @@ def capture(
     limits: Limits | None = None,
     debug: bool = False,
     trail: bool = False,
+    references: str | None = None,
 ) -> Graph:
-    """Captures MODEL in a child process; with the trail of its nodes on request.
+    """Captures MODEL in a child process; with the trail of its nodes on request. Emitted kernels of
+    the package `references` are captured as their references, others as one operator each.
 
     Raises CaptureError, one line that names file and line and what to do, for whatever the model
     does: an exception, a crash, a hang, too much memory. `debug` sends the child's output and
     traceback to standard error.
     """
-    with capturing(model, scenario, limits, debug, trail) as captured:
+    with capturing(model, scenario, limits, debug, trail, references) as captured:
         return captured()
 
 
@@ -73,13 +75,19 @@ def capturing(
     limits: Limits | None = None,
     debug: bool = False,
     trail: bool = False,
+    references: str | None = None,
 ) -> Generator[Callable[[], Graph]]:
     """Starts the capture of MODEL; the function given waits for it, as `capture` does.
 
     Whoever leaves the block early ends the child.
     """
     _refuse_missing(model)
-    request = {"model": model, "scenario": asdict(scenario or Scenario()), "trail": trail}
+    request = {
+        "model": model,
+        "scenario": asdict(scenario or Scenario()),
+        "trail": trail,
+        "references": references,
+    }
     with _waiting.pop() if _waiting else _Child() as child:
         watch = _Watch(child.process, limits or Limits())
         child.ask(json.dumps(request))
@@ -127,7 +135,12 @@ def capture_module(
         module.train(was_training)
 
 
-def capture_here(model: str, scenario: Scenario | None = None, trail: bool = False) -> Graph:
+def capture_here(
+    model: str,
+    scenario: Scenario | None = None,
+    trail: bool = False,
+    references: str | None = None,
+) -> Graph:
     """Captures MODEL in this process, without limits: what the child of `capture` does."""
     from fusion_advisor.loading import load
 
@@ -136,7 +149,7 @@ def capture_here(model: str, scenario: Scenario | None = None, trail: bool = Fal
             importlib.import_module("transformers")
     scenario = scenario or Scenario()
     started = time.perf_counter()
-    return _translate(load(model, scenario), scenario, started, trail)
+    return _translate(load(model, scenario), scenario, started, trail, references)
 
 
 def _fake_mode_of(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -147,7 +160,13 @@ def _fake_mode_of(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
     return next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
 
 
-def _translate(loaded: Loaded, scenario: Scenario, started: float, trail: bool = False) -> Graph:
+def _translate(
+    loaded: Loaded,
+    scenario: Scenario,
+    started: float,
+    trail: bool = False,
+    references: str | None = None,
+) -> Graph:
     """Traces what was loaded and writes its launches down."""
     import torch
 
@@ -160,7 +179,8 @@ def _translate(loaded: Loaded, scenario: Scenario, started: float, trail: bool =
     else:
         traced = trace(
             loaded.module, loaded.args, loaded.kwargs, loaded.fake,
-            grad=grad, dynamic=scenario.dynamic, autocast=bool(scenario.autocast), trail=trail,
+            grad=grad, dynamic=scenario.dynamic, autocast=bool(scenario.autocast),
+            trail=trail, references=references,
         )  # fmt: skip
     autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
     launcher = Launcher(autocast)
@@ -361,7 +381,7 @@ def _answer(request: dict[str, Any]) -> bytes:
     scenario = _scenario(request["scenario"])
     try:
         return b"graph\n" + graph_to_json(
-            capture_here(request["model"], scenario, request["trail"])
+            capture_here(request["model"], scenario, request["trail"], request["references"])
         )
     except BaseException as error:  # noqa: BLE001 the parent tells the user, in one line
         return _failed(error)

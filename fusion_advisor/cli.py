@@ -273,6 +273,7 @@ def patch(
     from rich.console import Console
 
     from fusion_advisor.capture import capture
+    from fusion_advisor.patch import package_name
     from fusion_advisor.pipeline import patched
     from fusion_advisor.reports import wording
 
@@ -286,9 +287,14 @@ def patch(
         raise UsageError(f"--root {tree}: {file} is not in it")
     request = options.request("kernels")
 
-    def captured(model: str, scenario: Scenario) -> Graph:
-        return capture(model, scenario, request.limits, request.debug, trail=True)
+    def captured(model: str, scenario: Scenario, references: str | None) -> Graph:
+        return capture(
+            model, scenario, request.limits, request.debug, trail=True, references=references
+        )
 
+    package = file.parent / package_name(file)
+    if package.exists():
+        raise UsageError(f"{package}: is there already; patch the file as it was, without it")
     with Console(stderr=True).status("starting") as status:
         made = patched(request, tree, captured, _Terminal(status, options.verbose))
     for put in made.patch.puts:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -21,7 +22,7 @@ from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, Identified, identify
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.machine import choose_device, gpu_names
-from fusion_advisor.patch import Other, Patch, Placement, patch
+from fusion_advisor.patch import Other, Patch, Placement, package_name, patch
 from fusion_advisor.records import Graph
 from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Rulebook
@@ -115,22 +116,22 @@ class Patched:
 def patched(
     request: Request,
     root: Path,
-    captured: Callable[[str, Scenario], Graph],
+    captured: Callable[[str, Scenario, str | None], Graph],
     listener: Listener | None = None,
 ) -> Patched:
     """From a model's file to a diff that puts the kernels of its groups into it.
 
-    `root` is the tree that may be edited; `captured` gives the graph of a model with its trail. The
-    partition is solved for what the source can express. Raises UsageError and CaptureError as
-    `analyze` does.
+    `root` is the tree that may be edited; `captured` gives the graph of a model with its trail, and
+    with the kernels of a package as their references. The partition is solved for what the source
+    can express. Raises UsageError and CaptureError as `analyze` does.
     """
     listener = listener or _Silent()
     rulebook = load_rulebook(request.rules)
     gpus = gpu_names()
     device, chosen = choose_device(request.device, rulebook, gpus)
 
-    def flow_of(model: str, scenario: Scenario) -> Dataflow:
-        return dataflow(annotate(captured(model, scenario), device))
+    def flow_of(model: str, scenario: Scenario, references: str | None = None) -> Dataflow:
+        return dataflow(annotate(captured(model, scenario, references), device))
 
     with (
         provers(device.capability, rulebook.verify, check=request.verify, compile=request.compile)
@@ -169,14 +170,14 @@ def patched(
             )
             if (not check or check.passed) and (not compiled or not compiled.failure)
         }
-        made = patch(
-            placement, found.groups, proven, Path(request.model.partition(":")[0]).resolve()
-        )
+        model = Path(request.model.partition(":")[0]).resolve()
+        made = patch(placement, found.groups, proven, model)
         diff = made.diff(root)
         listener.stage("try")
         wrong: dict[str, str] = {}
         if diff:
-            wrong = tried(diff, made.after, root, request.model, originals, flow_of, pool)
+            unfused = partial(flow_of, references=package_name(model))
+            wrong = tried(diff, made.after, root, request.model, originals, unfused, pool)
     listener.stage("report")
     everything = identify(flow, free, rulebook).groups
     unplaced = {

@@ -38,6 +38,9 @@ DTYPE_BYTES: dict[str, int] = {
     "bool": 1,
 }
 
+OWN_OPS = "fusion_advisor."
+"""How the names of operators begin that are kernels of this tool."""
+
 FLOATS = ("float32", "float64")
 """The floats that values are held in on chip; narrower ones are widened."""
 

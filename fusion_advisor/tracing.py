@@ -38,6 +38,7 @@ from fusion_advisor.expansions import describe, identifier
 from fusion_advisor.frames import choose, source_of_frame, source_of_traceback
 from fusion_advisor.launching import Launcher
 from fusion_advisor.opaque import opaque_triton
+from fusion_advisor.own_kernels import own_kernels
 from fusion_advisor.provenance import Recorder, mark
 from fusion_advisor.records import NodeKind, Ref, Source
 from fusion_advisor.recurrent import whole_recurrent_layers
@@ -96,9 +97,11 @@ def trace(
     dynamic: bool = False,
     autocast: bool = False,
     trail: bool = False,
+    references: str | None = None,
 ) -> Traced:
-    """The graph of one forward pass, with the trail of its nodes on request; CaptureError names the
-    user's line when none can be had."""
+    """The graph of one forward pass, with the trail of its nodes on request; kernels of the package
+    `references` are traced by their references. CaptureError names the user's line when no graph
+    can be had."""
     module, differs = _unwrap(module)
     if not grad:
         differs += _fast_paths(module)
@@ -118,7 +121,7 @@ def trace(
     for attempt in attempts:
         recorder = Recorder(module) if trail else None
         try:
-            with _tracing(grad, attempt.masks, autocast, recorder) as seen:
+            with own_kernels(references), _tracing(grad, attempt.masks, autocast, recorder) as seen:
                 result = attempt.run()
         except Exception as error:  # noqa: BLE001 whatever a tracer or a model raises
             failures.append((attempt.name, error))

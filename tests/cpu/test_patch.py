@@ -14,9 +14,9 @@ import pytest
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.capture import capture_here
-from fusion_advisor.dataflow import dataflow
+from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.equivalence import difference
-from fusion_advisor.pipeline import Patched, patched
+from fusion_advisor.pipeline import Patched, analyze, patched
 from fusion_advisor.records import Graph
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
@@ -46,12 +46,12 @@ class Norm(nn.Module):
 ONE_AT_A_TIME = Lock()
 
 
-def captured(model: str, scenario: Scenario) -> Graph:
+def captured(model: str, scenario: Scenario, references: str | None = None) -> Graph:
     """As the command does in a child; here, with nothing left behind."""
     with ONE_AT_A_TIME:
         path, modules = list(sys.path), set(sys.modules)
         try:
-            return capture_here(model, scenario, trail=True)
+            return capture_here(model, scenario, trail=True, references=references)
         finally:
             sys.path[:] = path
             for name in set(sys.modules) - modules:
@@ -244,6 +244,36 @@ def test_a_value_that_is_read_elsewhere_stays(tmp_path: Path) -> None:
     assert "a, b = fused_model." in text
 
 
+def test_our_own_kernels_are_known(tmp_path: Path) -> None:
+    """Analysed again, the patched model has no group, and the bytes that were predicted."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = Norm(1024)
+                self.gate, self.up = nn.Linear(1024, 2048), nn.Linear(1024, 2048)
+
+            def forward(self, x):
+                x = x + 1
+                y = self.norm(x)
+                return F.silu(self.gate(y)) * self.up(y), x
+        """,
+    )
+    file = tmp_path / "model.py"
+    request = Request(str(file), Scenario(), device="h200", verify=False, compile=False)
+    before = analyze(request, lambda: captured(str(file), Scenario())).report
+    subprocess.run(["git", "apply", "-"], input=patch.diff.encode(), cwd=tmp_path, check=True)
+    after = analyze(request, lambda: captured(str(file), Scenario())).report
+    assert len(before.groups) == 2
+    assert after.groups == []
+    assert after.totals.hbm_bytes_unfused == before.totals.hbm_bytes_fused
+    assert after.totals.coverage == before.totals.coverage
+    training = captured(str(file), Scenario(mode="train"))
+    assert not any("fused" in node.op for node in training.nodes), "with gradients eager runs"
+
+
 def test_what_the_patched_model_computes(tmp_path: Path) -> None:
     """Through the interpreter, fall-backs forbidden: the same as the original, but for rounding."""
     patch = made(
@@ -314,14 +344,14 @@ def test_a_wrong_edit_is_found(tmp_path: Path) -> None:
     rulebook = load_rulebook()
     device = rulebook.device("h200")
 
-    def flow(model: Path):
-        return dataflow(annotate(captured(str(model), Scenario()), device))
+    def flow(model: Path, references: str | None = None) -> Dataflow:
+        return dataflow(annotate(captured(str(model), Scenario(), references), device))
 
     before = flow(tmp_path / "model.py")
     with patched_copy(patch.diff, patch.patch.after, tmp_path.resolve()) as copy:
-        assert difference(before, flow(copy / "model.py")) == ""
+        assert difference(before, flow(copy / "model.py", "fused_model")) == ""
     with patched_copy(wrong, patch.patch.after, tmp_path.resolve()) as copy:
-        assert "instead of" in difference(before, flow(copy / "model.py"))
+        assert "instead of" in difference(before, flow(copy / "model.py", "fused_model"))
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="patches are tried with git apply")

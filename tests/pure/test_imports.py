@@ -29,7 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "machine lanes",
         "ops",
         # capture, in the child process that runs somebody's code
-        "opaque models recurrent provenance",
+        "opaque own_kernels models recurrent provenance",
         "transformers_models",
         "loading",
         "expansions",
@@ -84,7 +84,16 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
 """A module imports modules of earlier layers only; a folder of like units counts as one module."""
 
 USES_TORCH = frozenset(
-    {"opaque", "models", "recurrent", "provenance", "transformers_models", "tracing", "capture"}
+    {
+        "opaque",
+        "own_kernels",
+        "models",
+        "recurrent",
+        "provenance",
+        "transformers_models",
+        "tracing",
+        "capture",
+    }
     | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
     | {"measuring"}
