@@ -59,7 +59,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "checking compiling",
         "fingerprint idiom framework",
         # measurement: `measuring` is the child process of `measure`
-        "timing replay",
+        "timing replay inductor",
         "measuring",
         "measure",
         "calibrate",
@@ -67,6 +67,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "identify",
         "routing advise",
         "report",
+        "judge ledger beside",
         "recommend",
         "assemble",
         "reports",
@@ -83,7 +84,7 @@ USES_TORCH = frozenset(
     {"opaque", "models", "recurrent", "transformers_models", "tracing", "capture"}
     | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
-    | {"measuring"}
+    | {"measuring", "inductor"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 
