@@ -4,7 +4,7 @@ where it did not fuse.
 Inductor keeps, through every pass, from which line of the compiled function an operation comes.
 A function with one node a line is therefore enough to name kernels by nodes. What is read are
 Inductor's records of provenance (`trace.provenance_tracking_level`) and its log of fusions, in
-torch 2.11 to 2.13.
+torch 2.11 and 2.13.
 """
 
 # Inductor's internals are untyped.

@@ -274,8 +274,9 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("analysed")
     (folder / "model.py").write_text(
         "import torch\n\n\nclass Model(torch.nn.Module):\n"
-        "    def forward(self, x):\n        return torch.softmax(x.sin() * 2, -1)\n\n\n"
-        "def get_inputs():\n    return [torch.randn(64, 256)]\n"
+        "    def forward(self, x, y):\n"
+        "        return torch.softmax(x.sin() * 2, -1), y.cos(), y.sin()\n\n\n"
+        "def get_inputs():\n    return [torch.randn(64, 256), torch.randn(64, 256)]\n"
     )
     done = _run(
         "analyze", "model.py", "--device", "h200", "--no-verify", "--no-compile", "--out", "out",
@@ -302,6 +303,16 @@ def test_a_rehearsal_runs_every_way_and_writes_nothing(analysed: Path) -> None:
     assert "nothing was measured" in done.stderr
     assert (analysed / "out" / "report.json").read_text() == before
     assert not (analysed / "out" / "bench.jsonl").exists()
+
+
+def test_a_rejected_candidate_is_emitted_and_checked(analysed: Path) -> None:
+    """Its two launches read the same tensor: right, and not worth it."""
+    report = json.loads((analysed / "out" / "report.json").read_text())
+    (row,) = (row for row in report["candidates"] if row["kernel"]["schedule"])
+    asked = ("--rehearse", "--no-torch-compile", "--only", row["id"])
+    done = _run("bench", "out/report.json", *asked, folder=analysed)
+    assert done.returncode == 0, done.stderr
+    assert f"{row['id']} kernel" in done.stderr
 
 
 def test_a_wrong_emitted_file_is_found_in_a_rehearsal(analysed: Path) -> None:
