@@ -115,6 +115,43 @@ def test_a_group_is_told_by_its_lines(tmp_path: Path) -> None:
     assert {name for _, covered in found.kernels for name in covered} == set(nodes)
 
 
+def test_an_edited_file_is_timed_and_not_told(tmp_path: Path) -> None:
+    flow = flow_of(lambda x: x.sin().cos(), torch.randn(8, 32))
+    kernel = emit(flow, decided(flow), "pair", RULES)
+    text = kernel.text.replace("    return cos\n", "    cos = cos.clone()\n    return cos\n")
+    assert text != kernel.text
+    job = GroupJob("g1", COMPILED[0], kernel, 0, TIMING, nodes=("sin", "cos"))
+    with torch.no_grad():
+        found = group(job, load_module(text, tmp_path), HostClock())
+    assert found.timing
+    assert found.inductor
+    assert found.inductor.unknown.startswith("not known")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.nn.functional.dropout(torch.nn.functional.gelu(x), 0.1),
+        lambda x: x.unbind(1)[0].sin() + x.max(1)[0].squeeze(),
+        lambda x: torch.cat([x, x.sin()], 1).chunk(2, 1)[1].add_(1),
+    ],
+    ids=["random", "several results", "views"],
+)
+def test_every_line_of_a_reference_is_a_node(function: Any, tmp_path: Path) -> None:
+    flow = flow_of(function, torch.randn(8, 32), mode="train")
+    decision = decided(flow)
+    expressed = decision.subject.expressed
+    assert expressed is not None
+    nodes = [flow.nodes[i].name for i in reference_order(flow, expressed)]
+    kernel = emit(flow, decision, "kernel", RULES)
+    lines = lines_of(load_module(kernel.text, tmp_path).reference, nodes)
+    assert len(nodes) > 1
+    text = kernel.text.splitlines()
+    for (_, line), node in lines.items():
+        assert text[line - 1].split(" = ")[0].strip() == node
+    assert list(lines.values()) == nodes
+
+
 def test_emitted_kernels_stand_inside_a_compiled_model(block: Graph, tmp_path: Path) -> None:
     """torch.compile does not look into them, and sees what shape they make."""
     text = "import torch\n\n\ndef fused(x):\n    return torch.softmax(x.sin(), -1)\n"
