@@ -132,6 +132,11 @@ def _device(device: Device) -> DeviceRow:
         times_fitted_on=device.times.fitted_on,
         sm_count=device.sm_count,
         shared_memory_bytes=device.shared_memory_bytes,
+        sources={
+            "bandwidth": device.achieved.copied.source,
+            "launch": device.achieved.launch.source,
+            "matmul_share": device.achieved.matmul_share.source,
+        },
     )
 
 

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import check_row
+from fusion_advisor.beside import beside
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import decide
-from fusion_advisor.emit import emit
+from fusion_advisor.emit import attempt
+from fusion_advisor.emitted import OUT_OF_MEMORY
 from fusion_advisor.errors import UsageError
 from fusion_advisor.kernels import Check
+from fusion_advisor.ledger import Ledger
 from fusion_advisor.measure import (
     Subject,
     ceilings,
+    in_place,
     measure_group,
     measure_model,
+    own_ops,
     timing_rules,
     ways,
 )
-from fusion_advisor.measurements import COMPILED, EAGER, KERNEL, Measurement
-from fusion_advisor.recommend import bench_row, measured, settle, way_row
+from fusion_advisor.measurements import (
+    COMPILED,
+    EAGER,
+    KERNEL,
+    KERNEL_COMPILED,
+    OWN_OPS,
+    Ceilings,
+    Measurement,
+    Replacement,
+    TimingRules,
+    Way,
+)
+from fusion_advisor.recommend import (
+    bench_row,
+    measured,
+    own_op_serves,
+    settle,
+    way_row,
+)
 from fusion_advisor.records import Graph
 from fusion_advisor.report import GroupRow, Report, WayRow
 from fusion_advisor.rulebook import Rulebook
@@ -39,19 +61,21 @@ class Progress(Protocol):
 @dataclass
 class Run:
     """What a run of `bench` is asked for. `texts` are the emitted files by group, in place of what
-    would be emitted now; `only` the groups wanted, all when empty; `rehearse` runs each way once on
-    the CPU, at small sizes, to see that it works."""
+    would be emitted now; `only` the groups wanted, all when empty; `candidates` adds the rejected
+    ones that have a plan, without torch.compile; `rehearse` runs each way once on the CPU, at small
+    sizes, to see that it works; `ledger` keeps every row, and gives those that stand."""
 
     report: Report
     graph: Graph
     rulebook: Rulebook
     texts: Mapping[str, str]
     only: Sequence[str] = ()
+    candidates: bool = False
     compiled: bool = True
     whole: bool = True
     rehearse: bool = False
     told: Progress = lambda what, done, total: None
-    row: Callable[[Measurement], None] = lambda found: None
+    ledger: Ledger | None = None
     ways: dict[str, list[WayRow]] = field(default_factory=dict[str, list[WayRow]])
 
     def failures(self) -> Iterator[tuple[str, WayRow]]:
@@ -68,54 +92,64 @@ def bench(run: Run) -> Report:
     """
     device = run.rulebook.device(run.report.device.name)
     flow = dataflow(annotate(run.graph, device))
-    subjects = [_subject(run, flow, group) for group in _chosen(run)]
+    chosen = _chosen(run)
+    subjects = list(_subjects(run, flow, chosen))
     rules, timeout_s = timing_rules(run.rulebook.measure, device), run.rulebook.measure.timeout.base
-    plan = [(s, way) for s in subjects for way in ways(s, compiled=run.compiled)]
-    models = (EAGER, KERNEL, *((COMPILED[0], COMPILED[2]) if run.compiled else ()))
-    models = models if run.whole else ()
-    total = 1 + len(subjects) + len(plan) + len(models)
     complete = True
     where = "rehearse" if run.rehearse else "gpu"
     with Worker("fusion_advisor.measuring", where) as worker:
-        run.told("ceilings", 0, total)
+        run.told("ceilings", 0, 1)
         try:
             top = ceilings(worker, rules, timeout_s)
         except WorkerError as error:
             raise UsageError(f"the GPU cannot be measured: {error}") from error
+        if run.ledger:
+            run.ledger.begin(dict(top.machine))
         try:
-            checks = _checked(run, subjects, total)
-            for number, (subject, way) in enumerate(plan, 1 + len(subjects)):
-                run.told(f"{subject.id} {way.name}", number, total)
-                check = checks[subject.id]
-                if way.kind == "kernel" and not check.passed:
-                    found = Measurement(subject.id, way.name, failure=f"wrong: {check.failure}")
-                else:
-                    found = measure_group(subject, way, worker, rules, timeout_s)
-                _keep(run, found, subject.decision.fused_bytes, top.copy)
-            for number, way in enumerate(models, 1 + len(subjects) + len(plan)):
-                run.told(f"the whole model, {way.name}", number, total)
-                found = measure_model(flow, subjects, way, worker, rules, run.rulebook)
-                _keep(run, found, 0, top.copy)
+            _Session(run, flow, subjects, worker, rules, timeout_s, top).measure()
         except KeyboardInterrupt:
             complete = False
             worker.abandon()
-    for group in run.report.groups:
+    model = run.ways.get("model", [])
+    for group in chosen:
         if group.id in run.ways:
-            settle(group, measured(group, run.ways[group.id]))
-    run.report.bench = bench_row(top, run.ways.get("model", []), complete)
+            found = measured(group, run.ways[group.id])
+            found.beside, found.apart = beside(group, model)
+            settle(group, found)
+    tie = run.rulebook.measure.tie.value
+    own = [subject.id for subject in _with_own_op(run, subjects)]
+    run.report.bench = bench_row(top, model, complete, tie=tie, own_ops=own, groups=chosen)
     return run.report
 
 
+# -- what is measured ------------------------------------------------------------------------------
+
+
 def _chosen(run: Run) -> list[GroupRow]:
-    known = {group.id: group for group in run.report.groups}
+    """Groups, and rejected candidates that have a plan: where asked for, or named."""
+    groups = {group.id: group for group in run.report.groups}
+    planned = [row for row in run.report.candidates if row.kernel.schedule and row.launches > 1]
+    known = groups | {row.id: row for row in planned}
     unknown = [name for name in run.only if name not in known]
     if unknown:
         raise UsageError(f"--only {unknown[0]}: the report's groups are {', '.join(known)}")
-    return [known[name] for name in run.only or known]
+    return [known[name] for name in run.only or (known if run.candidates else groups)]
 
 
-def _subject(run: Run, flow: Dataflow, group: GroupRow) -> Subject:
-    """A group of the report with its kernel at the graph's sizes."""
+def _subjects(run: Run, flow: Dataflow, chosen: Sequence[GroupRow]) -> Iterator[Subject]:
+    """Each with its kernel at the graph's sizes; a candidate that has none is a failed row."""
+    for group in chosen:
+        subject = _subject(run, flow, group)
+        if isinstance(subject, Subject):
+            yield subject
+        elif group.verdict == "fuse":
+            raise UsageError(f"{group.id}: {subject}; analyze again")
+        else:
+            run.ways[group.id] = [WayRow(way=KERNEL.name, failure=subject)]
+
+
+def _subject(run: Run, flow: Dataflow, group: GroupRow) -> Subject | str:
+    """A group of the report with its kernel, or why it has none."""
     lost = [name for name in group.nodes if name not in flow.position]
     if lost:
         raise UsageError(f"{group.id}: its node {lost[0]} is not in the graph; analyze again")
@@ -123,33 +157,148 @@ def _subject(run: Run, flow: Dataflow, group: GroupRow) -> Subject:
     launches = [tuple(i for i in place if flow.launches(i)) for place in places]
     decision = decide(flow, launches[0], run.rulebook)
     if decision.subject.plan is None:
-        raise UsageError(f"{group.id}: these rules have no plan for it; analyze again")
+        return "these rules have no plan for it"
     name = group.kernel.entry or group.id
-    kernel = emit(flow, decision, name, run.rulebook, full_size=not run.rehearse)
+    kernel = attempt(flow, decision, name, run.rulebook, full_size=not run.rehearse)
+    if isinstance(kernel, str):
+        return kernel
     if group.id in run.texts:
         kernel = replace(kernel, text=run.texts[group.id])
     if run.rehearse:
         kernel = replace(kernel, cases=kernel.cases[-1:])
-    return Subject(group.id, group.pattern, decision, kernel, tuple(launches))
+    accepted = group.verdict == "fuse"
+    return Subject(group.id, group.pattern, decision, kernel, tuple(launches), accepted)
 
 
-def _checked(run: Run, subjects: Sequence[Subject], total: int) -> dict[str, Check]:
-    """Every kernel on the GPU, against float64, with the cases that the interpreter checks."""
-    found: dict[str, Check] = {}
-    where: Where = "interpreter" if run.rehearse else "gpu"
-    seeds = run.rulebook.verify.seeds.count
-    with checker(where, run.rulebook.verify) as worker:
-        for number, subject in enumerate(subjects, 1):
-            run.told(f"{subject.id} check", number, total)
-            answer = submit_check(worker, subject.kernel, seeds=seeds, rules=run.rulebook.verify)
-            check = found[subject.id] = collect_check(subject.kernel, answer, seeds=seeds)
-            row = next(group for group in run.report.groups if group.id == subject.id)
-            row.kernel.check = check_row(check)
-            if check.passed and not run.rehearse:
-                row.kernel.status, row.kernel.why = "gpu-checked", None
-    return found
+def _with_own_op(run: Run, subjects: Sequence[Subject]) -> list[Subject]:
+    """The groups for which the framework's own op was measured as good as the kernel."""
+    tie = run.rulebook.measure.tie.value
+    return [
+        subject
+        for subject in subjects
+        if subject.accepted and own_op_serves(run.ways.get(subject.id, []), tie)
+    ]
 
 
-def _keep(run: Run, found: Measurement, least_bytes: int, copy: float) -> None:
-    run.ways.setdefault(found.subject, []).append(way_row(found, least_bytes, copy))
-    run.row(found)
+# -- measuring -------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Session:
+    """One child on the GPU, and everything that it is asked."""
+
+    run: Run
+    flow: Dataflow
+    subjects: Sequence[Subject]
+    worker: Worker
+    rules: TimingRules
+    timeout_s: float
+    top: Ceilings
+    done: int = 1
+
+    def measure(self) -> None:
+        """Check the kernels, time every way of each, then the model's."""
+        run = self.run
+        plan = [
+            (one, way)
+            for one in self.subjects
+            for way in ways(one, compiled=run.compiled and one.accepted)
+        ]
+        models = 2 + 4 * run.compiled if run.whole else 0
+        total = 1 + len(self.subjects) + len(plan) + models
+        checks = self._checked(total)
+        for subject, way in plan:
+            self._tell(f"{subject.id} {way.name}", total)
+            self._group(subject, way, checks[subject.id])
+        for way, replaced in self._models() if run.whole else ():
+            self._tell(f"the whole model, {way.name}", total)
+            self._model(way, replaced)
+
+    def _tell(self, what: str, total: int) -> None:
+        self.run.told(what, self.done, total)
+        self.done += 1
+
+    def _checked(self, total: int) -> dict[str, Check]:
+        """Every kernel on the GPU, against float64, with the cases that the interpreter checks."""
+        run = self.run
+        found: dict[str, Check] = {}
+        where: Where = "interpreter" if run.rehearse else "gpu"
+        seeds, rules = run.rulebook.verify.seeds.count, run.rulebook.verify
+        rows = {row.id: row for row in (*run.report.groups, *run.report.candidates)}
+        with checker(where, rules) as worker:
+            for subject in self.subjects:
+                self._tell(f"{subject.id} check", total)
+                standing = run.ledger and run.ledger.find(
+                    subject.id, KERNEL.name, [subject.kernel.text]
+                )
+                if standing and standing.check:
+                    check = standing.check
+                else:
+                    answer = submit_check(worker, subject.kernel, seeds=seeds, rules=rules)
+                    check = collect_check(subject.kernel, answer, seeds=seeds)
+                found[subject.id] = check
+                row = rows[subject.id].kernel
+                row.check = check_row(check)
+                if check.passed and not run.rehearse:
+                    row.status, row.why = "gpu-checked", None
+        return found
+
+    def _group(self, subject: Subject, way: Way, check: Check) -> None:
+        texts = [subject.kernel.text]
+        found = self._standing(subject.id, way, texts)
+        if found is None:
+            if way.kind == "kernel" and not check.passed:
+                found = Measurement(subject.id, way.name, failure=_unfit(check))
+            else:
+                found = measure_group(subject, way, self.worker, self.rules, self.timeout_s)
+            verdict = "fuse" if subject.accepted else "reject"
+            self._append(found, texts, verdict, check if way.kind == "kernel" else None)
+        self._keep(found, subject.decision.fused_bytes)
+
+    def _models(self) -> Iterator[tuple[Way, tuple[Replacement, ...]]]:
+        """The ways of running the model, each with what stands in place of its launches."""
+        flow, rules = self.flow, self.run.rulebook
+        accepted = [subject for subject in self.subjects if subject.accepted]
+        kernels = tuple(in_place(flow, accepted, rules))
+        own = tuple(own_ops(flow, _with_own_op(self.run, accepted), rules))
+        yield EAGER, ()
+        if own:
+            yield OWN_OPS, own
+        if kernels:
+            yield KERNEL, kernels
+        if self.run.compiled:
+            yield COMPILED[0], ()
+            yield COMPILED[2], ()
+            if kernels:
+                yield KERNEL_COMPILED, kernels
+
+    def _model(self, way: Way, replaced: Sequence[Replacement]) -> None:
+        texts = [one.text for one in replaced]
+        found = self._standing("model", way, texts)
+        if found is None:
+            found = measure_model(self.flow, replaced, way, self.worker, self.rules, self.timeout_s)
+            self._append(found, texts, "")
+        self._keep(found, 0)
+
+    def _standing(self, subject: str, way: Way, texts: Sequence[str]) -> Measurement | None:
+        ledger = self.run.ledger
+        standing = ledger.find(subject, way.name, texts) if ledger else None
+        return standing.found if standing else None
+
+    def _append(
+        self, found: Measurement, texts: Sequence[str], verdict: str, check: Check | None = None
+    ) -> None:
+        if self.run.ledger:
+            self.run.ledger.append(found, texts, verdict, check)
+
+    def _keep(self, found: Measurement, least_bytes: int) -> None:
+        row = way_row(found, least_bytes, self.top.copy)
+        self.run.ways.setdefault(found.subject, []).append(row)
+
+
+def _unfit(check: Check) -> str:
+    """Why a kernel is not timed."""
+    failure = check.failure or ""
+    if failure.endswith(OUT_OF_MEMORY):
+        return f"{OUT_OF_MEMORY} in its check"
+    return f"wrong: {failure}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 from fusion_advisor.errors import UsageError
@@ -35,8 +36,7 @@ def overlay(device: Device, found: Ceilings) -> str:
         ("launch", f"{found.launch_us:.2f}", "us", "an addition of 32 elements, queued, cold L2"),
     )
     lines = [f"[devices.{device.name}.achieved]"]
-    lines += [
-        f'{name} = {{ value = {value}, unit = "{unit}", source = "{what}; {source}" }}'
-        for name, value, unit, what in rows
-    ]
+    for name, value, unit, what in rows:
+        said = json.dumps(f"{what}; {source}")
+        lines.append(f'{name} = {{ value = {value}, unit = "{unit}", source = {said} }}')
     return "\n".join(lines) + "\n"

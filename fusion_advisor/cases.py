@@ -15,7 +15,7 @@ from fusion_advisor.kernel_file import (
     memory_order,
     spanned,
 )
-from fusion_advisor.kernels import Case, Launch
+from fusion_advisor.kernels import Case, Kernel, Launch
 from fusion_advisor.philox import STATE
 from fusion_advisor.records import Tensor
 from fusion_advisor.rulebook import Rulebook, Verify
@@ -25,6 +25,11 @@ from fusion_advisor.schedules.spelling import TRITON_DTYPES
 
 FULL_SIZE = "the graph's sizes"
 """The case that is as large as the graph."""
+
+
+def at_full_size(kernel: Kernel) -> Case:
+    """The inputs at the graph's own sizes, under whatever name those are checked."""
+    return next((c for c in kernel.cases if c.name == FULL_SIZE), kernel.cases[0])
 
 
 def row_dims(plan: Plan, access: Access) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from fusion_advisor.comparing import Error, Further, Tensors, TooFar, compare, eager_ulps
-from fusion_advisor.emitted import Fault, cause, load_module
+from fusion_advisor.emitted import Fault, cause, load_module, spoiled
 from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, Margins, from_json, to_json
 from fusion_advisor.records import Tensor
 from fusion_advisor.workers import protocol, restart
@@ -448,7 +448,7 @@ def serve(lines: Iterator[str], answer: Callable[[str], None], where: str) -> No
             answer(to_json(result))
             if device == "cuda":
                 torch.cuda.empty_cache()  # other children check beside this one
-            if device == "cuda" and "CUDA error" in (result.failure or ""):
+            if device == "cuda" and spoiled(result.failure or ""):
                 restart()
 
 

@@ -432,7 +432,17 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(help="folder for report and rows (default: the report's own)")
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="a group by its id; all if none")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="a group or candidate by its id; all groups if none")
+    ] = None,
+    candidates: Annotated[
+        bool,
+        typer.Option("--candidates", help="emit and time rejected candidates that have a plan"),
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="leave out what stands in bench.jsonl from this GPU"),
+    ] = False,
     torch_compile: Annotated[
         bool, typer.Option(help="measure torch.compile in its modes, too")
     ] = True,
@@ -456,8 +466,8 @@ def bench(
         require_folder(folder)
         _write_folder(folder, _analyze(options.request("kernels"), options.verbose))
     return _bench(
-        folder, out or folder, options, only or [], compiled=torch_compile, whole=whole,
-        rehearse=rehearse,
+        folder, out or folder, options, only or [], candidates=candidates, resume=resume,
+        compiled=torch_compile, whole=whole, rehearse=rehearse,
     )  # fmt: skip
 
 
@@ -467,6 +477,8 @@ def _bench(
     options: _Options,
     only: list[str],
     *,
+    candidates: bool,
+    resume: bool,
     compiled: bool,
     whole: bool,
     rehearse: bool,
@@ -476,6 +488,7 @@ def _bench(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from fusion_advisor.bench import Run, bench
+    from fusion_advisor.ledger import Ledger
     from fusion_advisor.report import load_report
     from fusion_advisor.reports import EXTENSIONS, render
 
@@ -496,11 +509,12 @@ def _bench(
         def told(what: str, done: int, total: int) -> None:
             shown.update(task, description=what, completed=done, total=total)
 
-        rows = _Rows(out / "bench.jsonl", report)
+        rulebook = _rulebook(options.rules)
+        ledger = Ledger(out / "bench.jsonl", report, rulebook.hash, resume=resume)
         run = Run(
-            report, graph, _rulebook(options.rules), texts, tuple(only), compiled,
+            report, graph, rulebook, texts, tuple(only), candidates, compiled,
             whole=whole and not rehearse, rehearse=rehearse, told=told,
-            row=(lambda found: None) if rehearse else rows.append,
+            ledger=None if rehearse else ledger,
         )  # fmt: skip
         found = bench(run)
     if rehearse:
@@ -513,29 +527,6 @@ def _bench(
         write(out / f"report.{extension}", render(found, name))
     _show(found, len(found.groups))
     return 0
-
-
-class _Rows:
-    """A file of measurements, one line each, with what they were measured on and of."""
-
-    def __init__(self, file: Path, report: Report) -> None:
-        self._file = file
-        self._about = {
-            "model": report.model.source,
-            "rules": report.rules.hash,
-            "tool": report.tool.version,
-            "device": report.device.name,
-            "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
-
-    def append(self, found: Any) -> None:
-        """Added at once: a run that is cut short keeps what it has."""
-        from dataclasses import asdict
-        from json import dumps
-
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(dumps({**self._about, **asdict(found)}) + "\n")
 
 
 def _graph_of(report: Report, file: Path) -> Graph:
@@ -565,13 +556,13 @@ def calibrate(
 ) -> None:
     """Measure what the GPU here reaches, as rules: copy bandwidth, matrix products, a launch."""
     from fusion_advisor.calibrate import calibrated, overlay
-    from fusion_advisor.machine import choose_device, gpu_names
+    from fusion_advisor.machine import gpu_names
 
     gpus = gpu_names()
     if not gpus:
         raise UsageError("calibrate measures a GPU and there is none here")
     rulebook = _rulebook(rules)
-    part, _ = choose_device(device, rulebook, gpus)
+    part = rulebook.device(device or gpus[0])
     write(out, overlay(part, calibrated(part, rulebook)))
     _tell(f"{out}: lay it over the rules with --rules {out}")
 

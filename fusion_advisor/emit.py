@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Sequence
 
+from fusion_advisor.axes import NotExpressible
 from fusion_advisor.cases import cases, launch, row_dims
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
@@ -85,6 +86,23 @@ def emit(
         rows=tuple(row_dims(plan, access) for access in stores),
         partial=any(step.partial for step in plan.steps),
     )
+
+
+def attempt(
+    flow: Dataflow,
+    decision: Decision,
+    name: str,
+    rulebook: Rulebook,
+    *,
+    regenerate: str = "",
+    full_size: bool = False,
+) -> Kernel | str:
+    """`emit`, of an accepted group or a rejected candidate alike; why there is no kernel where
+    none can be written."""
+    try:
+        return emit(flow, decision, name, rulebook, regenerate=regenerate, full_size=full_size)
+    except (NotExpressible, ValueError) as error:
+        return f"not emitted: {error}"
 
 
 def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: int) -> KernelFile:

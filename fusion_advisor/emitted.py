@@ -13,12 +13,23 @@ class Fault(Exception):
     """One line: what is wrong, and where."""
 
 
+OUT_OF_MEMORY = "out of memory"
+"""What `cause` says of every way in which a device, its libraries or the host run out of it."""
+
+
 def cause(error: BaseException) -> str:
     """The innermost cause in one line: the interpreter wraps exceptions by their repr."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {text[:300]}"
+    short = isinstance(error, MemoryError) or "out of memory" in text or "ALLOC_FAILED" in text
+    return OUT_OF_MEMORY if short else f"{type(error).__name__}: {text[:300]}"
+
+
+def spoiled(failure: str) -> bool:
+    """Does what failed leave a process that had better begin anew? A CUDA context does not survive
+    a bad address, and what filled the memory may still be held by it."""
+    return any(sign in failure for sign in ("CUDA error", "illegal memory", OUT_OF_MEMORY))
 
 
 _modules = count()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fusion_advisor.cases import FULL_SIZE
+from fusion_advisor.cases import FULL_SIZE, at_full_size
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.emit import emit
@@ -30,6 +30,7 @@ from fusion_advisor.measurements import (
     Way,
 )
 from fusion_advisor.records import Ref
+from fusion_advisor.reference import reference_order
 from fusion_advisor.rulebook import Device, Measure, Rulebook
 from fusion_advisor.wire import graph_to_json
 from fusion_advisor.workers import Worker, WorkerError
@@ -42,7 +43,7 @@ _DTYPES = ("bfloat16", "float16", "tf32", "float32")
 class Subject:
     """A group to measure: its kernel with the graph's own sizes, and everywhere that it stands.
 
-    `instances` are the launches of each occurrence.
+    `instances` are the launches of each occurrence; `accepted` is false for a candidate.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Subject:
     decision: Decision
     kernel: Kernel
     instances: tuple[tuple[int, ...], ...]
+    accepted: bool = True
 
 
 def timing_rules(rules: Measure, device: Device) -> TimingRules:
@@ -94,7 +96,7 @@ def measure_group(
     subject: Subject, way: Way, worker: Worker, rules: TimingRules, timeout_s: float
 ) -> Measurement:
     """One way of one group; what went wrong is in the row."""
-    case = next((c for c in subject.kernel.cases if c.name == FULL_SIZE), subject.kernel.cases[0])
+    case = at_full_size(subject.kernel)
     inside = subject.decision.subject
     crossing = fused_traffic(inside.flow, inside.border)
     job = GroupJob(
@@ -104,23 +106,29 @@ def measure_group(
         least_bytes=min(crossing, subject.decision.fused_bytes) if case.name == FULL_SIZE else 0,
         rules=rules,
         random=bool(inside.expressed and inside.expressed.draws),
+        nodes=_nodes(subject.decision),
     )
     return _answered(job, subject.id, way, worker, timeout_s)
 
 
+def _nodes(decision: Decision) -> tuple[str, ...]:
+    inside = decision.subject
+    assert inside.expressed is not None
+    order = reference_order(inside.flow, inside.expressed)
+    return tuple(inside.flow.nodes[number].name for number in order)
+
+
 def measure_model(
     flow: Dataflow,
-    subjects: Sequence[Subject],
+    replaced: Sequence[Replacement],
     way: Way,
     worker: Worker,
     rules: TimingRules,
-    rulebook: Rulebook,
+    timeout_s: float,
 ) -> Measurement:
-    """The whole graph in one way; `kernel` puts every group's kernel in its places."""
-    kernels = tuple(_replacements(flow, subjects, rulebook)) if way.kind == "kernel" else ()
+    """The whole graph in one way, with `replaced` in place of their launches."""
     graph = graph_to_json(flow.annotated.graph).decode()
-    timeout_s = rulebook.measure.timeout.base
-    return _answered(ModelJob(way, graph, kernels, rules), "model", way, worker, timeout_s)
+    return _answered(ModelJob(way, graph, tuple(replaced), rules), "model", way, worker, timeout_s)
 
 
 def _answered(
@@ -132,9 +140,10 @@ def _answered(
         return Measurement(subject, way.name, failure=str(error))
 
 
-def _replacements(
+def in_place(
     flow: Dataflow, subjects: Sequence[Subject], rulebook: Rulebook
 ) -> Iterator[Replacement]:
+    """Every group's kernel, everywhere that the group stands."""
     for subject in subjects:
         first = subject.decision.subject.expressed
         assert first is not None
@@ -146,6 +155,22 @@ def _replacements(
             if here.form != first.form:  # equal computations whose nodes stand in another order
                 kernel = emit(flow, decision, subject.kernel.name, rulebook)
             yield Replacement(kernel.text, kernel.entry, _refs(here.inputs), _refs(here.outputs))
+
+
+def own_ops(
+    flow: Dataflow, subjects: Sequence[Subject], rulebook: Rulebook
+) -> Iterator[Replacement]:
+    """The framework's own op, everywhere that a group stands which is exactly that."""
+    for subject in subjects:
+        for place in subject.instances:
+            inside = decide(flow, place, rulebook).subject
+            spelling, here = exact(inside, subject.pattern), inside.expressed
+            if spelling is None or here is None:
+                continue
+            names = ", ".join(name for name, _ in spelling.names)
+            text = f"import torch\n\n\ndef own_op({names}):\n    return {spelling.framework}\n"
+            taken = [here.inputs[number] for _, number in spelling.names]
+            yield Replacement(text, "own_op", _refs(taken), _refs(here.outputs))
 
 
 def _refs(refs: Sequence[Ref]) -> tuple[tuple[str, int], ...]:

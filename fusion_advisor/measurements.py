@@ -45,7 +45,8 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class Way:
     """One way to compute something: `eager`; `compiled` by torch.compile in a `mode`; `line`,
-    PyTorch code over named inputs; `kernel`, the emitted ones."""
+    PyTorch code over named inputs; `kernel`, the emitted ones. Of a whole model `line` and
+    `kernel` stand in the places of their groups, and `compiled` may be given such, too."""
 
     name: str
     kind: Literal["eager", "compiled", "line", "kernel"]
@@ -71,6 +72,11 @@ COMPILED = tuple(
 )
 """torch.compile in each of its modes, sizes static."""
 
+OWN_OPS = Way("framework", "line")
+"""Of a whole model: the framework's own ops in place of the groups where they are as good."""
+KERNEL_COMPILED = Way("kernel+compile", "compiled")
+"""Of a whole model: the emitted kernels in their places, the rest by torch.compile."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupJob:
@@ -87,12 +93,14 @@ class GroupJob:
     rules: TimingRules
     random: bool = False
     """Random numbers are drawn: eager's are others."""
+    nodes: tuple[str, ...] = ()
+    """The graph's nodes in the order of the reference's lines."""
     task: Literal["group"] = "group"
 
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """An emitted kernel in place of some launches of a graph: its file's text and launcher, the
+    """A function in place of some launches of a graph: the text of its file and its name, the
     tensors that it takes and makes as (node, output)."""
 
     text: str
@@ -104,7 +112,7 @@ class Replacement:
 @dataclass(frozen=True, slots=True)
 class ModelJob:
     """One line to the child: run a whole captured graph in one way, on random weights and inputs,
-    and time it. `kernel` ways put the kernels in place of their groups; they are held to eager.
+    and time it. With `kernels` in place of their groups it is held to eager.
     """
 
     way: Way
@@ -116,12 +124,24 @@ class ModelJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Inductor:
-    """What torch.compile made: each kernel with the ops that it covers, and what Inductor wrote
-    into its log of fusions where it did not fuse."""
+class Apart:
+    """Two sets of nodes that Inductor left in different kernels, and why by its own account."""
 
-    kernels: tuple[tuple[str, tuple[str, ...]], ...]
-    refusals: tuple[str, ...]
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inductor:
+    """What torch.compile made: each kernel that it launches with the graph's nodes that it covers,
+    in order, and where it did not fuse. A node may be in several kernels: what is cheap is computed
+    anew in each. One in none is nothing to run, a view say. `unknown` says why this is not known.
+    """
+
+    kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    apart: tuple[Apart, ...] = ()
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)

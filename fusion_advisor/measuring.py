@@ -17,15 +17,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import os
-import re
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -40,8 +37,10 @@ from fusion_advisor.checking import (
     build_inputs,
     poisoned_outputs,
 )
-from fusion_advisor.emitted import Fault, cause, load_module
+from fusion_advisor.emitted import Fault, cause, load_module, spoiled
+from fusion_advisor.inductor import Lines, lines_of, watched
 from fusion_advisor.kernels import from_json, to_json
+from fusion_advisor.machine import version
 from fusion_advisor.measurements import (
     Ceilings,
     CeilingsJob,
@@ -52,7 +51,7 @@ from fusion_advisor.measurements import (
     TimingRules,
     Way,
 )
-from fusion_advisor.replay import replayed
+from fusion_advisor.replay import NODE, opaque, replayed
 from fusion_advisor.timing import Clock, DeviceClock, HostClock
 from fusion_advisor.wire import graph_from_json
 from fusion_advisor.workers import protocol, restart
@@ -165,9 +164,7 @@ def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
     inputs = build_inputs(case, "normal", 0, clock.device)
     seen: Inductor | None = None
     if job.way.kind == "compiled":
-        with _watched() as refusals:
-            kernels = _compiled(call, inputs)
-        seen = Inductor(kernels, tuple(dict.fromkeys(refusals)))
+        seen = _compiled(call, inputs, lines_of(plain, job.nodes))
     else:
         call(*inputs)
     seconds = time.perf_counter() - began
@@ -195,32 +192,49 @@ def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
     )  # fmt: skip
 
 
+def _compiled(call: Call, inputs: Tensors, lines: Lines) -> Inductor:
+    """Runs a compiled function once: what Inductor made of all its graphs."""
+    with watched(lines) as made:
+        call(*inputs)
+    if not lines:
+        return Inductor(unknown="not known: the file has other lines than the graph has nodes")
+    return Inductor(
+        tuple(kernel for one in made for kernel in one.kernels),
+        tuple(pair for one in made for pair in one.apart),
+        next((one.unknown for one in made if one.unknown), ""),
+    )
+
+
 # -- a whole model ---------------------------------------------------------------------------------
 
 
 def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
-    """A whole graph in one way, on random weights. `kernel` ways must agree with eager."""
+    """A whole graph in one way, on random weights; how far what is replaced is from eager."""
     began = time.perf_counter()
     graph = graph_from_json(job.graph)
     launchers = tuple(
         (getattr(load_module(one.text, folder), one.entry), one.inputs, one.outputs)
         for one in job.kernels
     )
+    compiled = job.way.kind == "compiled"
+    if compiled:
+        launchers = tuple(opaque(one, graph, clock.device) for one in launchers)
     plain, inputs = replayed(graph, (), clock.device)
-    call: Call = plain
-    if job.way.kind == "kernel":
-        call, _ = replayed(graph, launchers, clock.device, inputs)
-    elif job.way.kind == "compiled":
-        call = way_of(job.way, plain, None)
+    chosen, _ = replayed(graph, launchers, clock.device, inputs)
+    call: Call = way_of(job.way, chosen, None) if compiled else chosen
+    seen: Inductor | None = None
+    if compiled:
+        nodes = [node.meta[NODE] for node in chosen.graph.nodes if NODE in node.meta]
+        seen = _compiled(call, inputs, lines_of(chosen.forward, nodes))
     results = as_tuple(call(*inputs))
     seconds = time.perf_counter() - began
     error = None
-    if job.way.kind == "kernel":
+    if launchers:
         error = _apart(results, as_tuple(plain(*inputs)))
     del results
     clock.release()
     timing = clock.time(lambda: call(*inputs), 0)
-    return Measurement("model", job.way.name, timing, error, seconds=seconds)
+    return Measurement("model", job.way.name, timing, error, seconds=seconds, inductor=seen)
 
 
 def _apart(found: Tensors, eager: Tensors) -> float:
@@ -232,53 +246,6 @@ def _apart(found: Tensors, eager: Tensors) -> float:
             off = float((mine.double() - other.double()).abs().nan_to_num().max())
             shares.append(off / top if top else off)
     return max(shares)
-
-
-# -- what Inductor did -----------------------------------------------------------------------------
-
-_ORIGIN = re.compile(r"Original ATen: \[([^\]]*)\]")
-_KERNEL = re.compile(r"(?:^|\n)(\w+) = async_compile\.(?:triton|cpp_pybinding|cpp)\(")
-
-
-def _compiled(call: Call, inputs: Tensors) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Runs a compiled function once; its kernels, each with the ops that it says it covers."""
-    from torch._inductor.utils import run_and_get_code
-
-    _, codes = run_and_get_code(call, *inputs)
-    found: list[tuple[str, tuple[str, ...]]] = []
-    for code in codes:
-        ops: tuple[str, ...] = ()
-        for line in str(code).splitlines():
-            if origin := _ORIGIN.search(line):
-                ops = tuple(dict.fromkeys(filter(None, re.split(r",\s*", origin[1]))))
-            elif kernel := _KERNEL.match(line):
-                found.append((kernel[1], ops))
-    return tuple(found)
-
-
-@contextmanager
-def _watched() -> Generator[list[str]]:
-    """Collects what Inductor's scheduler says of pairs that it does not fuse."""
-    found: list[str] = []
-
-    class Reader(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            text = " ".join(record.getMessage().split())
-            if text.startswith("cannot fuse"):
-                found.append(text[:300])
-
-    reader = Reader(logging.DEBUG)
-    logger = logging.getLogger("torch._inductor.scheduler.__fusion")
-    level, propagate = logger.level, logger.propagate
-    logger.setLevel(logging.DEBUG)
-    logger.addHandler(reader)
-    logger.propagate = False
-    try:
-        yield found
-    finally:
-        logger.removeHandler(reader)
-        logger.setLevel(level)
-        logger.propagate = propagate
 
 
 # -- ceilings --------------------------------------------------------------------------------------
@@ -336,6 +303,8 @@ def machine(device: str) -> dict[str, str]:
     import triton
 
     found = {"torch": torch.__version__, "triton": triton.__version__, "gpu": "none"}
+    liger = version("liger-kernel")
+    found |= {"liger": liger} if liger else {}
     if device == "cuda":
         found["gpu"] = torch.cuda.get_device_name()
         found["cuda"] = str(torch.version.cuda)
@@ -376,8 +345,6 @@ def answer(line: str, folder: Path, clock: Callable[[TimingRules], Clock]) -> st
             return to_json(model(job, folder, clock(job.rules)))
     except Absent as absent:
         return to_json(failed(absent=str(absent)))
-    except torch.OutOfMemoryError:
-        return to_json(failed(failure="out of memory"))
     except Exception as error:  # noqa: BLE001 rivals raise what they like: it is their row
         text = str(error) if isinstance(error, Fault) else cause(error)
         return to_json(failed(failure=" ".join(text.split())))
@@ -413,7 +380,7 @@ def _serve(lines: Iterator[str], reply: Callable[[str], None], folder: Path, clo
     for line in lines:
         text = answer(line, folder, clock)
         reply(text)
-        if "CUDA error" in text or "illegal memory" in text:
+        if spoiled(json.loads(text).get("failure") or ""):
             restart()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

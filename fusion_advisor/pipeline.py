@@ -12,11 +12,10 @@ from typing import Literal, Protocol
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import Proof, assemble
-from fusion_advisor.axes import NotExpressible
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import decide
 from fusion_advisor.editing.sources import Sources
-from fusion_advisor.emit import emit
+from fusion_advisor.emit import attempt
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, Identified, identify
@@ -245,13 +244,10 @@ def _emitted(
 
     def one(finding: Finding) -> Proof:
         file = f"{request.folder}/{finding.name}.py" if request.folder is not None else None
-        try:
-            kernel = emit(
-                flow, finding.decision, finding.name, rulebook,
-                regenerate=request.command, full_size=full_size,
-            )  # fmt: skip
-        except (NotExpressible, ValueError) as error:
-            return Proof(None, why=f"not emitted: {error}")
-        return Proof(kernel, file=file)
+        kernel = attempt(
+            flow, finding.decision, finding.name, rulebook,
+            regenerate=request.command, full_size=full_size,
+        )  # fmt: skip
+        return Proof(None, why=kernel) if isinstance(kernel, str) else Proof(kernel, file=file)
 
     return {finding.id: one(finding) for finding in found.groups}

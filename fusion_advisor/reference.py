@@ -45,14 +45,9 @@ def reference_lines(
             for n, dim in zip(shape, dims or [None] * len(shape), strict=True)
         ]
 
-    def text_of(ref: Ref) -> str:
-        if ref not in texts:
-            state(flow.position[ref.node])
-        return texts[ref]
-
     def state(number: int) -> None:
         node = flow.nodes[number]
-        operands = [text_of(ref) for ref in flow.operands[number]]
+        operands = [texts[ref] for ref in flow.operands[number]]
         stream, _ = expressed.draws.get(node.name, (0, None))
         call = _call(node, operands, shape_of(Ref(node.name)), device, stream)
         name = names.claim(node.name)
@@ -61,12 +56,28 @@ def reference_lines(
         for i in range(len(node.outputs)):
             texts[Ref(node.name, i)] = name if single else f"{name}[{i}]{_widened(node, i)}"
 
-    for number in _needed(flow, expressed):
-        if Ref(flow.nodes[number].name) not in texts:
-            state(number)
+    for number in reference_order(flow, expressed):
+        state(number)
     results = [texts[ref] for ref in expressed.outputs]
     lines.append(f"return {results[0]}" if len(results) == 1 else f"return {', '.join(results)}")
     return lines
+
+
+def reference_order(flow: Dataflow, expressed: Expressed) -> list[int]:
+    """The node of each line but the return, after those that it reads."""
+    given = set(expressed.inputs)
+    order: dict[int, None] = {}
+
+    def state(number: int) -> None:
+        for ref in flow.operands[number]:
+            if ref not in given and flow.position[ref.node] not in order:
+                state(flow.position[ref.node])
+        order[number] = None
+
+    for number in _needed(flow, expressed):
+        if number not in order and Ref(flow.nodes[number].name) not in given:
+            state(number)
+    return list(order)
 
 
 def _product(sizes: Mapping[int, str], dim: AxisList) -> str:

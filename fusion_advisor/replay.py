@@ -7,6 +7,7 @@ with emitted kernels in place of their groups."""
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -17,6 +18,10 @@ from torch import fx
 
 from fusion_advisor.emitted import Fault
 from fusion_advisor.records import Arg, Graph, Node, Ref, Symbol, Tensor, iter_refs
+
+NODE = "fusion_advisor.node"
+"""The key in an fx node's meta for the name of the record that it replays; of a launcher for that
+of what it makes first."""
 
 Launcher = tuple[Callable[..., Any], Sequence[tuple[str, int]], Sequence[tuple[str, int]]]
 """A kernel's launcher with the tensors that it takes and makes, as (node, output)."""
@@ -43,6 +48,42 @@ def replayed(
             _launch(built, step, values)
     built.output(tuple(values[ref] for ref in graph.outputs if ref in values))
     return fx.GraphModule(torch.nn.Module(), built), tensors
+
+
+def opaque(launcher: Launcher, graph: Graph, device: str) -> Launcher:
+    """The same kernel as an operator that torch.compile does not look into."""
+    launch, taken, made = launcher
+    shapes = {Ref(n.name, i): t for n in graph.nodes for i, t in enumerate(n.outputs) if t}
+    specs = [shapes[Ref(*ref)] for ref in made]
+
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        found = launch(*inputs)
+        return list(found) if isinstance(found, tuple) else [found]
+
+    def fake(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        del inputs
+        return [
+            torch.empty_strided(s.shape, s.stride, dtype=getattr(torch, s.dtype), device=device)
+            for s in specs
+        ]
+
+    operator_ = torch.library.custom_op(
+        f"fusion_advisor_bench::launch_{next(_NUMBERS)}",
+        run,
+        mutates_args=(),
+        schema="(Tensor[] inputs) -> Tensor[]",
+    )
+    operator_.register_fake(fake)
+
+    def call(*inputs: torch.Tensor) -> Any:
+        found = operator_(list(inputs))
+        return tuple(found) if len(specs) > 1 else found[0]
+
+    return call, taken, made
+
+
+_NUMBERS = itertools.count()
+"""Operators are registered for good: each has a name of its own."""
 
 
 def _ordered(graph: Graph, launchers: Sequence[Launcher]) -> list[Node | Launcher]:
@@ -102,6 +143,7 @@ def _keep_writes(needs: nx.DiGraph[object], calls: dict[str, Node]) -> None:
 def _launch(built: fx.Graph, step: Launcher, values: dict[Ref, fx.Node]) -> None:
     launch, taken, made = step
     result = built.call_function(launch, tuple(values[Ref(*ref)] for ref in taken))
+    result.meta[NODE] = made[0][0]
     for n, ref in enumerate(made):
         several = len(made) > 1
         values[Ref(*ref)] = (
@@ -132,6 +174,7 @@ def _call(built: fx.Graph, node: Node, values: dict[Ref, fx.Node], device: str) 
     if any(ref not in values for ref in iter_refs(node.args)):
         raise Fault(f"{node.name}: an operand of {node.op} is not a tensor of the graph")
     result = built.call_function(found, tuple(map(argument, node.args)), named)
+    result.meta[NODE] = node.name
     returns = found._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
         values[Ref(node.name)] = result

@@ -37,7 +37,8 @@ class Rules(_Row):
 
 
 class DeviceRow(_Row):
-    """The device that everything was judged for. Bandwidths are bytes a second."""
+    """The device that everything was judged for. Bandwidths are bytes a second. `sources` says
+    where its own speed is from: `bandwidth` (of a copy), `launch` and `matmul_share`."""
 
     name: str
     title: str
@@ -49,6 +50,7 @@ class DeviceRow(_Row):
     """The device whose measured kernels the predicted times follow, relative to its bandwidth."""
     sm_count: int
     shared_memory_bytes: int
+    sources: dict[str, str] = {}
 
 
 class ScenarioRow(_Row):
@@ -197,12 +199,30 @@ class KernelRow(_Row):
     why: str | None = None
 
 
+class ApartRow(_Row):
+    """Two sets of nodes that Inductor left in different kernels, and why by its own account."""
+
+    first: list[str]
+    second: list[str]
+    why: str
+
+
+class BesideRow(_Row):
+    """A kernel of torch.compile of the whole model: the nodes of one group's instance that it
+    covers, and the others."""
+
+    kernel: str
+    inside: list[str]
+    outside: list[str]
+
+
 class WayRow(_Row):
     """One way to compute something, as measured: microseconds of the GPU, cold L2, the median with
     its quartiles; `wall_us` is what a caller that waits sees. `share` is of the measured copy
     bandwidth, over the bytes that must move. Errors are the largest against float64. `failure`
     says why there is no time, `absent` why there is no such way here. `covers` is what Inductor
-    made: each kernel with its ops."""
+    made: each kernel that it launches with the nodes that it covers; `apart` where it did not fuse;
+    `unknown` why that is not known."""
 
     way: str
     us: float | None = None
@@ -217,19 +237,35 @@ class WayRow(_Row):
     failure: str | None = None
     absent: str | None = None
     covers: list[tuple[str, list[str]]] = []
-    refusals: list[str] = []
+    apart: list[ApartRow] = []
+    unknown: str = ""
 
 
 class MeasuredRow(_Row):
     """A group on a GPU. `speedup` is eager's time over the kernel's; `fused_error` and
     `speedup_error` how far the predictions were off, as a share of what was measured; `best` the
-    fastest way that is right."""
+    fastest way that is right. `beside` are the kernels that torch.compile of the whole model has
+    for its first instance, `apart` why that is not one."""
 
     ways: list[WayRow]
     best: str | None
     speedup: float | None
     fused_error: float | None
     speedup_error: float | None
+    beside: list[BesideRow] = []
+    apart: list[ApartRow] = []
+
+
+class VerdictsRow(_Row):
+    """Decisions by what they said and by whether the kernel is faster than eager; `lost` is the
+    share by which what was chosen takes longer than choosing with hindsight. Each stands by
+    itself, though candidates overlap; weighted by instances."""
+
+    fused_faster: int
+    fused_slower: int
+    rejected_faster: int
+    rejected_slower: int
+    lost: float
 
 
 class BenchRow(_Row):
@@ -245,6 +281,11 @@ class BenchRow(_Row):
     recommended: str
     why: str
     complete: bool = True
+    own_ops: list[str] = []
+    """The groups that the model's way `framework` puts the framework's own op in place of."""
+    verdicts: dict[str, VerdictsRow] = {}
+    """Of the gates and of the time model, over all that was timed; rejected ones with them under
+    `--candidates`."""
 
 
 class GroupRow(_Row):

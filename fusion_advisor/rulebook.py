@@ -218,7 +218,8 @@ class Multiprocessor(_Rule):
 
 
 class Achieved(_Rule):
-    """What kernels reach of the datasheet: measured, or a share with where it was taken from."""
+    """What kernels reach of the datasheet: measured, or a share with where it was taken from. A
+    calibration laid over a share leaves that without effect."""
 
     bandwidth: Bandwidth | None = None
     bandwidth_share: Share | None = None
@@ -226,10 +227,17 @@ class Achieved(_Rule):
     launch: Time
 
     @model_validator(mode="after")
-    def _one_bandwidth(self) -> Achieved:
-        if (self.bandwidth is None) == (self.bandwidth_share is None):
-            raise ValueError("expected either bandwidth (measured) or bandwidth_share")
+    def _some_bandwidth(self) -> Achieved:
+        if self.bandwidth is None and self.bandwidth_share is None:
+            raise ValueError("expected bandwidth (measured) or bandwidth_share")
         return self
+
+    @property
+    def copied(self) -> Number:
+        """What the copy bandwidth follows from as it stands in the rules: measured where it was."""
+        found = self.bandwidth or self.bandwidth_share
+        assert found is not None
+        return found
 
 
 class Speed(_Rule):
@@ -620,7 +628,7 @@ class Verify(_Rule):
 
 class Measure(_Rule):
     """How a GPU is timed: `flush` in sizes of its L2, `batch` and runs in counts, `spent` in GPU
-    seconds, `ahead`, `slack` and `far` as ratios."""
+    seconds, `ahead`, `slack`, `far` and `tie` as ratios."""
 
     flush: Speedup
     batch: Count
@@ -631,6 +639,8 @@ class Measure(_Rule):
     slack: Speedup
     timeout: Seconds
     far: Speedup
+    tie: Speedup
+    """Times that differ by less are equal: the simpler way is recommended."""
 
 
 class Rulebook(_Rule):

@@ -22,15 +22,13 @@ from typing import Any
 import series
 
 from fusion_advisor.annotate import annotate
-from fusion_advisor.axes import NotExpressible
-from fusion_advisor.cases import FULL_SIZE
+from fusion_advisor.cases import at_full_size
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
-from fusion_advisor.emit import emit
+from fusion_advisor.emit import attempt
 from fusion_advisor.express import boundary
 from fusion_advisor.group import group
-from fusion_advisor.kernels import Case as Inputs
-from fusion_advisor.kernels import Kernel, from_json
+from fusion_advisor.kernels import from_json
 from fusion_advisor.records import Arg, Graph, Node, Ref, Tensor
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
@@ -194,14 +192,13 @@ def _case(
     )
     # A single launch is emitted only to learn how large its indices may be.
     if subject.plan is not None and subject.expressed is not None and (several or indexed):
-        try:
-            kernel = emit(flow, decision, "fused", rules, full_size=True)
-        except (NotExpressible, ValueError) as error:
+        kernel = attempt(flow, decision, "fused", rules, full_size=True)
+        if isinstance(kernel, str):
             if several:
-                print(f"{name}: not emitted: {error}", flush=True)
+                print(f"{name}: {kernel}", flush=True)
         else:
             inputs = tuple(renamed[ref] for ref in subject.expressed.inputs if ref in renamed)
-            full = _full(kernel)
+            full = at_full_size(kernel)
             pairs = zip(inputs, full.ranges, strict=False)
             made["ranges"] = {ref.node: pair for ref, pair in pairs if pair is not None}
             whole = len(inputs) == len(subject.expressed.inputs)
@@ -226,11 +223,6 @@ def _case(
         **made,
     )
     return case, hashlib.sha256((graph + case.text).encode()).hexdigest()
-
-
-def _full(kernel: Kernel) -> Inputs:
-    """The inputs at the graph's own sizes, under whatever name those are checked."""
-    return next((c for c in kernel.cases if c.name == FULL_SIZE), kernel.cases[0])
 
 
 def _cut(flow: Dataflow, launches: Iterable[int]) -> tuple[Graph, dict[Ref, Ref]]:

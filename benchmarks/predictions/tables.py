@@ -19,6 +19,7 @@ from fitting import Sample, samples, speedup
 from fusion_advisor.annotate import annotate
 from fusion_advisor.dataflow import dataflow
 from fusion_advisor.decide import decide
+from fusion_advisor.judge import Chosen, verdicts
 from fusion_advisor.predict import Work, call_us, launch_us, memory_us, speedup_interval
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
@@ -166,21 +167,15 @@ def _coverage(samples: Sequence[Sample], device: Device) -> str:
 def _decisions(samples: Sequence[Sample], device: Device) -> list[str]:
     """Verdicts against what was gained, weighted by how often each kernel is there."""
     rows: list[str] = []
-    best = sum(min(s.eager_us, s.kernel_us) * s.case.weight for s in samples)
-    verdicts: tuple[tuple[str, Callable[[Sample], bool]], ...] = (
+    deciders: tuple[tuple[str, Callable[[Sample], bool]], ...] = (
         ("chapter", lambda s: s.case.accepted),
         ("time model", lambda s: speedup(s, device) > GAIN),
     )
-    for who, fuse in verdicts:
-        cells = {(a, b): 0 for a in (True, False) for b in (True, False)}
-        taken = 0.0
-        for sample in samples:
-            cells[fuse(sample), sample.kernel_us < sample.eager_us] += 1
-            taken += (sample.kernel_us if fuse(sample) else sample.eager_us) * sample.case.weight
-        lost = 100 * (taken / best - 1) if best else 0.0
+    for who, fuse in deciders:
+        found = verdicts(Chosen(fuse(s), s.eager_us, s.kernel_us, s.case.weight) for s in samples)
         rows.append(
-            f"| {who} | {cells[True, True]} | {cells[True, False]} | {cells[False, True]}"
-            f" | {cells[False, False]} | {lost:.2f} % |"
+            f"| {who} | {found.fused_faster} | {found.fused_slower} | {found.rejected_faster}"
+            f" | {found.rejected_slower} | {100 * found.lost:.2f} % |"
         )
     return [
         "## Verdicts",

@@ -20,6 +20,7 @@ def _lines(report: Report) -> Iterator[str]:
     yield ""
     yield f"Scenario: {wording.scenario(report)}."
     yield f"Assumed: {'; '.join(report.scenario.defaults)}. Captured by {report.model.captured_by}."
+    yield f"Device: {wording.device(report)}."
     yield ""
     yield from _table(("", ""), wording.totals(report))
     yield ""
@@ -77,12 +78,17 @@ def _measured(report: Report, bench: BenchRow) -> Iterator[str]:
     machine = ", ".join(f"{name} {value}" for name, value in bench.machine.items())
     yield f"On {machine}; copy {bench.copy_bandwidth / 1e9:.0f} GB/s, read and written. Cold L2,"
     yield "medians with quartiles."
-    for group in report.groups:
-        if group.measured:
+    for group in wording.timed(report):
+        yield ""
+        yield f"**{wording.marked(group)}**: {wording.measured(group)}."
+        yield ""
+        yield from _table(("way", "time", "share of copy", ""), wording.ways(group))
+        if made := wording.inductor(group):
             yield ""
-            yield f"**{group.id} {group.pattern}**: {wording.measured(group)}."
-            yield ""
-            yield from _table(("way", "time", "share of copy", ""), wording.ways(group))
+            yield from (f"- {line}" for line in made)
+    if verdicts := wording.judged(report):
+        yield ""
+        yield from (f"- {line}" for line in verdicts)
     yield ""
     yield f"**The model**: {bench.recommended}; {bench.why}."
 

@@ -37,6 +37,7 @@ def _parts(report: Report, top: int) -> Iterator[RenderableType]:
     yield Text(f"{report.model.source} on {report.device.title}", style="bold")
     yield _line("scenario: " + wording.scenario(report), "dim")
     yield _line("assumed: " + "; ".join(report.scenario.defaults), "dim")
+    yield _line("device: " + wording.device(report), "dim")
     for broken in report.model.graph_breaks:
         yield _line(f"graph break: {broken}", "yellow")
     yield from _section("Totals", [_pairs(wording.totals(report))])
@@ -118,10 +119,11 @@ def _measured(report: Report) -> Iterator[RenderableType]:
     assert bench is not None
     machine = ", ".join(f"{name} {value}" for name, value in bench.machine.items())
     yield _line(f"on {machine}; copy {bench.copy_bandwidth / 1e9:.0f} GB/s", "dim")
-    for group in report.groups:
-        if group.measured:
-            yield Text(f"{group.id} {group.pattern}: {wording.measured(group)}")
-            yield _columns(wording.ways(group))
+    for group in wording.timed(report):
+        yield Text(f"{wording.marked(group)}: {wording.measured(group)}")
+        yield _columns(wording.ways(group))
+        yield from _details(*wording.inductor(group))
+    yield from map(Text, wording.judged(report))
     yield Text(f"the model: {bench.recommended}; {bench.why}")
     if not bench.complete:
         yield Text("interrupted: what is finished is here", style="yellow")

@@ -122,6 +122,19 @@ def scenario(report: Report) -> str:
     return ", ".join(said)
 
 
+def device(report: Report) -> str:
+    """How fast the device is taken to be, and where that is from."""
+    row = report.device
+    figures = {
+        "bandwidth": f"copy {row.bandwidth / 1e9:.0f} GB/s",
+        "launch": f"a launch {time(row.launch_us)}",
+    }
+    return "; ".join(
+        f"{figure} ({row.sources[name]})" if name in row.sources else figure
+        for name, figure in figures.items()
+    )
+
+
 def place(group: GroupRow) -> str:
     """The first line of the source, and how many more."""
     if not group.sources:
@@ -144,6 +157,7 @@ def _way(row: WayRow) -> tuple[str, ...]:
     said = [] if row.host_ahead else ["the host limits"]
     count = len(row.covers)
     said += [f"{count} kernel{'s' if count > 1 else ''}"] if count else []
+    said += [row.unknown] if row.unknown else []
     return row.way, spread, percent(row.share) if row.share else "", ", ".join(said)
 
 
@@ -154,6 +168,63 @@ def measured(group: GroupRow) -> str:
         return "not measured"
     off = f"{100 * found.speedup_error:+.0f} %" if found.speedup_error is not None else ""
     return f"{found.speedup:.2f}x measured, predicted {off} off; fastest: {found.best}"
+
+
+def marked(group: GroupRow) -> str:
+    """Its id and idiom, and that it was rejected, if it was."""
+    rejected = "" if group.verdict == "fuse" else ", rejected"
+    return f"{group.id} {group.pattern}{rejected}"
+
+
+def timed(report: Report) -> list[GroupRow]:
+    """The groups, then the rejected candidates, that were measured."""
+    return [row for row in (*report.groups, *report.candidates) if row.measured]
+
+
+_MOST_REASONS = 3
+"""Of Inductor's, for one group; all are in the JSON."""
+
+
+def inductor(group: GroupRow) -> list[str]:
+    """What torch.compile makes of a group alone and in the whole model, by the group's nodes, and
+    why by its own account it did not fuse more."""
+    found = group.measured
+    if found is None:
+        return []
+    lines: list[str] = []
+    alone = next((row for row in found.ways if row.way == "compile"), None)
+    if alone and alone.covers:
+        made = "; ".join(f"{kernel} ({_nodes(nodes)})" for kernel, nodes in alone.covers)
+        lines.append(f"torch.compile of it alone: {made}")
+    if found.beside:
+        made = "; ".join(
+            f"{row.kernel} ({_nodes(row.inside)}"
+            + (f" and {len(row.outside)} nodes of others)" if row.outside else ")")
+            for row in found.beside
+        )
+        lines.append(f"torch.compile of the model: {made}")
+    parts = [*(alone.apart if alone else []), *found.apart]
+    said = dict.fromkeys(
+        f"Inductor kept {_nodes(row.first)} apart from {_nodes(row.second)}: {row.why}"
+        for row in parts
+    )
+    return [*lines, *list(said)[:_MOST_REASONS]]
+
+
+def _nodes(names: Iterable[str]) -> str:
+    return ", ".join(names) or "no node of the graph"
+
+
+def judged(report: Report) -> list[str]:
+    """How good the verdicts were, of all that was timed."""
+    rows = report.bench.verdicts if report.bench else {}
+    return [
+        f"verdicts of the {who}: of {row.fused_faster + row.fused_slower} to fuse"
+        f" {row.fused_faster} are faster than eager, of"
+        f" {row.rejected_faster + row.rejected_slower} rejected {row.rejected_faster};"
+        f" {100 * row.lost:.1f} % of the time lost against hindsight"
+        for who, row in rows.items()
+    ]
 
 
 def totals(report: Report) -> list[tuple[str, str]]:

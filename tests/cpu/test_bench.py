@@ -23,6 +23,7 @@ from fusion_advisor.measure import Subject, timing_rules, ways
 from fusion_advisor.measurements import (
     EAGER,
     KERNEL,
+    Apart,
     Ceilings,
     GroupJob,
     Inductor,
@@ -239,20 +240,25 @@ def _timed(way: str, us: float) -> Measurement:
 def test_the_fastest_step_is_recommended_and_the_simpler_one_when_equal() -> None:
     def recommended(**steps: float) -> str:
         rows = [way_row(_timed(way, us), 0, TOP.copy) for way, us in steps.items()]
-        return bench_row(TOP, rows, True).recommended
+        return bench_row(TOP, rows, True, tie=1.02, own_ops=["g1", "g4"]).recommended
 
     assert recommended(eager=10.0, kernel=8.0, compile=9.0).startswith("put the emitted kernels")
     assert recommended(eager=10.0, kernel=9.9) == "leave it as it is"
+    assert recommended(eager=9.0, framework=8.0, kernel=7.9).endswith("in place of g1, g4")
+    both = {"compile": 7.0, "kernel+compile": 6.0}
+    assert recommended(eager=9.0, kernel=8.0, **both).endswith("torch.compile the rest")
     assert recommended().startswith("not known")
 
 
 def test_a_row_has_the_share_of_the_copy_and_what_inductor_made() -> None:
-    seen = Inductor((("triton_poi_0", ("aten.add",)),), ("cannot fuse a with b: why",))
+    seen = Inductor((("triton_poi_0", ("add",)),), (Apart(("add",), ("sum_1",), "why"),))
     found = replace(_timed("compile", 10.0), inductor=seen)
     row = way_row(found, 20_000_000, TOP.copy)
     assert row.share == pytest.approx(0.5)
-    assert row.covers == [("triton_poi_0", ["aten.add"])]
-    assert row.refusals == ["cannot fuse a with b: why"]
+    assert row.covers == [("triton_poi_0", ["add"])]
+    assert [(pair.first, pair.second, pair.why) for pair in row.apart] == [
+        (["add"], ["sum_1"], "why")
+    ]
 
 
 # -- as a user runs it -----------------------------------------------------------------------------
@@ -268,8 +274,9 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("analysed")
     (folder / "model.py").write_text(
         "import torch\n\n\nclass Model(torch.nn.Module):\n"
-        "    def forward(self, x):\n        return torch.softmax(x.sin() * 2, -1)\n\n\n"
-        "def get_inputs():\n    return [torch.randn(64, 256)]\n"
+        "    def forward(self, x, y):\n"
+        "        return torch.softmax(x.sin() * 2, -1), y.cos(), y.sin()\n\n\n"
+        "def get_inputs():\n    return [torch.randn(64, 256), torch.randn(64, 256)]\n"
     )
     done = _run(
         "analyze", "model.py", "--device", "h200", "--no-verify", "--no-compile", "--out", "out",
@@ -296,6 +303,16 @@ def test_a_rehearsal_runs_every_way_and_writes_nothing(analysed: Path) -> None:
     assert "nothing was measured" in done.stderr
     assert (analysed / "out" / "report.json").read_text() == before
     assert not (analysed / "out" / "bench.jsonl").exists()
+
+
+def test_a_rejected_candidate_is_emitted_and_checked(analysed: Path) -> None:
+    """Its two launches read the same tensor: right, and not worth it."""
+    report = json.loads((analysed / "out" / "report.json").read_text())
+    (row,) = (row for row in report["candidates"] if row["kernel"]["schedule"])
+    asked = ("--rehearse", "--no-torch-compile", "--only", row["id"])
+    done = _run("bench", "out/report.json", *asked, folder=analysed)
+    assert done.returncode == 0, done.stderr
+    assert f"{row['id']} kernel" in done.stderr
 
 
 def test_a_wrong_emitted_file_is_found_in_a_rehearsal(analysed: Path) -> None:

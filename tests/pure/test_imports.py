@@ -60,7 +60,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "checking compiling",
         "fingerprint idiom framework",
         # measurement: `measuring` is the child process of `measure`
-        "timing replay",
+        "timing replay inductor",
         "measuring",
         "measure",
         "calibrate",
@@ -68,6 +68,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "identify",
         "routing advise",
         "report",
+        "judge ledger beside",
         "recommend",
         "assemble",
         "reports",
@@ -96,7 +97,7 @@ USES_TORCH = frozenset(
     }
     | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
-    | {"measuring"}
+    | {"measuring", "inductor"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 

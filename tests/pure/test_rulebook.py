@@ -187,10 +187,6 @@ def test_later_overlays_win(tmp_path: Path) -> None:
             "devices.h100.memory.bandwidth.value: -3; expected greater than or equal to 0",
         ),
         (
-            '[devices.l4.achieved]\nbandwidth = { value = 1, unit = "GB/s", source = "x" }',
-            "mine.toml: devices.l4.achieved: expected either bandwidth (measured) or ",
-        ),
-        (
             '[schedules.row]\nmax_warps = { value = 2.5, unit = "warps", source = "x" }',
             "mine.toml: schedules.row.max_warps: 2.5 warps; expected a whole number of warps",
         ),

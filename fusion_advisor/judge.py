@@ -1,0 +1,45 @@
+"""How good decisions were, once both choices have been timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One decision to fuse or not, with what eager and the kernel took; `weight` places have it."""
+
+    fuse: bool
+    eager_us: float
+    kernel_us: float
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """Decisions counted by what they said and by whether the kernel is faster than eager. `lost`
+    is the share by which what was chosen takes longer than the better of both, everywhere."""
+
+    fused_faster: int
+    fused_slower: int
+    rejected_faster: int
+    rejected_slower: int
+    lost: float
+
+
+def verdicts(decisions: Iterable[Chosen]) -> Verdicts:
+    """Every decision by itself, though sets may overlap."""
+    cells = {(fuse, faster): 0 for fuse in (True, False) for faster in (True, False)}
+    taken = best = 0.0
+    for one in decisions:
+        cells[one.fuse, one.kernel_us < one.eager_us] += 1
+        taken += one.weight * (one.kernel_us if one.fuse else one.eager_us)
+        best += one.weight * min(one.kernel_us, one.eager_us)
+    return Verdicts(
+        cells[True, True],
+        cells[True, False],
+        cells[False, True],
+        cells[False, False],
+        taken / best - 1 if best else 0.0,
+    )

@@ -1,0 +1,379 @@
+"""A whole run of `bench`, on a GPU whose answers are made up."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusion_advisor import bench as running
+from fusion_advisor import measuring
+from fusion_advisor.assemble import assemble
+from fusion_advisor.bench import Run, bench
+from fusion_advisor.decide import decide
+from fusion_advisor.emitted import OUT_OF_MEMORY, cause, load_module, spoiled
+from fusion_advisor.errors import UsageError
+from fusion_advisor.group import group
+from fusion_advisor.identify import identify
+from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
+from fusion_advisor.ledger import Ledger, report_hash
+from fusion_advisor.measure import timing_rules
+from fusion_advisor.measurements import (
+    EAGER,
+    KERNEL,
+    Ceilings,
+    GroupJob,
+    Measurement,
+    ModelJob,
+    Timing,
+)
+from fusion_advisor.records import Graph, Tensor
+from fusion_advisor.replay import replayed
+from fusion_advisor.report import Report
+from fusion_advisor.reports import render
+from fusion_advisor.scenario import Scenario
+from fusion_advisor.timing import HostClock
+from fusion_advisor.wire import graph_from_json
+from fusion_advisor.workers import WorkerError
+
+from .regions import H200, RULES, flow_of
+
+MACHINE = {"gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "clocks.current.sm": "1980"}
+TIMES = {"eager": 100.0, "kernel": 20.0, "framework": 20.1, "compile": 30.0}
+TIMING = timing_rules(RULES.measure, H200)
+
+
+def model(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A softmax by hand, which is accepted, and two readers of one tensor, which are not."""
+    z = torch.exp(x - x.max(-1, keepdim=True)[0])
+    return z / z.sum(-1, keepdim=True), y.cos(), y.sin()
+
+
+@pytest.fixture(scope="module")
+def analysed() -> tuple[Report, Graph]:
+    flow = flow_of(model, torch.randn(512, 1024), torch.randn(512, 1024))
+    grouping = group(flow, lambda launches: decide(flow, launches, RULES), RULES)
+    found = identify(flow, grouping, RULES)
+    report = assemble(flow, grouping, found, {}, Scenario(), (), RULES)
+    assert [row.id for row in report.groups] == ["g1"]
+    assert [row.id for row in report.candidates] == ["c1"]
+    assert report.candidates[0].kernel.schedule
+    return report, flow.annotated.graph
+
+
+@dataclass
+class Gpu:
+    """Answers what is asked of the children; `broken` says what fails, by subject and way."""
+
+    machine: dict[str, str] = field(default_factory=lambda: dict(MACHINE))
+    times: dict[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    broken: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    asked: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    jobs: list[ModelJob] = field(default_factory=list[ModelJob])
+    stop_at: tuple[str, str] | None = None
+
+    def answer(self, line: str) -> str:
+        content = json.loads(line)
+        if "task" not in content:
+            return self._check(from_json(CheckJob, line).kernel)
+        if content["task"] == "ceilings":
+            return to_json(Ceilings(4e12, (), 2.0, 5.0, tuple(self.machine.items())))
+        subject = content.get("subject", "model")
+        way = content["way"]["name"]
+        self.asked.append((subject, way))
+        if self.stop_at == (subject, way):
+            raise KeyboardInterrupt
+        if content["task"] == "model":
+            self.jobs.append(from_json(ModelJob, line))
+        failure = self.broken.get((subject, way))
+        if failure == "crash":
+            raise WorkerError("the child ended with status -9")
+        if failure:
+            return to_json(Measurement(subject, way, failure=failure))
+        us = self.times.get((subject, way), TIMES.get(way, 50.0))
+        return to_json(Measurement(subject, way, Timing(us, us, us, 12, us, True), 0.0, 0.0))
+
+    def _check(self, kernel: Kernel) -> str:
+        self.asked.append((kernel.name, "check"))
+        failure = self.broken.get((kernel.name, "check"))
+        return to_json(Check(kernel.name, "cuda:H200", failure is None, failure=failure))
+
+    def worker(self, *_: Any) -> Any:
+        return _Child(self.answer)
+
+
+@dataclass
+class _Child:
+    answers: Callable[[str], str]
+
+    def submit(self, line: str, timeout_s: float) -> Future[str]:
+        del timeout_s
+        answer: Future[str] = Future()
+        try:
+            answer.set_result(self.answers(line))
+        except WorkerError as error:
+            answer.set_exception(error)
+        return answer
+
+    def abandon(self) -> None: ...
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    made = Gpu()
+    monkeypatch.setattr(running, "Worker", made.worker)
+    monkeypatch.setattr(running, "checker", made.worker)
+    return made
+
+
+def run_of(
+    analysed: tuple[Report, Graph], file: Path | None = None, *, resume: bool = False, **asked: Any
+) -> Run:
+    report, graph = analysed
+    report = Report.model_validate_json(report.model_dump_json())
+    ledger = Ledger(file, report, RULES.hash, resume=resume) if file else None
+    return Run(report, graph, RULES, {}, ledger=ledger, **asked)
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+# -- candidates ------------------------------------------------------------------------------------
+
+
+def test_candidates_are_left_out_unless_asked_for(analysed: Any, gpu: Gpu) -> None:
+    bench(run_of(analysed))
+    assert {subject for subject, way in gpu.asked if way != "check"} == {"g1", "model"}
+
+
+def test_rejected_candidates_are_timed_beside_eager_and_marked(
+    analysed: Any, gpu: Gpu, tmp_path: Path
+) -> None:
+    gpu.times["c1", "kernel"] = 80.0
+    report = bench(run_of(analysed, tmp_path / "rows", candidates=True))
+    (row,) = report.candidates
+    assert row.measured
+    assert row.verdict == "reject"
+    assert row.measured.speedup == pytest.approx(1.25)
+    assert [way for subject, way in gpu.asked if subject == "c1"] == ["check", "eager", "kernel"]
+    verdicts = {r["subject"]: r["verdict"] for r in rows_of(tmp_path / "rows")}
+    assert verdicts == {"g1": "fuse", "c1": "reject", "model": ""}
+    assert report.bench
+    gates = report.bench.verdicts["gates"]
+    assert (gates.fused_faster, gates.rejected_faster) == (1, 1)
+    assert gates.lost == pytest.approx((20 + 100) / (20 + 80) - 1)
+    for format in ("text", "md"):
+        text = " ".join(render(report, format).split())
+        assert "c1 " in text
+        assert "rejected" in text
+        assert "verdicts of the gates: of 1 to fuse 1 are faster" in text
+
+
+def test_a_candidate_is_never_put_into_the_model(analysed: Any, gpu: Gpu) -> None:
+    report = bench(run_of(analysed, candidates=True))
+    kernels = next(job for job in gpu.jobs if job.way.name == "kernel").kernels
+    assert len(kernels) == len(report.groups[0].instances) == 1
+
+
+def test_a_candidate_can_be_named(analysed: Any, gpu: Gpu) -> None:
+    bench(run_of(analysed, only=["c1"], whole=False))
+    assert {subject for subject, _ in gpu.asked} == {"c1"}
+    with pytest.raises(UsageError, match="--only c9: the report's groups are g1, c1"):
+        bench(run_of(analysed, only=["c9"]))
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def test_out_of_memory_is_a_row_and_the_run_goes_on(
+    analysed: Any, gpu: Gpu, tmp_path: Path
+) -> None:
+    gpu.broken = {("c1", "kernel"): OUT_OF_MEMORY, ("g1", "max-autotune"): "crash"}
+    report = bench(run_of(analysed, tmp_path / "rows", candidates=True))
+    failures = {
+        (r["subject"], r["way"]): r["failure"] for r in rows_of(tmp_path / "rows") if r["failure"]
+    }
+    assert failures == {
+        ("c1", "kernel"): OUT_OF_MEMORY,
+        ("g1", "max-autotune"): "the child ended with status -9",
+    }
+    assert report.bench
+    assert report.bench.complete
+    assert gpu.asked[-1] == ("model", "kernel+compile")
+    assert "out of memory" in render(report, "md")
+
+
+def test_a_check_that_runs_out_of_memory_says_nothing_of_the_kernel(
+    analysed: Any, gpu: Gpu
+) -> None:
+    gpu.broken = {("g1", "check"): f"the check itself failed: {OUT_OF_MEMORY}"}
+    run = run_of(analysed, whole=False)
+    bench(run)
+    failures = {(who, row.way): row.failure for who, row in run.failures()}
+    assert failures == {("g1", "kernel"): "out of memory in its check"}
+    assert ("g1", "kernel") not in gpu.asked
+    assert ("g1", "eager") in gpu.asked
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        MemoryError(),
+    ],
+)
+def test_every_way_to_run_out_of_memory_is_called_that(error: Exception) -> None:
+    wrapped = RuntimeError("backend failed")
+    wrapped.__cause__ = error
+    assert cause(error) == cause(wrapped) == OUT_OF_MEMORY
+    assert spoiled(OUT_OF_MEMORY)
+    assert not spoiled("wrong: error 3, eager's 1")
+
+
+def test_the_child_names_it_and_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = (
+        "import torch\n\n\ndef entry(x):\n    raise torch.OutOfMemoryError('CUDA out of memory')\n"
+        "\n\ndef reference(x):\n    return x\n"
+    )
+    kernel = Kernel("k", "entry", text, cases=(Case("c", (Tensor((4,), (1,), "float32"),)),))
+    again: list[int] = []
+    monkeypatch.setattr(measuring, "restart", lambda: again.append(1))
+    replies: list[str] = []
+    jobs = iter([to_json(GroupJob("g1", way, kernel, 0, TIMING)) for way in (EAGER, KERNEL)])
+    measuring._serve(jobs, replies.append, tmp_path, lambda rules: HostClock())
+    eager, failed = (from_json(Measurement, reply) for reply in replies)
+    assert eager.timing
+    assert failed.failure == OUT_OF_MEMORY
+    assert again == [1]
+
+
+# -- rows of earlier runs --------------------------------------------------------------------------
+
+
+def test_rows_say_what_they_are_of(analysed: Any, gpu: Gpu, tmp_path: Path) -> None:
+    bench(run_of(analysed, tmp_path / "rows"))
+    rows = rows_of(tmp_path / "rows")
+    assert {row["report"] for row in rows} == {report_hash(analysed[0])}
+    assert all(row["machine"] == MACHINE and row["rules"] == RULES.hash for row in rows)
+    assert all(row["device"] == "h200" and row["tool"] and row["began"] for row in rows)
+    kernels = {row["way"]: row["kernel"] for row in rows if row["subject"] == "model"}
+    assert kernels["eager"] == kernels["compile"] == ""
+    assert kernels["kernel"] == kernels["kernel+compile"] != ""
+
+
+def test_what_bench_writes_into_a_report_does_not_make_it_another(analysed: Any, gpu: Gpu) -> None:
+    assert report_hash(bench(run_of(analysed, candidates=True))) == report_hash(analysed[0])
+
+
+def test_a_resumed_run_times_what_is_missing(analysed: Any, gpu: Gpu, tmp_path: Path) -> None:
+    file = tmp_path / "rows"
+    gpu.stop_at = ("g1", "compile")
+    cut = bench(run_of(analysed, file))
+    assert cut.bench
+    assert not cut.bench.complete
+    with file.open("a") as rows:
+        rows.write('{"subject": "g1", "way": "comp')  # killed in the middle of a line
+    done = [(row["subject"], row["way"]) for row in rows_of_whole(file)]
+    assert ("g1", "kernel") in done
+    gpu.stop_at, gpu.asked = None, []
+    report = bench(run_of(analysed, file, resume=True))
+    assert not set(done) & set(gpu.asked)
+    assert not [way for _, way in gpu.asked if way == "check"]
+    assert report.groups[0].measured
+    assert report.groups[0].measured.speedup == pytest.approx(5.0)
+    assert report.groups[0].kernel.check
+    assert report.groups[0].kernel.check.where == "cuda:H200"
+    twice = Counter((row["subject"], row["way"]) for row in rows_of_whole(file))
+    assert set(twice.values()) == {1}
+    gpu.asked = []
+    bench(run_of(analysed, file, resume=True))
+    assert gpu.asked == []
+
+
+def rows_of_whole(file: Path) -> list[dict[str, Any]]:
+    """Without the line that was cut short."""
+    lines = [line for line in file.read_text().splitlines() if line.endswith("}")]
+    return [json.loads(line) for line in lines]
+
+
+def test_another_gpu_kernel_or_analysis_is_measured_anew(
+    analysed: Any, gpu: Gpu, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows"
+    bench(run_of(analysed, file, whole=False))
+    every = [pair for pair in gpu.asked if pair[0] == "g1"]
+
+    def asked(change: Callable[[Run], None], **machine: str) -> list[tuple[str, str]]:
+        gpu.asked, gpu.machine = [], {**MACHINE, **machine}
+        run = run_of(analysed, file, resume=True, whole=False)
+        change(run)
+        bench(run)
+        return [pair for pair in gpu.asked if pair[0] == "g1"]
+
+    def other_kernel(run: Run) -> None:
+        run.texts = {"g1": "# another\n"}
+
+    def other_analysis(run: Run) -> None:
+        run.report.nodes[0].shape = [1]
+        run.ledger = Ledger(file, run.report, RULES.hash, resume=True)
+
+    def other_rules(run: Run) -> None:
+        run.ledger = Ledger(file, run.report, "another", resume=True)
+
+    assert asked(lambda run: None, **{"clocks.current.sm": "345"}) == []
+    assert asked(lambda run: None, torch="2.12.0") == every
+    assert asked(other_kernel) == every
+    assert asked(other_analysis) == every
+    assert asked(other_rules) == every
+
+
+# -- the whole model -------------------------------------------------------------------------------
+
+
+def test_the_frameworks_own_op_takes_its_places_where_it_is_as_good(
+    analysed: Any, gpu: Gpu, tmp_path: Path
+) -> None:
+    gpu.times["model", "framework"] = 10.0
+    report = bench(run_of(analysed))
+    assert report.bench
+    assert report.bench.own_ops == ["g1"]
+    assert report.bench.recommended == "write the framework's own op in place of g1"
+    assert [row.way for row in report.bench.model] == [
+        "eager", "framework", "kernel", "compile", "reduce-overhead", "kernel+compile",
+    ]  # fmt: skip
+    job = next(job for job in gpu.jobs if job.way.name == "framework")
+    assert "softmax" in job.kernels[0].text
+    launchers = [
+        (getattr(load_module(one.text, tmp_path), one.entry), one.inputs, one.outputs)
+        for one in job.kernels
+    ]
+    graph = graph_from_json(job.graph)
+    x, y = torch.randn(512, 1024), torch.randn(512, 1024)
+    replay, _ = replayed(graph, launchers, "cpu", (x, y))
+    for ours, theirs in zip(replay(x, y), model(x, y), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_a_worse_own_op_is_no_way_of_running_the_model(analysed: Any, gpu: Gpu) -> None:
+    gpu.times["g1", "framework"] = 30.0
+    report = bench(run_of(analysed))
+    assert report.bench
+    assert report.bench.own_ops == []
+    assert "framework" not in {row.way for row in report.bench.model}

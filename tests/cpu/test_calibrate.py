@@ -1,0 +1,94 @@
+"""A calibration is rules with their provenance: laid over the shipped ones, a report states it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusion_advisor import calibrate, cli, machine
+from fusion_advisor.calibrate import overlay
+from fusion_advisor.errors import UsageError
+from fusion_advisor.measurements import Ceilings
+from fusion_advisor.rulefiles import load_rulebook
+
+RULES = load_rulebook()
+FOUND = Ceilings(
+    copy=2.34e11,
+    matmul=(("bfloat16", 5e13), ("float16", 4e13), ("tf32", 2e13), ("float32", 1e13)),
+    launch_us=3.21,
+    host_launch_us=5.0,
+    machine=(("torch", "2.11.0"), ("gpu", 'Some "GPU"'), ("driver_version", "580.1")),
+)
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose GPU measures as `FOUND` says."""
+    monkeypatch.setattr(machine, "gpu_names", lambda: ("NVIDIA L4",))
+    monkeypatch.setattr(calibrate, "calibrated", lambda device, rulebook: FOUND)
+
+
+@pytest.mark.parametrize("name", RULES.devices)
+def test_every_device_takes_a_calibration_over(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(overlay(RULES.device(name), FOUND))
+    device = load_rulebook([file]).device(name)
+    assert device.bandwidth == pytest.approx(234e9, rel=1e-3)
+    assert device.launch_us == 3.21
+    peak = device.peak_flops("tensor", "bfloat16")
+    assert device.achieved.matmul_share.value * peak == pytest.approx(5e13, rel=1e-2)
+    assert device.datasheet_bandwidth == RULES.device(name).datasheet_bandwidth
+    for number in (device.achieved.copied, device.achieved.launch, device.achieved.matmul_share):
+        assert "fusion-advisor calibrate, 20" in number.source
+        assert 'Some "GPU", torch 2.11.0, driver 580.1' in number.source
+    others = [other for other in RULES.devices if other != name]
+    assert all(load_rulebook([file]).device(o) == RULES.device(o) for o in others)
+
+
+def test_a_report_states_the_calibration(here: None, tmp_path: Path) -> None:
+    """From the command that measures to the report of another that analyses."""
+    file = tmp_path / "mine.toml"
+    cli.calibrate(out=file)
+    (tmp_path / "model.py").write_text(
+        "import torch\n\n\nclass Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return torch.softmax(x.sin() * 2, -1)\n\n\n"
+        "def get_inputs():\n    return [torch.randn(4096, 4096)]\n"
+    )
+    command = f"{sys.executable} -m fusion_advisor analyze model.py --device l4"
+    command += " --no-verify --no-compile --out"
+    for words in (f"{command} plain", f"{command} measured --rules {file}"):
+        subprocess.run(words.split(), cwd=tmp_path, check=True, capture_output=True)
+    plain, measured = (
+        json.loads((tmp_path / out / "report.json").read_text()) for out in ("plain", "measured")
+    )
+    device = measured["device"]
+    assert device["bandwidth"] == pytest.approx(234e9, rel=1e-3)
+    for source in device["sources"].values():
+        assert "fusion-advisor calibrate, 20" in source
+        assert "torch 2.11.0" in source
+    assert "calibrate" not in str(plain["device"]["sources"])
+    slower = plain["device"]["bandwidth"] / device["bandwidth"]
+    before, after = (r["groups"][0]["predicted"]["unfused_us"] for r in (plain, measured))
+    assert after / before == pytest.approx(slower, rel=0.05)
+    said = (tmp_path / "measured" / "report.md").read_text()
+    assert "copy 234 GB/s (a copy of 2 GiB, read and written; fusion-advisor calibrate, 20" in said
+    assert "a launch 3.21 µs" in said
+
+
+def test_a_gpu_without_rules_calibrates_no_other(
+    here: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "gpu_names", lambda: ("NVIDIA T1000",))
+    with pytest.raises(UsageError, match="unknown device"):
+        cli.calibrate(out=tmp_path / "mine.toml")
+    assert not (tmp_path / "mine.toml").exists()
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "gpu_names", lambda: ())
+    with pytest.raises(UsageError, match="there is none here"):
+        cli.calibrate(out=tmp_path / "mine.toml")
