@@ -40,6 +40,13 @@ class Expressed:
     dims: dict[Ref, Dims]
     draws: dict[str, tuple[int, Tensor]]
 
+    @property
+    def form(self) -> object:
+        """Equal where the same kernel serves, its arguments in the same order."""
+        region = self.region
+        inputs = tuple((tensor.shape, tensor.stride, tensor.dtype) for tensor in region.inputs)
+        return region.exprs, inputs, tuple(output.value for output in region.outputs)
+
 
 def boundary(flow: Dataflow, launches: Iterable[int]) -> Boundary:
     """Find the views inside a set of launches, and what crosses its border."""

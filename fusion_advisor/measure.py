@@ -13,7 +13,7 @@ from fusion_advisor.cases import FULL_SIZE
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.emit import emit
-from fusion_advisor.express import Expressed, fused_traffic
+from fusion_advisor.express import fused_traffic
 from fusion_advisor.framework import exact
 from fusion_advisor.kernels import Kernel, from_json, to_json
 from fusion_advisor.measurements import (
@@ -143,16 +143,9 @@ def _replacements(
             here = decision.subject.expressed
             assert here is not None
             kernel = subject.kernel
-            if _form(here) != _form(first):  # equal computations whose nodes stand in another order
+            if here.form != first.form:  # equal computations whose nodes stand in another order
                 kernel = emit(flow, decision, subject.kernel.name, rulebook)
             yield Replacement(kernel.text, kernel.entry, _refs(here.inputs), _refs(here.outputs))
-
-
-def _form(expressed: Expressed) -> object:
-    """Equal where the same kernel serves, its arguments in the same order."""
-    region = expressed.region
-    inputs = [(tensor.shape, tensor.stride, tensor.dtype) for tensor in region.inputs]
-    return region.exprs, inputs, [output.value for output in region.outputs]
 
 
 def _refs(refs: Sequence[Ref]) -> tuple[tuple[str, int], ...]:

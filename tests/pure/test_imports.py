@@ -36,6 +36,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "whole_operators",
         "launching",
         "tracing",
+        "lowering",
         "capture",
         # the stages on records
         "launched",
@@ -65,7 +66,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "calibrate",
         # what is said about it
         "identify",
-        "routing advise",
+        "routing advise inductor",
         "report",
         "recommend",
         "assemble",
@@ -73,6 +74,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "compare",
         # where stages meet, and who may call that
         "pipeline bench",
+        # torch.compile's backend: calls the pipeline as the command line does
+        "rewriting",
+        "backend",
         "cli",
         "__main__",
     )
@@ -84,6 +88,7 @@ USES_TORCH = frozenset(
     | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
     | {"measuring"}
+    | {"lowering", "rewriting", "backend"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 
