@@ -11,7 +11,7 @@ their hints in the records: nothing here asks for a size in a way that fixes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,10 @@ import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from fusion_advisor.composites import COMPOSITES
 from fusion_advisor.errors import CaptureError
@@ -49,10 +51,8 @@ def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
         with fx_traceback.preserve_node_meta():
             return torch.fx.Interpreter(module).run(*given)
 
-    # ATen's own copies and views keep their names; what CUDA runs as several kernels is taken apart.
-    functional = torch.func.functionalize(run, remove="mutations")
-    with fake, enable_python_dispatcher():
-        traced = make_fx(functional, decomposition_table=dict(COMPOSITES))(*values)
+    with fake, enable_python_dispatcher():  # what CUDA runs as several kernels is taken apart
+        traced = make_fx(_functional(run), decomposition_table=dict(COMPOSITES))(*values)
     traced.graph.eliminate_dead_code()
     _refuse_shared_state(traced)
     placeholders = _placeholders(module, values)
@@ -64,6 +64,35 @@ def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
         Graph(tuple(launcher.nodes), outputs, captured_by="dynamo", source="torch.compile"),
         launcher.origins,
     )
+
+
+def _functional(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Without writes in place, but for a copy at the end into each input that was written.
+
+    As AOTAutograd does it: `torch.func.functionalize` asks for sizes as numbers, which fixes them.
+    """
+
+    def functional(*given: Any) -> Any:
+        below = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+        with torch._C._ExcludeDispatchKeyGuard(below), FunctionalTensorMode():
+            wrapped = pytree.tree_map_only(torch.Tensor, FunctionalTensor.to_functional, given)
+            results = pytree.tree_map_only(FunctionalTensor, _unwrapped, run(*wrapped))
+            written = [
+                (old, _unwrapped(new))
+                for old, new in zip(given, wrapped, strict=True)
+                if isinstance(new, FunctionalTensor)
+                and torch._functionalize_has_data_mutation(new.elem)
+            ]
+        for old, new in written:
+            old.copy_(new)
+        return results
+
+    return functional
+
+
+def _unwrapped(tensor: FunctionalTensor) -> torch.Tensor:
+    torch._sync(tensor)
+    return torch._from_functional_tensor(tensor.elem)
 
 
 def _fake_mode(inputs: Sequence[Any]) -> FakeTensorMode:
