@@ -1,9 +1,9 @@
 """`torch.compile(model, backend="fusion_advisor")`: our kernels where they win, Inductor elsewhere.
 
-Each graph that Dynamo hands over is lowered to ATen, analysed and divided (`pipeline.divide`). The
-places that are ours become calls of opaque operators (`rewriting`), and Inductor gets the graph with
-them in it; a graph without such a place goes to Inductor untouched. Graphs break where they break
-under Inductor, and symbolic sizes stay symbolic: one operator serves them all.
+Each graph that Dynamo hands over is lowered to ATen, analysed and divided (`pipeline.divide`).
+What is ours becomes calls of opaque operators (`rewriting`), and Inductor gets the graph with them
+in it; a graph without any goes to Inductor untouched. Graphs break where they break under Inductor,
+and symbolic sizes stay symbolic: one operator serves them all.
 
 Options (`torch.compile(..., options={...})`; all others are Inductor's, and `mode` is too):
 
@@ -15,8 +15,8 @@ Options (`torch.compile(..., options={...})`; all others are Inductor's, and `mo
 Where gradients are required the graph is Inductor's alone: it stays differentiable as it was, and
 nothing is saved. Kernels run under `torch.no_grad()` and `torch.inference_mode()`.
 
-What was done is logged at INFO by the logger "fusion_advisor", and kept in `last()`. A fault of ours
-costs the kernels, not the model: one warning names it and Inductor compiles the graph alone;
+What was done is logged at INFO by the logger "fusion_advisor", and kept in `last()`. A fault of
+ours costs the kernels, not the model: one warning names it and Inductor compiles the graph alone;
 `FUSION_ADVISOR_STRICT=1` raises it.
 """
 # torch.compile and Inductor's internals are untyped.
@@ -166,7 +166,8 @@ def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
     def inductor(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._inductor.compile_fx import compile_fx
 
-        return compile_fx(module, inputs, config_patches=patches)
+        compiled: Any = compile_fx(module, inputs, config_patches=patches)
+        return compiled
 
     return inductor
 

@@ -11,8 +11,8 @@ could have put into the region's kernel then needs a launch of its own; a tensor
 read again, and written only for that if nobody else wants it. All such neighbours are charged for,
 as if Inductor fused each of them.
 
-Without CUDA graphs a call also costs the host more than a kernel that Inductor launches itself. What
-the kernel's own time on the GPU does not hide of it is charged for too.
+Without CUDA graphs a call also costs the host more than a kernel that Inductor launches itself.
+What the kernel's own time on the GPU does not hide of it is charged for too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fusion_advisor.decide import Decision
 from fusion_advisor.express import Boundary
 from fusion_advisor.records import FLOATS, Ref
 from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Device, Inductor, Rulebook, Slower
+from fusion_advisor.rulebook import Inductor, Rulebook, Slower
 from fusion_advisor.schedules.base import Plan
 
 INLINED = frozenset({"pointwise", "reduction", "window", "copy", "gather", "creation", "random"})
@@ -69,7 +69,9 @@ def weigh(decision: Decision, rulebook: Rulebook, *, tuned: bool, graphed: bool)
     least_us = plan.launches * device.times.kernel_launch.value
     slower = _slower(plan, rules).of(narrow=_narrow(plan.region), tuned=tuned)
     blocked_bytes, launches = _blocked(subject.flow, subject.border)
-    blocked_us = 1e6 * blocked_bytes / device.bandwidth + launches * _launch_us(device)
+    blocked_us = (
+        1e6 * blocked_bytes / device.bandwidth + launches * device.times.kernel_launch.value
+    )
     return Weighed(
         inductor_us=least_us + max(kernel_us - least_us, 0.0) * slower,
         kernel_us=kernel_us,
@@ -77,10 +79,6 @@ def weigh(decision: Decision, rulebook: Rulebook, *, tuned: bool, graphed: bool)
         blocked_bytes=blocked_bytes,
         host_us=0.0 if graphed else max(rules.call.value - kernel_us, 0.0),
     )
-
-
-def _launch_us(device: Device) -> float:
-    return device.times.kernel_launch.value
 
 
 def _slower(plan: Plan, rules: Inductor) -> Slower:
@@ -91,7 +89,7 @@ def _slower(plan: Plan, rules: Inductor) -> Slower:
     if schedules & {"cooperative", "persistent", "blocked"}:
         return rules.long
     if "row" not in schedules:
-        return rules.pointwise
+        return rules.tiled if "tiled" in schedules else rules.flat
     length = max(step.length for step in plan.steps)
     several = _following(plan.region) > 1 and length > rules.persistent.count
     return rules.rows if several else rules.row
@@ -120,16 +118,22 @@ def _blocked(flow: Dataflow, border: Boundary) -> tuple[int, int]:
     moved = 0
     for ref in border.inputs:
         maker = flow.position[flow.base(ref).node]
-        if _inlined(flow, maker):
+        if _inlined(flow, maker) and not any(flow.beyond[i] >> maker & 1 for i in inside):
             neighbours.add(maker)
             moved += tensors[ref].bytes
             moved += tensors[ref].bytes * _only_for(flow, flow.base(ref), inside)
     for ref in border.outputs:
         users = {use for use in flow.uses(ref) if use not in inside}
-        fused = {use for use in users if use >= 0 and _inlined(flow, use)}
+        fused = {use for use in users if use >= 0 and _joins(flow, use, inside)}
         neighbours |= fused
         moved += tensors[ref].bytes * (len(fused) + (users == fused))
     return moved, len(neighbours)
+
+
+def _joins(flow: Dataflow, use: int, inside: set[int]) -> bool:
+    """Could Inductor put a reader of the region's results into the region's kernel? Not what also
+    waits for a matmul that reads them."""
+    return _inlined(flow, use) and not any(flow.beyond[use] >> i & 1 for i in inside)
 
 
 def _only_for(flow: Dataflow, ref: Ref, inside: set[int]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
@@ -75,24 +76,18 @@ def _functional(run: Callable[..., Any]) -> Callable[..., Any]:
     def functional(*given: Any) -> Any:
         below = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
         with torch._C._ExcludeDispatchKeyGuard(below), FunctionalTensorMode():
-            wrapped = pytree.tree_map_only(torch.Tensor, FunctionalTensor.to_functional, given)
-            results = pytree.tree_map_only(FunctionalTensor, _unwrapped, run(*wrapped))
+            wrapped = pytree.tree_map(to_fun, given)
+            results = pytree.tree_map(from_fun, run(*wrapped))
             written = [
-                (old, _unwrapped(new))
+                (old, from_fun(new))
                 for old, new in zip(given, wrapped, strict=True)
-                if isinstance(new, FunctionalTensor)
-                and torch._functionalize_has_data_mutation(new.elem)
+                if isinstance(new, FunctionalTensor) and has_data_mutation(new)
             ]
         for old, new in written:
             old.copy_(new)
         return results
 
     return functional
-
-
-def _unwrapped(tensor: FunctionalTensor) -> torch.Tensor:
-    torch._sync(tensor)
-    return torch._from_functional_tensor(tensor.elem)
 
 
 def _fake_mode(inputs: Sequence[Any]) -> FakeTensorMode:
@@ -144,7 +139,9 @@ def _refuse_shared_state(traced: torch.fx.GraphModule) -> None:
     kept = {_storage(node) for node in output.all_input_nodes} - {None}
     for node in written:
         if kept & {_storage(argument) for argument in node.all_input_nodes}:
-            raise CaptureError("it returns a tensor that shares memory with an input that it writes")
+            raise CaptureError(
+                "it returns a tensor that shares memory with an input that it writes"
+            )
 
 
 def _writes(node: torch.fx.Node) -> bool:

@@ -149,10 +149,10 @@ def _check_numbers(lowered: Lowered, flow: Dataflow, expressed: Expressed) -> No
 def _is_kept_by_the_model(number: torch.fx.Node) -> bool:
     """Is it an attribute of a module, which Dynamo hands over as a tensor of float64?"""
     given = number.all_input_nodes
-    source = getattr(given[0], "_dynamo_source", None) if len(given) == 1 else None
+    source: Any = getattr(given[0], "_dynamo_source", None) if len(given) == 1 else None
     if source is None or number.target is not torch.ops.aten._local_scalar_dense.default:
         return False
-    kind = source.guard_source  # a method before torch 2.12
+    kind = source.guard_source  # a method in older releases
     return (kind() if callable(kind) else kind).is_unspecialized_nn_module()
 
 

@@ -601,13 +601,15 @@ class Slower(_Rule):
 
 
 class Inductor(_Rule):
-    """What Inductor would need for a region: `row` with one reduction, `rows` with several that
-    follow each other, `long` where a row does not fit into one program, `parts` where programs
-    share what is reduced."""
+    """What Inductor would need for a region, by the schedule of our kernel: `row` with one
+    reduction, `rows` with several that follow each other, `long` where a row does not fit into one
+    program, `parts` where programs share what is reduced. `persistent` is the longest row that
+    Inductor keeps on chip; `call` is the host's time for one call of our operator."""
 
     persistent: Elements
     call: Time
-    pointwise: Slower
+    flat: Slower
+    tiled: Slower
     row: Slower
     rows: Slower
     long: Slower
