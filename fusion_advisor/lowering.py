@@ -139,9 +139,7 @@ def _refuse_shared_state(traced: torch.fx.GraphModule) -> None:
     kept = {_storage(node) for node in output.all_input_nodes} - {None}
     for node in written:
         if kept & {_storage(argument) for argument in node.all_input_nodes}:
-            raise CaptureError(
-                "it returns a tensor that shares memory with an input that it writes"
-            )
+            raise CaptureError("it returns a tensor that lies in an input which it writes")
 
 
 def _writes(node: torch.fx.Node) -> bool:

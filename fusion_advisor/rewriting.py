@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -62,7 +62,7 @@ def rewrite(lowered: Lowered, flow: Dataflow, places: Sequence[Place]) -> list[P
         except Left as why:
             place = replace(place, kernel=None, why=str(why))
         done.append(place)
-    stable_topological_sort(lowered.module.graph)
+    stable_topological_sort(lowered.module.graph)  # nothing moves behind a write, which are last
     lowered.module.graph.eliminate_dead_code()
     lowered.module.recompile()
     return done
@@ -83,9 +83,8 @@ def _replace(lowered: Lowered, flow: Dataflow, place: Place, kernel: Kernel) -> 
     called = _operator(kernel)
     values = _fake_results(called, taken, made)
     graph = lowered.module.graph
-    readers = {reader for node in made for reader in node.users}
-    # Put in order later: what it takes may stand behind its first reader.
-    with graph.inserting_before(next(node for node in graph.nodes if node in readers)):
+    # Put in order later, since what it takes may stand behind; but before what is written in place.
+    with graph.inserting_before(made[0]):
         call = graph.call_function(called, tuple(taken))
         call.meta = {**made[0].meta, "val": values[0] if len(values) == 1 else values}
         for number, (ref, old) in enumerate(zip(expressed.outputs, made, strict=True)):
@@ -153,7 +152,7 @@ def _is_kept_by_the_model(number: torch.fx.Node) -> bool:
     if source is None or number.target is not torch.ops.aten._local_scalar_dense.default:
         return False
     kind = source.guard_source  # a method in older releases
-    return (kind() if callable(kind) else kind).is_unspecialized_nn_module()
+    return cast(Any, kind() if callable(kind) else kind).is_unspecialized_nn_module()
 
 
 def _check_sizes(lowered: Lowered, place: Place, expressed: Expressed) -> None:
