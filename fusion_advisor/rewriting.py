@@ -78,10 +78,12 @@ def _replace(lowered: Lowered, flow: Dataflow, place: Place, kernel: Kernel) -> 
     made = [_node_of(lowered, flow, ref) for ref in expressed.outputs]
     _check_device([*taken, *made])
     _check_layouts(flow, expressed, taken)
-    _check_numbers(lowered, flow, expressed)
     _check_sizes(lowered, place, expressed)
+    kept = _kept_numbers(lowered, flow, expressed)
     called = _operator(kernel)
     values = _fake_results(called, taken, made)
+    for number in kept:
+        guard_scalar(number)  # as torch itself fixes them where an operator asks for a number
     graph = lowered.module.graph
     # Put in order later, since what it takes may stand behind; but before what is written in place.
     with graph.inserting_before(made[0]):
@@ -126,23 +128,23 @@ def _check_layouts(flow: Dataflow, expressed: Expressed, taken: Sequence[torch.f
             raise Left(f"{ref.node} has strides {found.stride}, not {recorded.stride}")
 
 
-def _check_numbers(lowered: Lowered, flow: Dataflow, expressed: Expressed) -> None:
-    """No number in the kernel follows from a size. One that the model keeps (an eps, a scale) is
-    fixed, with a guard of Dynamo's, as torch itself fixes them elsewhere."""
-    settled: list[Any] = []
+def _kept_numbers(lowered: Lowered, flow: Dataflow, expressed: Expressed) -> list[torch.SymFloat]:
+    """The symbolic numbers that the kernel has in it as constants: those that the model keeps (an
+    eps, a scale). Raises Left for one that follows from a size or that the caller gives."""
+    kept: list[torch.SymFloat] = []
     for name in dict.fromkeys(ref.node for ref in expressed.dims if ref not in expressed.inputs):
         node = lowered.origins.get(Ref(name))
         op = REGISTRY.get(flow.nodes[flow.position[name]].op)
+        shapes = op is not None and op.pattern in _SIZES_ALONE
         for argument in node.all_input_nodes if node is not None else ():
             value = argument.meta.get("val")
             if isinstance(value, torch.SymFloat) and _is_kept_by_the_model(argument):
-                settled.append(value)
-            elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and not (
-                op is not None and op.pattern in _SIZES_ALONE and isinstance(value, torch.SymInt)
-            ):
+                kept.append(value)
+            elif isinstance(value, torch.SymInt) and shapes:
+                continue  # `_check_sizes` has seen to it
+            elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 raise Left(f"{name} computes with {value}, which changes from call to call")
-    for value in settled:
-        guard_scalar(value)
+    return kept
 
 
 def _is_kept_by_the_model(number: torch.fx.Node) -> bool:
