@@ -73,7 +73,8 @@ class Launcher:
     def __init__(self, autocast: torch.dtype | None = None) -> None:
         self.nodes: list[Node] = []
         self.origins: dict[Ref, torch.fx.Node] = {}
-        """The FX node that first returned each tensor; none for what lies inside an expansion."""
+        """The FX node that first returned each tensor; none for a constant of the graph, and for
+        what lies inside an expansion."""
         self._autocast = autocast
         self._names: dict[str, int] = {}
         self._storages = 0
@@ -112,7 +113,7 @@ class Launcher:
                     values[node] = self._call(module, node, values, autocast, outer)
                 except UnknownSize as error:
                     raise _data_dependent(node, outer, error) from error
-            if isinstance(values.get(node), Value):
+            if node.op != "get_attr" and isinstance(values.get(node), Value):
                 self.origins.setdefault(values[node].ref, node)
         return None
 

@@ -129,8 +129,6 @@ def _refuse_shared_state(traced: torch.fx.GraphModule) -> None:
     elsewhere a functional graph is not the same to its caller."""
     written: list[torch.fx.Node] = []
     for node in traced.graph.nodes:
-        if node.op == "get_attr" and torch.is_tensor(getattr(traced, str(node.target), None)):
-            raise CaptureError(f"the graph holds a tensor of its own ({node.target})")
         if _writes(node):
             written.append(node)
         elif written and node.op != "output":
@@ -155,6 +153,11 @@ def _storage(node: torch.fx.Node) -> int | None:
 def _keep_metadata(module: torch.fx.GraphModule, traced: torch.fx.GraphModule) -> None:
     """What AOTAutograd and Inductor read off Dynamo's graph: which inputs stay where they are."""
     traced.meta.update(module.meta)
+    for name in [
+        *traced._buffers
+    ]:  # constants (`torch.tensor(2.0)`), which Dynamo knows no source of
+        constant = traced._buffers.pop(name)
+        setattr(traced, name, constant)
     for name in ("_param_name_to_source", "_backend_id"):
         if hasattr(module, name):
             setattr(traced, name, getattr(module, name))

@@ -239,6 +239,17 @@ def inference_mode() -> Facts:
     return {**apart(model, found.clone(), x), **seen()}
 
 
+def constants() -> Facts:
+    """Tensors that the graph itself holds, through Inductor too."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * torch.tensor(2.0) + torch.tensor([1.0, 2.0, 3.0, 4.0]).to(x.dtype)
+            return torch.tanh(y + 1).softmax(-1)
+
+    return run(Scaled(), torch.randn(3, 4), inner="inductor")
+
+
 def autocast() -> Facts:
     """Casts are in the graph, so that kernels have them too."""
     model, x = Stack().eval(), torch.randn(2, 5, 32)
@@ -374,7 +385,7 @@ def inductor() -> Facts:
 SCENARIOS: tuple[Callable[[], Facts], ...] = (
     transformer, transformer_in_bfloat16, perceptron, operators_are_shared, sizes_found_dynamic,
     sizes_said_dynamic, numbers_made_from_sizes, rows_made_from_sizes,
-    numbers_given_by_the_caller, gradients, inference_mode, autocast, dropout,
+    numbers_given_by_the_caller, gradients, inference_mode, constants, autocast, dropout,
     state_written_in_place, result_in_a_written_input, a_fault_of_ours, nothing_that_wins, no_gpu,
     logged, a_wrong_option, inductor,
 )  # fmt: skip

@@ -48,7 +48,14 @@ def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:
 
 @pytest.mark.parametrize(
     "name",
-    ["transformer", "transformer_in_bfloat16", "perceptron", "inference_mode", "inductor"],
+    [
+        "transformer",
+        "transformer_in_bfloat16",
+        "perceptron",
+        "inference_mode",
+        "constants",
+        "inductor",
+    ],
 )
 def test_results_are_eagers(scenarios: dict[str, Facts], name: str) -> None:
     facts = facts_of(scenarios, name)
