@@ -17,6 +17,8 @@ from fusion_advisor.express import Expressed
 from fusion_advisor.kernel_file import (
     JitFunction,
     KernelFile,
+    fixed_axes,
+    origins,
     wide,
     wide_rows,
 )
@@ -119,11 +121,11 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: int) -> Kern
         for access in (*step.stores, *(a for phase in step.phases for a in phase.stores)):
             if access.name not in tensors:
                 tensors[access.name] = names.claim(_space_name(plan, access.name))
-    origins = _origins(plan, inputs, plan.region.pinned | plan.serial)
+    whole = _origins(plan, inputs, fixed_axes(plan))
     sizes: dict[int, str] = {}
     for axis in sorted(plan.region.sizes):
         literal = str(plan.region.sizes[axis])
-        sizes[axis] = names.claim(f"n{len(sizes)}") if axis in origins else literal
+        sizes[axis] = names.claim(f"n{len(sizes)}") if axis in whole else literal
     for number, step in enumerate(plan.steps):
         if step.parts:
             (axis,) = step.parts.axes
@@ -135,7 +137,7 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: int) -> Kern
         made = BODIES.get(step.schedule, Body)
         body = made(step, tensors, precise, far, wide_rows(step), unrolled)
         kernels.append(JitFunction(f"{name}{kind}_kernel", step, body, tuple(body.render())))
-    return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, origins)
+    return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, whole)
 
 
 def _space_name(plan: Plan, name: str) -> str:
@@ -165,16 +167,8 @@ def _wish(ref: Ref) -> str:
 def _origins(
     plan: Plan, inputs: Sequence[str], fixed: Collection[int]
 ) -> dict[int, tuple[str, int]]:
-    """Axes that are a whole dimension of some input, where their size can be read off, but for the
-    fixed ones."""
-    region = plan.region
-    used = {int(load.name.removeprefix("in")) for load in accesses(region)[0]}
-    found: dict[int, tuple[str, int]] = {}
-    for number in sorted(used):
-        for d, dim in enumerate(region.input_dims[number]):
-            if len(dim) == 1 and dim[0] not in fixed and dim[0] in region.sizes:
-                found.setdefault(dim[0], (inputs[number], d))
-    return found
+    """Axes whose size can be read off an input, by its name."""
+    return {axis: (inputs[n], d) for axis, (n, d) in origins(plan.region, fixed).items()}
 
 
 def _header(file: KernelFile, flow: Dataflow, decision: Decision, regenerate: str) -> str:

@@ -44,8 +44,8 @@ class Expressed:
     def form(self) -> object:
         """Equal where the same kernel serves, its arguments in the same order."""
         region = self.region
-        inputs = [(tensor.shape, tensor.stride, tensor.dtype) for tensor in region.inputs]
-        return region.exprs, inputs, [output.value for output in region.outputs]
+        inputs = tuple((tensor.shape, tensor.stride, tensor.dtype) for tensor in region.inputs)
+        return region.exprs, inputs, tuple(output.value for output in region.outputs)
 
 
 def boundary(flow: Dataflow, launches: Iterable[int]) -> Boundary:

@@ -1,142 +1,146 @@
-"""What Inductor makes of a function: each kernel with the nodes that it covers, and its own reasons
-where it did not fuse.
+"""What Inductor would need for a region, against our kernel as an opaque op in its graph.
 
-Inductor keeps, through every pass, from which line of the compiled function an operation comes.
-A function with one node a line is therefore enough to name kernels by nodes. What is read are
-Inductor's records of provenance (`trace.provenance_tracking_level`) and its log of fusions, in
-torch 2.11 and 2.13.
+Inductor fuses the region too, and moves what crosses its border once: where our kernel is a plain
+stream it is as fast. It falls behind where a row is walked several times, does not fit into one
+program, or is combined from parts. How far was measured beside our kernels, by what the kernel is
+and by how wide its tensors are (`rules/inductor.toml`), and is applied to what the time model
+predicts for our kernel beyond its launches.
+
+An op that Inductor cannot see through blocks fusions. Every launch beside the region that Inductor
+could have put into the region's kernel then needs a launch of its own; a tensor between the two is
+read again, and written only for that if nobody else wants it. All such neighbours are charged for,
+as if Inductor fused each of them.
+
+Without CUDA graphs a call also costs the host more than a kernel that Inductor launches itself.
+What the kernel's own time on the GPU does not hide of it is charged for too.
 """
-
-# Inductor's internals are untyped.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
-import ast
-import inspect
-import logging
-import re
-import textwrap
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
-from unittest import mock
+from dataclasses import dataclass
 
-from fusion_advisor.measurements import Apart, Inductor
+from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.decide import Decision
+from fusion_advisor.express import Boundary
+from fusion_advisor.records import FLOATS, Ref
+from fusion_advisor.region import Region
+from fusion_advisor.rulebook import Inductor, Rulebook, Slower
+from fusion_advisor.schedules.base import Plan
 
-Lines = Mapping[tuple[str, int], str]
-"""The node that stands on a line of a file."""
-
-_FRAME = re.compile(r'File "([^"]*)", line (\d+)')
-_LONGEST = 300
-"""Letters of a reason: some list every dependency."""
+INLINED = frozenset({"pointwise", "reduction", "window", "copy", "gather", "creation", "random"})
+"""Patterns of launches that Inductor fuses with their neighbours."""
 
 
-def lines_of(function: Callable[..., Any], nodes: Sequence[str]) -> dict[tuple[str, int], str]:
-    """Where each node stands in a function whose statements of the form `name = call(...)` are
-    the nodes, in their order. Empty where they are not as many."""
-    source, first = inspect.getsourcelines(function)
-    (defined,) = ast.parse(textwrap.dedent("".join(source))).body
-    assert isinstance(defined, ast.FunctionDef)
-    calls = [
-        statement.lineno + first - 1
-        for statement in defined.body
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
-    ]
-    if len(calls) != len(nodes):
-        return {}
-    file = function.__code__.co_filename
-    return {(file, line): node for line, node in zip(calls, nodes, strict=True)}
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """Predicted microseconds of one occurrence: Inductor's kernel for the region; ours, what it
+    blocks and what the host adds. `blocked_bytes` is what moves only because the op is opaque."""
+
+    inductor_us: float
+    kernel_us: float
+    blocked_us: float
+    blocked_bytes: int
+    host_us: float
+
+    @property
+    def ours_us(self) -> float:
+        return self.kernel_us + self.blocked_us + self.host_us
+
+    @property
+    def wins(self) -> bool:
+        return self.ours_us < self.inductor_us
+
+    def __str__(self) -> str:
+        parts = [f"kernel {self.kernel_us:.1f} us"]
+        if self.blocked_us:
+            parts.append(f"{self.blocked_us:.1f} us for fusions it blocks ({self.blocked_bytes} B)")
+        if self.host_us:
+            parts.append(f"{self.host_us:.1f} us of the host")
+        return f"{' + '.join(parts)}, Inductor {self.inductor_us:.1f} us"
 
 
-@contextmanager
-def watched(lines: Lines) -> Generator[list[Inductor]]:
-    """Collects what Inductor makes of each graph that is compiled within; nothing comes out of its
-    cache, which keeps no reasons."""
-    from torch._functorch import config as autograd
-    from torch._inductor import config
-    from torch._inductor.graph import GraphLowering
-
-    found: list[Inductor] = []
-    with _refusals() as refused:
-
-        def written(code: str) -> None:
-            del code
-            try:
-                found.append(_made(lines, refused))
-            except (AttributeError, KeyError) as error:
-                found.append(Inductor(unknown=f"Inductor's records are others: {error!r}"))
-            refused.clear()
-
-        with (
-            config.patch({"trace.provenance_tracking_level": 2, "fx_graph_cache": False}),
-            autograd.patch(enable_autograd_cache=False),
-            mock.patch.object(GraphLowering, "save_output_code", written),
-        ):
-            yield found
-
-
-def _made(lines: Lines, refused: Iterable[tuple[str, str, str]]) -> Inductor:
-    """Of the graph whose code was just written."""
-    from torch._inductor import debug
-    from torch._inductor.virtualized import V
-
-    scheduler: Any = V.graph.scheduler
-    kernels = tuple(
-        (name.rpartition(":")[0], _nodes(traces, lines))
-        for name, traces in debug._inductor_kernel_stack_trace.items()
+def weigh(decision: Decision, rulebook: Rulebook, *, tuned: bool, graphed: bool) -> Weighed:
+    """Weigh one occurrence of an accepted group with a plan. `tuned`: Inductor measures its choices
+    (max-autotune); `graphed`: launches are replayed by a CUDA graph."""
+    subject, rules = decision.subject, rulebook.inductor
+    plan, device = subject.plan, subject.device
+    assert plan is not None
+    kernel_us = decision.fused_us - device.times.call.value
+    least_us = plan.launches * device.times.kernel_launch.value
+    slower = _slower(plan, rules).of(narrow=_narrow(plan.region), tuned=tuned)
+    blocked_bytes, launches = _blocked(subject.flow, subject.border)
+    blocked_us = (
+        1e6 * blocked_bytes / device.bandwidth + launches * device.times.kernel_launch.value
+    )
+    return Weighed(
+        inductor_us=least_us + max(kernel_us - least_us, 0.0) * slower,
+        kernel_us=kernel_us,
+        blocked_us=blocked_us,
+        blocked_bytes=blocked_bytes,
+        host_us=0.0 if graphed else max(rules.call.value - kernel_us, 0.0),
     )
 
-    def operations(name: str) -> list[str]:
-        """A fused node is called by those that it was made of."""
-        return [part for part in re.findall(r"[a-z]+\d+", name) if part in scheduler.name_to_node]
 
-    def covered(names: Iterable[str]) -> tuple[str, ...]:
-        operations = (scheduler.name_to_node[name].node for name in names)
-        origins = [one for node in operations if node is not None for one in node.get_origins()]
-        return _nodes([one.stack_trace or "" for one in origins], lines)
-
-    apart: dict[Apart, None] = {}
-    for first, second, why in refused:
-        sides = operations(first), operations(second)
-        ends = {scheduler.name_to_fused_node[name] for side in sides for name in side}
-        if all(sides) and len(ends) > 1:  # else they came together in the end
-            apart[Apart(covered(sides[0]), covered(sides[1]), why)] = None
-    return Inductor(kernels, tuple(apart))
+def _slower(plan: Plan, rules: Inductor) -> Slower:
+    """Which of the measured classes a plan belongs to."""
+    schedules = {step.schedule for step in plan.steps}
+    if len(plan.steps) > 1 and not schedules <= {"flat", "tiled"}:
+        return rules.parts
+    if schedules & {"cooperative", "persistent", "blocked"}:
+        return rules.long
+    if "row" not in schedules:
+        return rules.tiled if "tiled" in schedules else rules.flat
+    length = max(step.length for step in plan.steps)
+    several = _following(plan.region) > 1 and length > rules.persistent.count
+    return rules.rows if several else rules.row
 
 
-def _nodes(traces: Iterable[str], lines: Lines) -> tuple[str, ...]:
-    """The nodes that stack traces come from, in the function's order: of each the innermost frame
-    that stands on a line of the function."""
-    frames = ([(file, int(line)) for file, line in _FRAME.findall(trace)] for trace in traces)
-    inner = (next((at for at in reversed(some) if at in lines), None) for some in frames)
-    found = {at for at in inner if at is not None}
-    return tuple(lines[at] for at in lines if at in found)
+def _following(region: Region) -> int:
+    """The most reductions that wait for each other."""
+    depth: dict[int, int] = {}
+    for number, expr in enumerate(region.exprs):
+        below = max((depth[arg] for arg in expr.args), default=0)
+        depth[number] = below + (expr.op in ("reduce", "scan"))
+    return max((depth[number] for number in region.live), default=0)
 
 
-@contextmanager
-def _refusals() -> Generator[list[tuple[str, str, str]]]:
-    """Collects the pairs that Inductor's scheduler does not fuse, by its names, and why."""
-    found: list[tuple[str, str, str]] = []
+def _narrow(region: Region) -> bool:
+    """Is no large tensor as wide as float32?"""
+    tensors = [*region.inputs, *(output.tensor for output in region.outputs)]
+    most = max(tensor.numel for tensor in tensors)
+    return all(tensor.dtype not in FLOATS for tensor in tensors if tensor.numel == most)
 
-    class Reader(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            said: Any = record.msg
-            if type(said).__name__ == "WhyNoFuse":
-                why = " ".join((said.reason % said.args).split())
-                found.append((said.name1, said.name2, why[:_LONGEST]))
 
-    reader = Reader(logging.DEBUG)
-    logger = logging.getLogger("torch._inductor.scheduler.__fusion")
-    level, propagate = logger.level, logger.propagate
-    logger.setLevel(logging.DEBUG)
-    logger.addHandler(reader)
-    logger.propagate = False
-    try:
-        yield found
-    finally:
-        logger.removeHandler(reader)
-        logger.setLevel(level)
-        logger.propagate = propagate
+def _blocked(flow: Dataflow, border: Boundary) -> tuple[int, int]:
+    """Bytes that an opaque op keeps from being fused away, and the launches that stay."""
+    inside, tensors = set(border.members), flow.annotated.tensors
+    neighbours: set[int] = set()
+    moved = 0
+    for ref in border.inputs:
+        maker = flow.position[flow.base(ref).node]
+        if _inlined(flow, maker) and not any(flow.beyond[i] >> maker & 1 for i in inside):
+            neighbours.add(maker)
+            moved += tensors[ref].bytes
+            moved += tensors[ref].bytes * _only_for(flow, flow.base(ref), inside)
+    for ref in border.outputs:
+        users = {use for use in flow.uses(ref) if use not in inside}
+        fused = {use for use in users if use >= 0 and _joins(flow, use, inside)}
+        neighbours |= fused
+        moved += tensors[ref].bytes * (len(fused) + (users == fused))
+    return moved, len(neighbours)
+
+
+def _joins(flow: Dataflow, use: int, inside: set[int]) -> bool:
+    """Could Inductor put a reader of the region's results into the region's kernel? Not what also
+    waits for a matmul that reads them."""
+    return _inlined(flow, use) and not any(flow.beyond[use] >> i & 1 for i in inside)
+
+
+def _only_for(flow: Dataflow, ref: Ref, inside: set[int]) -> bool:
+    """Is a tensor read by nobody but these, and launches that Inductor fuses with its maker?"""
+    return all(use in inside or (use >= 0 and _inlined(flow, use)) for use in flow.uses(ref))
+
+
+def _inlined(flow: Dataflow, number: int) -> bool:
+    cost = flow.annotated.costs[flow.nodes[number].name]
+    return cost.memory_bound and cost.pattern in INLINED

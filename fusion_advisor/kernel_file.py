@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -13,7 +13,7 @@ from fusion_advisor.philox import SHARES
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Plan, Step, power_of_two
-from fusion_advisor.schedules.layout import Access, Group
+from fusion_advisor.schedules.layout import Access, Group, accesses
 from fusion_advisor.schedules.layout import access as laid_over
 from fusion_advisor.schedules.text import Body
 
@@ -180,6 +180,23 @@ class KernelFile:
     def stores(self) -> list[tuple[str, Access]]:
         """Every tensor that a kernel writes, by its name, in the order of the launches."""
         return [(k.named(access), access) for k in self.kernels for access in k.step.stores]
+
+
+def fixed_axes(plan: Plan) -> frozenset[int]:
+    """Axes of which the kernels serve the graph's size alone."""
+    return plan.region.pinned | plan.serial
+
+
+def origins(region: Region, fixed: Collection[int]) -> dict[int, tuple[int, int]]:
+    """Axes that are a whole dimension of some input, where their size can be read off, but for the
+    fixed ones: the input's number and the dimension."""
+    used = {int(load.name.removeprefix("in")) for load in accesses(region)[0]}
+    found: dict[int, tuple[int, int]] = {}
+    for number in sorted(used):
+        for d, dim in enumerate(region.input_dims[number]):
+            if len(dim) == 1 and dim[0] not in fixed and dim[0] in region.sizes:
+                found.setdefault(dim[0], (number, d))
+    return found
 
 
 def product(texts: Sequence[str]) -> str:

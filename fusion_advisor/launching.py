@@ -75,6 +75,9 @@ class Launcher:
         self.nodes: list[Node] = []
         self.values: dict[str, tuple[str, int]] = {}
         """What each word of the trail stands for: a node and its output."""
+        self.origins: dict[Ref, torch.fx.Node] = {}
+        """The FX node that first returned each tensor; none for a constant of the graph, and for
+        what lies inside an expansion."""
         self._autocast = autocast
         self._names: dict[str, int] = {}
         self._storages = 0
@@ -116,6 +119,8 @@ class Launcher:
                 step = marked(node.meta.get("stack_trace"))
                 if step is not None and isinstance(values[node], Value):
                     self.values[f"#{step}"] = values[node].ref.node, values[node].ref.output
+            if node.op != "get_attr" and isinstance(values.get(node), Value):
+                self.origins.setdefault(values[node].ref, node)
         return None
 
     def _attribute(self, module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:

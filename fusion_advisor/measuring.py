@@ -38,7 +38,7 @@ from fusion_advisor.checking import (
     poisoned_outputs,
 )
 from fusion_advisor.emitted import Fault, cause, load_module, spoiled
-from fusion_advisor.inductor import Lines, lines_of, watched
+from fusion_advisor.inductor_coverage import Lines, lines_of, watched
 from fusion_advisor.kernels import from_json, to_json
 from fusion_advisor.machine import version
 from fusion_advisor.measurements import (

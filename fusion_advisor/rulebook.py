@@ -593,6 +593,37 @@ class Route(_Rule):
     inductor_max_ops: Operators
 
 
+class Slower(_Rule):
+    """How many times as long as our kernel Inductor's takes: for bfloat16 and float16, for wider
+    types, and for both when it tunes its kernels by measuring them (max-autotune)."""
+
+    narrow: Speedup
+    wide: Speedup
+    tuned_narrow: Speedup
+    tuned_wide: Speedup
+
+    def of(self, *, narrow: bool, tuned: bool) -> float:
+        if tuned:
+            return (self.tuned_narrow if narrow else self.tuned_wide).value
+        return (self.narrow if narrow else self.wide).value
+
+
+class Inductor(_Rule):
+    """What Inductor would need for a region, by the schedule of our kernel: `row` with one
+    reduction, `rows` with several that follow each other, `long` where a row does not fit into one
+    program, `parts` where programs share what is reduced. `persistent` is the longest row that
+    Inductor keeps on chip; `call` is the host's time for one call of our operator."""
+
+    persistent: Elements
+    call: Time
+    flat: Slower
+    tiled: Slower
+    row: Slower
+    rows: Slower
+    long: Slower
+    parts: Slower
+
+
 class Search(_Rule):
     """How far the search over partitions is exact."""
 
@@ -658,6 +689,7 @@ class Rulebook(_Rule):
     instructions: Mapping[str, Instructions]
     """By the primitive, else `other`."""
     route: Route
+    inductor: Inductor
     search: Search
     verify: Verify
     measure: Measure
@@ -666,7 +698,8 @@ class Rulebook(_Rule):
         """Every number that belongs to no gate, device or idiom, by its path in the rules."""
         sections = {f"schedules.{name}": section for name, section in self.schedules}
         sections |= {
-            name: getattr(self, name) for name in ("times", "route", "search", "verify", "measure")
+            name: getattr(self, name)
+            for name in ("times", "route", "inductor", "search", "verify", "measure")
         }
         for path, section in sections.items():
             for name, number in _flat(section):

@@ -66,3 +66,15 @@ def test_the_rules_travel_with_the_wheel(installed: Path, tmp_path: Path) -> Non
 def test_the_command_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     assert "h200" in run(installed / "bin" / "fusion-advisor", "devices", cwd=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+BACKEND = """
+import torch
+from torch._dynamo.backends.registry import lookup_backend
+print(lookup_backend("fusion_advisor").__module__)
+"""
+
+
+def test_torch_finds_the_backend(installed: Path, tmp_path: Path) -> None:
+    found = run(installed / "bin" / "python", "-c", BACKEND, cwd=tmp_path)
+    assert found.strip() == "fusion_advisor.backend"

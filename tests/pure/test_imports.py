@@ -37,6 +37,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "whole_operators",
         "launching",
         "tracing",
+        "lowering",
         "capture",
         # the stages on records
         "launched",
@@ -60,13 +61,13 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "checking compiling",
         "fingerprint idiom framework",
         # measurement: `measuring` is the child process of `measure`
-        "timing replay inductor",
+        "timing replay inductor_coverage",
         "measuring",
         "measure",
         "calibrate",
         # what is said about it
         "identify",
-        "routing advise",
+        "routing advise inductor",
         "report",
         "judge ledger beside",
         "recommend",
@@ -78,6 +79,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "patch trial",
         # where stages meet, and who may call that
         "pipeline bench",
+        # torch.compile's backend: calls the pipeline as the command line does
+        "rewriting",
+        "backend",
         "cli",
         "__main__",
     )
@@ -97,7 +101,7 @@ USES_TORCH = frozenset(
     }
     | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
-    | {"measuring", "inductor"}
+    | {"measuring", "inductor_coverage", "lowering", "rewriting", "backend"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 

@@ -13,7 +13,7 @@ from fusion_advisor import inductor
 from fusion_advisor.beside import beside
 from fusion_advisor.emit import emit
 from fusion_advisor.emitted import load_module
-from fusion_advisor.inductor import lines_of, watched
+from fusion_advisor.inductor_coverage import lines_of, watched
 from fusion_advisor.measure import timing_rules
 from fusion_advisor.measurements import (
     COMPILED,

@@ -1,0 +1,410 @@
+"""Models compiled with `backend="fusion_advisor"` in Triton's interpreter: run as a program, for
+Triton is imported for the interpreter or not at all. Prints what each scenario saw, as JSON."""
+
+# torch is partly untyped.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+os.environ["TRITON_INTERPRET"] = "1"
+os.environ["FUSION_ADVISOR_STRICT"] = "1"  # a launcher that falls back raises
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+from fusion_advisor import backend
+from fusion_advisor.backend import fusion_advisor, last
+from fusion_advisor.interpreting import install
+
+Facts = dict[str, Any]
+
+
+class RMSNorm(nn.Module):
+    """As Llama spells it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.rand(size) + 0.5), 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block with a gated MLP."""
+
+    def __init__(self, size: int = 32, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = RMSNorm(size), RMSNorm(size)
+        self.qkv, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
+        self.gate, self.up = nn.Linear(size, 2 * size), nn.Linear(size, 2 * size)
+        self.down = nn.Linear(2 * size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, size = x.shape
+        q, k, v = self.qkv(self.before(x)).chunk(3, -1)
+        q, k, v = (t.view(batch, length, self.heads, -1).transpose(1, 2) for t in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        x = x + self.out(mixed.reshape(batch, length, size))
+        y = self.after(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.norm = nn.Sequential(Block(), Block()), RMSNorm(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.blocks(x))
+
+
+class Perceptron(nn.Module):
+    """Layer norm by hand, and results that are written in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 40), nn.Linear(40, 24)
+        self.scale = nn.Parameter(torch.rand(40))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        y -= y.mean(-1, keepdim=True)
+        y /= (y * y).mean(-1, keepdim=True).sqrt() + 1e-5
+        return self.second(torch.relu_(y * self.scale)).softmax(-1)
+
+
+def compiled(model: Callable[..., Any], dynamic: bool | None = None, **options: Any) -> Any:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    options = {"inner": "eager", "take_all": True, **options}
+    return torch.compile(model, backend=fusion_advisor, dynamic=dynamic, options=options)
+
+
+def apart(model: nn.Module, found: torch.Tensor, *inputs: torch.Tensor) -> Facts:
+    """The error against float64, and what eager's own and an ulp of the largest value allow."""
+    with torch.no_grad():
+        eager = model(*inputs)
+        exact = copy.deepcopy(model).double()(*(x.double() for x in inputs))
+    ulp = float(exact.abs().max()) * torch.finfo(eager.dtype).eps
+    allowed = 2 * float((eager.double() - exact).abs().max()) + 2 * ulp
+    same = found.shape == eager.shape and found.stride() == eager.stride()
+    return {"error": float((found.double() - exact).abs().max()), "allowed": allowed, "same": same}
+
+
+def seen() -> Facts:
+    outcome = last()
+    assert outcome is not None
+    return {
+        "taken": [place.name for place in outcome.taken],
+        "left": [place.why for place in outcome.left],
+        "why": outcome.why,
+        "groups": len(outcome.report.groups) if outcome.report else None,
+        "statuses": [g.kernel.status for g in outcome.report.groups] if outcome.report else [],
+        "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
+        "breaks": dict(torch._dynamo.utils.counters["graph_break"]),
+    }
+
+
+def run(model: nn.Module, *inputs: torch.Tensor, **how: Any) -> Facts:
+    with torch.no_grad():
+        found = compiled(model.eval(), **how)(*inputs)
+    return {**apart(model, found, *inputs), **seen()}
+
+
+# -- scenarios -------------------------------------------------------------------------------------
+
+
+def transformer() -> Facts:
+    return run(Stack(), torch.randn(2, 5, 32))
+
+
+def transformer_in_bfloat16() -> Facts:
+    """The interpreter truncates to bfloat16: right within an ulp or two, not to eager's error."""
+    model, x = Stack().bfloat16(), torch.randn(2, 5, 32).bfloat16()
+    facts = run(model, x)
+    return {**facts, "allowed": 4 * facts["allowed"]}
+
+
+def perceptron() -> Facts:
+    return run(Perceptron(), torch.randn(6, 24))
+
+
+def operators_are_shared() -> Facts:
+    """Two blocks, one operator for what they have in common."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    run(Stack(), torch.randn(2, 5, 32), inner=keep)
+    ours = [str(n.target) for n in graphs[0].graph.nodes if "fusion_advisor" in str(n.target)]
+    return {"calls": len(ours), "operators": len(set(ours))}
+
+
+def sizes(dynamic: bool | None) -> Facts:
+    model = Stack().eval()
+    call = compiled(model, dynamic)
+    found: list[Facts] = []
+    with torch.no_grad():
+        for shape in ((2, 5, 32), (3, 7, 32), (6, 4, 32), (5, 9, 32)):
+            x = torch.randn(shape)
+            found.append(apart(model, call(x), x))
+    worst = max(found, key=lambda one: one["error"] / one["allowed"])
+    return {**worst, "same": all(one["same"] for one in found), **seen()}
+
+
+def sizes_found_dynamic() -> Facts:
+    return sizes(None)
+
+
+def sizes_said_dynamic() -> Facts:
+    return sizes(True)
+
+
+def numbers_made_from_sizes() -> Facts:
+    class Averaged(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = (x / x.shape[0]).softmax(-1)
+            return torch.tanh(y * 2 + 1)
+
+    model = Averaged()
+    call = compiled(model, True)
+    with torch.no_grad():
+        found = [apart(model, call(x), x) for x in (torch.randn(n, 8) for n in (3, 5, 9))]
+    return {**max(found, key=lambda one: one["error"] / one["allowed"]), **seen()}
+
+
+def rows_made_from_sizes() -> Facts:
+    """The kernel would have the captured length in it."""
+
+    class Counted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            place = torch.arange(x.shape[0] * 2, dtype=x.dtype)
+            return torch.exp(-place * 0.5).add(1.0).sum() + x.sum() * 0
+
+    model = Counted()
+    call = compiled(model, True)
+    with torch.no_grad():
+        found = [apart(model, call(x), x) for x in (torch.randn(n, 8) for n in (3, 5))]
+    return {**max(found, key=lambda one: one["error"] / one["allowed"]), **seen()}
+
+
+def numbers_given_by_the_caller() -> Facts:
+    """A temperature that changes from call to call is no constant of a kernel."""
+
+    def warmed(x: torch.Tensor, temperature: float) -> torch.Tensor:
+        return torch.tanh(torch.sigmoid(x * temperature) + 1.0)
+
+    call = compiled(warmed, True)
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        off = [float((call(x, t) - warmed(x, t)).abs().max()) for t in (0.5, 0.7, 0.9, 1.1)]
+    return {"off": max(off), **seen()}
+
+
+def gradients() -> Facts:
+    model = Stack()
+    x = torch.randn(2, 5, 32)
+    compiled(model)(x).square().sum().backward()
+    ours = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    model(x).square().sum().backward()
+    theirs = [p.grad for p in model.parameters() if p.grad is not None]
+    equal = all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    return {"equal": equal and bool(ours), **seen()}
+
+
+def inference_mode() -> Facts:
+    model, x = Perceptron().eval(), torch.randn(6, 24)
+    with torch.inference_mode():
+        found = compiled(model)(x)
+    return {**apart(model, found.clone(), x), **seen()}
+
+
+def constants() -> Facts:
+    """Tensors that the graph itself holds, through Inductor too."""
+
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * torch.tensor(2.0) + torch.tensor([1.0, 2.0, 3.0, 4.0]).to(x.dtype)
+            return torch.tanh(y + 1).softmax(-1)
+
+    return run(Scaled(), torch.randn(3, 4), inner="inductor")
+
+
+def autocast() -> Facts:
+    """Casts are in the graph, so that kernels have them too."""
+    model, x = Stack().eval(), torch.randn(2, 5, 32)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        eager = model(x)
+        found = compiled(model)(x)
+    off = float((found - eager).abs().max() / eager.abs().max())
+    return {"off": off, "dtype": found.dtype == eager.dtype, **seen()}
+
+
+def dropout() -> Facts:
+    class Dropped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.dropout(F.gelu(x) * 2 + 1, 0.5, training=True)
+
+    with torch.no_grad():
+        found = compiled(Dropped())(torch.randn(64, 64))
+    return {"dropped": float((found == 0).float().mean()), **seen()}
+
+
+def state_written_in_place() -> Facts:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(8))
+            self.norm = RMSNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(x + self.calls)
+            self.calls.add_(1)
+            return y + self.calls
+
+    model, x = Counting(), torch.randn(3, 8)
+    plain = copy.deepcopy(model)
+    call = compiled(model)
+    with torch.no_grad():
+        off = [float((call(x) - plain(x)).abs().max()) for _ in range(3)]
+    return {"off": max(off), "calls": float(model.calls[0]), **seen()}
+
+
+def result_in_a_written_input() -> Facts:
+    """The caller may go on writing through what it gets: that is no copy."""
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        torch.tanh(x.exp() + 1)
+        return x.view(-1)
+
+    with torch.no_grad(), mock.patch.dict(os.environ, {"FUSION_ADVISOR_STRICT": "0"}):
+        x = torch.ones(4, 4)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            result = compiled(scaled)(x)
+        result.add_(1)
+    return {"x": float(x[0, 0]), "said": [str(w.message) for w in said], **seen()}
+
+
+def a_fault_of_ours() -> Facts:
+    model, x = Stack().eval(), torch.randn(2, 5, 32)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("the analysis is out")
+
+    facts: Facts = {}
+    with mock.patch.object(backend, "lower", broken), torch.no_grad():
+        try:
+            compiled(model)(x)
+        except BackendCompilerFailed as error:
+            facts["strict"] = str(error)
+        with mock.patch.dict(os.environ, {"FUSION_ADVISOR_STRICT": "0"}):
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                found = compiled(model)(x)
+            facts["said"] = [str(w.message) for w in said]
+    return {**facts, "equal": torch.equal(found, model(x).detach()), **seen()}
+
+
+def nothing_that_wins() -> Facts:
+    """Small tensors: the graph goes to the inner compiler as Dynamo made it."""
+    given: list[torch.fx.GraphModule] = []
+
+    def keep(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        given.append(module)
+        return module.forward
+
+    facts = run(Stack(), torch.randn(2, 5, 32), take_all=False, inner=keep)
+    untouched = "torch._C._nn.linear" in given[0].code
+    return {**facts, "untouched": untouched}
+
+
+def no_gpu() -> Facts:
+    with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "0"}):
+        return run(Perceptron(), torch.randn(6, 24))
+
+
+def logged() -> Facts:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger = logging.getLogger("fusion_advisor")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        run(Perceptron(), torch.randn(6, 24))
+    finally:
+        logger.removeHandler(handler)
+    kept: Any = vars(records[-1])["outcome"]
+    return {
+        "text": records[-1].getMessage(),
+        "level": records[-1].levelname,
+        "kept": kept is last(),
+    }
+
+
+def a_wrong_option() -> Facts:
+    try:
+        with torch.no_grad():
+            compiled(Perceptron(), inner="inductr")(torch.randn(6, 24))
+    except BackendCompilerFailed as error:
+        return {"raised": str(error).splitlines()[1]}
+    return {}
+
+
+def inductor() -> Facts:
+    """Inductor's own code for the CPU around our kernels, for all sizes."""
+    model = Stack().eval()
+    call = compiled(model, True, inner="inductor")
+    with torch.no_grad():
+        found = [apart(model, call(x), x) for x in (torch.randn(n, n + 2, 32) for n in (2, 5))]
+    return {**max(found, key=lambda one: one["error"] / one["allowed"]), **seen()}
+
+
+SCENARIOS: tuple[Callable[[], Facts], ...] = (
+    transformer, transformer_in_bfloat16, perceptron, operators_are_shared, sizes_found_dynamic,
+    sizes_said_dynamic, numbers_made_from_sizes, rows_made_from_sizes,
+    numbers_given_by_the_caller, gradients, inference_mode, constants, autocast, dropout,
+    state_written_in_place, result_in_a_written_input, a_fault_of_ours, nothing_that_wins, no_gpu,
+    logged, a_wrong_option, inductor,
+)  # fmt: skip
+
+
+def main() -> None:
+    install()
+    found: dict[str, Facts] = {}
+    wanted = sys.argv[1:]
+    for scenario in SCENARIOS:
+        if wanted and scenario.__name__ not in wanted:
+            continue
+        torch.manual_seed(0)
+        try:
+            found[scenario.__name__] = scenario()
+        except Exception:  # noqa: BLE001 the test that asks for it fails with it
+            found[scenario.__name__] = {"raised": traceback.format_exc()}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

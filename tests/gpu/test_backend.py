@@ -1,0 +1,156 @@
+"""`torch.compile(model, backend="fusion_advisor")` with Inductor, on a GPU."""
+
+# torch is partly untyped.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fusion_advisor.backend import Outcome, fusion_advisor, last
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that falls back, or an analysis that fails, fails the test."""
+    monkeypatch.setenv("FUSION_ADVISOR_STRICT", "1")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def compiled(model: Callable[..., Any], **how: Any) -> Any:
+    return torch.compile(model, backend=fusion_advisor, **how)
+
+
+def outcome() -> Outcome:
+    found = last()
+    assert found is not None
+    return found
+
+
+def graphs() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def right(model: nn.Module, found: torch.Tensor, *inputs: torch.Tensor) -> None:
+    """As near to float64 as eager, within a factor and an ulp of the largest value."""
+    eager = model(*inputs)
+    wide = copy.deepcopy(model).double()
+    exact = wide(*(x.double() if x.is_floating_point() else x for x in inputs))
+    own = float((eager.double() - exact).abs().max())
+    ulp = float(exact.abs().max()) * torch.finfo(eager.dtype).eps
+    assert found.shape == eager.shape
+    assert float((found.double() - exact).abs().max()) <= 2 * own + 2 * ulp
+
+
+class Attention(nn.Module):
+    """Scores, softmax and mixing by hand: the softmax is where Inductor falls behind."""
+
+    def __init__(self, size: int = 256) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(size, size) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.query(x) @ self.key(x).transpose(-1, -2)
+        scores = scores - scores.amax(-1, keepdim=True)
+        weights = torch.exp(scores)
+        return (weights / weights.sum(-1, keepdim=True)) @ self.value(x)
+
+
+def llama(layers: int = 2) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=1024, intermediate_size=2816, num_hidden_layers=layers,
+        num_attention_heads=16, num_key_value_heads=4, vocab_size=1000,
+    )  # fmt: skip
+    model: nn.Module = transformers.LlamaModel(config).eval().cuda().to(torch.bfloat16)
+
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.model(tokens, use_cache=False).last_hidden_state
+
+    return Hidden()
+
+
+def tokens(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(0, 1000, (batch, length), device="cuda")
+
+
+MODES = ["default", "reduce-overhead"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@torch.no_grad()
+def test_llama(mode: str) -> None:
+    """Every accepted group as a kernel, around them Inductor's; no graph breaks, in a CUDA graph
+    too."""
+    model = llama()
+    options = {"take_all": True}
+    if mode == "reduce-overhead":
+        options["triton.cudagraphs"] = True
+    call = compiled(model, fullgraph=True, options=options)
+    for seed in range(4):  # warm-up, capture, replays
+        torch.manual_seed(seed)
+        x = tokens(2, 128)
+        right(model, call(x).clone(), x)
+    assert outcome().taken
+    assert graphs() == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    if mode == "reduce-overhead":
+        assert not torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+
+
+@torch.no_grad()
+def test_llama_at_any_size() -> None:
+    model = llama()
+    call = compiled(model, options={"take_all": True})
+    for batch, length in ((2, 64), (3, 96), (5, 33), (4, 128)):
+        x = tokens(batch, length)
+        right(model, call(x), x)
+    assert graphs() <= 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+@torch.no_grad()
+def test_a_kernel_that_wins_is_taken(mode: str) -> None:
+    model = Attention().cuda().bfloat16()
+    x = torch.randn(8, 4096, 256, device="cuda", dtype=torch.bfloat16)
+    call = compiled(model, mode=mode)
+    for _ in range(3):
+        found = call(x).clone()
+    assert [place.name for place in outcome().taken] == ["softmax"]
+    right(model, found, x)
+
+
+def test_training_is_inductors() -> None:
+    model = Attention().cuda()
+    plain = copy.deepcopy(model)
+    x = torch.randn(2, 64, 256, device="cuda")
+    compiled(model)(x).square().mean().backward()
+    plain(x).square().mean().backward()
+    assert outcome().why.startswith("gradients are required")
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_second_device_gets_its_own_launches() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    model = Attention().to("cuda:1").bfloat16()
+    x = torch.randn(2, 512, 256, device="cuda:1", dtype=torch.bfloat16)
+    found = compiled(model, options={"take_all": True})(x)
+    assert outcome().taken
+    right(model, found, x)
