@@ -119,6 +119,7 @@ def capture_module(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
     scenario: Scenario | None = None,
+    trail: bool = False,
 ) -> Graph:
     """Captures a module with the inputs given, in this process. Raises CaptureError."""
     from fusion_advisor.models import HostFakeMode, Loaded
@@ -130,7 +131,7 @@ def capture_module(
     try:
         loaded = Loaded(module, args, kwargs or {}, fake, type(module).__name__)
         loaded.assumed.append(f"mode={scenario.mode}")
-        return _translate(loaded, scenario, time.perf_counter())
+        return _translate(loaded, scenario, time.perf_counter(), trail)
     finally:
         module.train(was_training)
 

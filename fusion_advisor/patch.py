@@ -67,13 +67,16 @@ class Other:
 
 @dataclass(frozen=True)
 class Placement:
-    """What the source asks of the groups, for `group`. `editable` says which files may change;
-    `others` is the source as it runs otherwise, for what must stay as it is then."""
+    """What the source asks of the groups, for `group`. `editable` says which functions may change,
+    by a file and a line in them; `others` is the source as it runs otherwise, for what must stay as
+    it is then. With `wary` the source stays where a tensor has another dtype, and where a module
+    has hooks whose call would go."""
 
     sources: Sources
     flow: Dataflow
-    editable: Callable[[str], bool]
+    editable: Callable[[str, int], bool]
     others: tuple[Other, ...] = ()
+    wary: bool = False
 
     def judged(self, decision: Decision) -> Decision:
         """An accepted set with why the source cannot express it, if so."""
@@ -89,8 +92,10 @@ class Placement:
     def edited(self, border: Boundary, call: Call) -> tuple[Place, Edit]:
         """Where a group is made, and the edit there. NotPlaced with the reason."""
         place, edit = rewrite(self.sources, self.flow, border.members, call)
-        if not self.editable(edit.file):
-            raise NotPlaced(f"{edit.file} is not in the tree that may be edited")
+        if not self.editable(edit.file, edit.lines[0]):
+            raise NotPlaced(
+                f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
+            )
         return place, replace(edit, guard=self._guard(place, edit))
 
     def _guard(self, place: Place, edit: Edit) -> str:
@@ -110,6 +115,18 @@ class Placement:
                 conditions["torch.is_autocast_enabled()"] = None
             else:
                 conditions[self._of_dtype(edit, names)] = None
+        if self.wary:
+            conditions[self._of_dtype(edit, names)] = None
+            own = names.get("self", "").removeprefix(":")
+            only = _computed(self.sources, place.block, edit, place)
+            for path in sorted(set[str]().union(*only.values()) - {own}):
+                text = attribute(path, names)
+                if text is None:
+                    raise NotPlaced(
+                        f"line {edit.lines[0]}: no name there holds {path}, whose call goes"
+                    )
+                conditions[f"{text}._forward_hooks"] = None
+                conditions[f"{text}._forward_pre_hooks"] = None
         if any("torch." in text for text in conditions) and not self._has_torch(edit.file):
             raise NotPlaced(f"{edit.file} does not `import torch`, which its guard needs")
         return " or ".join(conditions)
@@ -152,13 +169,15 @@ def _in_mode(
         yield f"{text}.training" if training else f"not {text}.training"
 
 
-def _computed(sources: Sources, block: Block, edit: Edit) -> dict[object, set[str]]:
+def _computed(
+    sources: Sources, block: Block, edit: Edit, only: Place | None = None
+) -> dict[object, set[str]]:
     """What the text that an edit replaces launches, by place and arguments, with the modules that
-    it is launched in."""
+    it is launched in: in every run of the block, or in one."""
     found: dict[object, set[str]] = {}
     for step, nodes in sources.made.items():
         for place, standing in sources.standing[step].items():
-            if place.block != block:
+            if place.block != block or only not in (None, place):
                 continue
             replaced = any(span.holds(standing.span) for span, _ in edit.replaced)
             if replaced and not any(span.holds(standing.span) for span in edit.kept):

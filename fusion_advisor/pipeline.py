@@ -150,16 +150,10 @@ def patched(
         for said, scenario, answer in others:
             with suppress(CaptureError):  # the model does not run so: there is nothing to keep
                 originals.append((said, scenario, answer.result()))
-        placement = _placement(originals, root)
+        placement = _placement(originals, _within(root))
         listener.stage("group")
         free = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
-        grouping = group(
-            flow,
-            lambda launches: placement.judged(decide(flow, launches, rulebook)),
-            rulebook,
-            placement.kind,
-        )
-        found = identify(flow, grouping, rulebook)
+        found = _cut(placement, rulebook)
         listener.stage("emit")
         proofs = _emitted(request, flow, found, rulebook, full_size=bool(gpus))
         listener.stage("verify")
@@ -181,15 +175,8 @@ def patched(
             wrong = tried(diff, made.after, root, request.model, originals, unfused, pool)
     listener.stage("report")
     everything = identify(flow, free, rulebook).groups
-    unplaced = {
-        ", ".join(flow.nodes[number].name for number in each.decision.subject.launches): (
-            each.decision.unplaced
-        )
-        for each in found.candidates
-        if each.decision.unplaced
-    }
     return Patched(
-        made, diff, root, tuple(said for said, _, _ in originals), wrong, unplaced,
+        made, diff, root, tuple(said for said, _, _ in originals), wrong, _unplaced(flow, found),
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
     )  # fmt: skip
@@ -208,14 +195,75 @@ def _other_scenarios(asked: Scenario, flow: Dataflow) -> list[tuple[str, Scenari
     return found
 
 
-def _placement(originals: Sequence[tuple[str, Scenario, Dataflow]], root: Path) -> Placement:
+def put(
+    originals: Sequence[tuple[str, Scenario, Dataflow]],
+    rulebook: Rulebook,
+    editable: Callable[[str, int], bool],
+    name: str,
+    *,
+    verify_kernels: bool,
+) -> tuple[Patch, tuple[Kernel, ...], dict[str, str]]:
+    """The groups of a model that is there already, put into its source as it ran: the edited texts,
+    the kernels that they call, of a package called `fused_<name>`, and what the source cannot
+    express. Nothing is written."""
+    placement = replace(_placement(originals, editable), wary=True)
+    flow = placement.flow
+    found = _cut(placement, rulebook)
+    made = {f.name: attempt(flow, f.decision, f.name, rulebook) for f in found.groups}
+    kernels = {name: each for name, each in made.items() if isinstance(each, Kernel)}
+    if verify_kernels:
+        capability = flow.annotated.device.capability
+        with provers(capability, rulebook.verify, check=True, compile=False) as children:
+            checks = verify([*kernels.values()], children)
+        kernels = {
+            name: kernels[name]
+            for name, (check, _) in zip(kernels, checks, strict=True)
+            if check is not None and check.passed
+        }
+    done = patch(placement, found.groups, kernels, Path(f"{name}.py"))
+    return done, tuple(kernels[each.finding.name] for each in done.puts), _unplaced(flow, found)
+
+
+def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
+    """Of accepted sets, by what they launch, why the source cannot express them."""
+    return {
+        ", ".join(flow.nodes[number].name for number in each.decision.subject.launches): (
+            each.decision.unplaced
+        )
+        for each in found.candidates
+        if each.decision.unplaced
+    }
+
+
+def _cut(placement: Placement, rulebook: Rulebook) -> Identified:
+    """The partition, solved for what the source can express."""
+    flow = placement.flow
+    grouping = group(
+        flow,
+        lambda launches: placement.judged(decide(flow, launches, rulebook)),
+        rulebook,
+        placement.kind,
+    )
+    return identify(flow, grouping, rulebook)
+
+
+def _within(root: Path) -> Callable[[str, int], bool]:
+    """Whether a file is the user's, in a tree."""
+
+    def editable(file: str, line: int) -> bool:
+        del line
+        path = Path(file).resolve()
+        return path.is_relative_to(root) and "site-packages" not in path.parts
+
+    return editable
+
+
+def _placement(
+    originals: Sequence[tuple[str, Scenario, Dataflow]], editable: Callable[[str, int], bool]
+) -> Placement:
     """The source as it ran in every scenario, the one asked for first."""
     (_, asked, flow), *others = originals
     sources = [_sources(each) for _, _, each in originals]
-
-    def editable(file: str) -> bool:
-        path = Path(file).resolve()
-        return path.is_relative_to(root) and "site-packages" not in path.parts
 
     def differs(scenario: Scenario) -> Literal["mode", "dtype", "autocast"]:
         if scenario.mode != asked.mode:

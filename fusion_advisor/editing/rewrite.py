@@ -39,6 +39,7 @@ class Edit:
 
     file: str
     function: str
+    qualname: str
     replaced: tuple[tuple[Span, str], ...]
     inserted: tuple[tuple[Span, str], ...]
     called: Span
@@ -169,6 +170,7 @@ class _Rewriter:
         return self._place, Edit(
             file=self._file.path,
             function=self._function.name,
+            qualname=self._file.qualname(self._function),
             replaced=tuple(sorted(replaced.items())),
             inserted=tuple(sorted(inserted.items())),
             called=span_of(first.statement),

@@ -104,6 +104,17 @@ class SourceFile:
         """The text of a node."""
         return ast.get_source_segment(self.text, node) or ast.unparse(node)
 
+    def qualname(self, function: Function) -> str:
+        """A function's name as Python qualifies it: `Model.forward`, `make.<locals>.forward`."""
+        name, at = function.name, self.parents.get(function)
+        while at is not None:
+            if isinstance(at, ast.ClassDef):
+                name = f"{at.name}.{name}"
+            elif isinstance(at, Function):
+                name = f"{at.name}.<locals>.{name}"
+            at = self.parents.get(at)
+        return name
+
     def outside_comprehensions(self, node: ast.expr | ast.stmt) -> ast.expr | ast.stmt:
         """The outermost comprehension around a node within its statement, which runs its parts many
         times; the node itself where there is none."""
