@@ -3,8 +3,8 @@
     python benchmarks/patches.py KernelBench 1 2 --out DIR
 
 KernelBench is a checkout of ScalingIntelligence/KernelBench. A line of JSON for each problem goes
-to DIR/patches.jsonl as it is done, the diffs to DIR. Kernels are not checked here
-(`benchmarks/gpu_check.py` does that); captures are made in this process.
+to DIR/patches.jsonl as it is done, the diffs to DIR, a table to DIR/patches.md. Kernels are not
+checked here (`benchmarks/gpu_check.py` does that); captures are made in this process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
@@ -73,6 +74,34 @@ def tried(file: Path, out: Path, mode: Literal["eval", "train"]) -> dict[str, An
     }
 
 
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """What became of the problems, by level, and every reason by which something was left."""
+    lines = [
+        "| level | problems | nothing to gain | patches that hold | guarded | left whole | do not hold "
+        "| not captured | predicted gain that patches take |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for level in dict.fromkeys(row["problem"].partition("/")[0] for row in rows):
+        mine = [row for row in rows if row["problem"].startswith(f"{level}/")]
+        known = [row for row in mine if "error" not in row]
+        gain = [row for row in known if row["free_us"] > 0]
+        wrong = [row for row in gain if row["wrong"]]
+        held = [row for row in gain if row["put"] and not row["wrong"]]
+        saved = sum(row["saved_us"] for row in held) / (sum(row["free_us"] for row in gain) or 1)
+        lines.append(
+            f"| {level} | {len(mine)} | {len(known) - len(gain)} | {len(held)} "
+            f"| {sum(row['guarded'] > 0 for row in held)} | {len(gain) - len(held) - len(wrong)} "
+            f"| {len(wrong)} | {len(mine) - len(known)} | {100 * saved:.1f} % |"
+        )
+    lines += ["", "## Left, and why", ""]
+    for row in rows:
+        reasons = {**row.get("refused", {}), **row.get("unplaced", {}), **row.get("wrong", {})}
+        if "error" in row:
+            reasons = {"not captured": row["error"]}
+        lines += [f"- {row['problem']}: {what}: {why}" for what, why in reasons.items()]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -89,6 +118,8 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             with rows.open("a") as stream:
                 stream.write(json.dumps(row) + "\n")
+    every = [json.loads(line) for line in rows.read_text().splitlines()]
+    (options.out / "patches.md").write_text(table(every))
 
 
 if __name__ == "__main__":
