@@ -77,8 +77,8 @@ def tried(file: Path, out: Path, mode: Literal["eval", "train"]) -> dict[str, An
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """What became of the problems, by level, and every reason by which something was left."""
     lines = [
-        "| level | problems | nothing to gain | patches that hold | guarded | left whole | do not hold "
-        "| not captured | predicted gain that patches take |",
+        "| level | problems | nothing to gain | patches that hold | guarded | left whole "
+        "| do not hold | not captured | predicted gain that patches take |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for level in dict.fromkeys(row["problem"].partition("/")[0] for row in rows):
