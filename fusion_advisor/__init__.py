@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fusion_advisor.apply import apply as apply
+    from fusion_advisor.applied import apply as apply
 
 __all__ = ["apply"]
 
@@ -16,4 +16,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'fusion_advisor' has no attribute {name!r}")
     from importlib import import_module
 
-    return import_module("fusion_advisor.apply").apply
+    return import_module("fusion_advisor.applied").apply

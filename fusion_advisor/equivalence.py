@@ -34,6 +34,8 @@ class _Meaning:
             operands = iter(flow.operands[number])
             args = tuple(self._shown(arg, operands) for arg in node.args)
             kwargs = tuple((name, self._shown(value, operands)) for name, value in node.kwargs)
+            if "_like." in node.op:  # what it is like counts by its layout alone
+                args = args[1:]
             given = node.name if node.kind != "call" else ""
             row: object = (given, out_of_place(node.op), args, kwargs)
             if flow.is_view(number):  # what it looks at, and how: `_of` tells the layout

@@ -158,5 +158,9 @@ def test_hooks_copies_and_pickles(tmp_path: Path) -> None:
 
 def test_the_module_is_there_without_torch() -> None:
     """Importing the package costs nothing until `apply` is asked for."""
-    code = "import fusion_advisor, sys; assert 'torch' not in sys.modules; fusion_advisor.apply"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = """
+        import sys, fusion_advisor
+        assert "torch" not in sys.modules
+        assert callable(fusion_advisor.apply) and callable(fusion_advisor.apply)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)

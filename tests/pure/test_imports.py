@@ -81,7 +81,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "pipeline bench",
         # torch.compile's backend: calls the pipeline as the command line does
         "rewriting",
-        "backend apply",
+        "backend applied",
         "cli",
         "__main__",
     )
@@ -101,7 +101,7 @@ USES_TORCH = frozenset(
     }
     | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
-    | {"measuring", "inductor_coverage", "lowering", "rewriting", "backend", "apply"}
+    | {"measuring", "inductor_coverage", "lowering", "rewriting", "backend", "applied"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 
