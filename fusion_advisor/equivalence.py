@@ -33,7 +33,8 @@ class _Meaning:
         for number, node in enumerate(flow.nodes):
             operands = iter(flow.operands[number])
             args = tuple(self._shown(arg, operands) for arg in node.args)
-            kwargs = tuple((name, self._shown(value, operands)) for name, value in node.kwargs)
+            named = ((name, self._shown(value, operands)) for name, value in node.kwargs)
+            kwargs = tuple(pair for pair in named if pair[0] not in _PLACE)
             if "_like." in node.op:  # what it is like counts by its layout alone
                 args = args[1:]
             given = node.name if node.kind != "call" else ""
@@ -83,6 +84,10 @@ class _Meaning:
                 source = f" ({node.source.file}:{node.source.line})" if node.source else ""
                 return f"{node.op}{source}"
         return ""
+
+
+_PLACE = ("pin_memory", "device", "layout")
+"""Where a tensor lies, which is the same for all of a model."""
 
 
 def out_of_place(op: str) -> str:

@@ -144,6 +144,28 @@ class Placement:
         imports = (n for n in self.sources.file(file).tree.body if isinstance(n, ast.Import))
         return any((a.asname or a.name) == "torch" for node in imports for a in node.names)
 
+    def barred(self) -> Dataflow:
+        """The dataflow with launches kept apart that no block of simple statements holds."""
+        holding: dict[Place, int] = {}
+        for number, node in enumerate(self.flow.nodes):
+            for place in self._simple(node.step):
+                holding[place] = holding.get(place, 0) | 1 << number
+        everything = (1 << len(self.flow.nodes)) - 1
+        beyond: list[int] = []
+        for node, barred in zip(self.flow.nodes, self.flow.beyond, strict=True):
+            near = 0
+            for place in self._simple(node.step):
+                near |= holding[place]
+            beyond.append(barred | everything & ~near)
+        return replace(self.flow, beyond=beyond)
+
+    def _simple(self, step: int | None) -> Iterator[Place]:
+        """The places of an evaluation in which its statement has no block of its own."""
+        for place, standing in (self.sources.standing[step] if step is not None else {}).items():
+            file = self.sources.file(place.block.file)
+            if not hasattr(file.statements[standing.statement], "body"):
+                yield place
+
     def kind(self, component: tuple[int, ...]) -> object:
         """Equal for components whose parts are made at the same places of the source."""
         known: dict[Place, int] = {}

@@ -237,7 +237,7 @@ def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
 
 def _cut(placement: Placement, rulebook: Rulebook) -> Identified:
     """The partition, solved for what the source can express."""
-    flow = placement.flow
+    flow = placement.barred()
     grouping = group(
         flow,
         lambda launches: placement.judged(decide(flow, launches, rulebook)),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor import inductor
+from fusion_advisor import inductor_coverage
 from fusion_advisor.beside import beside
 from fusion_advisor.emit import emit
 from fusion_advisor.emitted import load_module
@@ -187,7 +187,7 @@ def test_records_of_another_inductor_are_said_to_be_unknown(
     def other(*_: Any) -> Inductor:
         raise AttributeError("no such record")
 
-    monkeypatch.setattr(inductor, "_made", other)
+    monkeypatch.setattr(inductor_coverage, "_made", other)
     torch.compiler.reset()
     with torch.no_grad(), watched({}) as found:
         torch.compile(lambda x: x.sin() + 1)(torch.randn(7))
