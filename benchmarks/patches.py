@@ -17,46 +17,28 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal
 
-from fusion_advisor.capture import capture_here
 from fusion_advisor.errors import AdvisorError
 from fusion_advisor.pipeline import patched
-from fusion_advisor.records import Graph
 from fusion_advisor.scenario import Request, Scenario
 
-_ONE_AT_A_TIME = Lock()
-
-
-def _captured(model: str, scenario: Scenario, references: str | None = None) -> Graph:
-    """In this process, with nothing left of the model that was captured before."""
-    with _ONE_AT_A_TIME:
-        path, modules = list(sys.path), set(sys.modules)
-        try:
-            return capture_here(model, scenario, trail=True, references=references)
-        finally:
-            sys.path[:] = path
-            for name in set(sys.modules) - modules:
-                if name.startswith(("fused_", "fusion_advisor_model_")):
-                    del sys.modules[name]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def tried(file: Path, out: Path, mode: Literal["eval", "train"]) -> dict[str, Any]:
     """One problem, patched in a folder of its own."""
+    from tests.cpu.in_process import captured  # from the repository: `main` says where
+
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder).resolve() / "problem.py"
         shutil.copyfile(file, model)
         request = Request(
-            str(model),
-            Scenario(mode=mode),
-            device="h200",
-            verify=False,
-            compile=False,  # type: ignore[arg-type]
+            str(model), Scenario(mode=mode), device="h200", verify=False, compile=False
         )
         try:
-            made = patched(request, model.parent, _captured)
+            made = patched(request, model.parent, captured)
         except AdvisorError as error:
             return {"error": str(error).replace(folder, "")}
     if made.diff:
@@ -110,6 +92,7 @@ def main() -> None:
     parser.add_argument("--mode", default="eval", choices=("eval", "train"))
     parser.add_argument("--only", default="")
     options = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
     options.out.mkdir(parents=True, exist_ok=True)
     rows = options.out / "patches.jsonl"
     for level in options.levels:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import linecache
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ import torch
 from fusion_advisor.annotate import annotate
 from fusion_advisor.capture import capture_module
 from fusion_advisor.dataflow import dataflow
-from fusion_advisor.emitted import load_module
+from fusion_advisor.emitted import lasting_folder, load_module
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.machine import choose_device, gpu_names
@@ -38,8 +37,6 @@ from fusion_advisor.pipeline import put
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 
-_folders: list[tempfile.TemporaryDirectory[str]] = []
-"""Of the kernels' sources, which Triton reads when it compiles; they go with the process."""
 _numbers = count(1)
 
 
@@ -83,15 +80,14 @@ def apply(
     for scenario in others:
         with suppress(CaptureError):  # the model does not run so: there is nothing to keep
             originals.append(("otherwise", scenario, flow(scenario)))
-    methods = {(f.__code__.co_filename, f.__code__.co_qualname): f for _, f in _methods(model)}
-    spans = {
-        (file, line): True
-        for (file, _), f in methods.items()
+    lines = {
+        (f.__code__.co_filename, line)
+        for _, f in _methods(model)
         for line in range(f.__code__.co_firstlineno, _last_line(f.__code__) + 1)
     }
     name = f"kernels_{next(_numbers)}"
     made, kernels, unplaced = put(
-        originals, rulebook, lambda file, line: (file, line) in spans, name, verify_kernels=verify
+        originals, rulebook, lambda file, line: (file, line) in lines, name, verify_kernels=verify
     )
     codes = {
         (str(path), code.co_qualname): code
@@ -99,10 +95,15 @@ def apply(
         if path in made.before
         for code in _compiled(path, text)
     }
-    changed = {(e.file, e.qualname) for each in made.puts for e in each.edits}
+    changed = {_key(e.file, e.qualname) for each in made.puts for e in each.edits}
     _put_in(model, {key: codes[key] for key in changed}, f"fused_{name}", kernels)
     counted = {each.finding.name: each.occurrences for each in made.puts}
     return Applied(counted, made.refused, unplaced)
+
+
+def _key(file: str, qualname: str) -> tuple[str, str]:
+    """A function by its file, links followed, and its name."""
+    return str(Path(file).resolve()), qualname
 
 
 def _methods(model: torch.nn.Module) -> Iterator[tuple[type, FunctionType]]:
@@ -138,13 +139,11 @@ def _put_in(
     """Give every module whose class has an edited method a class with it."""
     if not codes:
         return
-    folder = tempfile.TemporaryDirectory(prefix="fusion-advisor-")
-    _folders.append(folder)
-    loaded = {k.entry: vars(load_module(k.text, Path(folder.name)))[k.entry] for k in kernels}
+    loaded = {k.entry: vars(load_module(k.text, lasting_folder()))[k.entry] for k in kernels}
     entries = SimpleNamespace(**loaded)
     edited: dict[type, dict[str, FunctionType]] = {}
     for cls, method in _methods(model):
-        key = method.__code__.co_filename, method.__code__.co_qualname
+        key = _key(method.__code__.co_filename, method.__code__.co_qualname)
         if key in codes:
             method.__globals__[package] = entries
             edited.setdefault(cls, {})[method.__name__] = _with_code(method, codes[key])

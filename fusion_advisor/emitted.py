@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import importlib.util
+import shutil
+import tempfile
+from functools import cache
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +37,14 @@ def spoiled(failure: str) -> bool:
 
 
 _modules = count()
+
+
+@cache
+def lasting_folder() -> Path:
+    """Where emitted files lie while this process lives: Triton reads a kernel's source."""
+    folder = tempfile.mkdtemp(prefix="fusion-advisor-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def load_module(text: str, folder: Path) -> ModuleType:

@@ -197,13 +197,13 @@ def _computed(
     """What the text that an edit replaces launches, by place and arguments, with the modules that
     it is launched in: in every run of the block, or in one."""
     found: dict[object, set[str]] = {}
-    for step, nodes in sources.made.items():
-        for place, standing in sources.standing[step].items():
-            if place.block != block or only not in (None, place):
-                continue
+    for place, held in sources.held.items():
+        if place.block != block or only not in (None, place):
+            continue
+        for step, standing in held.items():
             replaced = any(span.holds(standing.span) for span, _ in edit.replaced)
             if replaced and not any(span.holds(standing.span) for span in edit.kept):
-                for node in nodes:
+                for node in sources.made.get(step, ()):
                     key = standing.span, node.op, _plain(node.args), _plain(node.kwargs)
                     found.setdefault(key, set()).add(node.module)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import Proof, assemble
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
-from fusion_advisor.editing.sources import Sources
+from fusion_advisor.editing.sources import SourceFile, Sources
 from fusion_advisor.emit import attempt
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.group import group
@@ -30,7 +30,7 @@ from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.trial import tried
-from fusion_advisor.verify import provers, verify
+from fusion_advisor.verify import Provers, provers, verify
 
 
 class Listener(Protocol):
@@ -152,19 +152,14 @@ def patched(
                 originals.append((said, scenario, answer.result()))
         placement = _placement(originals, _within(root))
         listener.stage("group")
-        free = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
-        found = _cut(placement, rulebook)
+        decided = _remembering(flow, rulebook)
+        free = group(flow, decided, rulebook)
+        found = _cut(placement, decided, rulebook)
         listener.stage("emit")
         proofs = _emitted(request, flow, found, rulebook, full_size=bool(gpus))
         listener.stage("verify")
         kernels = {proof.kernel.name: proof.kernel for proof in proofs.values() if proof.kernel}
-        proven = {
-            name: kernels[name]
-            for name, (check, compiled) in zip(
-                kernels, verify(list(kernels.values()), children), strict=True
-            )
-            if (not check or check.passed) and (not compiled or not compiled.failure)
-        }
+        proven = _proven(kernels, children)
         model = Path(request.model.partition(":")[0]).resolve()
         made = patch(placement, found.groups, proven, model)
         diff = made.diff(root)
@@ -208,20 +203,25 @@ def put(
     express. Nothing is written."""
     placement = replace(_placement(originals, editable), wary=True)
     flow = placement.flow
-    found = _cut(placement, rulebook)
+    found = _cut(placement, _remembering(flow, rulebook), rulebook)
     made = {f.name: attempt(flow, f.decision, f.name, rulebook) for f in found.groups}
     kernels = {name: each for name, each in made.items() if isinstance(each, Kernel)}
     if verify_kernels:
         capability = flow.annotated.device.capability
         with provers(capability, rulebook.verify, check=True, compile=False) as children:
-            checks = verify([*kernels.values()], children)
-        kernels = {
-            name: kernels[name]
-            for name, (check, _) in zip(kernels, checks, strict=True)
-            if check is not None and check.passed
-        }
+            kernels = _proven(kernels, children)
     done = patch(placement, found.groups, kernels, Path(f"{name}.py"))
     return done, tuple(kernels[each.finding.name] for each in done.puts), _unplaced(flow, found)
+
+
+def _proven(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Kernel]:
+    """Those that passed whatever was asked for."""
+    answers = verify([*kernels.values()], children)
+    return {
+        name: kernel
+        for (name, kernel), (check, compiled) in zip(kernels.items(), answers, strict=True)
+        if (not check or check.passed) and (not compiled or not compiled.failure)
+    }
 
 
 def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
@@ -235,14 +235,26 @@ def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
     }
 
 
-def _cut(placement: Placement, rulebook: Rulebook) -> Identified:
+def _remembering(flow: Dataflow, rulebook: Rulebook) -> Callable[[Iterable[int]], Decision]:
+    """`decide` for one graph, which several partitions ask about the same sets."""
+    known: dict[tuple[int, ...], Decision] = {}
+
+    def decided(launches: Iterable[int]) -> Decision:
+        key = tuple(sorted(launches))
+        if key not in known:
+            known[key] = decide(flow, key, rulebook)
+        return known[key]
+
+    return decided
+
+
+def _cut(
+    placement: Placement, decided: Callable[[Iterable[int]], Decision], rulebook: Rulebook
+) -> Identified:
     """The partition, solved for what the source can express."""
     flow = placement.barred()
     grouping = group(
-        flow,
-        lambda launches: placement.judged(decide(flow, launches, rulebook)),
-        rulebook,
-        placement.kind,
+        flow, lambda launches: placement.judged(decided(launches)), rulebook, placement.kind
     )
     return identify(flow, grouping, rulebook)
 
@@ -263,7 +275,8 @@ def _placement(
 ) -> Placement:
     """The source as it ran in every scenario, the one asked for first."""
     (_, asked, flow), *others = originals
-    sources = [_sources(each) for _, _, each in originals]
+    files: dict[str, SourceFile] = {}
+    sources = [_sources(each, files) for _, _, each in originals]
 
     def differs(scenario: Scenario) -> Literal["mode", "dtype", "autocast"]:
         if scenario.mode != asked.mode:
@@ -281,10 +294,10 @@ def _placement(
     )
 
 
-def _sources(flow: Dataflow) -> Sources:
+def _sources(flow: Dataflow, files: dict[str, SourceFile]) -> Sources:
     graph = flow.annotated.graph
     assert graph.trail is not None  # asked for
-    return Sources(graph, graph.trail)
+    return Sources(graph, graph.trail, files)
 
 
 def _emitted(

@@ -45,6 +45,7 @@ class Recorder:
     def __init__(self, module: torch.nn.Module) -> None:
         self._paths = {id(child): name for name, child in module.named_modules()}
         self._packages = {type(child).__module__.partition(".")[0] for child in module.modules()}
+        self._placeholders: dict[Any, int] = {}
         self._numbers: dict[int, int] = {}
         self._frames: list[FrameType] = []  # alive, so that no other frame takes their place
         self._activations: list[Activation] = []
@@ -124,8 +125,10 @@ class Recorder:
         if node is None:
             return None
         if node.op == "placeholder":
-            given = [n for n in node.graph.nodes if n.op == "placeholder"]
-            return f"@{given.index(node)}"
+            if node not in self._placeholders:
+                given = (n for n in node.graph.nodes if n.op == "placeholder")
+                self._placeholders |= {n: number for number, n in enumerate(given)}
+            return f"@{self._placeholders[node]}"
         number = marked(node.stack_trace)
         return None if number is None else f"#{number}"
 

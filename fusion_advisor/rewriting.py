@@ -11,17 +11,12 @@ calls on fake tensors give every size, stride and dtype, symbolic ones too.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import operator
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from math import prod
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -30,7 +25,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx.experimental.symbolic_shapes import guard_scalar, statically_known_true
 
 from fusion_advisor.dataflow import Dataflow
-from fusion_advisor.emitted import load_module
+from fusion_advisor.emitted import lasting_folder, load_module
 from fusion_advisor.expansions import describe, symbolic
 from fusion_advisor.express import Expressed
 from fusion_advisor.kernel_file import fixed_axes, origins
@@ -220,7 +215,7 @@ def _operator(kernel: Kernel) -> Any:
     name = f"{kernel.entry}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:12]}"
     qualified = f"fusion_advisor::{name}"
     if name not in _DEFINED:
-        module = load_module(kernel.text, _folder())
+        module = load_module(kernel.text, lasting_folder())
         takes = ", ".join(f"Tensor t{number}" for number in range(len(kernel.inputs)))
         gives = ", ".join("Tensor" for _ in kernel.outputs)
         gives = gives if len(kernel.outputs) == 1 else f"({gives})"
@@ -233,11 +228,3 @@ def _operator(kernel: Kernel) -> Any:
 
 
 _DEFINED: set[str] = set()
-
-
-@cache
-def _folder() -> Path:
-    """Where the emitted files lie while this process lives: Triton reads a kernel's source."""
-    folder = tempfile.mkdtemp(prefix="fusion-advisor-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)

@@ -65,6 +65,11 @@ class _Top:
     value: Ref | None
     leaves: list[ast.expr] = field(default_factory=list[ast.expr])
 
+    @property
+    def whole(self) -> bool:
+        """Whether the statement does nothing but compute it and store or return it."""
+        return self.node is self.statement or getattr(self.statement, "value", None) is self.node
+
 
 def rewrite(
     sources: Sources, flow: Dataflow, members: Sequence[int], call: Call
@@ -85,17 +90,12 @@ class _Rewriter:
         if None in steps:
             raise NotPlaced("a part of it was made by no expression of the source")
         self._steps = {step for step in steps if step is not None}
-        self._gone = self._steps | self._idle()
-        self._gone |= self._passed_on()
+        self._gone = self._steps | self._idle() | self._passed_on()
         self._place = self._common()
         activation = sources.trail.activations[self._place.activation]
         self._file: SourceFile = sources.file(activation.file)
         self._function = self._file.function(self._place.block)
-        self._at = {
-            number: standing
-            for number, places in enumerate(sources.standing)
-            if (standing := places.get(self._place)) is not None
-        }
+        self._at = sources.held[self._place]
 
     # Where.
 
@@ -123,15 +123,12 @@ class _Rewriter:
     def _passed_on(self) -> set[int]:
         """Evaluations that launch nothing and hand on what only the kernel needs: a dropout in
         eval."""
-        flow, outputs = self._flow, set(self._call.outputs)
-        found: set[int] = set()
-        for step, _ in self._sources.evaluations():
-            ref = self._sources.value(f"#{step}")
-            if step in self._sources.made or ref is None or ref in outputs:
-                continue
-            if flow.position[ref.node] in self._inside:
-                found.add(step)
-        return found
+        return {
+            step
+            for ref, steps in self._sources.handed_on.items()
+            if ref not in self._call.outputs and self._flow.position[ref.node] in self._inside
+            for step in steps
+        }
 
     def _common(self) -> Place:
         """The innermost place that all of the group is in."""
@@ -150,7 +147,8 @@ class _Rewriter:
         results = [top for top in tops if top.value in self._call.outputs]
         missing = set(self._call.outputs) - {top.value for top in results}
         if missing:
-            raise NotPlaced(f"{_names(missing)}: no expression in {self._where()} has that value")
+            where = f"{self._function.name}()"
+            raise NotPlaced(f"{_names(missing)}: no expression in {where} has that value")
         first = results[0]
         replaced: dict[Span, str] = {}
         rebound: dict[str, ast.stmt] = {}
@@ -178,9 +176,6 @@ class _Rewriter:
             lines=(min(s.line for s in spans), max(s.end_line for s in spans)),
         )
 
-    def _where(self) -> str:
-        return f"{self._function.name}()"
-
     def _statements(self) -> list[ast.stmt]:
         """The statements of the place that the group is made in, in their order."""
         touched = {self._at[step].statement for step in self._gone if step in self._at}
@@ -188,11 +183,10 @@ class _Rewriter:
 
     def _tops(self, statement: ast.stmt) -> list[_Top]:
         """The outermost expressions of a statement that belong to the group."""
-        if not any(self._at[step].statement == span_of(statement) for step in self._steps
-                   if step in self._at) and not isinstance(statement, _SIMPLE):  # fmt: skip
-            return []
         if not isinstance(statement, _SIMPLE):
-            raise NotPlaced(f"line {statement.lineno}: a part of it is in a block of its own")
+            if self._evaluated(statement) & self._steps:
+                raise NotPlaced(f"line {statement.lineno}: a part of it is in a block of its own")
+            return []
         found: list[_Top] = []
         if isinstance(statement, ast.AugAssign) and self._gone & self._exactly(span_of(statement)):
             value = self._value(statement)
@@ -283,8 +277,7 @@ class _Rewriter:
         """A value that only the kernel needs: its statement goes, or keeps its operand."""
         statement = top.statement
         targets = _targets(statement)
-        whole = top.node is statement or getattr(statement, "value", None) is top.node
-        if targets is None or not whole:
+        if targets is None or not top.whole:
             raise NotPlaced(
                 f"line {statement.lineno}: `{self._text(top.node)}` is used there and not stored"
             )
@@ -355,7 +348,10 @@ class _Rewriter:
                 raise NotPlaced(
                     f"line {leaf.lineno}: `{self._text(leaf)}` is computed there and is no input"
                 )
-            self._same(leaf, names, original)
+            if not _same(leaf, names, original):
+                raise NotPlaced(
+                    f"line {leaf.lineno}: a name in `{self._text(leaf)}` has another value by then"
+                )
             leaves[value] = self._text(leaf)
         for top in tops:
             launched = [leaf for leaf in top.leaves if not self._only_views(leaf)]
@@ -368,7 +364,7 @@ class _Rewriter:
                 value = self._value(leaf)
                 if leaf in launched or value is None:
                     continue
-                if all(names.get(name) == unchanged.get(name) for name in _loads(leaf)):
+                if _same(leaf, names, unchanged):
                     leaves.setdefault(value, self._text(leaf))
         if not single and leaves and getattr(first.statement, "value", None) is not first.node:
             raise NotPlaced(
@@ -401,21 +397,13 @@ class _Rewriter:
                 if not isinstance(node, ast.Call) or not self._evaluated(node):
                     continue
                 made = any(self._sources.made.get(step) for step in self._evaluated(node))
-                same = all(names.get(name) == unchanged.get(name) for name in _loads(node))
-                if not made and same:
+                if not made and _same(node, names, unchanged):
                     found.setdefault(self._value(node), self._text(node))
         return found
 
-    def _same(self, node: ast.expr, names: dict[str, str], original: dict[str, str]) -> None:
-        """NotPlaced where a name that stays in use has another value by then."""
-        for name in _loads(node):
-            if names.get(name) != original.get(name):
-                raise NotPlaced(f"line {node.lineno}: `{name}` has another value by then")
-
     def _path(self, ref: Ref, names: dict[str, str]) -> str | None:
         """A parameter or buffer as an attribute of a module that a name holds."""
-        trail = self._sources.trail
-        word = next((w for w, (node, _) in trail.values.items() if node == ref.node), "")
+        trail, word = self._sources.trail, self._sources.word(ref)
         kind = self._flow.nodes[self._flow.position[ref.node]].kind
         if not word.startswith("@") or kind not in ("parameter", "buffer"):
             return None
@@ -442,9 +430,7 @@ class _Rewriter:
                 top = next(t for t in self._tops(statement))
                 leaf = next(leaf for leaf in top.leaves if not self._only_views(leaf))
                 value = self._value(leaf)
-                word = next(
-                    (w for w in self._sources.trail.values if self._sources.value(w) == value), ""
-                )
+                word = self._sources.word(value) if value is not None else ""
                 changed = dict.fromkeys(changed, word)
             names |= changed
         return names
@@ -529,8 +515,7 @@ def _parts(node: ast.expr) -> Iterator[ast.expr]:
 def _stored(top: _Top) -> str | None:
     """The one name that a statement stores a value of the group under, and does nothing else."""
     targets = _targets(top.statement)
-    whole = top.node is top.statement or getattr(top.statement, "value", None) is top.node
-    return targets[0] if targets and len(targets) == 1 and whole else None
+    return targets[0] if targets and len(targets) == 1 and top.whole else None
 
 
 def _picked(node: ast.expr) -> ast.expr | None:
@@ -566,6 +551,11 @@ def _unpacked(statement: ast.stmt) -> list[str]:
         names = [part.id for part in parts if isinstance(part, ast.Name)]
         return names if len(names) == len(parts) else []
     return _targets(statement) or []
+
+
+def _same(node: ast.expr, names: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """Whether every name in an expression has one value in both."""
+    return all(names.get(name) == others.get(name) for name in _loads(node))
 
 
 def _loads(node: ast.AST) -> set[str]:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from fusion_advisor.records import Graph, Node, Ref
-from fusion_advisor.trail import Evaluation, Moment, Span, Trail
+from fusion_advisor.trail import Moment, Span, Trail
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -161,11 +161,14 @@ class SourceFile:
 class Sources:
     """A captured graph's trail, laid over the source that it ran."""
 
-    def __init__(self, graph: Graph, trail: Trail) -> None:
+    def __init__(self, graph: Graph, trail: Trail, files: dict[str, SourceFile]) -> None:
         self.trail = trail
-        self.files: dict[str, SourceFile] = {}
+        self.files = files
+        """Those read so far; several trails of one model share them."""
         self.standing: list[dict[Place, Standing]] = []
         """Of each step: where it stands, in the outermost place first."""
+        self.held: dict[Place, dict[int, Standing]] = {}
+        """The same by places: of the steps in each, in their order."""
         self.names: dict[Place, dict[int, dict[str, str]]] = {}
         """In a place, the words of the local names as the statement on a line begins."""
         self.made: dict[int, list[Node]] = {}
@@ -173,6 +176,14 @@ class Sources:
         for node in graph.nodes:
             if node.step is not None:
                 self.made.setdefault(node.step, []).append(node)
+        self.handed_on: dict[Ref, list[int]] = {}
+        """The evaluations that launch nothing, by the tensor that they hand on."""
+        self._words: dict[Ref, str] = {}
+        for word in trail.values:
+            ref = Ref(*trail.values[word])
+            self._words.setdefault(ref, word)
+            if word.startswith("#") and int(word[1:]) not in self.made:
+                self.handed_on.setdefault(ref, []).append(int(word[1:]))
         self._turns: dict[tuple[int, Span], int] = {}
         self._walk()
 
@@ -187,6 +198,10 @@ class Sources:
         found = self.trail.values.get(word or "")
         return Ref(*found) if found else None
 
+    def word(self, ref: Ref) -> str:
+        """A word for a tensor; empty where there is none."""
+        return self._words.get(ref, "")
+
     def chain(self, activation: int, span: Span) -> Iterator[tuple[int, Span]]:
         """The calls that led to a place in a call, itself first, each with where it was."""
         at: int | None = activation
@@ -196,7 +211,7 @@ class Sources:
             at, here = self.trail.activations[at].caller, self.trail.activations[at].place
 
     def _walk(self) -> None:
-        for step in self.trail.steps:
+        for number, step in enumerate(self.trail.steps):
             if isinstance(step, Moment):
                 self.standing.append({})
                 self._moment(step)
@@ -205,6 +220,8 @@ class Sources:
             for activation, span in reversed([*self.chain(step.activation, step.place)]):
                 found |= self._within(activation, span)
             self.standing.append(found)
+            for place, standing in found.items():
+                self.held.setdefault(place, {})[number] = standing
 
     def _moment(self, step: Moment) -> None:
         file = self.file(self.trail.activations[step.activation].file)
@@ -245,9 +262,3 @@ class Sources:
             if isinstance(outer, _LOOPS)
         )
         return Place(activation, file.block_of(around[-1]), turns)
-
-    def evaluations(self) -> Iterator[tuple[int, Evaluation]]:
-        """The steps that made nodes."""
-        for number, step in enumerate(self.trail.steps):
-            if isinstance(step, Evaluation):
-                yield number, step

@@ -8,19 +8,18 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from threading import Lock
 
 import pytest
 
 from fusion_advisor.annotate import annotate
-from fusion_advisor.capture import capture_here
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.equivalence import difference
 from fusion_advisor.pipeline import Patched, analyze, patched
-from fusion_advisor.records import Graph
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.trial import patched_copy
+
+from .in_process import captured
 
 HEAD = """
 import torch
@@ -41,22 +40,6 @@ class Norm(nn.Module):
         x = x * torch.rsqrt(variance + 1e-6)
         return self.weight * x.to(dtype)
 """
-
-
-ONE_AT_A_TIME = Lock()
-
-
-def captured(model: str, scenario: Scenario, references: str | None = None) -> Graph:
-    """As the command does in a child; here, with nothing left behind."""
-    with ONE_AT_A_TIME:
-        path, modules = list(sys.path), set(sys.modules)
-        try:
-            return capture_here(model, scenario, trail=True, references=references)
-        finally:
-            sys.path[:] = path
-            for name in set(sys.modules) - modules:
-                if name.startswith(("fused_", "fusion_advisor_model_")):
-                    del sys.modules[name]
 
 
 def made(folder: Path, body: str, *, mode: str = "eval", shape: str = "64, 128, 1024") -> Patched:
