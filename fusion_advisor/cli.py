@@ -282,6 +282,7 @@ def patch(
         raise UsageError(f"patch {options.model}: only a model in a .py file has a source to edit")
     if not file.is_file():
         raise UsageError(f"{file}: no such file")
+    require_folder(out.parent)
     tree = (root or _tree_of(file)).resolve()
     if not file.resolve().is_relative_to(tree):
         raise UsageError(f"--root {tree}: {file} is not in it")
@@ -304,7 +305,7 @@ def patch(
         _tell(
             f"{put.finding.id} {put.finding.pattern}: {places}, saves "
             f"{wording.time(put.finding.saved_us_total)} in {put.occurrences} "
-            f"{'places' if put.occurrences > 1 else 'place'} that run"
+            f"{'places that run' if put.occurrences > 1 else 'place that runs'}"
         )
     for name, reason in made.patch.refused.items():
         _tell(f"{name} is left out: {reason}")

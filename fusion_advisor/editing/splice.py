@@ -20,14 +20,14 @@ def splice(text: str, edits: Iterable[tuple[Edit, str]], imported: str) -> str:
     spans = _Spans(text)
     replaced: dict[Span, str] = {}
     inserted: dict[Span, str] = {}
-    comments: dict[Span, str] = {}
+    comments: dict[Span, list[str]] = {}
     guards: list[_Guard] = []
     for edit, comment in edits:
         if edit.guard:
             guards.append(_Guard(edit.guard, *edit.lines))
         replaced |= dict(edit.replaced)
         inserted |= dict(edit.inserted)
-        comments[edit.called] = comment
+        comments.setdefault(edit.called, []).append(comment)
     places = {node: spans.of(place) for node, place in positions.items()}
     edited = wrapper.module.visit(_Editor(places, replaced, inserted, comments, _merged(guards)))
     return _importing(edited, imported).code
@@ -80,7 +80,7 @@ class _Editor(cst.CSTTransformer):
         places: dict[cst.CSTNode, Span],
         replaced: dict[Span, str],
         inserted: dict[Span, str],
-        comments: dict[Span, str],
+        comments: dict[Span, list[str]],
         guards: Sequence[_Guard],
     ) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class _Editor(cst.CSTTransformer):
             notes = [
                 cst.EmptyLine(comment=cst.Comment(f"# {line}"))
                 for s in sorted(called)
-                for line in self._comments[s].splitlines()
+                for line in self._comments[s]
             ]
             made[0] = _with_lines(made[0], [*_leading(made[0]), *notes])
         return made

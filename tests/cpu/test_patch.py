@@ -102,6 +102,25 @@ def test_an_expression_keeps_its_operands(tmp_path: Path) -> None:
     assert "if " not in text.split("class Model")[1], "no guard: nothing hangs on mode or dtype"
 
 
+def test_two_groups_in_one_statement_are_both_said(tmp_path: Path) -> None:
+    text = changed(
+        made(
+            tmp_path,
+            """
+            class Model(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.a, self.b = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+
+                def forward(self, x):
+                    return (torch.tanh(self.a(x)) * 0.5) @ (torch.sigmoid(self.b(x)) + 1).mT
+            """,
+        )
+    )
+    call = text[: text.index("        return fused_model.")].splitlines()[-2:]
+    assert all(line.strip().startswith("# fusion-advisor: ") for line in call)
+
+
 def test_a_loop_over_layers_is_a_barrier(tmp_path: Path) -> None:
     patch = made(
         tmp_path,
