@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import multiprocessing
+import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +48,8 @@ class Row:
     kernel_us: float = 0.0
     eager_us: float = 0.0
     share: float = 0.0
+    host_us: float = 0.0
+    """What the host takes for a launch: guards, allocation and all, over the file's launches."""
 
 
 def main() -> None:
@@ -159,7 +162,7 @@ def _time_all(
         if found is None:
             row.full_size = "out of memory"
             continue
-        row.bytes, row.kernel_us, row.eager_us = found
+        row.bytes, row.kernel_us, row.eager_us, row.host_us = found
         row.share = row.bytes / max(row.kernel_us, 1e-9) * 1e6 / copy
         _write(rows, copy, arguments)
     pool.shutdown()
@@ -207,8 +210,9 @@ def _copy_bandwidth() -> float:
     return 2 * source.numel() * source.element_size() / milliseconds * 1e3
 
 
-def _timed(job: dict[str, Any]) -> tuple[int, float, float] | None:
-    """Bytes and both times; None when the GPU's memory does not hold it."""
+def _timed(job: dict[str, Any]) -> tuple[int, float, float, float] | None:
+    """Bytes, both times and the host's for a launch; None when the GPU's memory does not hold
+    it."""
     import tempfile
 
     import torch
@@ -220,7 +224,7 @@ def _timed(job: dict[str, Any]) -> tuple[int, float, float] | None:
     kernel = _kernel(job)
     case = _full(kernel)
     if case is None:
-        return 0, 0.0, 0.0
+        return 0, 0.0, 0.0, 0.0
     try:
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             module: Any = load_module(kernel.text, Path(folder))
@@ -230,11 +234,30 @@ def _timed(job: dict[str, Any]) -> tuple[int, float, float] | None:
                 spent: Any = do_bench(lambda: run(*inputs), 10, 50, return_mode="median")
                 return spent * 1e3
 
-            return _moved(case), time_us(getattr(module, kernel.entry)), time_us(module.reference)
+            call = getattr(module, kernel.entry)
+            host = _host_us(lambda: call(*inputs)) / len(kernel.launches)
+            return _moved(case), time_us(call), time_us(module.reference), host
     except torch.OutOfMemoryError:
         return None
     finally:
         torch.cuda.empty_cache()
+
+
+def _host_us(call: Callable[[], Any]) -> float:
+    """What the host takes for a call, while the device waits."""
+    import torch
+
+    spent: list[float] = []
+    for _ in range(5):
+        call()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(10_000_000)  # some 5 ms
+        began = time.perf_counter()
+        for _ in range(20):
+            call()
+        spent.append((time.perf_counter() - began) / 20 * 1e6)
+        torch.cuda.synchronize()
+    return statistics.median(spent)
 
 
 def _markdown(rows: list[Row], copy: float) -> str:
@@ -262,15 +285,22 @@ def _markdown(rows: list[Row], copy: float) -> str:
             f" geometric mean {mean:.2f}, least {ratios[0]:.2f}; share of the copy bandwidth,"
             f" median {shares[len(shares) // 2]:.0%}, least {shares[0]:.0%}."
         )
+    hosts = sorted(row.host_us for row in timed)
+    if hosts:
+        lines.append(
+            f"The host takes {statistics.median(hosts):.1f} µs for a launch, guards and allocation"
+            f" included, nine of ten at most {hosts[len(hosts) * 9 // 10]:.1f}, all {hosts[-1]:.1f}."
+        )
     lines += [
         "",
-        "| problem | kernel | MB | kernel µs | eager µs | ratio | share of copy |",
-        "|---|---|---|---|---|---|---|",
+        "| problem | kernel | MB | kernel µs | eager µs | ratio | share of copy | host µs |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(timed, key=lambda row: -row.bytes):
         lines.append(
             f"| {row.problem} | {row.entry} | {row.bytes / 1e6:.1f} | {row.kernel_us:.1f}"
-            f" | {row.eager_us:.1f} | {row.eager_us / row.kernel_us:.2f} | {row.share:.0%} |"
+            f" | {row.eager_us:.1f} | {row.eager_us / row.kernel_us:.2f} | {row.share:.0%}"
+            f" | {row.host_us:.1f} |"
         )
     lines += ["", *(f"FAILED {row.problem} {row.entry}: {row.failure}" for row in failed)]
     return "\n".join(lines) + "\n"

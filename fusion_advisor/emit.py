@@ -63,13 +63,14 @@ def emit(
     file = _prepare(name, plan, expressed, most)
     helpers = dict.fromkeys(h for kernel in file.kernels for h in kernel.body.helpers)
     known = HELPERS | EXCHANGE | VECTORS | PLACES
+    calls = launcher(file)
     code = "\n\n\n".join(
         (
             *(known[helper].rstrip() for helper in helpers),
             *(_kernel(kernel) for kernel in file.kernels),
-            launcher(file),
+            calls,
             _reference(file, flow),
-            support(file),
+            support(file, calls),
         )
     )
     header = _header(file, flow, decision, regenerate)

@@ -69,7 +69,7 @@ class JitFunction:
             peers = power_of_two(step.parts.size)
             found = {
                 "COLS": (str(step.block), step.block),
-                "PEERS": ("triton.next_power_of_2({parts})", peers),
+                "PEERS": ("power_of_two({parts})", peers),
             }
             if not step.vector:
                 found["WHOLE"] = (f"{{cols}} % {step.block} == 0", step.length % step.block == 0)
@@ -81,7 +81,7 @@ class JitFunction:
         if step.part and step.schedule == "blocked":
             found["PART"] = (str(step.part), step.part)
         whole = step.schedule in ("row", "persistent") and not step.part
-        text = "triton.next_power_of_2({cols})" if whole else str(step.block)
+        text = "power_of_two({cols})" if whole else str(step.block)
         found["COLS"] = (text, step.block)
         if self.body.shares:
             least = max(SHARES.values())

@@ -148,12 +148,8 @@ def launcher(file: KernelFile) -> str:
             f" {_output_strides(file, access)}, dtype=torch.{access.tensor.dtype},"
             f" device={device}.device)"
         )
-    lines.append(f"with torch.cuda.device_of({device}):")
     for kernel in file.kernels:
-        if kernel.step.phases:
-            lines += [f"    {line}" for line in _together(file, kernel)]
-        else:
-            lines += [f"    {line}" for line in _call(file, kernel)]
+        lines += _together(file, kernel) if kernel.step.phases else _call(file, kernel)
     lines.append(f"return {', '.join(file.output_names)}")
     content = "\n".join(f"    {line}" for line in lines)
     parameters = ", ".join(file.input_names)
@@ -191,13 +187,13 @@ def _count_parts(file: KernelFile, step: Step) -> str:
     """How many programs share a row, or the rows."""
     if step.schedule == "persistent":
         return f"{_parts(file, step)} = {_programs(file, step)}"
-    return f"{_parts(file, step)} = triton.cdiv({extent(file, spanned(step.inner))}, {step.part})"
+    return f"{_parts(file, step)} = cdiv({extent(file, spanned(step.inner))}, {step.part})"
 
 
 def _programs(file: KernelFile, step: Step) -> str:
     """How many programs walk the rows."""
     rows = extent(file, spanned(step.outer))
-    tiles = f"triton.cdiv({rows}, {step.rows})" if step.rows > 1 else rows
+    tiles = f"cdiv({rows}, {step.rows})" if step.rows > 1 else rows
     return f"min({tiles}, {step.most})"
 
 
@@ -211,17 +207,17 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     rows = extent(file, spanned(step.outer))
     cols, parts = extent(file, spanned(step.inner)), _parts(file, step)
     if step.schedule == "flat":
-        grid = f"triton.cdiv({rows}, {step.block}),"
+        grid = f"cdiv({rows}, {step.block}),"
     elif step.phases:
         grid = f"{product([rows, parts])},"
     elif step.schedule == "persistent":
         grid = f"{parts or _programs(file, step)},"
     else:
-        grid = rows if step.rows == 1 else f"triton.cdiv({rows}, {step.rows})"
+        grid = rows if step.rows == 1 else f"cdiv({rows}, {step.rows})"
         if step.parts:
             grid = f"{grid}, {parts}"
         elif step.part:
-            grid = f"{grid}, triton.cdiv({cols}, {step.part})"
+            grid = f"{grid}, cdiv({cols}, {step.part})"
         else:
             grid = f"{grid},"
     inner = extent(file, spanned(step.inner[-1:]))
@@ -231,8 +227,8 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     ]
     constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
     return [
-        f"{kernel.name}[({grid})](",
-        *(f"    {argument}," for argument in [*arguments, *constants]),
+        "launch(",
+        *(f"    {given}," for given in [kernel.name, f"({grid})", *arguments, *constants]),
         ")",
     ]
 
@@ -264,9 +260,10 @@ def _together(file: KernelFile, kernel: JitFunction) -> list[str]:
     ]
 
 
-def support(file: KernelFile) -> str:
-    """The functions that the launcher calls."""
-    known = [_SUPPORT.format(name=file.name).strip()]
+def support(file: KernelFile, launched: str) -> str:
+    """The functions that a launcher calls."""
+    known = [text.strip() for name, text in _ROUNDING.items() if f"{name}(" in launched]
+    known += [_LAUNCH.strip(), _SUPPORT.format(name=file.name).strip()]
     if any(kernel.step.phases for kernel in file.kernels):
         known.append(_RESIDENT.format(registers=REGISTERS).strip())
     if not file.wide:
@@ -295,12 +292,61 @@ def resident(device, warps):
 '''
 
 
+_LAUNCH = '''
+launched = {}
+
+
+def launch(kernel, grid, *arguments, **constants):
+    """`kernel[grid](...)`. What Triton compiled for such arguments before is launched directly."""
+    if torch.compiler.is_compiling() or torch.version.hip:
+        kernel[grid](*arguments, **constants)
+        return
+    kinds = [
+        (a % 16 == 0, a == 1, a < 2**31) if isinstance(a, int) else a.data_ptr() % 16
+        for a in arguments
+    ]
+    key = id(kernel), arguments[0].get_device(), *kinds, *constants.values()
+    with torch.cuda.device_of(arguments[0]):
+        if key in launched:
+            compiled, values = launched[key]
+            compiled[(*grid, 1, 1)](*arguments, *values)
+            return
+        compiled = kernel[grid](*arguments, **constants)
+    if compiled is not None:  # the interpreter compiles nothing
+        values = [constants[name] for name in kernel.arg_names if name in constants]
+        launched[key] = compiled, values
+'''
+
+
+_ROUNDING = {
+    "cdiv": '''
+def cdiv(count, size):
+    """How many blocks of a size hold so many."""
+    return -(-count // size)
+''',
+    "power_of_two": '''
+def power_of_two(count):
+    """The least one that is as large."""
+    return 1 << (count - 1).bit_length()
+''',
+}
+"""What Triton's own functions of these kinds take the host longer for than a launch does."""
+
+
 _SUPPORT = '''
 fallbacks = 0
 
 
 def serves(name, tensor, dtype, shape, stride):
     """Why the kernel cannot take this tensor; None when it can."""
+    if (
+        tensor.is_cuda
+        and tensor.dtype == dtype
+        and tensor.shape == shape
+        and tensor.stride() == stride
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+    ):
+        return None
     if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return f"{{name}} is on {{tensor.device}}"
     if torch.is_grad_enabled() and tensor.requires_grad:

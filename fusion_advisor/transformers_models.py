@@ -40,16 +40,25 @@ def load_config(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
     if not wanted:
         assumed.append(f"class={cls.__name__}")
     with building(scenario, fake):
-        module = guarded(f"building {cls.__name__} from {path}", lambda: _build(cls, config))
-        kwargs = _inputs(module, config, scenario, assumed)
-        if scenario.phase == "decode":
-            module, kwargs = _decoding(transformers, module, config, scenario, kwargs, assumed)
+        module, kwargs = built(cls, config, scenario, assumed, f"from {path}")
     shaped = replace(scenario, batch=None, seq=None)
     args, kwargs = under_scenario(module, (), kwargs, shaped, fake)
     assumed.append(f"mode={scenario.mode}")
     if scenario.dtype is None:
         assumed.append(f"dtype={str(module_dtype(module)).removeprefix('torch.')} from the config")
     return Loaded(module, args, kwargs, fake, f"hf:{model}", assumed)
+
+
+def built(
+    cls: Any, config: Any, scenario: Scenario, assumed: list[str], said: str = ""
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A model of a configuration with keyword inputs for the scenario's phase, batch and tokens, on
+    the default device; what was assumed is added to `assumed`."""
+    module = guarded(f"building {cls.__name__} {said}", lambda: _build(cls, config))
+    kwargs = _inputs(module, config, scenario, assumed)
+    if scenario.phase == "decode":
+        return _decoding(module, config, scenario, kwargs, assumed)
+    return module, kwargs
 
 
 def module_dtype(module: torch.nn.Module) -> torch.dtype:
@@ -142,14 +151,14 @@ class _Decode(torch.nn.Module):
                 self.register_buffer(f"{name}_{index}", tensor, persistent=False)
         self.position: torch.Tensor
         self.register_buffer("position", torch.full((1,), length - 1), persistent=False)
-        self.takes = inspect.signature(model.forward).parameters
+        self.places = "cache_position" in inspect.signature(model.forward).parameters
 
     def forward(self, input_ids: torch.Tensor) -> Any:
         for index, layer in enumerate(self.cache.layers):
             for name in _tensors_of(layer):
                 setattr(layer, name, getattr(self, f"{name}_{index}"))
         options: dict[str, Any] = {"position_ids": self.position[None]}
-        if "cache_position" in self.takes:
+        if self.places:
             options["cache_position"] = self.position
         result = self.model(
             input_ids=input_ids, past_key_values=self.cache, use_cache=True, **options
@@ -158,13 +167,14 @@ class _Decode(torch.nn.Module):
 
 
 def _decoding(
-    transformers: Any,
     module: Any,
     config: Any,
     scenario: Scenario,
     kwargs: dict[str, Any],
     assumed: list[str],
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
+    import transformers
+
     if "input_ids" not in kwargs or config.is_encoder_decoder:
         raise CaptureError("--phase decode needs a causal language model; use --phase forward")
     length = scenario.kv_len or _default_tokens(config)

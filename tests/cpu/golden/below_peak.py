@@ -51,17 +51,18 @@ def below_peak(args_0):
     if not n0 * n1:
         return reference(args_0)
     sub_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
-    with torch.cuda.device_of(args_0):
-        below_peak_kernel[(triton.cdiv(n0, 8),)](
-            args_0,
-            sub_out,
-            n1,
-            n0,
-            ROWS=8,
-            COLS=triton.next_power_of_2(n1),
-            num_warps=2,
-            enable_fp_fusion=True,
-        )
+    launch(
+        below_peak_kernel,
+        (cdiv(n0, 8),),
+        args_0,
+        sub_out,
+        n1,
+        n0,
+        ROWS=8,
+        COLS=power_of_two(n1),
+        num_warps=2,
+        enable_fp_fusion=True,
+    )
     return sub_out
 
 
@@ -78,11 +79,53 @@ def within_reach(elements):
     return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
 
 
+def cdiv(count, size):
+    """How many blocks of a size hold so many."""
+    return -(-count // size)
+
+
+def power_of_two(count):
+    """The least one that is as large."""
+    return 1 << (count - 1).bit_length()
+
+
+launched = {}
+
+
+def launch(kernel, grid, *arguments, **constants):
+    """`kernel[grid](...)`. What Triton compiled for such arguments before is launched directly."""
+    if torch.compiler.is_compiling() or torch.version.hip:
+        kernel[grid](*arguments, **constants)
+        return
+    kinds = [
+        (a % 16 == 0, a == 1, a < 2**31) if isinstance(a, int) else a.data_ptr() % 16
+        for a in arguments
+    ]
+    key = id(kernel), arguments[0].get_device(), *kinds, *constants.values()
+    with torch.cuda.device_of(arguments[0]):
+        if key in launched:
+            compiled, values = launched[key]
+            compiled[(*grid, 1, 1)](*arguments, *values)
+            return
+        compiled = kernel[grid](*arguments, **constants)
+    if compiled is not None:  # the interpreter compiles nothing
+        values = [constants[name] for name in kernel.arg_names if name in constants]
+        launched[key] = compiled, values
+
+
 fallbacks = 0
 
 
 def serves(name, tensor, dtype, shape, stride):
     """Why the kernel cannot take this tensor; None when it can."""
+    if (
+        tensor.is_cuda
+        and tensor.dtype == dtype
+        and tensor.shape == shape
+        and tensor.stride() == stride
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+    ):
+        return None
     if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return f"{name} is on {tensor.device}"
     if torch.is_grad_enabled() and tensor.requires_grad:

@@ -1,0 +1,505 @@
+"""Whole models on a GPU: a step in every way of running it; writes a table.
+
+    python benchmarks/whole_models.py --out DIR [--families Llama,BERT] [--ways eager,compile]
+
+Four layers of each model at its real width, in bfloat16, on random weights: the model without its
+head over 512 to 8192 tokens, and one token of a causal language model with its head against a
+static cache filled to 4096. Each way of each family has a process of its own, which compiles all
+sizes beside the others; then one process at a time measures. A step is the wall time of steps that
+follow each other, the device waited for at the end: the median of several batches of steps. What a
+way computes is held to eager's results: the distance of both as a share of eager's length.
+
+`training` is one step forward and back through the model, with the kernels applied and without.
+"""
+# transformers and torch.compile are untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+WAYS = (
+    "eager",
+    "compile",
+    "reduce-overhead",
+    "apply",
+    "apply+compile",
+    "apply+reduce-overhead",
+    "backend",
+    "backend+reduce-overhead",
+)
+
+
+@dataclass(frozen=True)
+class Size:
+    """What one step gets: so many sequences of so many tokens, or images."""
+
+    phase: Literal["forward", "decode"]
+    batch: int
+    tokens: int
+
+    def __str__(self) -> str:
+        if self.phase == "decode":
+            return f"decode, batch {self.batch}, cache {self.tokens}"
+        return f"{self.batch} x {self.tokens}"
+
+    @property
+    def made(self) -> int:
+        """Tokens that a step is for."""
+        return self.batch * (1 if self.phase == "decode" else self.tokens)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A configuration of `transformers`, and the sizes that it is run at."""
+
+    config: dict[str, Any]
+    sizes: tuple[Size, ...]
+    trains: bool = False
+
+
+_PREFILL = tuple(Size("forward", 1, tokens) for tokens in (512, 2048, 8192))
+_DECODE = tuple(Size("decode", batch, 4096) for batch in (1, 64))
+
+FAMILIES = {
+    "Llama": Family(
+        {
+            "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+            "max_position_embeddings": 8192,
+        },
+        (*_PREFILL, *_DECODE),
+        trains=True,
+    ),
+    "BERT": Family(
+        {
+            "model_type": "bert", "hidden_size": 1024, "intermediate_size": 4096,
+            "num_attention_heads": 16,
+        },
+        tuple(Size("forward", batch, 512) for batch in (1, 4, 16)), trains=True,
+    ),
+    "ViT": Family(
+        {
+            "model_type": "vit", "hidden_size": 1024, "intermediate_size": 4096,
+            "num_attention_heads": 16,
+        },
+        tuple(Size("forward", batch, 197) for batch in (3, 10, 42)),
+    ),
+    "GPT-NeoX": Family(
+        {
+            "model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 24576,
+            "num_attention_heads": 64, "vocab_size": 50432, "max_position_embeddings": 8192,
+        },
+        (*_PREFILL, *_DECODE),
+    ),
+    "Mixtral": Family(
+        {
+            "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
+            "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
+            "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
+        },
+        (*_PREFILL, *_DECODE),
+    ),
+}  # fmt: skip
+WAVES = (("Llama", "BERT"), ("GPT-NeoX", "ViT"), ("Mixtral",))
+"""Families whose weights lie in the GPU's memory at once, for every way."""
+
+
+@dataclass
+class Row:
+    """One way at one size. Times are milliseconds of a step, memory is the peak's bytes."""
+
+    family: str
+    way: str
+    size: str
+    tokens: int
+    ms: float = 0.0
+    low_ms: float = 0.0
+    high_ms: float = 0.0
+    apart: float = 0.0
+    memory: int = 0
+    launches: int = 0
+    gpu_ms: dict[str, float] = field(default_factory=dict[str, float])
+    said: str = ""
+    failure: str = ""
+
+
+# -- one way of one family, in a process of its own -------------------------------------------------
+
+
+def child(name: str, way: str, layers: int, rehearse: bool) -> None:
+    """Prepares every size, says "ready", and measures when it is told to."""
+    import torch
+
+    device = "cpu" if rehearse else "cuda"
+    torch.set_num_threads(2)
+    torch.set_grad_enabled(way.startswith("training"))
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is not an answer
+    runs: list[tuple[Row, Callable[[], Any] | None]] = []
+    for phase in ("forward", "decode"):
+        sizes = [size for size in FAMILIES[name].sizes if size.phase == phase]
+        if rehearse:
+            sizes = [
+                replace(size, batch=min(size.batch, 2), tokens=size.tokens // 64) for size in sizes
+            ]
+        if sizes and not (way.startswith("training") and phase == "decode"):
+            runs += _prepared(name, way, sizes, layers, device)
+    print("ready", file=out)
+    sys.stdin.readline()
+    for row, call in runs:
+        if call is not None:
+            try:
+                _measure(row, call, device)
+            except Exception as error:  # noqa: BLE001 a way that fails is a row
+                row.failure = f"{type(error).__name__}: {str(error)[:300]}"
+        print(json.dumps(asdict(row)), file=out)
+
+
+def _prepared(
+    name: str, way: str, sizes: Sequence[Size], layers: int, device: str
+) -> Iterator[tuple[Row, Callable[[], Any] | None]]:
+    """Each size with its step, compiled and held to eager."""
+    import torch
+
+    model, said = None, ""
+    for size in sizes:
+        row = Row(name, way, str(size), size.made)
+        try:
+            torch.manual_seed(0)
+            if model is None or size.phase == "decode":  # a cache belongs to one batch
+                built, given = _built(name, size, layers, device)
+                steps: Callable[..., Any] | None = None
+            else:
+                built, given = model, _given(name, size, layers, device)
+            if way.startswith("training"):
+                if model is None and way == "training, applied":
+                    said = _apply(built.eval(), given)
+                model, row.said = built.train(), said
+                row.size = f"training, {size}"
+                yield row, _training_step(built, given)
+                continue
+            eager = _leading(built(**given)).clone()
+            if built is not model:
+                model = built
+                if way.startswith("apply"):
+                    said = _apply(built, given)
+                steps = _way(built, way)
+            assert steps is not None
+            found = _leading(steps(**given)).clone()
+            row.apart = float((found.double() - eager.double()).norm() / eager.double().norm())
+            del found, eager
+            row.said = said or _taken(way)
+            yield row, lambda steps=steps, given=given: steps(**given)
+        except Exception as error:  # noqa: BLE001 a way that fails is a row
+            row.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            yield row, None
+
+
+def _built(name: str, size: Size, layers: int, device: str) -> tuple[Any, dict[str, Any]]:
+    """The model of a phase on the device, with inputs."""
+    import torch
+    import transformers
+
+    from fusion_advisor.scenario import Scenario
+    from fusion_advisor.transformers_models import built
+
+    fields = {**FAMILIES[name].config, "num_hidden_layers": layers}
+    if device == "cpu":
+        fields |= {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+        fields |= {"vocab_size": 500, "num_key_value_heads": 4} if "vocab_size" in fields else {}
+    config: Any = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
+    config.dtype = torch.bfloat16
+    decode = size.phase == "decode"
+    cls = transformers.AutoModelForCausalLM if decode else transformers.AutoModel
+    scenario = Scenario(
+        phase=size.phase, batch=size.batch, seq=None if decode else size.tokens,
+        kv_len=size.tokens if decode else None,
+    )  # fmt: skip
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device(device):
+        model, given = built(cls, config, scenario, [])
+    return model.eval(), given
+
+
+def _given(name: str, size: Size, layers: int, device: str) -> dict[str, Any]:
+    """Inputs of another size for a model that is there."""
+    import torch
+
+    vocabulary = FAMILIES[name].config.get("vocab_size", 30522) if device == "cuda" else 500
+    with torch.device(device):
+        if name == "ViT":
+            return {"pixel_values": torch.randn(size.batch, 3, 224, 224)}  # 197 tokens each
+        given = {"input_ids": torch.randint(0, vocabulary, (size.batch, size.tokens))}
+    return given if name == "BERT" else {**given, "use_cache": False}
+
+
+def _apply(model: Any, given: dict[str, Any]) -> str:
+    import fusion_advisor
+
+    began = time.perf_counter()
+    applied = fusion_advisor.apply(model, (), given)
+    put = ", ".join(f"{name} x{count}" for name, count in applied.kernels.items())
+    return f"{put or 'nothing'} ({time.perf_counter() - began:.0f} s)"
+
+
+def _taken(way: str) -> str:
+    """What the backend has taken of the graph that was compiled last."""
+    if not way.startswith("backend"):
+        return ""
+    from fusion_advisor.backend import last
+
+    outcome = last()
+    if outcome is None:
+        return "nothing was compiled"
+    return outcome.why or ", ".join(p.name for p in outcome.taken) or "nothing is ours"
+
+
+def _way(model: Any, way: str) -> Callable[..., Any]:
+    import torch
+
+    if way in ("eager", "apply"):
+        return model
+    mode = "reduce-overhead" if way.endswith("reduce-overhead") else None
+    if way.startswith("backend"):
+        return torch.compile(model, backend="fusion_advisor", mode=mode, dynamic=False)
+    return torch.compile(model, mode=mode, dynamic=False)
+
+
+def _training_step(model: Any, given: dict[str, Any]) -> Callable[[], Any]:
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        _leading(model(**given)).float().square().mean().backward()
+
+    return step
+
+
+def _leading(result: Any) -> Any:
+    """The first tensor of what a model returns."""
+    return result if hasattr(result, "shape") else result[0]
+
+
+def _measure(row: Row, step: Callable[[], Any], device: str) -> None:
+    import torch
+
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    for _ in range(3 if device == "cuda" else 1):
+        step()
+    wait()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    step()
+    wait()
+    once = time.perf_counter() - began
+    count = max(3, min(50, int(0.08 / once))) if device == "cuda" else 1
+    spent: list[float] = []
+    for _ in range(7 if device == "cuda" else 2):
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        wait()
+        spent.append((time.perf_counter() - began) / count * 1e3)
+    row.low_ms, row.ms, row.high_ms = statistics.quantiles(spent, n=4)
+    if device == "cuda":
+        row.memory = torch.cuda.max_memory_allocated()
+        row.gpu_ms, row.launches = _where(step)
+
+
+KINDS = (
+    ("ours", ()),
+    ("attention", ("flash", "fmha", "attention")),
+    ("products", ("gemm", "nvjet", "cutlass", "cublas", "gemv", "xmma", "splitk")),
+    ("Inductor", ("triton_",)),
+)
+"""Kinds of kernels, by what their names hold."""
+
+
+def _where(step: Callable[[], Any]) -> tuple[dict[str, float], int]:
+    """The GPU's milliseconds in one step by the kind of kernel, and how many it launched."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        step()
+    spent: dict[str, float] = defaultdict(float)
+    launches = 0
+    for event in seen.events():
+        if event.device_type.name == "CUDA":
+            launches += 1
+            spent[_kind(event.name)] += event.device_time / 1e3
+    return dict(spent), launches
+
+
+def _kind(name: str) -> str:
+    lower = name.lower()
+    if lower.endswith("_kernel") and "triton_" not in lower and "::" not in lower:
+        return "ours"
+    return next((kind for kind, signs in KINDS if any(sign in lower for sign in signs)), "eager")
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+def _start(name: str, way: str, arguments: argparse.Namespace) -> subprocess.Popen[str]:
+    log = (arguments.out / f"{name}_{way}.log".replace(", ", "_")).open("w")
+    given = ["--child", name, way, "--layers", str(arguments.layers)]
+    given += ["--rehearse"] if arguments.rehearse else []
+    return subprocess.Popen(
+        [sys.executable, __file__, *given],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+        env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> list[Row]:
+    """A wave of families after the other; rows are kept as they come."""
+    deadline = time.monotonic() + arguments.seconds
+    rows: list[Row] = []
+    for wave in WAVES:
+        jobs = [
+            (name, way)
+            for name in wave
+            if name in arguments.families
+            for way in (*arguments.ways, *(_TRAINING if FAMILIES[name].trains else ()))
+        ]
+        running = [(name, way, _start(name, way, arguments)) for name, way in jobs]
+        for name, way, process in running:
+            left = deadline - time.monotonic()
+            ready = _within(process, left)
+            print(f"{name} {way}: {ready}, {left:.0f} s left", flush=True)
+        for name, way, process in running:
+            answers = ""
+            with suppress(subprocess.TimeoutExpired, BrokenPipeError):
+                answers, _ = process.communicate("go\n", max(1.0, deadline - time.monotonic()))
+            process.kill()
+            found = [Row(**json.loads(line)) for line in answers.splitlines() if line[:1] == "{"]
+            rows += found or [Row(name, way, "", 0, failure="did not answer")]
+            (arguments.out / "whole_models.json").write_text(
+                json.dumps([asdict(row) for row in rows], indent=1)
+            )
+    return rows
+
+
+_TRAINING = ("training", "training, applied")
+
+
+def _within(process: subprocess.Popen[str], seconds: float) -> str:
+    """The process's first line, if it comes in time."""
+    import select
+
+    assert process.stdout is not None
+    seen, _, _ = select.select([process.stdout], [], [], max(0.0, seconds))
+    return process.stdout.readline().strip() or "ended" if seen else "late"
+
+
+def table(rows: Sequence[Row], head: str) -> str:
+    """A table for each family: step times, and the best way beside eager and torch.compile."""
+    lines = ["# Whole models", "", head, ""]
+    steps = [row for row in rows if not row.way.startswith("training")]
+    for name in dict.fromkeys(row.family for row in steps):
+        own = [row for row in steps if row.family == name]
+        ways = list(dict.fromkeys(row.way for row in own))
+        lines += [f"## {name}", "", "| size | " + " | ".join(ways) + " | best | tokens/s |"]
+        lines.append("|---" * (len(ways) + 3) + "|")
+        for size in dict.fromkeys(row.size for row in own if row.size):
+            at = {row.way: row for row in own if row.size == size}
+            times = {way: row.ms for way, row in at.items() if row.ms}
+            best = min(times, key=lambda way: times[way], default="")
+            shown = [f"{times[way]:.3f}" if way in times else "—" for way in ways]
+            speed = f"{at[best].tokens / times[best] * 1e3:,.0f}" if best else ""
+            lines.append(f"| {size} | {' | '.join(shown)} | {best} | {speed} |")
+        lines += ["", *_means(own, ways), *_details(own), ""]
+    lines += _training(rows)
+    failed = [row for row in rows if row.failure]
+    lines += [
+        "## What failed",
+        "",
+        *(f"- {r.family} {r.way} {r.size}: {r.failure}" for r in failed),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _means(rows: Sequence[Row], ways: Sequence[str]) -> list[str]:
+    """Geometric means of eager over each way, over the sizes that both have."""
+    eager = {row.size: row.ms for row in rows if row.way == "eager" and row.ms}
+    said: list[str] = []
+    for way in ways[1:]:
+        ratios = [eager[r.size] / r.ms for r in rows if r.way == way and r.ms and r.size in eager]
+        if ratios:
+            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            said.append(f"{way} {mean:.2f}")
+    return [f"Eager over each way, geometric mean: {', '.join(said)}.", ""] if said else []
+
+
+def _details(rows: Sequence[Row]) -> list[str]:
+    lines = ["| size | way | GPU ms by kind of kernel | kernels | from eager | kernels of ours |"]
+    lines.append("|---|---|---|---|---|---|")
+    for row in rows:
+        if row.ms:
+            kinds = ", ".join(f"{k} {ms:.3f}" for k, ms in sorted(row.gpu_ms.items()))
+            lines.append(
+                f"| {row.size} | {row.way} | {kinds} | {row.launches} | {row.apart:.2g}"
+                f" | {row.said} |"
+            )
+    return lines
+
+
+def _training(rows: Sequence[Row]) -> list[str]:
+    own = [row for row in rows if row.way.startswith("training")]
+    if not own:
+        return []
+    lines = ["## A training step", "", "| model | step | as it is, ms | applied, ms | GB | GB |"]
+    lines.append("|---|---|---|---|---|---|")
+    for name, size in dict.fromkeys((row.family, row.size) for row in own if row.size):
+        pair = {row.way: row for row in own if (row.family, row.size) == (name, size)}
+        before, after = pair.get("training"), pair.get("training, applied")
+        if before and after:
+            lines.append(
+                f"| {name} | {size} | {before.ms:.2f} | {after.ms:.2f}"
+                f" | {before.memory / 1e9:.2f} | {after.memory / 1e9:.2f} |"
+            )
+    return [*lines, ""]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--families", type=lambda t: t.split(","), default=list(FAMILIES))
+    parser.add_argument("--ways", type=lambda t: t.split(","), default=list(WAYS))
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=570.0, help="for all of it")
+    parser.add_argument("--rehearse", action="store_true", help="narrow models, on the CPU")
+    parser.add_argument("--child", nargs=2, metavar=("FAMILY", "WAY"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(*arguments.child, arguments.layers, arguments.rehearse)
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    rows = run(arguments)
+    (arguments.out / "whole_models.md").write_text(table(rows, _machine(arguments.rehearse)))
+
+
+def _machine(rehearse: bool) -> str:
+    import torch
+    import triton
+
+    gpu = "no GPU" if rehearse else torch.cuda.get_device_name()
+    return f"{gpu}, torch {torch.__version__}, triton {triton.__version__}."
+
+
+if __name__ == "__main__":
+    main()
