@@ -289,7 +289,8 @@ def _markdown(rows: list[Row], copy: float) -> str:
     if hosts:
         lines.append(
             f"The host takes {statistics.median(hosts):.1f} µs for a launch, guards and allocation"
-            f" included, nine of ten at most {hosts[len(hosts) * 9 // 10]:.1f}, all {hosts[-1]:.1f}."
+            f" included, nine of ten at most {hosts[len(hosts) * 9 // 10]:.1f}, the longest"
+            f" {hosts[-1]:.1f}."
         )
     lines += [
         "",

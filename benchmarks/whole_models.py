@@ -90,14 +90,14 @@ FAMILIES = {
             "model_type": "bert", "hidden_size": 1024, "intermediate_size": 4096,
             "num_attention_heads": 16,
         },
-        tuple(Size("forward", batch, 512) for batch in (1, 4, 16)), trains=True,
+        tuple(Size("forward", batch, 512) for batch in (4, 1, 16)), trains=True,
     ),
     "ViT": Family(
         {
             "model_type": "vit", "hidden_size": 1024, "intermediate_size": 4096,
             "num_attention_heads": 16,
         },
-        tuple(Size("forward", batch, 197) for batch in (3, 10, 42)),
+        tuple(Size("forward", batch, 197) for batch in (10, 3, 42)),
     ),
     "GPT-NeoX": Family(
         {
@@ -138,7 +138,7 @@ class Row:
     failure: str = ""
 
 
-# -- one way of one family, in a process of its own -------------------------------------------------
+# -- one way of one family, in a process of its own ------------------------------------------------
 
 
 def child(name: str, way: str, layers: int, rehearse: bool) -> None:
