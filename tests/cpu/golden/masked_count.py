@@ -125,20 +125,19 @@ def launch(kernel, grid, *arguments, **constants):
     if torch.compiler.is_compiling() or torch.version.hip:
         kernel[grid](*arguments, **constants)
         return
-    kinds = [
-        (a % 16 == 0, a == 1, a < 2**31) if isinstance(a, int) else a.data_ptr() % 16
-        for a in arguments
-    ]
-    key = id(kernel), arguments[0].get_device(), *kinds, *constants.values()
+    given = [a if isinstance(a, int) else a.data_ptr() % 16 for a in arguments]
+    key = id(kernel), arguments[0].get_device(), grid, *given, *constants.values()
     with torch.cuda.device_of(arguments[0]):
         if key in launched:
-            compiled, values = launched[key]
-            compiled[(*grid, 1, 1)](*arguments, *values)
+            run, values = launched[key]
+            run(*arguments, *values)
             return
         compiled = kernel[grid](*arguments, **constants)
     if compiled is not None:  # the interpreter compiles nothing
+        if len(launched) == 4096:  # sizes keep changing
+            launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
-        launched[key] = compiled, values
+        launched[key] = compiled[(*grid, 1, 1)], values
 
 
 fallbacks = 0
