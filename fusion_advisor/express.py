@@ -79,7 +79,8 @@ def boundary(flow: Dataflow, launches: Iterable[int]) -> Boundary:
 
 def fused_traffic(flow: Dataflow, border: Boundary) -> int:
     """Bytes that one kernel for the set would move: what the launches move, less what they write
-    and read only among themselves, and less what several of them read."""
+    and read only among themselves, and less what several of them read. Of a tensor that a launch
+    wrote a part of, a cache say, the rest is still read."""
     annotated = flow.annotated
     made = {flow.nodes[i].name for i in border.members if flow.launches(i)}
     kept = set(border.outputs)
@@ -92,11 +93,12 @@ def fused_traffic(flow: Dataflow, border: Boundary) -> int:
         total += cost.bytes
         for i, tensor in enumerate(node.outputs):
             if tensor is not None and Ref(node.name, i) not in kept:
-                total -= tensor.bytes
+                total -= min(tensor.bytes, cost.bytes_written)
         for element, ref in {flow.elements[ref]: ref for ref in flow.operands[number]}.items():
             read = min(annotated.tensors[ref].bytes, cost.bytes_read)
-            if flow.base(ref).node in made:
-                total -= read
+            maker = flow.base(ref).node
+            if maker in made:
+                total -= min(read, annotated.costs[maker].bytes_written)
             else:
                 total -= min(read, shared.get(element, 0))
                 shared[element] = max(read, shared.get(element, 0))

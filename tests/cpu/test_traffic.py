@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fusion_advisor.express import boundary, fused_traffic
+
 from .regions import costs, flow_of
 
 Launch = tuple[int, int]
@@ -211,3 +213,16 @@ def test_lstm_cell() -> None:
     products = (state + weight, gates)
     found = [(c.bytes_read, c.bytes_written) for c in costs(flow)]
     assert found == [products, products, (2 * gates + state + 2 * bias, 2 * state + gates)]
+
+
+def test_a_cache_that_is_written_in_part_is_still_read() -> None:
+    """Of 64 rows one is written and all are read: fusing both saves that one row, no more."""
+
+    def appended(cache: torch.Tensor, place: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return cache.index_copy_(0, place, row).sum(0)
+
+    flow = flow_of(appended, x(64, N), places(1), x(1, N))
+    launches = [number for number in range(len(flow.nodes)) if flow.launches(number)]
+    moved = sum(flow.annotated.costs[flow.nodes[number].name].bytes for number in launches)
+    fused = fused_traffic(flow, boundary(flow, launches))
+    assert moved - 2 * VECTOR <= fused < moved
