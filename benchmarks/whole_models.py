@@ -4,8 +4,8 @@
 
 Four layers of each model at its real width, in bfloat16, on random weights: the model without its
 head over 512 to 8192 tokens, and one token of a causal language model with its head against a
-static cache filled to 4096. Each way of each family has a process of its own, which compiles all
-sizes beside the others; then one process at a time measures. A step is the wall time of steps that
+static cache filled to 4096. Each way of each job has a process of its own, which compiles its sizes
+beside the others; then one process at a time measures. A step is the wall time of steps that
 follow each other, the device waited for at the end: the median of several batches of steps. What a
 way computes is held to eager's results: the distance of both as a share of eager's length.
 
@@ -29,6 +29,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -69,7 +70,24 @@ class Family:
 
     config: dict[str, Any]
     sizes: tuple[Size, ...]
+    weights_gb: float
+    """With embeddings and head, four layers."""
+    cached_gb: float = 0.0
+    """The cache of one sequence of 4096 tokens, four layers."""
     trains: bool = False
+
+    def jobs(self) -> dict[str, tuple[Size, ...]]:
+        """What one process runs: all lengths without a cache, or one batch with its cache."""
+        forward = tuple(size for size in self.sizes if size.phase == "forward")
+        decode = [size for size in self.sizes if size.phase == "decode"]
+        return {"forward": forward, **{f"decode-{size.batch}": (size,) for size in decode}}
+
+    def gigabytes(self, job: str) -> float:
+        """Memory of the GPU that a process may need, roughly: for packing them."""
+        if job == "forward":
+            return self.weights_gb + 5.0
+        batch = int(job.removeprefix("decode-"))
+        return self.weights_gb + 3.0 + 1.5 * batch * self.cached_gb
 
 
 _PREFILL = tuple(Size("forward", 1, tokens) for tokens in (512, 2048, 8192))
@@ -82,29 +100,28 @@ FAMILIES = {
             "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
             "max_position_embeddings": 8192,
         },
-        (*_PREFILL, *_DECODE),
-        trains=True,
+        (*_PREFILL, *_DECODE), 3.9, 0.067, trains=True,
     ),
     "BERT": Family(
         {
             "model_type": "bert", "hidden_size": 1024, "intermediate_size": 4096,
             "num_attention_heads": 16,
         },
-        tuple(Size("forward", batch, 512) for batch in (4, 1, 16)), trains=True,
+        tuple(Size("forward", batch, 512) for batch in (4, 1, 16)), 0.2, trains=True,
     ),
     "ViT": Family(
         {
             "model_type": "vit", "hidden_size": 1024, "intermediate_size": 4096,
             "num_attention_heads": 16,
         },
-        tuple(Size("forward", batch, 197) for batch in (10, 3, 42)),
+        tuple(Size("forward", batch, 197) for batch in (10, 3, 42)), 0.2,
     ),
     "GPT-NeoX": Family(
         {
             "model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 24576,
             "num_attention_heads": 64, "vocab_size": 50432, "max_position_embeddings": 8192,
         },
-        (*_PREFILL, *_DECODE),
+        (*_PREFILL, *_DECODE), 4.9, 0.403,
     ),
     "Mixtral": Family(
         {
@@ -112,11 +129,12 @@ FAMILIES = {
             "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
             "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
         },
-        (*_PREFILL, *_DECODE),
+        (*_PREFILL, *_DECODE), 12.0, 0.067,
     ),
 }  # fmt: skip
-WAVES = (("Llama", "BERT"), ("GPT-NeoX", "ViT"), ("Mixtral",))
-"""Families whose weights lie in the GPU's memory at once, for every way."""
+_TOGETHER = 16
+_TOGETHER_GB = 120.0
+"""How many processes prepare at a time, and what they may take of the GPU's memory."""
 
 
 @dataclass
@@ -141,24 +159,21 @@ class Row:
 # -- one way of one family, in a process of its own ------------------------------------------------
 
 
-def child(name: str, way: str, layers: int, rehearse: bool) -> None:
+def child(name: str, job: str, way: str, layers: int, rehearse: bool) -> None:
     """Prepares every size, says "ready", and measures when it is told to."""
     import torch
 
     device = "cpu" if rehearse else "cuda"
     torch.set_num_threads(2)
-    torch.set_grad_enabled(way.startswith("training"))
+    torch.set_grad_enabled(way in TRAINING)
+    torch._inductor.config.compile_threads = 1  # pyright: ignore[reportPrivateUsage]
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is not an answer
-    runs: list[tuple[Row, Callable[[], Any] | None]] = []
-    for phase in ("forward", "decode"):
-        sizes = [size for size in FAMILIES[name].sizes if size.phase == phase]
-        if rehearse:
-            sizes = [
-                replace(size, batch=min(size.batch, 2), tokens=size.tokens // 64) for size in sizes
-            ]
-        if sizes and not (way.startswith("training") and phase == "decode"):
-            runs += _prepared(name, way, sizes, layers, device)
+    sizes = FAMILIES[name].jobs()[job]
+    if rehearse:
+        sizes = [replace(s, batch=min(s.batch, 2), tokens=s.tokens // 64) for s in sizes]
+    prepare = _trained if way in TRAINING else _prepared
+    runs = [*prepare(name, way, sizes, layers, device)]
     print("ready", file=out)
     sys.stdin.readline()
     for row, call in runs:
@@ -166,48 +181,61 @@ def child(name: str, way: str, layers: int, rehearse: bool) -> None:
             try:
                 _measure(row, call, device)
             except Exception as error:  # noqa: BLE001 a way that fails is a row
-                row.failure = f"{type(error).__name__}: {str(error)[:300]}"
+                row.failure = _cause(error)
         print(json.dumps(asdict(row)), file=out)
+
+
+_Run = tuple[Row, Callable[[], Any] | None]
 
 
 def _prepared(
     name: str, way: str, sizes: Sequence[Size], layers: int, device: str
-) -> Iterator[tuple[Row, Callable[[], Any] | None]]:
+) -> Iterator[_Run]:
     """Each size with its step, compiled and held to eager."""
     import torch
 
-    model, said = None, ""
-    for size in sizes:
-        row = Row(name, way, str(size), size.made)
-        try:
-            torch.manual_seed(0)
-            if model is None or size.phase == "decode":  # a cache belongs to one batch
-                built, given = _built(name, size, layers, device)
-                steps: Callable[..., Any] | None = None
-            else:
-                built, given = model, _given(name, size, layers, device)
-            if way.startswith("training"):
-                if model is None and way == "training, applied":
-                    said = _apply(built.eval(), given)
-                model, row.said = built.train(), said
-                row.size = f"training, {size}"
-                yield row, _training_step(built, given)
-                continue
-            eager = _leading(built(**given)).clone()
-            if built is not model:
-                model = built
-                if way.startswith("apply"):
-                    said = _apply(built, given)
-                steps = _way(built, way)
-            assert steps is not None
-            found = _leading(steps(**given)).clone()
-            row.apart = float((found.double() - eager.double()).norm() / eager.double().norm())
-            del found, eager
-            row.said = said or _taken(way)
-            yield row, lambda steps=steps, given=given: steps(**given)
-        except Exception as error:  # noqa: BLE001 a way that fails is a row
-            row.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    model, given = _built(name, sizes[0], layers, device)
+    inputs = [given, *(_given(name, size, device) for size in sizes[1:])]
+    eager = [_leading(model(**given)).clone() for given in inputs]
+    rows = [Row(name, way, str(size), size.made) for size in sizes]
+    said = ""
+    try:
+        if way.startswith("apply"):
+            said = _apply(model, given)
+        steps = _way(model, way)
+    except Exception as error:  # noqa: BLE001 a way that fails is a row
+        for row in rows:
+            row.failure = _cause(error)
             yield row, None
+        return
+    for row, given, wanted in zip(rows, inputs, eager, strict=True):
+        try:
+            found = _leading(steps(**given)).clone()
+            row.apart = float((found.double() - wanted.double()).norm() / wanted.double().norm())
+            del found
+            row.said = said or _taken(way)
+            if device == "cuda":
+                torch.cuda.empty_cache()
+            yield row, partial(steps, **given)
+        except Exception as error:  # noqa: BLE001 a way that fails is a row
+            row.failure = _cause(error)
+            yield row, None
+
+
+def _trained(
+    name: str, way: str, sizes: Sequence[Size], layers: int, device: str
+) -> Iterator[_Run]:
+    """Steps of training with the kernels applied, or without."""
+    model, given = _built(name, sizes[0], layers, device)
+    said = _apply(model, given) if way == TRAINING[1] else ""
+    model.train()
+    for size in sizes:
+        row = Row(name, way, f"training, {size}", size.made, said=said)
+        yield row, _training_step(model, _given(name, size, device))
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _built(name: str, size: Size, layers: int, device: str) -> tuple[Any, dict[str, Any]]:
@@ -236,7 +264,7 @@ def _built(name: str, size: Size, layers: int, device: str) -> tuple[Any, dict[s
     return model.eval(), given
 
 
-def _given(name: str, size: Size, layers: int, device: str) -> dict[str, Any]:
+def _given(name: str, size: Size, device: str) -> dict[str, Any]:
     """Inputs of another size for a model that is there."""
     import torch
 
@@ -276,7 +304,10 @@ def _way(model: Any, way: str) -> Callable[..., Any]:
         return model
     mode = "reduce-overhead" if way.endswith("reduce-overhead") else None
     if way.startswith("backend"):
-        return torch.compile(model, backend="fusion_advisor", mode=mode, dynamic=False)
+        from fusion_advisor.backend import fusion_advisor
+
+        # By the function: the name is known where the package is installed.
+        return torch.compile(model, backend=fusion_advisor, mode=mode, dynamic=False)
     return torch.compile(model, mode=mode, dynamic=False)
 
 
@@ -354,47 +385,62 @@ def _kind(name: str) -> str:
 # -- all of them -----------------------------------------------------------------------------------
 
 
-def _start(name: str, way: str, arguments: argparse.Namespace) -> subprocess.Popen[str]:
-    log = (arguments.out / f"{name}_{way}.log".replace(", ", "_")).open("w")
-    given = ["--child", name, way, "--layers", str(arguments.layers)]
+Job = tuple[str, str, str]
+"""Family, what of it, and the way."""
+
+
+def _start(job: Job, arguments: argparse.Namespace) -> subprocess.Popen[str]:
+    log = (arguments.out / "logs" / f"{'_'.join(job)}.log").open("w")
+    given = ["--child", *job, "--layers", str(arguments.layers)]
     given += ["--rehearse"] if arguments.rehearse else []
     return subprocess.Popen(
         [sys.executable, __file__, *given],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-        env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
     )  # fmt: skip
 
 
+def _waves(arguments: argparse.Namespace) -> list[list[Job]]:
+    """Processes that prepare together: all ways of a job where there is room."""
+    waves: list[list[Job]] = [[]]
+    used = 0.0
+    for name in arguments.families:
+        family = FAMILIES[name]
+        for what in family.jobs():
+            trains = TRAINING if family.trains and what == "forward" else ()
+            for way in (*arguments.ways, *trains):
+                needs = family.gigabytes(what)
+                if waves[-1] and (used + needs > _TOGETHER_GB or len(waves[-1]) == _TOGETHER):
+                    waves.append([])
+                    used = 0.0
+                waves[-1].append((name, what, way))
+                used += needs
+    return waves
+
+
 def run(arguments: argparse.Namespace) -> list[Row]:
-    """A wave of families after the other; rows are kept as they come."""
+    """A wave of processes after the other; rows are kept as they come."""
     deadline = time.monotonic() + arguments.seconds
     rows: list[Row] = []
-    for wave in WAVES:
-        jobs = [
-            (name, way)
-            for name in wave
-            if name in arguments.families
-            for way in (*arguments.ways, *(_TRAINING if FAMILIES[name].trains else ()))
-        ]
-        running = [(name, way, _start(name, way, arguments)) for name, way in jobs]
-        for name, way, process in running:
+    for wave in _waves(arguments):
+        running = [(job, _start(job, arguments)) for job in wave]
+        for job, process in running:
+            ready = _within(process, deadline - time.monotonic())
             left = deadline - time.monotonic()
-            ready = _within(process, left)
-            print(f"{name} {way}: {ready}, {left:.0f} s left", flush=True)
-        for name, way, process in running:
+            print(f"{' '.join(job)}: {ready}, {left:.0f} s left", flush=True)
+        for (name, what, way), process in running:
             answers = ""
             with suppress(subprocess.TimeoutExpired, BrokenPipeError):
                 answers, _ = process.communicate("go\n", max(1.0, deadline - time.monotonic()))
             process.kill()
             found = [Row(**json.loads(line)) for line in answers.splitlines() if line[:1] == "{"]
-            rows += found or [Row(name, way, "", 0, failure="did not answer")]
+            rows += found or [Row(name, way, what, 0, failure="did not answer")]
             (arguments.out / "whole_models.json").write_text(
                 json.dumps([asdict(row) for row in rows], indent=1)
             )
     return rows
 
 
-_TRAINING = ("training", "training, applied")
+TRAINING = ("training", "training-applied")
 
 
 def _within(process: subprocess.Popen[str], seconds: float) -> str:
@@ -466,7 +512,7 @@ def _training(rows: Sequence[Row]) -> list[str]:
     lines.append("|---|---|---|---|---|---|")
     for name, size in dict.fromkeys((row.family, row.size) for row in own if row.size):
         pair = {row.way: row for row in own if (row.family, row.size) == (name, size)}
-        before, after = pair.get("training"), pair.get("training, applied")
+        before, after = pair.get("training"), pair.get(TRAINING[1])
         if before and after:
             lines.append(
                 f"| {name} | {size} | {before.ms:.2f} | {after.ms:.2f}"
@@ -483,12 +529,12 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=570.0, help="for all of it")
     parser.add_argument("--rehearse", action="store_true", help="narrow models, on the CPU")
-    parser.add_argument("--child", nargs=2, metavar=("FAMILY", "WAY"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         child(*arguments.child, arguments.layers, arguments.rehearse)
         return
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "logs").mkdir(parents=True, exist_ok=True)
     rows = run(arguments)
     (arguments.out / "whole_models.md").write_text(table(rows, _machine(arguments.rehearse)))
 
