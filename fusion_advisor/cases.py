@@ -12,6 +12,7 @@ from fusion_advisor.kernel_file import (
     JitFunction,
     KernelFile,
     dense,
+    factors,
     memory_order,
     spanned,
 )
@@ -276,19 +277,17 @@ def _resized(
         for axis in reversed(group.axes):
             stride_of[axis] = step
             step *= sizes[axis]
-    shape = tuple(
-        prod(sizes[a] for a in dim)
-        if dim and set(dim) <= sizes.keys()
-        else min(size, most)
-        if (access.name, d) in file.indexed
-        else size
-        for d, (dim, size) in enumerate(zip(dims, access.tensor.shape, strict=True))
-    )
+    shape: list[int] = []
+    for d, (dim, size) in enumerate(zip(dims, access.tensor.shape, strict=True)):
+        known, rest = factors(dim, size, file.region.sizes)
+        if not known and (access.name, d) in file.indexed:
+            rest = min(size, most)
+        shape.append(prod(sizes[axis] for axis in known) * rest)
     stride = tuple(
         stride_of.get(dim[-1], step) if dim and step else step
         for dim, step in zip(access.dims, access.tensor.stride, strict=True)
     )
-    return Tensor(shape, stride, access.tensor.dtype)
+    return Tensor(tuple(shape), stride, access.tensor.dtype)
 
 
 def _following(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from fusion_advisor.axes import Dims
+from fusion_advisor.axes import AxisList, Dims
 from fusion_advisor.express import Expressed
 from fusion_advisor.philox import SHARES
 from fusion_advisor.records import Tensor
@@ -197,6 +197,14 @@ def origins(region: Region, fixed: Collection[int]) -> dict[int, tuple[int, int]
             if len(dim) == 1 and dim[0] not in fixed and dim[0] in region.sizes:
                 found.setdefault(dim[0], (number, d))
     return found
+
+
+def factors(dim: AxisList, size: int, extents: Mapping[int, int]) -> tuple[AxisList, int]:
+    """A dimension as the axes of it that are known, by their extents, and the places of the rest,
+    which are always as many."""
+    known = tuple(axis for axis in dim if axis in extents)
+    places = prod(extents[axis] for axis in known)
+    return known, size // places if places else 1
 
 
 def product(texts: Sequence[str]) -> str:

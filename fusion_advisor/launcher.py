@@ -10,6 +10,7 @@ from fusion_advisor.kernel_file import (
     KernelFile,
     dense,
     extent,
+    factors,
     memory_order,
     product,
     spanned,
@@ -96,14 +97,14 @@ def _input_shape(file: KernelFile, load: Access) -> str:
 def _sizes(file: KernelFile, name: str, dims: Dims, tensor: Tensor) -> list[str]:
     """The size of each dimension: a run-time size where it is known, or where only data indexes."""
     given = dict(zip(file.region.input_names, file.input_names, strict=True)).get(name, name)
-    return [
-        product([file.sizes[a] for a in dim])
-        if dim and set(dim) <= file.sizes.keys()
-        else f"{given}.shape[{d}]"
-        if (name, d) in file.indexed
-        else str(size)
-        for d, (dim, size) in enumerate(zip(dims, tensor.shape, strict=True))
-    ]
+    texts: list[str] = []
+    for d, (dim, size) in enumerate(zip(dims, tensor.shape, strict=True)):
+        known, rest = factors(dim, size, file.region.sizes)
+        if not known and (name, d) in file.indexed:
+            texts.append(f"{given}.shape[{d}]")
+        else:
+            texts.append(product([*(file.sizes[axis] for axis in known), str(rest)]))
+    return texts
 
 
 def _serves_unread(file: KernelFile, name: str, given: Access) -> str:

@@ -10,10 +10,10 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 
-from fusion_advisor.axes import AxisList
 from fusion_advisor.builder import NARROW_FLOATS
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import Expressed
+from fusion_advisor.kernel_file import factors, product
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import Op
 from fusion_advisor.philox import reference_text
@@ -39,11 +39,13 @@ def reference_lines(
     device = next(iter(inputs.values()))
 
     def shape_of(ref: Ref) -> list[str]:
-        shape, dims = flow.annotated.tensors[ref].shape, expressed.dims.get(ref)
-        return [
-            str(n) if dim is None or not set(dim) <= sizes.keys() else _product(sizes, dim)
-            for n, dim in zip(shape, dims or [None] * len(shape), strict=True)
-        ]
+        shape = flow.annotated.tensors[ref].shape
+        dims = expressed.dims.get(ref) or ((),) * len(shape)
+        texts: list[str] = []
+        for size, dim in zip(shape, dims, strict=True):
+            known, rest = factors(dim, size, expressed.region.sizes)
+            texts.append(product([*(sizes[axis] for axis in known), str(rest)]))
+        return texts
 
     def state(number: int) -> None:
         node = flow.nodes[number]
@@ -78,10 +80,6 @@ def reference_order(flow: Dataflow, expressed: Expressed) -> list[int]:
         if number not in order and Ref(flow.nodes[number].name) not in given:
             state(number)
     return list(order)
-
-
-def _product(sizes: Mapping[int, str], dim: AxisList) -> str:
-    return " * ".join(sizes[axis] for axis in dim) or "1"
 
 
 def _needed(flow: Dataflow, expressed: Expressed) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
+from typing import Any
 
 from fusion_advisor.axes import AxisList, Dims
 from fusion_advisor.exprs import FOLD
@@ -133,30 +134,64 @@ def accesses(region: Region) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
 def touched(region: Region, loads: Sequence[Access], sizes: Mapping[int, int]) -> int | None:
     """Distinct elements of one tensor that some pulled loads read at certain sizes of the axes;
     None where that hangs on data."""
-    found: list[list[_Places]] = []
+    found: list[dict[tuple[int, ...], _Places]] = []
     for load in loads:
-        places: list[_Places] = []
-        for d, dim in enumerate(load.dims):
-            image: _Places | None = range(prod(sizes[axis] for axis in dim))
-            if not load.tensor.stride[d]:
-                image = range(1)
-            elif d in load.pulled:
-                image = _image(region, load.pulled[d], load.tensor.shape[d], sizes)
-            if image is None:
-                return None
-            places.append(image)
+        places = _touched_by(region, load, sizes)
+        if places is None:
+            return None
         found.append(places)
-    columns = list(zip(*found, strict=True))
-    differing = [d for d, column in enumerate(columns) if any(p != column[0] for p in column)]
+    if any(places.keys() != found[0].keys() for places in found):
+        return len(set[tuple[object, ...]]().union(*(product(*p.values()) for p in found)))
+    columns = [[places[dims] for places in found] for dims in found[0]]
+    differing = [n for n, column in enumerate(columns) if any(p != column[0] for p in column)]
     if len(differing) <= 1:
         return prod(
-            len(frozenset[int]().union(*column)) if d in differing else len(column[0])
-            for d, column in enumerate(columns)
+            len(frozenset[object]().union(*column)) if n in differing else len(column[0])
+            for n, column in enumerate(columns)
         )
-    return len(set[tuple[int, ...]]().union(*(set(product(*places)) for places in found)))
+    return len(set[tuple[object, ...]]().union(*(product(*p.values()) for p in found)))
 
 
-_Places = range | frozenset[int]
+def _touched_by(
+    region: Region, load: Access, sizes: Mapping[int, int]
+) -> dict[tuple[int, ...], _Places] | None:
+    """The places that one load reads along its dimensions; of those that are walked along the same
+    axes, a window that is cut say, together. None where that hangs on data."""
+    axes = [
+        region.depends[load.pulled[d]] if d in load.pulled else frozenset(dim)
+        for d, dim in enumerate(load.dims)
+    ]
+    found: dict[tuple[int, ...], _Places] = {}
+    for d, dim in enumerate(load.dims):
+        image: _Places | None = range(prod(sizes[axis] for axis in dim))
+        if not load.tensor.stride[d]:
+            image = range(1)
+        elif d in load.pulled:
+            image = _image(region, load.pulled[d], load.tensor.shape[d], sizes)
+        if image is None:
+            return None
+        found[(d,)] = image
+    together = tuple(
+        d for d, own in enumerate(axes) if any(own & a for e, a in enumerate(axes) if e != d)
+    )
+    walked = sorted(frozenset[int]().union(*(axes[d] for d in together)))
+    if set(together) <= load.pulled.keys() and 0 < prod(sizes[a] for a in walked) <= _MOST_PLACES:
+        ranges = [range(sizes[axis]) for axis in walked]
+        indices = [index_of(region, load.pulled[d], sizes) for d in together]
+        places = (dict(zip(walked, at, strict=True)) for at in product(*ranges))
+        values = {tuple(index(at) for index in indices) for at in places}
+        within = [found.pop((d,)) for d in together]
+        if together:
+            found[together] = frozenset(
+                value
+                for value in values
+                if all(n in image for n, image in zip(value, within, strict=True))
+            )
+    return found
+
+
+_Places = range | frozenset[Any]
+"""Along one dimension numbers, along several together tuples of them."""
 
 
 def _image(region: Region, index: int, size: int, sizes: Mapping[int, int]) -> _Places | None:
@@ -167,15 +202,13 @@ def _image(region: Region, index: int, size: int, sizes: Mapping[int, int]) -> _
         return None
     steps = affine(region, index)
     if steps is not None and all(sizes[axis] == region.sizes[axis] for axis in axes):
-        start = evaluate_index(region, index, dict.fromkeys(axes, 0), sizes)
+        start = index_of(region, index, sizes)(dict.fromkeys(axes, 0))
         return _stepped(start, [(sizes[axis], steps[axis]) for axis in axes], size)
     if prod(sizes[axis] for axis in axes) > _MOST_PLACES:
         return range(size)
     ranges = (range(sizes[axis]) for axis in axes)
-    values = (
-        evaluate_index(region, index, dict(zip(axes, at, strict=True)), sizes)
-        for at in product(*ranges)
-    )
+    place = index_of(region, index, sizes)
+    values = (place(dict(zip(axes, at, strict=True))) for at in product(*ranges))
     return frozenset(value for value in values if 0 <= value < size)
 
 
@@ -231,22 +264,31 @@ def traced(wanted: Iterable[int], further: Callable[[int], Iterable[int] | None]
     return trace
 
 
-def evaluate_index(
-    region: Region, number: int, at: Mapping[int, int], sizes: Mapping[int, int]
-) -> int:
-    """An index at one place of each axis."""
+def index_of(region: Region, number: int, sizes: Mapping[int, int]) -> Callable[[_At], int]:
+    """An index as a function of one place along each axis."""
     expr = region.exprs[number]
     if expr.number is not None:
-        return expr.number
+        value = expr.number
+        return lambda at: value
     if expr.op == "place":
-        total = 0
-        for axis in expr.axes:
-            total = total * sizes[axis] + at[axis]
-        return total
-    args = [evaluate_index(region, arg, at, sizes) for arg in expr.args]
+        walked = [(axis, sizes[axis]) for axis in expr.axes]
+
+        def place(at: _At) -> int:
+            total = 0
+            for axis, size in walked:
+                total = total * size + at[axis]
+            return total
+
+        return place
+    args = [index_of(region, arg, sizes) for arg in expr.args]
     if expr.op in FOLD:
-        return int(FOLD[expr.op](args[0], args[1]))
-    return _OTHERS[expr.op](args)
+        fold, (first, second) = FOLD[expr.op], args
+        return lambda at: int(fold(first(at), second(at)))
+    other = _OTHERS[expr.op]
+    return lambda at: other([arg(at) for arg in args])
+
+
+_At = Mapping[int, int]
 
 
 def _chosen(args: list[int]) -> int:

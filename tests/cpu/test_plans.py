@@ -257,3 +257,23 @@ def test_rows_shared_by_most_of_the_device_are_walked_twice() -> None:
     assert [plan.schedule for plan in long] == ["cooperative", "split", "blocked"]
     assert [plan.schedule for plan in longer] == ["split", "blocked"]
     assert best(double, x(1, 524_288)).schedule == "cooperative"
+
+
+# -- windows that are cut off at the rim -----------------------------------------------------------
+
+
+def unshifted(windows: torch.Tensor, a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Windows [B * 9, 16, C] laid side by side, their rim of padding cut off, and a norm."""
+    side = windows.relu().view(-1, 3, 3, 4, 4, windows.shape[-1]).permute(0, 1, 3, 2, 4, 5)
+    image = side.reshape(-1, 12, 12, windows.shape[-1])[:, 2:-1, 2:-1]
+    return torch.nn.functional.layer_norm(a + image, w.shape, w)
+
+
+def test_windows_that_are_cut_off_serve_every_batch(worker: Worker) -> None:
+    """Places of a window are cut off together along both of its dimensions: what is read is no
+    product of what is read along each. The number of windows follows the batch."""
+    inputs = (x(4 * 9, 16, 96), x(4, 9, 9, 96), x(96))
+    assert checked(unshifted, inputs, worker) is None
+    kernel = kernel_of(unshifted, *inputs)
+    assert "(n0 * 9, 16, n" in kernel.text
+    assert best(unshifted, *inputs).bytes_read == 4 * (2 * 4 * 9 * 9 * 96 + 96)
