@@ -14,6 +14,7 @@ from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import Proof, assemble
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
+from fusion_advisor.editing.inline import inline, require_model
 from fusion_advisor.editing.sources import SourceFile, Sources
 from fusion_advisor.emit import attempt
 from fusion_advisor.errors import CaptureError
@@ -29,7 +30,7 @@ from fusion_advisor.routing import action
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
-from fusion_advisor.trial import tried
+from fusion_advisor.trial import tried, tried_alone
 from fusion_advisor.verify import Provers, provers, verify
 
 
@@ -99,13 +100,15 @@ def analyze(
 class Patched:
     """A patch that held in every scenario that it was tried in, or why it did not.
 
-    `diff` is empty where no group could be put into the source. `unplaced` says of accepted sets,
+    `diff` and `model_new` (the text of a file with a class `ModelNew`) are empty where they were
+    not asked for, or where no group could be put into the source. `unplaced` says of accepted sets,
     by what they launch, why the source cannot express them. `free_us` is what the groups would
     save if the source could express every cut, `saved_us` what the patch does.
     """
 
     patch: Patch
     diff: str
+    model_new: str
     root: Path
     tried: tuple[str, ...]
     wrong: Mapping[str, str]
@@ -119,14 +122,22 @@ def patched(
     root: Path,
     captured: Callable[[str, Scenario, str | None], Graph],
     listener: Listener | None = None,
+    *,
+    diff: bool = True,
+    model_new: bool = False,
 ) -> Patched:
-    """From a model's file to a diff that puts the kernels of its groups into it.
+    """From a model's file to a diff that puts the kernels of its groups into it, to a file with a
+    class `ModelNew` that has them in it, or to both.
 
-    `root` is the tree that may be edited; `captured` gives the graph of a model with its trail, and
-    with the kernels of a package as their references. The partition is solved for what the source
-    can express. Raises UsageError and CaptureError as `analyze` does.
+    `root` is the tree that a diff may edit; `captured` gives the graph of a model with its trail,
+    and with the kernels of a package as their references. The partition is solved for what the
+    source can express: the tree's, or without a diff the model's own file. Raises UsageError and
+    CaptureError as `analyze` does.
     """
     listener = listener or _Silent()
+    model = Path(request.model.partition(":")[0]).resolve()
+    if model_new:
+        require_model(model.read_text(encoding="utf-8"))
     rulebook = load_rulebook(request.rules)
     gpus = gpu_names()
     device, chosen = choose_device(request.device, rulebook, gpus)
@@ -150,7 +161,7 @@ def patched(
         for said, scenario, answer in others:
             with suppress(CaptureError):  # the model does not run so: there is nothing to keep
                 originals.append((said, scenario, answer.result()))
-        placement = _placement(originals, _within(root))
+        placement = _placement(originals, _within(root if diff else model))
         listener.stage("group")
         decided = _remembering(flow, rulebook)
         free = group(flow, decided, rulebook)
@@ -160,21 +171,39 @@ def patched(
         listener.stage("verify")
         kernels = {proof.kernel.name: proof.kernel for proof in proofs.values() if proof.kernel}
         proven = _proven(kernels, children)
-        model = Path(request.model.partition(":")[0]).resolve()
         made = patch(placement, found.groups, proven, model)
-        diff = made.diff(root)
+        text, alone = made.diff(root) if diff else "", ""
+        if model_new:
+            within = replace(placement, editable=_within(model))
+            own = patch(within, found.groups, proven, model)
+            alone = _model_new(own, proven, model)
+            made.refused |= {
+                f"{name} of ModelNew": reason
+                for name, reason in own.refused.items()
+                if name not in made.refused
+            }
         listener.stage("try")
         wrong: dict[str, str] = {}
-        if diff:
+        if text:
             unfused = partial(flow_of, references=package_name(model))
-            wrong = tried(diff, made.after, root, request.model, originals, unfused, pool)
+            wrong = tried(text, made.after, root, request.model, originals, unfused, pool)
+        if alone:
+            different = tried_alone(alone, model, originals, flow_of, pool)
+            wrong |= {f"ModelNew {said}": what for said, what in different.items()}
     listener.stage("report")
     everything = identify(flow, free, rulebook).groups
     return Patched(
-        made, diff, root, tuple(said for said, _, _ in originals), wrong, _unplaced(flow, found),
+        made, text, alone, root, tuple(said for said, _, _ in originals), wrong,
+        _unplaced(flow, found),
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
     )  # fmt: skip
+
+
+def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
+    """A patch of the model's own file as a file with a class `ModelNew`; empty without a group."""
+    texts = {put.finding.name: kernels[put.finding.name].text for put in made.puts}
+    return inline(made.after[model], package_name(model), texts) if texts else ""
 
 
 def _other_scenarios(asked: Scenario, flow: Dataflow) -> list[tuple[str, Scenario]]:

@@ -42,16 +42,65 @@ def tried(
         file, _, name = model.partition(":")
         place = str(copy / Path(file).resolve().relative_to(root))
         patched = f"{place}:{name}" if name else place
-        asked = [pool.submit(capture, patched, scenario) for _, scenario, _ in originals]
-        wrong: dict[str, str] = {}
-        for (said, _, before), answer in zip(originals, asked, strict=True):
-            try:
-                found = difference(before, answer.result())
-            except CaptureError as error:
-                found = str(error)
-            if found:
-                wrong[said] = found.replace(f"{copy}/", "")
-        return wrong
+        return _compared(patched, copy, originals, capture, pool)
+
+
+def tried_alone(
+    text: str,
+    model: Path,
+    originals: Sequence[tuple[str, Scenario, Dataflow]],
+    capture: Capture,
+    pool: ThreadPoolExecutor,
+) -> dict[str, str]:
+    """As `tried`, of a file with a class `ModelNew` that stands alone: it is loaded from a folder
+    of its own and gets the inputs of `model`."""
+    with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as name:
+        folder = Path(name).resolve()
+        (folder / "model_new.py").write_text(text, encoding="utf-8")
+        (folder / "problem.py").write_text(_PROBLEM.format(str(model)), encoding="utf-8")
+        return _compared(str(folder / "problem.py"), folder, originals, capture, pool)
+
+
+_PROBLEM = """
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def load(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+Model = load("model_new", Path(__file__).with_name("model_new.py")).ModelNew
+sys.path.append(str(Path({0!r}).parent))
+original = load("fusion_advisor_original", {0!r})
+get_inputs = original.get_inputs
+get_init_inputs = getattr(original, "get_init_inputs", list)
+"""
+"""A class `ModelNew` is loaded as KernelBench loads it: from a file, and nowhere registered."""
+
+
+def _compared(
+    model: str,
+    folder: Path,
+    originals: Sequence[tuple[str, Scenario, Dataflow]],
+    capture: Capture,
+    pool: ThreadPoolExecutor,
+) -> dict[str, str]:
+    """What tells the model in a file of `folder` from the original, by scenario."""
+    asked = [pool.submit(capture, model, scenario) for _, scenario, _ in originals]
+    wrong: dict[str, str] = {}
+    for (said, _, before), answer in zip(originals, asked, strict=True):
+        try:
+            found = difference(before, answer.result())
+        except CaptureError as error:
+            found = str(error)
+        if found:
+            wrong[said] = found.replace(f"{folder}/", "")
+    return wrong
 
 
 @contextmanager
