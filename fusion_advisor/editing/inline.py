@@ -126,6 +126,8 @@ class _Library:
     def __init__(self, model: _File, package: str) -> None:
         self._model = model
         self._taken = set(model.identifiers) | {_MADE}
+        self._used = set(model.names) | {_MADE}
+        """Of those taken, the names that mean something at the top of the file."""
         self._had: set[str] = set()
         for statement in model.module.body:
             if _imports(statement, package):
@@ -181,16 +183,20 @@ class _Library:
         return known[name]
 
     def _import(self, text: str, name: str) -> str:
+        """The name here of what a file imports: its own, unless that means something else.
+        Of a tile's constants Triton's interpreter, not its compiler, knows `tl.constexpr` alone."""
         if text not in self._imports:
-            own = name not in self._taken or self._model.imports(name) == {text}
+            own = name not in self._used or self._model.imports(name) == {text}
             self._imports[text] = name if own else self._free([f"fused_{name}"])
             self._taken.add(self._imports[text])
+            self._used.add(self._imports[text])
         return self._imports[text]
 
     def _free(self, choices: Sequence[str]) -> str:
         numbered = (f"{choices[-1]}_{number}" for number in count(2))
-        name = next(n for n in chain(choices, numbered) if n not in self._taken)
+        name = next(n for n in chain(choices, numbered) if n not in self._taken | self._used)
         self._taken.add(name)
+        self._used.add(name)
         return name
 
     def _renamed(self, file: _File, number: int, names: Mapping[str, str]) -> cst.BaseStatement:
