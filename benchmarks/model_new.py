@@ -110,7 +110,7 @@ def check(options: argparse.Namespace) -> None:
             with lock:
                 if not last and "out of memory" in row.get("why", ""):
                     again.append(problem)
-                else:
+                elif left > options.seconds or "not done" not in row.get("why", ""):
                     _append(rows, {"problem": problem, **row})
         worker.stop()
 
