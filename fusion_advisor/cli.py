@@ -271,6 +271,9 @@ def patch(
             help="one file with a class ModelNew and its kernels, as KernelBench takes it"
         ),
     ] = None,
+    level: Annotated[
+        str, typer.Option(help="kernel; or framework: PyTorch's own ops where one does the same")
+    ] = "kernel",
     root: Annotated[
         Path | None, typer.Option(help="the tree that may be edited (default: the git one)")
     ] = None,
@@ -290,6 +293,7 @@ def patch(
         raise UsageError(f"{file}: no such file")
     if out is None and model_new is None:
         raise UsageError("patch: say where to write it: --out FILE, --model-new FILE or both")
+    operators = _one_of("--level", level, "kernel", "framework") == "framework"
     for written in (out, model_new):
         if written is not None:
             require_folder(written.parent)
@@ -306,12 +310,12 @@ def patch(
     if model_new is not None and options.model.partition(":")[2] not in ("", "Model"):
         raise UsageError(f"--model-new: {options.model} is not a class called Model")
     package = file.parent / package_name(file)
-    if out is not None and package.exists():
+    if out is not None and not operators and package.exists():
         raise UsageError(f"{package}: is there already; patch the file as it was, without it")
     with Console(stderr=True).status("starting") as status:
         made = patched(
             request, tree, captured, _Terminal(status, options.verbose),
-            diff=out is not None, model_new=model_new is not None,
+            diff=out is not None, model_new=model_new is not None, operators=operators,
         )  # fmt: skip
     for put in made.patch.puts:
         places = ", ".join(
@@ -402,7 +406,7 @@ def _regenerate() -> str:
 
 _WITH_VALUE = frozenset(
     {"--out", "--format", "--json", "--timeout", "--memory", "--fail-on", "--top"}
-    | {"--model-new", "--root"}
+    | {"--model-new", "--root", "--level"}
 )
 
 
