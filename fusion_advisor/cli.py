@@ -349,7 +349,8 @@ def patch(
             left = True
             continue
         write(place, text)
-        _tell(f"{place}: the patched model is the original {', '.join(made.tried)}")
+        holds = "computes what the original does" if operators else "is the original"
+        _tell(f"{place}: the patched model {holds} {', '.join(made.tried)}")
     return FAILED if left else 0
 
 
