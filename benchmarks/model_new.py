@@ -29,7 +29,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -173,20 +173,40 @@ def _kernelbench(folder: Path) -> ModuleType:
     return importlib.import_module("kernelbench.eval")
 
 
+@contextlib.contextmanager
+def _counting(launched: Counter[str]) -> Generator[None, None, None]:
+    """Counts the launches of each kernel, through its jit function or of what that compiled."""
+    jit: Any = importlib.import_module("triton.runtime.jit").JITFunction
+    compiled: Any = importlib.import_module("triton.compiler").CompiledKernel
+    run, runner_of = jit.run, compiled.__getitem__
+
+    def running(self: Any, *args: Any, **kwargs: Any) -> Any:
+        launched[self.fn.__name__] += not kwargs.get("warmup", False)
+        return run(self, *args, **kwargs)
+
+    def runner(self: Any, grid: Any) -> Any:
+        direct = runner_of(self, grid)
+
+        def launching(*args: Any, **kwargs: Any) -> Any:
+            launched[self.metadata.name] += 1
+            return direct(*args, **kwargs)
+
+        return launching
+
+    with (
+        mock.patch.object(jit, "run", running),
+        mock.patch.object(compiled, "__getitem__", runner),
+    ):
+        yield
+
+
 def _checked(evaluation: ModuleType, original: str, custom: str, trials: int) -> dict[str, Any]:
     """What KernelBench says of one file, and which kernels were launched meanwhile."""
     import torch
 
-    jit: Any = importlib.import_module("triton.runtime.jit").JITFunction
     launched: Counter[str] = Counter()
-    run = jit.run
-
-    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        launched[self.fn.__name__] += not kwargs.get("warmup", False)
-        return run(self, *args, **kwargs)
-
     said = io.StringIO()
-    with mock.patch.object(jit, "run", counted), contextlib.redirect_stdout(said):
+    with _counting(launched), contextlib.redirect_stdout(said):
         try:
             result = evaluation.eval_kernel_against_ref(
                 original, custom, seed_num=SEED, num_correct_trials=trials, backend="triton",
