@@ -26,8 +26,8 @@ class NotPlaced(AdvisorError):
 @dataclass(frozen=True)
 class Call:
     """A kernel as the source calls it: its name, and the tensors that it takes and gives. With a
-    `line` the source says that instead, an expression in which `names` stand for inputs. It is
-    right `only_dtype`s that were captured, or in all."""
+    `line` the source says that instead: an expression in which `names` stand for inputs, by their
+    numbers. With `only_dtype` it may stand for the statements in the captured dtypes alone."""
 
     name: str
     inputs: tuple[Ref, ...]
