@@ -93,6 +93,7 @@ def check(options: argparse.Namespace) -> None:
     made = [row["problem"] for row in _rows(options.out / "made.jsonl")]
     files = {problem: options.out / f"{problem.replace('/', '_')}.py" for problem in made}
     todo = [p for p, file in files.items() if file.is_file() and p not in known]
+    todo = [problem for problem in todo if problem.startswith(options.only)]
     ends = time.monotonic() + options.budget
     lock = threading.Lock()
     again: list[str] = []
@@ -233,7 +234,7 @@ def _checked(evaluation: ModuleType, original: str, custom: str, trials: int) ->
 
 def _why(metadata: dict[str, Any]) -> str:
     parts = ("compilation_error", "runtime_error", "correctness_issue", "max_difference")
-    return "; ".join(f"{name}: {metadata[name]}" for name in parts if name in metadata)[-500:]
+    return "; ".join(f"{name}: {metadata[name]}" for name in parts if name in metadata)[:500]
 
 
 def table(options: argparse.Namespace) -> None:
@@ -300,6 +301,7 @@ def main(words: Sequence[str] | None = None) -> None:
     checking.add_argument("--seconds", type=float, default=60.0, help="for each problem")
     checking.add_argument("--budget", type=float, default=3600.0, help="seconds for all")
     checking.add_argument("--trials", type=int, default=5)
+    checking.add_argument("--only", default="", help="problems whose names begin so")
     options = parser.parse_args(words)
     options.out.mkdir(parents=True, exist_ok=True)
     options.run(options)
