@@ -101,6 +101,10 @@ class Placement:
         NotPlaced where there is nothing."""
         if expressed.draws:
             raise NotPlaced("it draws random numbers, which would be others than torch's")
+        for ref in expressed.inputs:
+            node = self.flow.nodes[self.flow.position[ref.node]]
+            if node.kind == "constant" and not node.out.shape:
+                raise NotPlaced(f"{ref.node} is a number in a tensor, which may lie on the host")
         call = Call(name, expressed.inputs, expressed.outputs, only_dtype=only_dtype)
         if not self.operators:
             return call
