@@ -264,12 +264,21 @@ def emit(
 def patch(
     options: _Options,
     *,
-    out: Annotated[Path, typer.Option(help="the diff, as git apply takes it")],
+    out: Annotated[Path | None, typer.Option(help="the diff, as git apply takes it")] = None,
+    model_new: Annotated[
+        Path | None,
+        typer.Option(
+            help="one file with a class ModelNew and its kernels, as KernelBench takes it"
+        ),
+    ] = None,
+    level: Annotated[
+        str, typer.Option(help="kernel; or framework: PyTorch's own ops where one does the same")
+    ] = "kernel",
     root: Annotated[
         Path | None, typer.Option(help="the tree that may be edited (default: the git one)")
     ] = None,
 ) -> int:
-    """Write a diff that puts the kernels of MODEL's groups into its source."""
+    """Put the kernels of MODEL's groups into its source: as a diff, or as a class ModelNew."""
     from rich.console import Console
 
     from fusion_advisor.capture import capture
@@ -282,7 +291,12 @@ def patch(
         raise UsageError(f"patch {options.model}: only a model in a .py file has a source to edit")
     if not file.is_file():
         raise UsageError(f"{file}: no such file")
-    require_folder(out.parent)
+    if out is None and model_new is None:
+        raise UsageError("patch: say where to write it: --out FILE, --model-new FILE or both")
+    operators = _one_of("--level", level, "kernel", "framework") == "framework"
+    for written in (out, model_new):
+        if written is not None:
+            require_folder(written.parent)
     tree = (root or _tree_of(file)).resolve()
     if not file.resolve().is_relative_to(tree):
         raise UsageError(f"--root {tree}: {file} is not in it")
@@ -293,11 +307,16 @@ def patch(
             model, scenario, request.limits, request.debug, trail=True, references=references
         )
 
+    if model_new is not None and options.model.partition(":")[2] not in ("", "Model"):
+        raise UsageError(f"--model-new: {options.model} is not a class called Model")
     package = file.parent / package_name(file)
-    if package.exists():
+    if out is not None and not operators and package.exists():
         raise UsageError(f"{package}: is there already; patch the file as it was, without it")
     with Console(stderr=True).status("starting") as status:
-        made = patched(request, tree, captured, _Terminal(status, options.verbose))
+        made = patched(
+            request, tree, captured, _Terminal(status, options.verbose),
+            diff=out is not None, model_new=model_new is not None, operators=operators,
+        )  # fmt: skip
     for put in made.patch.puts:
         places = ", ".join(
             f"{Path(e.file).resolve().relative_to(tree)}:{e.lines[0]}" for e in put.edits
@@ -320,13 +339,19 @@ def patch(
     if made.wrong:
         for said, what in made.wrong.items():
             _tell(f"{said}: {what}")
-        raise PatchError(f"{out}: not written, for the patched model is not the original")
-    if not made.diff:
-        _tell(f"{out}: not written, for no group can be put into the source")
-        return FAILED
-    write(out, made.diff)
-    _tell(f"{out}: the patched model is the original {', '.join(made.tried)}")
-    return 0
+        raise PatchError("nothing is written, for the patched model is not the original")
+    left = False
+    for place, text in ((out, made.diff), (model_new, made.model_new)):
+        if place is None:
+            continue
+        if not text:
+            _tell(f"{place}: not written, for no group can be put into the source")
+            left = True
+            continue
+        write(place, text)
+        holds = "computes what the original does" if operators else "is the original"
+        _tell(f"{place}: the patched model {holds} {', '.join(made.tried)}")
+    return FAILED if left else 0
 
 
 def _tree_of(file: Path) -> Path:
@@ -382,6 +407,7 @@ def _regenerate() -> str:
 
 _WITH_VALUE = frozenset(
     {"--out", "--format", "--json", "--timeout", "--memory", "--fail-on", "--top"}
+    | {"--model-new", "--root", "--level"}
 )
 
 

@@ -1,12 +1,14 @@
-"""Whether two captured graphs compute the same from the same inputs and parameters."""
+"""Whether two captured graphs compute the same from the same inputs and parameters, in all or but
+for what was replaced."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from hashlib import sha256
 
 from fusion_advisor.dataflow import Dataflow, bits
-from fusion_advisor.records import Arg, Ref
+from fusion_advisor.records import Arg, Ref, Tensor
 
 
 def difference(one: Dataflow, other: Dataflow) -> str:
@@ -24,6 +26,42 @@ def difference(one: Dataflow, other: Dataflow) -> str:
     if sorted(first.writes()) != sorted(second.writes()):
         return "writes in place differ"
     return ""
+
+
+def missing(one: Dataflow, other: Dataflow, gone: Collection[str]) -> str:
+    """What the first graph has and the second has not: a launch, but for those that are `gone`,
+    with tensors of the same layouts, or a result's layout. Empty where there is nothing."""
+    tensors, others = one.annotated.tensors, other.annotated.tensors
+    results = [_layout(tensors[ref]) for ref in one.annotated.graph.outputs]
+    if results != [_layout(others[ref]) for ref in other.annotated.graph.outputs]:
+        return "a result has another shape, dtype or strides"
+    left = Counter(_launch(other, number) for number in range(len(other.nodes)))
+    for number, node in enumerate(one.nodes):
+        if node.name in gone or node.kind != "call" or one.is_view(number):
+            continue
+        launch = _launch(one, number)
+        if not left[launch]:
+            source = f" ({node.source.file}:{node.source.line})" if node.source else ""
+            return f"{node.op}{source} is not launched as it was"
+        left[launch] -= 1
+    return ""
+
+
+def _launch(flow: Dataflow, number: int) -> object:
+    """An operator with its arguments, of tensors their layouts."""
+    node, tensors = flow.nodes[number], flow.annotated.tensors
+
+    def shown(arg: Arg) -> object:
+        if isinstance(arg, Ref):
+            return _layout(tensors[arg]) if arg in tensors else None
+        return tuple(map(shown, arg)) if isinstance(arg, tuple) else repr(arg)
+
+    kwargs = tuple((name, shown(arg)) for name, arg in node.kwargs if name not in _PLACE)
+    return out_of_place(node.op), tuple(map(shown, node.args)), kwargs
+
+
+def _layout(tensor: Tensor) -> object:
+    return tensor.shape, tensor.stride, tensor.dtype
 
 
 class _Meaning:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -20,7 +20,10 @@ from fusion_advisor.editing.rewrite import Call, Edit, NotPlaced, attribute, rew
 from fusion_advisor.editing.sources import Block, Place, Sources
 from fusion_advisor.editing.splice import splice
 from fusion_advisor.express import Boundary, Expressed, boundary, express
+from fusion_advisor.framework import exact
+from fusion_advisor.gates import Subject
 from fusion_advisor.identify import Finding
+from fusion_advisor.idiom import name_of
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.records import Arg, Ref
 from fusion_advisor.reports import wording
@@ -70,13 +73,15 @@ class Placement:
     """What the source asks of the groups, for `group`. `editable` says which functions may change,
     by a file and a line in them; `others` is the source as it runs otherwise, for what must stay as
     it is then. With `wary` the source stays where a tensor has another dtype, and where a module
-    has hooks whose call would go."""
+    has hooks whose call would go. With `operators` a group is put where one PyTorch op computes
+    exactly the same, as a call of that."""
 
     sources: Sources
     flow: Dataflow
     editable: Callable[[str, int], bool]
     others: tuple[Other, ...] = ()
     wary: bool = False
+    operators: bool = False
 
     def judged(self, decision: Decision) -> Decision:
         """An accepted set with why the source cannot express it, if so."""
@@ -84,10 +89,29 @@ class Placement:
         if not decision.accepted or expressed is None:
             return decision
         try:
-            self.edited(decision.subject.border, _call(expressed, "kernel"))
+            self.edited(decision.subject.border, self.call(decision.subject, expressed, "kernel"))
         except NotPlaced as reason:
             return replace(decision, unplaced=str(reason))
         return decision
+
+    def call(
+        self, subject: Subject, expressed: Expressed, name: str, *, only_dtype: bool = False
+    ) -> Call:
+        """What stands for one occurrence of a group, which `expressed` is; `subject` is the group.
+        NotPlaced where there is nothing."""
+        if expressed.draws:
+            raise NotPlaced("it draws random numbers, which would be others than torch's")
+        for ref in expressed.inputs:
+            node = self.flow.nodes[self.flow.position[ref.node]]
+            if node.kind == "constant" and not node.out.shape:
+                raise NotPlaced(f"{ref.node} is a number in a tensor, which may lie on the host")
+        call = Call(name, expressed.inputs, expressed.outputs, only_dtype=only_dtype)
+        if not self.operators:
+            return call
+        spelling = exact(subject, name_of(subject, subject.rulebook))
+        if spelling is None:
+            raise NotPlaced("no PyTorch op computes exactly this")
+        return replace(call, line=spelling.framework, names=spelling.names)
 
     def edited(self, border: Boundary, call: Call) -> tuple[Place, Edit]:
         """Where a group is made, and the edit there. NotPlaced with the reason."""
@@ -96,13 +120,15 @@ class Placement:
             raise NotPlaced(
                 f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
             )
-        return place, replace(edit, guard=self._guard(place, edit))
+        return place, replace(edit, guard=self._guard(place, edit, call))
 
-    def _guard(self, place: Place, edit: Edit) -> str:
+    def _guard(self, place: Place, edit: Edit, call: Call) -> str:
         """The condition under which what is replaced computes something else."""
         conditions: dict[str, None] = {}
         here = _computed(self.sources, place.block, edit)
         names = self.sources.names.get(place, {}).get(edit.called.line, {})
+        if call.only_dtype:
+            conditions[self._of_dtype(edit, names)] = None
         for other in self.others:
             there = _computed(other.sources, place.block, edit)
             differing = here.keys() ^ there.keys()
@@ -127,7 +153,7 @@ class Placement:
                     )
                 conditions[f"{text}._forward_hooks"] = None
                 conditions[f"{text}._forward_pre_hooks"] = None
-        if any("torch." in text for text in conditions) and not self._has_torch(edit.file):
+        if any("torch." in text for text in conditions) and not self.has_torch(edit.file):
             raise NotPlaced(f"{edit.file} does not `import torch`, which its guard needs")
         return " or ".join(conditions)
 
@@ -140,7 +166,8 @@ class Placement:
                 return f"{name}.dtype != torch.{tensor.dtype}"
         raise NotPlaced(f"line {edit.lines[0]}: another dtype changes what it computes")
 
-    def _has_torch(self, file: str) -> bool:
+    def has_torch(self, file: str) -> bool:
+        """Whether a file says `import torch`."""
         imports = (n for n in self.sources.file(file).tree.body if isinstance(n, ast.Import))
         return any((a.asname or a.name) == "torch" for node in imports for a in node.names)
 
@@ -209,6 +236,20 @@ def _computed(
     return found
 
 
+def replaced_nodes(sources: Sources, edits: Collection[Edit]) -> set[str]:
+    """The nodes of a graph, by name, that the text made which edits replace."""
+    return {
+        node.name
+        for place, held in sources.held.items()
+        for edit in edits
+        if place.block.file == edit.file
+        for step, standing in held.items()
+        if any(span.holds(standing.span) for span, _ in edit.replaced)
+        and not any(span.holds(standing.span) for span in edit.kept)
+        for node in sources.made.get(step, ())
+    }
+
+
 def _plain(arg: Arg) -> object:
     """An argument without which tensor stands where."""
     if isinstance(arg, tuple):
@@ -217,24 +258,31 @@ def _plain(arg: Arg) -> object:
 
 
 def patch(
-    placement: Placement, findings: Sequence[Finding], kernels: Mapping[str, Kernel], model: Path
+    placement: Placement,
+    findings: Sequence[Finding],
+    kernels: Mapping[str, Kernel],
+    model: Path,
+    only_dtype: Collection[str] = (),
 ) -> Patch:
-    """The files with a call of its kernel in place of every group that they can express.
+    """The files with a call of its kernel in place of every group that they can express, or of an
+    op of PyTorch's where the placement asks for those.
 
-    `kernels` are those of the findings by their names, each proven; `model` is the file beside
-    which the package with the kernels is put.
+    `kernels` are those of the findings by their names, each proven, those of `only_dtype` for the
+    dtypes that were captured; `model` is the file beside which the package with the kernels is put.
     """
     result = Patch()
     folder = model.parent / package_name(model)
     chosen: dict[Place, list[Edit]] = {}
     noted: dict[str, list[tuple[Edit, str]]] = {}
     waiting = [finding for finding in findings if finding.name in kernels]
-    result.refused |= {f.id: "its kernel is not proven" for f in findings if f not in waiting}
+    what = "PyTorch op" if placement.operators else "kernel"
+    result.refused |= {f.id: f"its {what} is not proven" for f in findings if f not in waiting}
     while waiting:  # a call that is edited away in one place no longer speaks against another
         before = len(waiting)
         for finding in list(waiting):
             try:
-                edits = _edits(placement, finding, folder.name, chosen)
+                alone = finding.name in only_dtype
+                edits = _edits(placement, finding, folder.name, chosen, only_dtype=alone)
             except NotPlaced as reason:
                 result.refused[finding.id] = str(reason)
                 continue
@@ -242,7 +290,8 @@ def patch(
                 chosen.setdefault(place, []).append(edit)
             once = tuple(dict.fromkeys(edits.values()))
             for edit in once:
-                noted.setdefault(edit.file, []).append((edit, _comment(finding)))
+                note = _comment(finding, placement.operators)
+                noted.setdefault(edit.file, []).append((edit, note))
             result.refused.pop(finding.id, None)
             result.puts.append(Put(finding, once, len(finding.instances)))
             waiting.remove(finding)
@@ -251,8 +300,11 @@ def patch(
     for file, edits in noted.items():
         path = Path(file).resolve()
         result.before[path] = placement.sources.file(file).text
-        result.after[path] = splice(result.before[path], edits, _import(path, folder))
-    if result.puts:
+        imported = "" if placement.has_torch(file) else "import torch"
+        if not placement.operators:
+            imported = _import(path, folder)
+        result.after[path] = splice(result.before[path], edits, imported)
+    if result.puts and not placement.operators:
         result.after |= _package(folder, [kernels[put.finding.name] for put in result.puts])
     return result
 
@@ -262,14 +314,13 @@ def package_name(model: Path) -> str:
     return f"fused_{re.sub(r'[^0-9a-zA-Z_]', '_', model.stem)}"
 
 
-def _call(expressed: Expressed, name: str) -> Call:
-    if expressed.draws:
-        raise NotPlaced("it draws random numbers, which would be others than torch's")
-    return Call(name, expressed.inputs, expressed.outputs)
-
-
 def _edits(
-    placement: Placement, finding: Finding, package: str, chosen: Mapping[Place, Sequence[Edit]]
+    placement: Placement,
+    finding: Finding,
+    package: str,
+    chosen: Mapping[Place, Sequence[Edit]],
+    *,
+    only_dtype: bool,
 ) -> dict[Place, Edit]:
     """The edits of a group, by the places that it is made in. NotPlaced where a block would have to
     be edited differently for some of its runs, or where another group is put already."""
@@ -282,7 +333,9 @@ def _edits(
         expressed = express(flow, border)
         if served.form != expressed.form:
             raise NotPlaced("its occurrences take their operands in different orders")
-        place, edit = placement.edited(border, _call(expressed, f"{package}.{finding.name}"))
+        name, subject = f"{package}.{finding.name}", finding.decision.subject
+        call = placement.call(subject, expressed, name, only_dtype=only_dtype)
+        place, edit = placement.edited(border, call)
         for other in chosen.get(place, ()):
             if _overlap(edit.touched, other.touched):
                 line = edit.lines[0]
@@ -320,11 +373,14 @@ def _overlap(spans: Sequence[Span], others: Sequence[Span]) -> bool:
     return any(a.holds(b) or b.holds(a) for a in spans for b in others)
 
 
-def _comment(finding: Finding) -> str:
+def _comment(finding: Finding, operator: bool) -> str:
     """What stands above a call in the source."""
     decision = finding.decision
     saved = decision.unfused_bytes - decision.fused_bytes
     launches = len(decision.subject.launches)
+    if operator:
+        less = f"{wording.size(saved)} less through HBM"
+        return f"fusion-advisor: {finding.pattern}, {launches} kernels in one of PyTorch's: {less}"
     return (
         f"fusion-advisor: {finding.pattern}, {launches} kernels in one: "
         f"{wording.size(saved)} less through HBM, {wording.time(finding.saved_us)} predicted"

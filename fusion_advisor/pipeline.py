@@ -14,22 +14,26 @@ from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import Proof, assemble
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
+from fusion_advisor.editing.inline import inline, require_model
 from fusion_advisor.editing.sources import SourceFile, Sources
 from fusion_advisor.emit import attempt
+from fusion_advisor.equivalence import difference, missing
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.framework import exact
 from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, Identified, identify
 from fusion_advisor.inductor import weigh
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.machine import choose_device, gpu_names
-from fusion_advisor.patch import Other, Patch, Placement, package_name, patch
+from fusion_advisor.operators import in_dtypes, operator
+from fusion_advisor.patch import Other, Patch, Placement, package_name, patch, replaced_nodes
 from fusion_advisor.records import Graph
 from fusion_advisor.report import Report
 from fusion_advisor.routing import action
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
-from fusion_advisor.trial import tried
+from fusion_advisor.trial import Trial, tried, tried_alone
 from fusion_advisor.verify import Provers, provers, verify
 
 
@@ -99,13 +103,15 @@ def analyze(
 class Patched:
     """A patch that held in every scenario that it was tried in, or why it did not.
 
-    `diff` is empty where no group could be put into the source. `unplaced` says of accepted sets,
+    `diff` and `model_new` (the text of a file with a class `ModelNew`) are empty where they were
+    not asked for, or where no group could be put into the source. `unplaced` says of accepted sets,
     by what they launch, why the source cannot express them. `free_us` is what the groups would
     save if the source could express every cut, `saved_us` what the patch does.
     """
 
     patch: Patch
     diff: str
+    model_new: str
     root: Path
     tried: tuple[str, ...]
     wrong: Mapping[str, str]
@@ -119,14 +125,24 @@ def patched(
     root: Path,
     captured: Callable[[str, Scenario, str | None], Graph],
     listener: Listener | None = None,
+    *,
+    diff: bool = True,
+    model_new: bool = False,
+    operators: bool = False,
 ) -> Patched:
-    """From a model's file to a diff that puts the kernels of its groups into it.
+    """From a model's file to a diff that puts the kernels of its groups into it, to a file with a
+    class `ModelNew` that has them in it, or to both. With `operators` PyTorch's own ops are put
+    where one computes the same, and no kernels.
 
-    `root` is the tree that may be edited; `captured` gives the graph of a model with its trail, and
-    with the kernels of a package as their references. The partition is solved for what the source
-    can express. Raises UsageError and CaptureError as `analyze` does.
+    `root` is the tree that a diff may edit; `captured` gives the graph of a model with its trail,
+    and with the kernels of a package as their references. The partition is solved for what the
+    source can express: the tree's, or without a diff the model's own file. Raises UsageError and
+    CaptureError as `analyze` does.
     """
     listener = listener or _Silent()
+    model = Path(request.model.partition(":")[0]).resolve()
+    if model_new:
+        require_model(model.read_text(encoding="utf-8"))
     rulebook = load_rulebook(request.rules)
     gpus = gpu_names()
     device, chosen = choose_device(request.device, rulebook, gpus)
@@ -135,8 +151,10 @@ def patched(
         return dataflow(annotate(captured(model, scenario, references), device))
 
     with (
-        provers(device.capability, rulebook.verify, check=request.verify, compile=request.compile)
-        as children,
+        provers(
+            device.capability, rulebook.verify,
+            check=request.verify, compile=request.compile and not operators,
+        ) as children,
         ThreadPoolExecutor(2) as pool,
     ):  # fmt: skip
         listener.stage("capture")
@@ -150,7 +168,7 @@ def patched(
         for said, scenario, answer in others:
             with suppress(CaptureError):  # the model does not run so: there is nothing to keep
                 originals.append((said, scenario, answer.result()))
-        placement = _placement(originals, _within(root))
+        placement = _placement(originals, _within(root if diff else model), operators=operators)
         listener.stage("group")
         decided = _remembering(flow, rulebook)
         free = group(flow, decided, rulebook)
@@ -159,22 +177,92 @@ def patched(
         proofs = _emitted(request, flow, found, rulebook, full_size=bool(gpus))
         listener.stage("verify")
         kernels = {proof.kernel.name: proof.kernel for proof in proofs.values() if proof.kernel}
-        proven = _proven(kernels, children)
-        model = Path(request.model.partition(":")[0]).resolve()
-        made = patch(placement, found.groups, proven, model)
-        diff = made.diff(root)
+        only_dtype: frozenset[str] = frozenset()
+        if operators:
+            proven, only_dtype = _proven_operators(found, kernels, children)
+        else:
+            proven = _proven(kernels, children)
+        made = patch(placement, found.groups, proven, model, only_dtype)
+        own = Patch()
+        if model_new:
+            within = replace(placement, editable=_within(model))
+            own = patch(within, found.groups, proven, model, only_dtype)
+            left = {k: why for k, why in own.refused.items() if k not in made.refused}
+            made.refused |= {f"{name} of ModelNew": why for name, why in left.items()}
+        text, alone = made.diff(root) if diff else "", _model_new(own, proven, model)
         listener.stage("try")
         wrong: dict[str, str] = {}
-        if diff:
-            unfused = partial(flow_of, references=package_name(model))
-            wrong = tried(diff, made.after, root, request.model, originals, unfused, pool)
+        unfused = partial(flow_of, references=package_name(model))
+        for edited, trials in _trials(placement, originals, made, proven, model) if text else ():
+            diff_of, paths = edited.diff(root), edited.after
+            wrong = tried(diff_of, paths, root, request.model, trials, unfused, pool) | wrong
+        for edited, trials in _trials(placement, originals, own, proven, model) if alone else ():
+            file = _model_new(edited, proven, model)
+            found_wrong = tried_alone(file, model, trials, flow_of, pool)
+            wrong |= {f"ModelNew {said}": what for said, what in found_wrong.items()}
     listener.stage("report")
     everything = identify(flow, free, rulebook).groups
     return Patched(
-        made, diff, root, tuple(said for said, _, _ in originals), wrong, _unplaced(flow, found),
+        made, text, alone, root, tuple(said for said, _, _ in originals), wrong,
+        _unplaced(flow, found),
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
     )  # fmt: skip
+
+
+def _trials(
+    placement: Placement,
+    originals: Sequence[tuple[str, Scenario, Dataflow]],
+    made: Patch,
+    kernels: Mapping[str, Kernel],
+    model: Path,
+) -> Iterator[tuple[Patch, list[Trial]]]:
+    """What has to hold of a patch: with the references of its kernels it is the original. One with
+    PyTorch's ops is made of the same edits as one with kernels, of which that holds, and launches
+    all that it does not replace as it was; the ops themselves were held to the references."""
+    equal = [Trial(said, at, partial(difference, flow)) for said, at, flow in originals]
+    if not placement.operators:
+        yield made, equal
+        return
+    findings = [put.finding for put in made.puts]
+    edits = [edit for put in made.puts for edit in put.edits]
+    yield patch(replace(placement, operators=False), findings, kernels, model), equal
+    seen = [placement.sources, *(other.sources for other in placement.others)]
+    yield (
+        made,
+        [
+            Trial(said, at, partial(missing, flow, gone=replaced_nodes(sources, edits)))
+            for (said, at, flow), sources in zip(originals, seen, strict=True)
+        ],
+    )
+
+
+def _proven_operators(
+    found: Identified, kernels: Mapping[str, Kernel], children: Provers
+) -> tuple[dict[str, Kernel], frozenset[str]]:
+    """The kernels in whose place a PyTorch op is as exact, and the names of those for which it is
+    so, or known to be so, in the captured dtypes alone."""
+    proven: dict[str, Kernel] = {}
+    narrow: set[str] = set()
+    for finding in found.groups:
+        spelling = exact(finding.decision.subject, finding.pattern)
+        kernel = kernels.get(finding.name)
+        if spelling is None or kernel is None:
+            continue
+        called = operator(kernel, spelling)
+        checks = [check for check, _ in verify([called, *in_dtypes(called)], children)]
+        first, *others = (check is None or check.passed for check in checks)
+        if first:
+            proven[finding.name] = kernel
+        if not children.check or not all(others):
+            narrow.add(finding.name)
+    return proven, frozenset(narrow)
+
+
+def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
+    """A patch of the model's own file as a file with a class `ModelNew`; empty without a group."""
+    texts = {put.finding.name: kernels[put.finding.name].text for put in made.puts}
+    return inline(made.after[model], package_name(model), texts) if texts else ""
 
 
 def _other_scenarios(asked: Scenario, flow: Dataflow) -> list[tuple[str, Scenario]]:
@@ -271,7 +359,10 @@ def _within(root: Path) -> Callable[[str, int], bool]:
 
 
 def _placement(
-    originals: Sequence[tuple[str, Scenario, Dataflow]], editable: Callable[[str, int], bool]
+    originals: Sequence[tuple[str, Scenario, Dataflow]],
+    editable: Callable[[str, int], bool],
+    *,
+    operators: bool = False,
 ) -> Placement:
     """The source as it ran in every scenario, the one asked for first."""
     (_, asked, flow), *others = originals
@@ -291,6 +382,7 @@ def _placement(
             Other(seen, differs(scenario), scenario.mode == "train")
             for seen, (_, scenario, _) in zip(sources[1:], others, strict=True)
         ),
+        operators=operators,
     )
 
 

@@ -25,11 +25,47 @@ class NotPlaced(AdvisorError):
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel as the source calls it: its name, and the tensors that it takes and gives."""
+    """A kernel as the source calls it: its name, and the tensors that it takes and gives. With a
+    `line` the source says that instead: an expression in which `names` stand for inputs, by their
+    numbers. With `only_dtype` it may stand for the statements in the captured dtypes alone."""
 
     name: str
     inputs: tuple[Ref, ...]
     outputs: tuple[Ref, ...]
+    line: str = ""
+    names: tuple[tuple[str, int], ...] = ()
+    only_dtype: bool = False
+
+    def written(self, texts: Sequence[str]) -> str:
+        """Its text; `texts` are those of the inputs. NotPlaced where one would be computed more
+        than once."""
+        if not self.line:
+            return f"{self.name}({', '.join(texts)})"
+        given = {name: texts[number] for name, number in self.names}
+        tree = ast.parse(self.line, mode="eval").body
+        read = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        for name, text in given.items():
+            if read.count(name) > 1 and not _is_path(ast.parse(text, mode="eval").body):
+                raise NotPlaced(f"`{text}` would be computed more than once")
+        return ast.unparse(_Filling(given).visit(tree))
+
+
+class _Filling(ast.NodeTransformer):
+    """Puts expressions in place of names."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        text = self._given.get(node.id)
+        return ast.parse(text, mode="eval").body if text else node
+
+
+def _is_path(node: ast.expr) -> bool:
+    """Whether an expression is a name or an attribute of one."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
 
 
 @dataclass(frozen=True)
@@ -156,7 +192,7 @@ class _Rewriter:
             if top.value not in self._call.outputs:
                 self._take_out(top, replaced, rebound)
         texts = self._arguments(first, tops, replaced)
-        text = f"{self._call.name}({', '.join(texts)})"
+        text = self._call.written(texts)
         inserted: dict[Span, str] = {}
         if len(self._call.outputs) == 1:
             replaced[span_of(first.node)] = self._assigned(first, text)

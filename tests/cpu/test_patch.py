@@ -246,6 +246,28 @@ def test_a_value_that_is_read_elsewhere_stays(tmp_path: Path) -> None:
     assert "a, b = fused_model." in text
 
 
+def test_a_number_on_the_host_is_no_operand(tmp_path: Path) -> None:
+    """Beside tensors of a GPU eager takes one of no dimension from the host; a kernel does not."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                x = torch.min(self.lin(x), torch.tensor(0.5))
+                x = x + 1
+                return torch.tanh(x)
+        """,
+    )
+    text = changed(patch)
+    assert "x = torch.min(self.lin(x), torch.tensor(0.5))" in text
+    assert "return fused_model.pointwise_chain(x)" in text
+    assert any("may lie on the host" in why for why in patch.unplaced.values())
+
+
 def test_our_own_kernels_are_known(tmp_path: Path) -> None:
     """Analysed again, the patched model has no group, and the bytes that were predicted."""
     patch = made(

@@ -60,6 +60,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "verify",
         "checking compiling",
         "fingerprint idiom framework",
+        "operators",
         # measurement: `measuring` is the child process of `measure`
         "timing replay inductor_coverage",
         "measuring",

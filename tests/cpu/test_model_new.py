@@ -1,0 +1,240 @@
+"""`ModelNew`: one file that stands alone, with the same parameters and the same results."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from fusion_advisor.editing.inline import inline, require_model
+from fusion_advisor.errors import UsageError
+from fusion_advisor.pipeline import Patched, patched
+from fusion_advisor.scenario import Request, Scenario
+
+from .in_process import captured
+
+GOLDEN = Path(__file__).parent / "golden"
+
+CROWDED = '''
+"""A problem whose names are those of emitted files."""
+
+import math as os
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+rows, reference, fused_swiglu = 700, 96, 64
+
+
+def serves(x):
+    return x + 1
+
+
+class Norm(nn.Module):
+    """Of each row."""
+
+    def __init__(self, d):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(d))
+
+    def forward(self, x):
+        # the mean of the squares
+        variance = x.pow(2).mean(-1, keepdim=True)
+        x = x * torch.rsqrt(variance + 1e-6)
+        return self.weight * x
+
+
+class Model(nn.Module):
+    """Another Model than that of one norm."""
+
+    def __init__(self, d, wide=fused_swiglu):
+        super(Model, self).__init__()
+        tl = os.sqrt(d)
+        assert tl > 1
+        self.norm = Norm(d)
+        self.gate, self.up = nn.Linear(d, wide), nn.Linear(d, wide)
+
+    def forward(self, x):
+        y = self.norm(serves(x))
+        return F.silu(self.gate(y)) * self.up(y)
+
+
+def get_inputs():
+    return [torch.rand(rows, reference)]
+
+
+def get_init_inputs():
+    return [reference]
+'''
+
+
+def made(file: Path, *, mode: str = "train") -> Patched:
+    """The file's patch and its `ModelNew`, kernels unchecked."""
+    scenario = Scenario(mode="train" if mode == "train" else "eval")
+    request = Request(str(file), scenario, device="h200", verify=False, compile=False)
+    return patched(request, file.parent.resolve(), captured, model_new=True)
+
+
+def test_it_computes_what_the_model_does(tmp_path: Path) -> None:
+    """Loaded as KernelBench loads it, in train mode without gradients: the same parameters after
+    the same seed, kernels launched through the interpreter, fall-backs forbidden."""
+    file = tmp_path / "problem.py"
+    file.write_text(CROWDED)
+    patch = made(file)
+    assert patch.wrong == {}
+    assert {put.finding.pattern for put in patch.patch.puts} == {"rms-norm", "swiglu"}
+    alone = tmp_path / "elsewhere"
+    alone.mkdir()
+    (alone / "new.py").write_text(patch.model_new)
+    run = f"""
+        import importlib.util
+        import torch
+        from fusion_advisor.interpreting import install
+        install()
+        spec = importlib.util.spec_from_file_location("temp_module", "new.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        original = {{}}
+        exec(open({str(file)!r}).read(), original)
+        with torch.no_grad():
+            torch.manual_seed(42)
+            one = original["Model"](*original["get_init_inputs"]())
+            torch.manual_seed(42)
+            two = module.ModelNew(*original["get_init_inputs"]())
+            assert [*one.state_dict()] == [*two.state_dict()]
+            for name, value in one.state_dict().items():
+                assert torch.equal(value, two.state_dict()[name]), name
+            for rows in (1, 37, 700):
+                x = torch.rand(rows, 96)
+                torch.testing.assert_close(two(x), one(x), atol=1e-4, rtol=1e-4)
+    """
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "FUSION_ADVISOR_STRICT": "1"}
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(run)], cwd=alone, check=True, env=environment
+    )
+
+
+def test_it_is_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "problem.py"
+    file.write_text(CROWDED)
+    text = made(file).model_new
+    tree = ast.parse(text)
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    roots = {
+        alias.name.split(".")[0] for n in imports for alias in n.names if type(n) is ast.Import
+    }
+    roots |= {str(n.module).split(".")[0] for n in imports if isinstance(n, ast.ImportFrom)}
+    assert roots <= {"torch", "triton"} | sys.stdlib_module_names
+    bound = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    assert len(bound) == len(set(bound)), "no name has two meanings"
+    assert "ModelNew" in bound
+    assert "Model" not in bound
+    assert not {"get_inputs", "get_init_inputs"} & set(bound)
+    assert "import math as os" in text, "what the model's file calls os stays that"
+    assert "import os as fused_os" in text
+    assert "import triton.language as tl" in text, "a local name is in nobody's way"
+    assert "fused_swiglu_2(self.gate(y), self.up(y))" in text, "fused_swiglu is a number there"
+    assert "# Replaces: " in text, "what each kernel is"
+    assert "super(ModelNew, self).__init__()" in text
+    assert '"""Another Model than that of one norm."""' in text
+
+
+def test_what_files_share_stands_once() -> None:
+    names = ("softmax", "swiglu")
+    model = "import torch\nimport fused_m\n\n\nclass Model:\n    def f(self, x):\n"
+    model += "        return fused_m.softmax(fused_m.swiglu(x, x))\n"
+    text = inline(model, "fused_m", {name: (GOLDEN / f"{name}.py").read_text() for name in names})
+    defined = [n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)]
+    assert defined.count("serves") == 1
+    assert not [name for name in defined if name.endswith("_serves")]
+    assert sum(name.endswith("fall_back") for name in defined) == 2, "each counts its own"
+    assert "global swiglu_fallbacks" in text
+    assert "return fused_softmax(fused_swiglu(x, x))" in text
+
+
+def test_what_is_read_elsewhere_stays() -> None:
+    text = "import fused_m\n\n\nclass Model:\n    pass\n\n\ndef get_inputs():\n    return []\n\n\n"
+    text += "if __name__ == '__main__':\n    Model(*get_inputs())\n"
+    changed = inline(text, "fused_m", {})
+    assert "def get_inputs" in changed
+    assert "ModelNew(*get_inputs())" in changed
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("model = 1\n", "has to define once"),
+        ("from other import Model\n", "has to define once"),
+        ("class Model:\n    pass\n\n\nModel = wrapped(Model)\n", "has to define once"),
+        ("class Model:\n    pass\n\n\nModelNew = Model\n", "uses that name already"),
+    ],
+)
+def test_what_has_no_model_is_refused(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        require_model(text)
+
+
+NEIGHBOUR = """
+import torch
+from torch import nn
+from layers import Act
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.act, self.lin = Act(), nn.Linear(1024, 1024)
+
+    def forward(self, x):
+        return torch.tanh(self.lin(self.act(x))) * 0.5
+
+
+def get_inputs():
+    return [torch.rand(4096, 1024)]
+"""
+
+
+def test_a_file_that_needs_another_is_found(tmp_path: Path) -> None:
+    """Groups in other files are left to the diff; and what does not load alone is not written."""
+    (tmp_path / "layers.py").write_text(
+        "import torch\n\n\nclass Act(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return torch.sigmoid(x + 1) * 2\n"
+    )
+    file, out = tmp_path / "problem.py", tmp_path / "new.py"
+    file.write_text(NEIGHBOUR)
+    done = command(file, "--model-new", str(out), "--out", str(tmp_path / "x.patch"))
+    assert done.returncode == 4, done.stderr
+    assert "of ModelNew is left out: " in done.stderr
+    assert "layers.py:6: forward() cannot be edited there" in done.stderr
+    assert "No module named 'layers'" in done.stderr
+    assert not out.exists()
+
+
+def command(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """`patch`, kernels unchecked."""
+    program = Path(sys.executable).parent / "fusion-advisor"
+    return subprocess.run(
+        [program, "patch", str(file), *options, "--no-verify", "--no-compile", "--device", "h200"],
+        capture_output=True, text=True, cwd=file.parent,
+    )  # fmt: skip
+
+
+def test_the_command(tmp_path: Path) -> None:
+    file, out = tmp_path / "problem.py", tmp_path / "new.py"
+    file.write_text(CROWDED)
+    done = command(file, "--model-new", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "new.py: the patched model is the original as asked" in done.stderr
+    assert "class ModelNew" in out.read_text()
+    assert "Made by: fusion-advisor emit" in out.read_text()
+    assert "new.py" not in out.read_text(), "the kernels come from the model's file"
+    assert sorted(path.name for path in tmp_path.glob("*.p*")) == ["new.py", "problem.py"]
+    done = command(file)
+    assert done.returncode == 2
+    assert "--out FILE, --model-new FILE or both" in done.stderr
