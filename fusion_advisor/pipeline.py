@@ -17,6 +17,7 @@ from fusion_advisor.decide import Decision, decide
 from fusion_advisor.editing.sources import SourceFile, Sources
 from fusion_advisor.emit import attempt
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.framework import exact
 from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, Identified, identify
 from fusion_advisor.inductor import weigh
@@ -307,10 +308,10 @@ def _emitted(
 
     def one(finding: Finding) -> Proof:
         file = f"{request.folder}/{finding.name}.py" if request.folder is not None else None
+        own_op = exact(finding.decision.subject, finding.pattern) if finding.framework else None
         kernel = attempt(
-            flow, finding.decision, finding.name, rulebook,
-            regenerate=request.command, full_size=full_size,
-        )  # fmt: skip
+            flow, finding.decision, finding.name, rulebook, framework=own_op, full_size=full_size
+        )
         return Proof(None, why=kernel) if isinstance(kernel, str) else Proof(kernel, file=file)
 
     return {finding.id: one(finding) for finding in found.groups}

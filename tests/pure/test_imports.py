@@ -51,15 +51,16 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # `group` searches over what `decide` says of each region
         "decide",
         "group",
-        "reference",
+        "framework reference",
         "kernel_file",
         "launcher cases",
+        "alone",
         "emit",
         # proof: `checking` and `compiling` are the child processes of `verify`
         "workers interpreting comparing",
         "verify",
         "checking compiling",
-        "fingerprint idiom framework",
+        "fingerprint idiom",
         # measurement: `measuring` is the child process of `measure`
         "timing replay inductor_coverage",
         "measuring",
