@@ -264,7 +264,10 @@ def emit(
 def patch(
     options: _Options,
     *,
-    out: Annotated[Path, typer.Option(help="the diff, as git apply takes it")],
+    out: Annotated[Path | None, typer.Option(help="the diff, as git apply takes it")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="exit with 1 if kernels of an earlier patch are stale")
+    ] = False,
     root: Annotated[
         Path | None, typer.Option(help="the tree that may be edited (default: the git one)")
     ] = None,
@@ -273,7 +276,6 @@ def patch(
     from rich.console import Console
 
     from fusion_advisor.capture import capture
-    from fusion_advisor.patch import package_name
     from fusion_advisor.pipeline import patched
     from fusion_advisor.reports import wording
 
@@ -282,6 +284,10 @@ def patch(
         raise UsageError(f"patch {options.model}: only a model in a .py file has a source to edit")
     if not file.is_file():
         raise UsageError(f"{file}: no such file")
+    if check:
+        return _check_kernels(file, options.rules or [])
+    if out is None:
+        raise UsageError("patch: say where to write it: --out FILE, or look with --check")
     require_folder(out.parent)
     tree = (root or _tree_of(file)).resolve()
     if not file.resolve().is_relative_to(tree):
@@ -293,9 +299,6 @@ def patch(
             model, scenario, request.limits, request.debug, trail=True, references=references
         )
 
-    package = file.parent / package_name(file)
-    if package.exists():
-        raise UsageError(f"{package}: is there already; patch the file as it was, without it")
     with Console(stderr=True).status("starting") as status:
         made = patched(request, tree, captured, _Terminal(status, options.verbose))
     for put in made.patch.puts:
@@ -321,12 +324,38 @@ def patch(
         for said, what in made.wrong.items():
             _tell(f"{said}: {what}")
         raise PatchError(f"{out}: not written, for the patched model is not the original")
+    for path, changed in made.patch.outdated.items():
+        _tell(
+            f"{path.relative_to(tree)}: {changed} changed since it was written; with this patch it "
+            "stands for that as it is now: see that it still computes it"
+        )
+    if not made.diff and made.package:
+        _tell(f"{out}: not written, for {made.package} has every kernel that the source can call")
+        return 0
     if not made.diff:
         _tell(f"{out}: not written, for no group can be put into the source")
         return FAILED
     write(out, made.diff)
     _tell(f"{out}: the patched model is the original {', '.join(made.tried)}")
     return 0
+
+
+def _check_kernels(model: Path, rules: Sequence[Path]) -> int:
+    """Says of the kernels beside a model which are stale, and why."""
+    from fusion_advisor.machine import version
+    from fusion_advisor.package import package_name, stale
+    from fusion_advisor.rulefiles import load_rulebook
+
+    folder = model.parent / package_name(model)
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: is not there; write it with patch {model} --out FILE")
+    tool = version("fusion-advisor") or "unknown"
+    found = [*stale(folder, tool, load_rulebook(rules).hash)]
+    for path, why in found:
+        _tell(f"{path}: stale: {why}")
+    if not found:
+        _tell(f"{folder}: every kernel is as its patch left it, and so is what it was made from")
+    return FAILED if found else 0
 
 
 def _tree_of(file: Path) -> Path:
@@ -361,7 +390,7 @@ _KEPT_OPTIONS = frozenset(
 
 
 def _regenerate() -> str:
-    """The `emit` command that makes the same kernels again: the model and its scenario."""
+    """The command that makes the same kernels again: the model and its scenario."""
     import shlex
 
     words = sys.argv[2:]
@@ -377,11 +406,13 @@ def _regenerate() -> str:
             kept.append(word)
         elif option in _WITH_VALUE and "=" not in word and words:
             words.pop(0)
+    if sys.argv[1:2] == ["patch"]:
+        return shlex.join(["fusion-advisor", "patch", *kept, "--out", "kernels.patch"])
     return shlex.join(["fusion-advisor", "emit", *kept, "--out", "kernels"])
 
 
 _WITH_VALUE = frozenset(
-    {"--out", "--format", "--json", "--timeout", "--memory", "--fail-on", "--top"}
+    {"--out", "--format", "--json", "--timeout", "--memory", "--fail-on", "--top", "--root"}
 )
 
 

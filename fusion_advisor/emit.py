@@ -36,7 +36,7 @@ from fusion_advisor.schedules.bodies import BODIES
 from fusion_advisor.schedules.exchange import EXCHANGE
 from fusion_advisor.schedules.layout import accesses
 from fusion_advisor.schedules.places import HELPERS as PLACES
-from fusion_advisor.schedules.spelling import Names, fitted
+from fusion_advisor.schedules.spelling import Names, fitted, quoted
 from fusion_advisor.schedules.text import Body
 from fusion_advisor.schedules.vectors import HELPERS as VECTORS
 
@@ -179,7 +179,7 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> str:
     subject, plan = decision.subject, file.plan
     launches = [flow.nodes[i] for i in subject.launches]
     places = dict.fromkeys(
-        f"{node.source.file.rsplit('/', 1)[-1]}:{node.source.line}"
+        quoted(f"{node.source.file.rsplit('/', 1)[-1]}:{node.source.line}")
         for node in launches
         if node.source
     )

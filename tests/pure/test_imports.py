@@ -56,6 +56,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "launcher cases",
         "alone",
         "emit",
+        "stamp",
         # proof: `checking` and `compiling` are the child processes of `verify`
         "workers interpreting comparing",
         "verify",
@@ -77,6 +78,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "compare",
         # the kernels in the model's own source
         "editing",
+        "package",
         "patch trial",
         # where stages meet, and who may call that
         "pipeline bench",
