@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
@@ -26,11 +27,23 @@ from fusion_advisor.schedules.spelling import TRITON_DTYPES
 
 FULL_SIZE = "the graph's sizes"
 """The case that is as large as the graph."""
+ODD_SIZES = "odd sizes"
+"""The case none of whose sizes fits a kernel's tiles."""
 
 
 def at_full_size(kernel: Kernel) -> Case:
     """The inputs at the graph's own sizes, under whatever name those are checked."""
     return next((c for c in kernel.cases if c.name == FULL_SIZE), kernel.cases[0])
+
+
+def at_graph_size(file: KernelFile) -> Case:
+    """The graph's own inputs, without what the plan moves for them."""
+    return _inputs(file, FULL_SIZE, file.region.sizes, max(file.hints.values()))
+
+
+def at_odd_sizes(made: Sequence[Case]) -> Case:
+    """Of the cases that an interpreter affords the one that shows most."""
+    return next((case for case in made if case.name == ODD_SIZES), made[0])
 
 
 def row_dims(plan: Plan, access: Access) -> tuple[int, ...]:
@@ -93,7 +106,7 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     odd = _shortened(row_free, hints, (unit + 77) // fixed) if divided else {}
     chosen = {
         "graph's rows": {**hints, **_shrunk(outer_free, hints, rows), **row},
-        "odd sizes": {
+        ODD_SIZES: {
             **hints,
             **_shrunk(outer_free, hints, max(rows - 1, 3)),
             **(odd or {a: _odd(hints[a]) for a in row_free}),
@@ -101,7 +114,7 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
         "one row": {**hints, **dict.fromkeys(outer_free, 1), **row},
     }
     if crowded := _crowded(file, free):
-        chosen["lanes at many places"] = {**chosen["odd sizes"], **crowded}
+        chosen["lanes at many places"] = {**chosen[ODD_SIZES], **crowded}
     if full_size:
         chosen[FULL_SIZE] = dict(hints)
     seen: dict[tuple[tuple[int, int], ...], str] = {}
@@ -156,16 +169,12 @@ def _odd(size: int) -> int:
 def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify) -> Case:
     most = max(file.hints.values()) if name == FULL_SIZE else numbers.indexed_places.count
     sizes = {**sizes, **_parts(file, sizes)}
-    tensors: dict[str, Tensor] = {}
     loaded: int | None = 0
     stored = 0
     for kernel in file.kernels:
         for read, written, word_bytes in _launched(kernel, sizes):
             for loads in by_tensor(read).values():
                 tensor = _resized(file, kernel, loads, sizes, most)
-                given = kernel.named(loads[0])
-                if tensors.setdefault(given, tensor) != tensor:  # kernels that ask for different
-                    tensors[given] = _following(loads[0].tensor, tensor.shape)
                 touched = loaded_bytes(kernel.step.region, loads, tensor, sizes)
                 loaded = None if loaded is None or touched is None else loaded + touched
             loaded = None if loaded is None else loaded + word_bytes[0]
@@ -173,6 +182,25 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
                 prod(sizes[a] for dim in access.dims for a in dim) * access.tensor.itemsize
                 for access in written
             )
+    return replace(
+        _inputs(file, name, sizes, most),
+        loaded_bytes=loaded,
+        stored_bytes=stored,
+        costly=prod(sizes.values()) > numbers.costly_elements.count,
+    )
+
+
+def _inputs(file: KernelFile, name: str, sizes: Mapping[int, int], most: int) -> Case:
+    """The inputs at some sizes, and the values that integers among them may have."""
+    sizes = {**sizes, **_parts(file, sizes)}
+    tensors: dict[str, Tensor] = {}
+    for kernel in file.kernels:
+        for read, _, _ in _launched(kernel, sizes):
+            for loads in by_tensor(read).values():
+                tensor = _resized(file, kernel, loads, sizes, most)
+                given = kernel.named(loads[0])
+                if tensors.setdefault(given, tensor) != tensor:  # kernels that ask for different
+                    tensors[given] = _following(loads[0].tensor, tensor.shape)
     for given, access in file.unread.items():
         pairs = zip(access.dims, access.tensor.shape, strict=True)
         shape = tuple(prod(sizes[axis] for axis in dim) if dim else n for dim, n in pairs)
@@ -180,12 +208,9 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
     return Case(
         name=name,
         inputs=tuple(tensors[given] for given in file.input_names),
-        loaded_bytes=loaded,
-        stored_bytes=stored,
         ranges=tuple(
             _range(file, number, tensors, sizes) for number in range(len(file.input_names))
         ),
-        costly=prod(sizes.values()) > numbers.costly_elements.count,
     )
 
 

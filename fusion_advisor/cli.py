@@ -274,6 +274,9 @@ def patch(
     level: Annotated[
         str, typer.Option(help="kernel; or framework: PyTorch's own ops where one does the same")
     ] = "kernel",
+    check: Annotated[
+        bool, typer.Option("--check", help="exit with 1 if kernels of an earlier patch are stale")
+    ] = False,
     root: Annotated[
         Path | None, typer.Option(help="the tree that may be edited (default: the git one)")
     ] = None,
@@ -282,7 +285,6 @@ def patch(
     from rich.console import Console
 
     from fusion_advisor.capture import capture
-    from fusion_advisor.patch import package_name
     from fusion_advisor.pipeline import patched
     from fusion_advisor.reports import wording
 
@@ -291,8 +293,12 @@ def patch(
         raise UsageError(f"patch {options.model}: only a model in a .py file has a source to edit")
     if not file.is_file():
         raise UsageError(f"{file}: no such file")
+    if check:
+        return _check_kernels(file, options.rules or [])
     if out is None and model_new is None:
-        raise UsageError("patch: say where to write it: --out FILE, --model-new FILE or both")
+        raise UsageError(
+            "patch: say where to write it: --out FILE, --model-new FILE or both; or give --check"
+        )
     operators = _one_of("--level", level, "kernel", "framework") == "framework"
     for written in (out, model_new):
         if written is not None:
@@ -309,9 +315,6 @@ def patch(
 
     if model_new is not None and options.model.partition(":")[2] not in ("", "Model"):
         raise UsageError(f"--model-new: {options.model} is not a class called Model")
-    package = file.parent / package_name(file)
-    if out is not None and not operators and package.exists():
-        raise UsageError(f"{package}: is there already; patch the file as it was, without it")
     with Console(stderr=True).status("starting") as status:
         made = patched(
             request, tree, captured, _Terminal(status, options.verbose),
@@ -340,9 +343,18 @@ def patch(
         for said, what in made.wrong.items():
             _tell(f"{said}: {what}")
         raise PatchError("nothing is written, for the patched model is not the original")
+    for path, changed in made.patch.outdated.items():
+        _tell(
+            f"{path.relative_to(tree)}: {changed} changed since it was written; with this patch it "
+            "stands for that as it is now: see that it still computes it"
+        )
     left = False
     for place, text in ((out, made.diff), (model_new, made.model_new)):
         if place is None:
+            continue
+        if not text and place == out and made.package:
+            has = f"{made.package} has every kernel that the source can call"
+            _tell(f"{out}: not written, for {has}")
             continue
         if not text:
             _tell(f"{place}: not written, for no group can be put into the source")
@@ -352,6 +364,24 @@ def patch(
         holds = "computes what the original does" if operators else "is the original"
         _tell(f"{place}: the patched model {holds} {', '.join(made.tried)}")
     return FAILED if left else 0
+
+
+def _check_kernels(model: Path, rules: Sequence[Path]) -> int:
+    """Says of the kernels beside a model which are stale, and why."""
+    from fusion_advisor.machine import version
+    from fusion_advisor.package import package_name, stale
+    from fusion_advisor.rulefiles import load_rulebook
+
+    folder = model.parent / package_name(model)
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: is not there; write it with patch {model} --out FILE")
+    tool = version("fusion-advisor") or "unknown"
+    found = [*stale(folder, tool, load_rulebook(rules).hash)]
+    for path, why in found:
+        _tell(f"{path}: stale: {why}")
+    if not found:
+        _tell(f"{folder}: every kernel is as its patch left it, and so is what it was made from")
+    return FAILED if found else 0
 
 
 def _tree_of(file: Path) -> Path:
@@ -386,7 +416,7 @@ _KEPT_OPTIONS = frozenset(
 
 
 def _regenerate() -> str:
-    """The `emit` command that makes the same kernels again: the model and its scenario."""
+    """The command that makes the same kernels again: the model and its scenario."""
     import shlex
 
     words = sys.argv[2:]
@@ -402,6 +432,8 @@ def _regenerate() -> str:
             kept.append(word)
         elif option in _WITH_VALUE and "=" not in word and words:
             words.pop(0)
+    if sys.argv[1:2] == ["patch"]:
+        return shlex.join(["fusion-advisor", "patch", *kept, "--out", "kernels.patch"])
     return shlex.join(["fusion-advisor", "emit", *kept, "--out", "kernels"])
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Sequence
 
+from fusion_advisor.alone import alone
 from fusion_advisor.axes import NotExpressible
-from fusion_advisor.cases import cases, launch, row_dims
+from fusion_advisor.cases import at_odd_sizes, cases, launch, row_dims
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
 from fusion_advisor.express import Expressed
+from fusion_advisor.framework import Spelling
 from fusion_advisor.kernel_file import (
     JitFunction,
     KernelFile,
@@ -34,7 +36,7 @@ from fusion_advisor.schedules.bodies import BODIES
 from fusion_advisor.schedules.exchange import EXCHANGE
 from fusion_advisor.schedules.layout import accesses
 from fusion_advisor.schedules.places import HELPERS as PLACES
-from fusion_advisor.schedules.spelling import Names, fitted
+from fusion_advisor.schedules.spelling import Names, fitted, quoted
 from fusion_advisor.schedules.text import Body
 from fusion_advisor.schedules.vectors import HELPERS as VECTORS
 
@@ -45,13 +47,13 @@ def emit(
     name: str,
     rulebook: Rulebook,
     *,
-    regenerate: str = "",
+    framework: Spelling | None = None,
     full_size: bool = False,
 ) -> Kernel:
     """Write the kernel of an accepted group.
 
-    `name` is a Python identifier, `regenerate` the command that makes the file again. With
-    `full_size` the graph's own sizes are among the cases: for a GPU.
+    `name` is a Python identifier, `framework` PyTorch's own op for the same where there is one.
+    With `full_size` the graph's own sizes are among the cases: for a GPU.
 
     Raises ValueError for a group without a plan.
     """
@@ -73,10 +75,12 @@ def emit(
             support(file, calls),
         )
     )
-    header = _header(file, flow, decision, regenerate)
-    text = "\n".join(
-        [header, "", "", *(part for line in code.splitlines() for part in fitted(line))]
-    )
+    made = cases(file, rulebook, full_size)
+    partial = any(step.partial for step in plan.steps)
+    header = _header(file, flow, decision)
+    end = alone(file, at_odd_sizes(made), code, framework, partial, rulebook)
+    lines = f"{code}\n\n\n{end}".splitlines()
+    text = "\n".join([header, "", "", *(part for line in lines for part in fitted(line))])
     _, stores = accesses(plan.region)
     return Kernel(
         name=name,
@@ -84,10 +88,10 @@ def emit(
         text=text + "\n",
         inputs=file.input_names,
         outputs=tuple(output.tensor.dtype for output in plan.region.outputs),
-        cases=cases(file, rulebook, full_size),
+        cases=made,
         launches=tuple(launch(kernel) for kernel in file.kernels),
         rows=tuple(row_dims(plan, access) for access in stores),
-        partial=any(step.partial for step in plan.steps),
+        partial=partial,
     )
 
 
@@ -97,13 +101,13 @@ def attempt(
     name: str,
     rulebook: Rulebook,
     *,
-    regenerate: str = "",
+    framework: Spelling | None = None,
     full_size: bool = False,
 ) -> Kernel | str:
     """`emit`, of an accepted group or a rejected candidate alike; why there is no kernel where
     none can be written."""
     try:
-        return emit(flow, decision, name, rulebook, regenerate=regenerate, full_size=full_size)
+        return emit(flow, decision, name, rulebook, framework=framework, full_size=full_size)
     except (NotExpressible, ValueError) as error:
         return f"not emitted: {error}"
 
@@ -172,11 +176,11 @@ def _origins(
     return {axis: (inputs[n], d) for axis, (n, d) in origins(plan.region, fixed).items()}
 
 
-def _header(file: KernelFile, flow: Dataflow, decision: Decision, regenerate: str) -> str:
+def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> str:
     subject, plan = decision.subject, file.plan
     launches = [flow.nodes[i] for i in subject.launches]
     places = dict.fromkeys(
-        f"{node.source.file.rsplit('/', 1)[-1]}:{node.source.line}"
+        quoted(f"{node.source.file.rsplit('/', 1)[-1]}:{node.source.line}")
         for node in launches
         if node.source
     )
@@ -192,11 +196,12 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision, regenerate: st
         "Computes in float32 for narrower floats; rounds at the stores"
         + (f" and, as the source does, at {', '.join(rounded)}." if rounded else "."),
         *(_RANDOM if file.random else ["Deterministic: bitwise the same from run to run."]),
-        *([f"Made by: {regenerate}"] if regenerate else []),
         '"""',
     ]
     imports = [
+        "import argparse",
         "import os",
+        "import sys",
         "import warnings",
         "",
         "import torch",
@@ -205,6 +210,10 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision, regenerate: st
     ]
     written = [line for kernel in file.kernels for line in kernel.lines]
     written += [HELPERS.get(h, "") for kernel in file.kernels for h in kernel.body.helpers]
+    imports += [
+        "from torch.utils._python_dispatch import TorchDispatchMode",
+        "from torch.utils._pytree import tree_map",
+    ]
     if any("libdevice." in line for line in written):
         imports.append("from triton.language.extra import libdevice")
     return "\n".join(_wrapped(doc)) + "\n\n" + "\n".join(imports)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import difflib
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,8 +24,10 @@ from fusion_advisor.gates import Subject
 from fusion_advisor.identify import Finding
 from fusion_advisor.idiom import name_of
 from fusion_advisor.kernels import Kernel
+from fusion_advisor.package import kernels_of, mark_of, package_files, package_name, place_of
 from fusion_advisor.records import Arg, Ref
 from fusion_advisor.reports import wording
+from fusion_advisor.stamp import Stamp, edited, fingerprint, read_stamp, restamped, stamped
 from fusion_advisor.trail import Span
 
 
@@ -43,12 +44,14 @@ class Put:
 @dataclass
 class Patch:
     """New texts of the files that change and of those that are added, by their paths; why the other
-    groups are not in it, by their ids."""
+    groups are not in it, by their ids. `outdated` says of kernels that were there already which of
+    the files that they were written from have changed since."""
 
     puts: list[Put] = field(default_factory=list[Put])
     refused: dict[str, str] = field(default_factory=dict[str, str])
     before: dict[Path, str] = field(default_factory=dict[Path, str])
     after: dict[Path, str] = field(default_factory=dict[Path, str])
+    outdated: dict[Path, str] = field(default_factory=dict[Path, str])
 
     def diff(self, root: Path) -> str:
         """As `git apply` takes it, paths from `root`."""
@@ -263,13 +266,18 @@ def patch(
     kernels: Mapping[str, Kernel],
     model: Path,
     only_dtype: Collection[str] = (),
+    standing: Mapping[Path, str] | None = None,
+    stamps: Mapping[str, Stamp] | None = None,
 ) -> Patch:
     """The files with a call of its kernel in place of every group that they can express, or of an
     op of PyTorch's where the placement asks for those.
 
     `kernels` are those of the findings by their names, each proven, those of `only_dtype` for the
     dtypes that were captured; `model` is the file beside which the package with the kernels is put.
+    `standing` are the files of that package that are there already: its kernels stay, and serve
+    findings of the same name. `stamps` say of the kernels what wrote and checked them.
     """
+    standing, stamps = standing or {}, stamps or {}
     result = Patch()
     folder = model.parent / package_name(model)
     chosen: dict[Place, list[Edit]] = {}
@@ -304,14 +312,57 @@ def patch(
         if not placement.operators:
             imported = _import(path, folder)
         result.after[path] = splice(result.before[path], edits, imported)
-    if result.puts and not placement.operators:
-        result.after |= _package(folder, [kernels[put.finding.name] for put in result.puts])
+    if placement.operators:
+        return result
+    texts = {name: _kept(result, folder, name, text) for name, text in kernels_of(standing).items()}
+    for put in result.puts:
+        name = put.finding.name
+        if name not in texts:
+            texts[name] = _new(result, placement, folder, put, kernels[name], stamps.get(name))
+    changed = package_files(folder, texts) if texts else {}
+    changed = {path: text for path, text in changed.items() if standing.get(path) != text}
+    result.before |= {path: standing[path] for path in changed if path in standing}
+    result.after |= changed
     return result
 
 
-def package_name(model: Path) -> str:
-    """The package beside a model's file that its kernels are in."""
-    return f"fused_{re.sub(r'[^0-9a-zA-Z_]', '_', model.stem)}"
+def _new(
+    result: Patch,
+    placement: Placement,
+    folder: Path,
+    put: Put,
+    kernel: Kernel,
+    stamp: Stamp | None,
+) -> str:
+    """The file of a kernel that is added; a stamp names the sources as the patch leaves them."""
+    if stamp is None:
+        return kernel.text
+    nodes = placement.flow.nodes
+    made_in = [nodes[number].source for instance in put.finding.instances for number in instance]
+    lines = [(source.file, source.line) for source in made_in if source]
+    files = {file for file, line in lines if placement.editable(file, line)}
+    paths = sorted({Path(file).resolve() for file in files | {edit.file for edit in put.edits}})
+    sources = tuple((place_of(path, folder), _left(result, path)) for path in paths)
+    return stamped(kernel.text, replace(stamp, sources=sources))
+
+
+def _kept(result: Patch, folder: Path, name: str, text: str) -> str:
+    """The file of a kernel that stays; its stamp names the sources as the patch leaves them."""
+    stamp = read_stamp(text)
+    if stamp is None or edited(text):
+        return text
+    paths = [(folder.parent / place).resolve() for place, _ in stamp.sources]
+    pairs = zip(paths, stamp.sources, strict=True)
+    old = [place for path, (place, mark) in pairs if mark_of(path) != mark]
+    if old:
+        result.outdated[folder / f"{name}.py"] = ", ".join(old)
+    left = tuple((place_of(path, folder), _left(result, path)) for path in paths)
+    return text if left == stamp.sources else restamped(text, left)
+
+
+def _left(result: Patch, path: Path) -> str:
+    """The fingerprint of a source file as a patch leaves it."""
+    return fingerprint(result.after[path]) if path in result.after else mark_of(path)
 
 
 def _edits(
@@ -391,17 +442,6 @@ def _import(file: Path, folder: Path) -> str:
     """How a file imports the package of kernels: as its neighbour in a package, or by name."""
     within = file.parent == folder.parent and (file.parent / "__init__.py").is_file()
     return f"from . import {folder.name}" if within else f"import {folder.name}"
-
-
-def _package(folder: Path, kernels: Iterable[Kernel]) -> dict[Path, str]:
-    """The files of the package: one that stands alone for each kernel, and what it offers."""
-    files = {folder / f"{kernel.name}.py": kernel.text for kernel in kernels}
-    names = sorted(path.stem for path in files)
-    lines = ['"""Kernels written by fusion-advisor. Each file stands alone."""', ""]
-    lines += [f"from .{name} import {name}" for name in names]
-    listed = ", ".join(f'"{name}"' for name in names)
-    lines += ["", f"__all__ = [{listed}]", ""]
-    return {**files, folder / "__init__.py": "\n".join(lines)}
 
 
 def _difference(name: str, before: str | None, after: str) -> str:

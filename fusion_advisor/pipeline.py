@@ -23,16 +23,18 @@ from fusion_advisor.framework import exact
 from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, Identified, identify
 from fusion_advisor.inductor import weigh
-from fusion_advisor.kernels import Kernel
-from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.kernels import Check, Kernel
+from fusion_advisor.machine import choose_device, gpu_names, version
 from fusion_advisor.operators import in_dtypes, operator
-from fusion_advisor.patch import Other, Patch, Placement, package_name, patch, replaced_nodes
+from fusion_advisor.package import kernels_of, mark_of, package_name, read_package
+from fusion_advisor.patch import Other, Patch, Placement, patch, replaced_nodes
 from fusion_advisor.records import Graph
 from fusion_advisor.report import Report
 from fusion_advisor.routing import action
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
+from fusion_advisor.stamp import Stamp, body, checked, stamped
 from fusion_advisor.trial import Trial, tried, tried_alone
 from fusion_advisor.verify import Provers, provers, verify
 
@@ -96,7 +98,34 @@ def analyze(
             proofs[name] = replace(proofs[name], check=check, compiled=compiled)
     listener.stage("report")
     report = assemble(flow, grouping, found, proofs, request.scenario, assumed, rulebook)
-    return Analysis(report, tuple(kernels.values()), flow)
+    signed = (
+        _signed(request, flow, finding, proofs[finding.id], rulebook) for finding in found.groups
+    )
+    return Analysis(report, tuple(kernel for kernel in signed if kernel), flow)
+
+
+def _signed(
+    request: Request, flow: Dataflow, finding: Finding, proof: Proof, rulebook: Rulebook
+) -> Kernel | None:
+    """A group's kernel whose file says what it was made from and how it was checked."""
+    if proof.kernel is None:
+        return None
+    home = Path(request.model.partition(":")[0]).resolve().parent
+    made_in = (flow.nodes[number].source for place in finding.instances for number in place)
+    files = sorted({Path(source.file).resolve() for source in made_in if source})
+    sources = tuple(
+        (file.relative_to(home).as_posix() if file.is_relative_to(home) else file.name, mark)
+        for file in files
+        if (mark := mark_of(file))
+    )
+    stamp = replace(_stamp(request, proof.check, rulebook), sources=sources)
+    return replace(proof.kernel, text=stamped(proof.kernel.text, stamp))
+
+
+def _stamp(request: Request, check: Check | None, rulebook: Rulebook) -> Stamp:
+    """What wrote and checked a kernel."""
+    tool = version("fusion-advisor") or "unknown"
+    return Stamp(tool, rulebook.hash, checked=checked(check), command=request.command)
 
 
 @dataclass(frozen=True)
@@ -106,7 +135,8 @@ class Patched:
     `diff` and `model_new` (the text of a file with a class `ModelNew`) are empty where they were
     not asked for, or where no group could be put into the source. `unplaced` says of accepted sets,
     by what they launch, why the source cannot express them. `free_us` is what the groups would
-    save if the source could express every cut, `saved_us` what the patch does.
+    save if the source could express every cut, `saved_us` what the patch does. `package` names the
+    kernels that were there already; empty where there were none.
     """
 
     patch: Patch
@@ -118,6 +148,7 @@ class Patched:
     unplaced: Mapping[str, str]
     free_us: float
     saved_us: float
+    package: str = ""
 
 
 def patched(
@@ -136,13 +167,15 @@ def patched(
 
     `root` is the tree that a diff may edit; `captured` gives the graph of a model with its trail,
     and with the kernels of a package as their references. The partition is solved for what the
-    source can express: the tree's, or without a diff the model's own file. Raises UsageError and
-    CaptureError as `analyze` does.
+    source can express: the tree's, or without a diff the model's own file. A package of kernels
+    that is there keeps them. Raises UsageError and CaptureError as `analyze` does.
     """
     listener = listener or _Silent()
     model = Path(request.model.partition(":")[0]).resolve()
     if model_new:
         require_model(model.read_text(encoding="utf-8"))
+    folder = model.parent / package_name(model)
+    standing = read_package(folder)
     rulebook = load_rulebook(request.rules)
     gpus = gpu_names()
     device, chosen = choose_device(request.device, rulebook, gpus)
@@ -168,36 +201,55 @@ def patched(
         for said, scenario, answer in others:
             with suppress(CaptureError):  # the model does not run so: there is nothing to keep
                 originals.append((said, scenario, answer.result()))
-        placement = _placement(originals, _within(root if diff else model), operators=operators)
+        within = _within(root if diff else model, folder)
+        placement = _placement(originals, within, operators=operators)
         listener.stage("group")
         decided = _remembering(flow, rulebook)
         free = group(flow, decided, rulebook)
-        found = _cut(placement, decided, rulebook)
+        found = _named_apart(
+            _cut(placement, decided, rulebook), kernels_of(standing), flow, rulebook
+        )
         listener.stage("emit")
         proofs = _emitted(request, flow, found, rulebook, full_size=bool(gpus))
         listener.stage("verify")
         kernels = {proof.kernel.name: proof.kernel for proof in proofs.values() if proof.kernel}
         only_dtype: frozenset[str] = frozenset()
+        stamps: dict[str, Stamp] = {}
         if operators:
             proven, only_dtype = _proven_operators(found, kernels, children)
         else:
-            proven = _proven(kernels, children)
-        made = patch(placement, found.groups, proven, model, only_dtype)
+            tested = _tested(kernels, children)
+            proven = {name: kernels[name] for name in tested}
+            stamps = {name: _stamp(request, check, rulebook) for name, check in tested.items()}
+        made = patch(placement, found.groups, proven, model, only_dtype, standing, stamps)
         own = Patch()
         if model_new:
-            within = replace(placement, editable=_within(model))
+            within = replace(placement, editable=_within(model, folder))
             own = patch(within, found.groups, proven, model, only_dtype)
             left = {k: why for k, why in own.refused.items() if k not in made.refused}
             made.refused |= {f"{name} of ModelNew": why for name, why in left.items()}
-        text, alone = made.diff(root) if diff else "", _model_new(own, proven, model)
+        signed = {
+            name: replace(kernel, text=stamped(kernel.text, stamps[name]))
+            if name in stamps
+            else kernel
+            for name, kernel in proven.items()
+        }
+        text, alone = made.diff(root) if diff else "", _model_new(own, signed, model)
         listener.stage("try")
         wrong: dict[str, str] = {}
-        unfused = partial(flow_of, references=package_name(model))
+        unfused = partial(flow_of, references=folder.name)
+        if standing and (text or alone):
+            # operators so far, they are their references in what is compared
+            asked = [pool.submit(unfused, request.model, each) for _, each, _ in originals]
+            originals = [
+                (said, scenario, answer.result())
+                for (said, scenario, _), answer in zip(originals, asked, strict=True)
+            ]
         for edited, trials in _trials(placement, originals, made, proven, model) if text else ():
             diff_of, paths = edited.diff(root), edited.after
             wrong = tried(diff_of, paths, root, request.model, trials, unfused, pool) | wrong
         for edited, trials in _trials(placement, originals, own, proven, model) if alone else ():
-            file = _model_new(edited, proven, model)
+            file = _model_new(edited, signed, model)
             found_wrong = tried_alone(file, model, trials, flow_of, pool)
             wrong |= {f"ModelNew {said}": what for said, what in found_wrong.items()}
     listener.stage("report")
@@ -207,6 +259,7 @@ def patched(
         _unplaced(flow, found),
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
+        folder.name if standing else "",
     )  # fmt: skip
 
 
@@ -304,12 +357,36 @@ def put(
 
 def _proven(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Kernel]:
     """Those that passed whatever was asked for."""
+    return {name: kernels[name] for name in _tested(kernels, children)}
+
+
+def _tested(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Check | None]:
+    """The names of those that passed whatever was asked for, with their checks."""
     answers = verify([*kernels.values()], children)
     return {
-        name: kernel
-        for (name, kernel), (check, compiled) in zip(kernels.items(), answers, strict=True)
+        name: check
+        for name, (check, compiled) in zip(kernels, answers, strict=True)
         if (not check or check.passed) and (not compiled or not compiled.failure)
     }
+
+
+def _named_apart(
+    found: Identified, standing: Mapping[str, str], flow: Dataflow, rulebook: Rulebook
+) -> Identified:
+    """Groups under names that no kernel has which is there already, unless it does the same."""
+
+    def free(finding: Finding, name: str) -> bool:
+        if name not in standing:
+            return True
+        kernel = _written(flow, replace(finding, name=name), rulebook, full_size=False)
+        return isinstance(kernel, Kernel) and body(kernel.text) == body(standing[name])
+
+    def named(finding: Finding) -> Finding:
+        ends = (finding.fingerprint[:digits] for digits in range(6, len(finding.fingerprint)))
+        names = (finding.name, *(f"{finding.name}_{end}" for end in ends))
+        return replace(finding, name=next(name for name in names if free(finding, name)))
+
+    return replace(found, groups=tuple(map(named, found.groups)))
 
 
 def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
@@ -347,13 +424,14 @@ def _cut(
     return identify(flow, grouping, rulebook)
 
 
-def _within(root: Path) -> Callable[[str, int], bool]:
-    """Whether a file is the user's, in a tree."""
+def _within(root: Path, package: Path) -> Callable[[str, int], bool]:
+    """Whether a file is the user's, in a tree, and none of the kernels."""
 
     def editable(file: str, line: int) -> bool:
         del line
         path = Path(file).resolve()
-        return path.is_relative_to(root) and "site-packages" not in path.parts
+        ours = path.is_relative_to(package) or "site-packages" in path.parts
+        return path.is_relative_to(root) and not ours
 
     return editable
 
@@ -399,13 +477,20 @@ def _emitted(
 
     def one(finding: Finding) -> Proof:
         file = f"{request.folder}/{finding.name}.py" if request.folder is not None else None
-        kernel = attempt(
-            flow, finding.decision, finding.name, rulebook,
-            regenerate=request.command, full_size=full_size,
-        )  # fmt: skip
+        kernel = _written(flow, finding, rulebook, full_size=full_size)
         return Proof(None, why=kernel) if isinstance(kernel, str) else Proof(kernel, file=file)
 
     return {finding.id: one(finding) for finding in found.groups}
+
+
+def _written(
+    flow: Dataflow, finding: Finding, rulebook: Rulebook, *, full_size: bool
+) -> Kernel | str:
+    """A group's kernel, beside PyTorch's own op; why there is none where none can be written."""
+    own_op = exact(finding.decision.subject, finding.pattern) if finding.framework else None
+    return attempt(
+        flow, finding.decision, finding.name, rulebook, framework=own_op, full_size=full_size
+    )
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
+from fusion_advisor.errors import UsageError
 from fusion_advisor.records import Graph, Node, Ref
 from fusion_advisor.trail import Moment, Span, Trail
 
@@ -66,8 +67,12 @@ class SourceFile:
 
     @classmethod
     def read(cls, path: str) -> SourceFile:
-        """OSError and SyntaxError as Python raises them."""
-        text = Path(path).read_text(encoding="utf-8")
+        """OSError and SyntaxError as Python raises them; UsageError for other text than UTF-8."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            where = f"{path}: byte {error.start}"
+            raise UsageError(f"{where} is not UTF-8: save the file as UTF-8") from error
         found = cls(path, text, ast.parse(text))
         for parent in ast.walk(found.tree):
             for child in ast.iter_child_nodes(parent):

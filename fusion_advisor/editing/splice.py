@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
@@ -172,8 +172,19 @@ def _with_lines(statement: cst.BaseStatement, lines: Sequence[cst.EmptyLine]) ->
     return statement.with_changes(leading_lines=lines)
 
 
+def _bare(
+    body: Iterable[cst.SimpleStatementLine | cst.BaseCompoundStatement],
+) -> Iterator[cst.BaseStatement]:
+    """Statements without what stands above and behind them."""
+    for statement in body:
+        if isinstance(statement, cst.SimpleStatementLine):
+            yield statement.with_changes(
+                leading_lines=[], trailing_whitespace=cst.TrailingWhitespace()
+            )
+
+
 def _importing(module: cst.Module, imported: str) -> cst.Module:
-    """With an import behind the last one at the top of the file."""
+    """With an import behind the last one at the top of the file, unless it is there already."""
     added = cst.parse_statement(imported)
     body = list(module.body)
     at = 0
@@ -185,5 +196,6 @@ def _importing(module: cst.Module, imported: str) -> cst.Module:
             at = number + 1
         elif not (number == 0 and isinstance(first, cst.Expr)):
             break
-    body.insert(at, added)
+    if not any(statement.deep_equals(added) for statement in _bare(body[:at])):
+        body.insert(at, added)
     return module.with_changes(body=body)

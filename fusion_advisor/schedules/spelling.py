@@ -123,6 +123,12 @@ def filled(template: str, operands: Sequence[str]) -> str:
     return template.format(*ready)
 
 
+def quoted(text: str) -> str:
+    """Somebody's text as it can stand in a docstring: on one line, and unable to end it."""
+    plain = text.replace("\\", "\\\\").replace('"', '\\"')
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in plain)
+
+
 def literal(text: str) -> str:
     if text in ("inf", "-inf", "nan"):
         return f'float("{text}")'

@@ -25,7 +25,7 @@ from .generated import FUNCTIONS, kernel
 from .regions import RULES, Tape, decided, flow_of, interpreted, kernel_of, why_not
 
 Tensors = tuple[torch.Tensor, ...]
-IMPORTS = {"os", "warnings", "torch", "triton"}
+IMPORTS = {"argparse", "os", "sys", "warnings", "torch", "triton"}
 WIDTH = 100
 
 

@@ -232,7 +232,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "new.py: the patched model is the original as asked" in done.stderr
     assert "class ModelNew" in out.read_text()
-    assert "Made by: fusion-advisor emit" in out.read_text()
+    assert "Written by: fusion-advisor" in out.read_text()
     assert "new.py" not in out.read_text(), "the kernels come from the model's file"
     assert sorted(path.name for path in tmp_path.glob("*.p*")) == ["new.py", "problem.py"]
     done = command(file)

@@ -51,15 +51,17 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # `group` searches over what `decide` says of each region
         "decide",
         "group",
-        "reference",
+        "framework reference",
         "kernel_file",
         "launcher cases",
+        "alone",
         "emit",
+        "stamp",
         # proof: `checking` and `compiling` are the child processes of `verify`
         "workers interpreting comparing",
         "verify",
         "checking compiling",
-        "fingerprint idiom framework",
+        "fingerprint idiom",
         "operators",
         # measurement: `measuring` is the child process of `measure`
         "timing replay inductor_coverage",
@@ -77,6 +79,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "compare",
         # the kernels in the model's own source
         "editing",
+        "package",
         "patch trial",
         # where stages meet, and who may call that
         "pipeline bench",

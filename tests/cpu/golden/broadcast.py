@@ -7,12 +7,16 @@ Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same from run to run.
 """
 
+import argparse
 import os
+import sys
 import warnings
 
 import torch
 import triton
 import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from triton.language.extra import libdevice
 
 
@@ -181,3 +185,142 @@ def fall_back(problem, *tensors):
     fallbacks += 1
     with torch.autocast(tensors[0].device.type, enabled=False):  # the casts are made already
         return reference(*tensors)
+
+
+# -- python FILE --check --bench -------------------------------------------------------------------
+
+
+# Of each input: shape, strides, dtype, and from where to where integers go.
+SMALL = [
+    ((3, 3, 7, 30), (630, 210, 30, 1), torch.float32),
+    ((3, 1, 1), (1, 1, 1), torch.float32),
+    ((30,), (1,), torch.float32),
+    ((3, 1, 7, 1), (7, 20, 1, 1), torch.float32),
+]
+FULL = [
+    ((3, 8, 20, 30), (4800, 600, 30, 1), torch.float32),
+    ((8, 1, 1), (1, 1, 1), torch.float32),
+    ((30,), (1,), torch.float32),
+    ((3, 1, 20, 1), (20, 20, 1, 1), torch.float32),
+]
+
+
+def drawn(inputs, device):
+    """Random tensors, the same each time."""
+    torch.manual_seed(0)
+    for shape, stride, dtype, *bounds in inputs:
+        size = (1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)),)
+        made = torch.randint(*bounds, size, device=device) if bounds else None
+        made = torch.randn(size, device=device) if made is None else made
+        yield made.to(dtype).as_strided(shape, stride)
+
+
+class InFloat64(TorchDispatchMode):
+    """Runs every operation in float64, whatever dtype it names."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        args, kwargs = tree_map(widened, (args, kwargs or {}))
+        return tree_map(widened, function(*args, **kwargs))
+
+
+def widened(value):
+    """A tensor or a dtype in float64, anything else as it is."""
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value.is_floating_point else value
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if floating else value
+
+
+def check(inputs, device):
+    """Print our errors and eager's against float64; are all of ours near enough?"""
+    tensors = [*drawn(inputs, device)]
+    found, eager = broadcast(*tensors), reference(*tensors)
+    with InFloat64():
+        exact = reference(*map(widened, tensors))
+    near = True
+    each = [r if isinstance(r, tuple) else (r,) for r in (found, eager, exact)]
+    for results in zip(*each, strict=True):
+        ours, its, true = (result.double() for result in results)
+        finite = its.isfinite() & true.isfinite()
+        error, own, top = (
+            torch.where(finite, t, 0.0).abs().max().item() for t in (ours - true, its - true, true)
+        )
+        dtype = results[0].dtype
+        ulp = top * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+        allowed = 2 * own + 1 * ulp
+        print(f"{[*ours.shape]} {dtype}: error {error:.3g}, eager's {own:.3g},", end=" ")
+        print(f"allowed {allowed:.3g}: {'near enough' if error <= allowed else 'TOO FAR'}")
+        near = near and error <= allowed
+    return near
+
+
+def bench():
+    """Print how long a call of each keeps the GPU busy at the graph's sizes, with a cold L2."""
+    tensors = [*drawn(FULL, "cuda")]
+    ways = {
+        "broadcast": broadcast,
+        "eager": reference,
+        "torch.compile": torch.compile(reference, dynamic=False),
+    }
+    cold = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    for name, way in ways.items():
+        way(*tensors)
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(33)]
+        torch.cuda._sleep(2**27)  # cycles, in which all runs are queued
+        for start, end in pairs:
+            cold.zero_()
+            start.record()
+            way(*tensors)
+            end.record()
+        torch.cuda.synchronize()
+        middle = sorted(start.elapsed_time(end) for start, end in pairs)[16]
+        print(f"{name}: {1e3 * middle:.2f} us")
+
+
+def interpret_libdevice():
+    """Give Triton's interpreter, which has no math library, torch's functions in float64."""
+    from triton.runtime.interpreter import TensorHandle
+
+    def taken(function):
+        def call(*args):
+            blocks = [arg for arg in args if isinstance(arg, tl.tensor)]
+            kind, dtype = blocks[0].dtype.scalar, blocks[0].handle.data.dtype
+            arrays = [arg.handle.data if isinstance(arg, tl.tensor) else arg for arg in args]
+            made = function(*(torch.as_tensor(each).double() for each in arrays)).numpy()
+            whole = any(block.type.is_block() for block in blocks)
+            handle = TensorHandle(made.astype(dtype), kind)
+            return tl.tensor(handle, tl.block_type(kind, list(made.shape)) if whole else kind)
+
+        return call
+
+    for name, function in {"exp": torch.exp}.items():
+        setattr(libdevice, name, taken(function))
+
+
+def main():
+    """The command line. Without a GPU the check runs through Triton's interpreter."""
+    parser = argparse.ArgumentParser(description="broadcast beside eager")
+    parser.add_argument("--check", action="store_true", help="errors against float64 (default)")
+    parser.add_argument("--bench", action="store_true", help="times on a GPU")
+    asked = parser.parse_args()
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    os.environ["FUSION_ADVISOR_STRICT"] = "1"  # the kernel's own answer, or none
+    if interpreted:
+        interpret_libdevice()
+    near = True
+    with torch.no_grad():
+        if asked.check or not asked.bench:
+            near = check(SMALL, "cpu" if interpreted else "cuda")
+            near = near and (interpreted or check(FULL, "cuda"))
+        if asked.bench and interpreted:
+            sys.exit("broadcast: --bench times on a GPU, and there is none here")
+        if asked.bench:
+            bench()
+    sys.exit(not near)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Emitted files by themselves: their check, their command line, and their stamp."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusion_advisor.kernels import Check
+from fusion_advisor.stamp import (
+    Stamp,
+    body,
+    checked,
+    edited,
+    read_stamp,
+    restamped,
+    stamped,
+    unstamped,
+)
+
+from .generated import kernel
+
+
+def run(text: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A file's own command line, in a folder where nothing else is."""
+    file = folder / "kernel.py"
+    file.write_text(text)
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, "-I", "-W", "error::UserWarning", str(file), *options],
+        capture_output=True, text=True, check=False, env=environment, cwd=folder,
+    )  # fmt: skip
+
+
+ALONE = ("softmax", "masked_count", "residual_rms_norm", "dropped_attention", "shared_layer_norm")
+"""A function of the math library, integers, 16 bits, random numbers, and programs that share."""
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_without_a_gpu_a_file_checks_itself_on_the_interpreter(name: str, tmp_path: Path) -> None:
+    made = kernel(name)
+    done = run(made.text, tmp_path, "--check")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(made.outputs)
+    assert all("eager's" in line and line.endswith("near enough") for line in lines)
+
+
+def test_a_wrong_kernel_is_too_far(tmp_path: Path) -> None:
+    text = kernel("softmax").text
+    wrong = text.replace("tl.div_rn(exp, sum_1)", "tl.div_rn(exp, sum_1 + 1e-3)")
+    assert wrong != text
+    done = run(wrong, tmp_path, "--check")
+    assert done.returncode == 1
+    assert done.stdout.rstrip().endswith("TOO FAR")
+
+
+def test_times_need_a_gpu(tmp_path: Path) -> None:
+    done = run(kernel("softmax").text, tmp_path, "--bench")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "softmax: --bench times on a GPU, and there is none here\n"
+
+
+def test_beside_eager_stands_pytorchs_own_op() -> None:
+    from fusion_advisor.emit import emit
+    from fusion_advisor.framework import exact
+
+    from .generated import FUNCTIONS
+    from .regions import RULES, decided, flow_of
+
+    function, inputs = FUNCTIONS["softmax"]
+    flow = flow_of(function, *inputs)
+    decision = decided(flow)
+    made = emit(flow, decision, "softmax", RULES, framework=exact(decision.subject, "softmax"))
+    line = '"framework": lambda args_0: torch.nn.functional.softmax(args_0, dim=-1),'
+    assert line in made.text
+
+
+# -- stamps ----------------------------------------------------------------------------------------
+
+SOURCES = (('a"""; import os\n\\.py', "0123456789ab"), ("layers/é.py", "ba9876543210"))
+STAMP = Stamp("0.1.0", "f" * 64, SOURCES, "on Triton's interpreter", 'emit \'"""\' --out k')
+
+
+def test_a_stamp_is_read_back_and_taken_off() -> None:
+    text = kernel("softmax").text
+    made = stamped(text, STAMP)
+    found = read_stamp(made)
+    assert found is not None
+    assert (found.tool, found.rules) == ("0.1.0", "f" * 12)
+    assert found.sources == SOURCES
+    assert unstamped(made) == text
+    assert body(made) == body(text)
+    assert stamped(made, STAMP) == made, "in place of the one that it has"
+    compile(made, "kernel.py", "exec")
+
+
+def test_what_is_edited_shows() -> None:
+    made = stamped(kernel("softmax").text, STAMP)
+    assert not edited(made)
+    assert edited(made.replace("tl.div_rn", "tl.fdiv"))
+    assert edited(made.replace("0.1.0", "0.2.0")), "the stamp itself, too"
+    assert edited(kernel("softmax").text), "nothing says what was written"
+
+
+def test_a_stamp_can_name_its_sources_anew() -> None:
+    made = stamped(kernel("softmax").text, STAMP)
+    again = restamped(made, (("model.py", "0" * 12),))
+    assert not edited(again)
+    found = read_stamp(again)
+    assert found is not None
+    assert found.sources == (("model.py", "0" * 12),)
+    assert body(again) == body(made)
+
+
+def test_how_far_a_kernel_is_proven_stands_in_its_file() -> None:
+    passed = Check("k", "cuda:NVIDIA H200", True, ("a", "b"), 5)
+    assert checked(passed) == "on NVIDIA H200, 2 shapes, 5 seeds"
+    assert checked(Check("k", "interpreter", False, failure="off")) == (
+        "failed on Triton's interpreter: off"
+    )
+    assert checked(None) == "no"

@@ -1,0 +1,173 @@
+"""Packages of kernels that are there already: second patches, and what is stale."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fusion_advisor.errors import UsageError
+from fusion_advisor.machine import version
+from fusion_advisor.package import kernels_of, read_package, stale
+from fusion_advisor.pipeline import Patched, patched
+from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.scenario import Request, Scenario
+from fusion_advisor.stamp import body
+
+from .in_process import captured
+
+MODEL = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up = nn.Linear(96, 64), nn.Linear(96, 64)
+        self.wide = nn.Linear(64, 512)
+
+    def forward(self, x):
+        x = F.silu(self.gate(x)) * self.up(x)
+        return x
+
+
+def get_inputs():
+    return [torch.empty(64, 128, 96)]
+"""
+MORE = """\
+        y = self.wide(x)
+        y = F.silu(y[..., 256:]) * y[..., :256]
+        return x, y
+"""
+TOOL, RULES = version("fusion-advisor") or "unknown", load_rulebook().hash
+
+
+def again(folder: Path) -> Patched:
+    """The patch of the model in a folder as it is now, kernels unchecked."""
+    request = Request(
+        str(folder / "model.py"), Scenario(), device="h200", verify=False, compile=False
+    )
+    return patched(request, folder.resolve(), captured)
+
+
+def applied(folder: Path) -> Patched:
+    made = again(folder)
+    assert made.wrong == {}
+    subprocess.run(["git", "apply", "-"], input=made.diff.encode(), cwd=folder, check=True)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model to which a patch was applied."""
+    (tmp_path / "model.py").write_text(MODEL)
+    applied(tmp_path)
+    return tmp_path
+
+
+def kernels(folder: Path) -> dict[str, str]:
+    return kernels_of(read_package(folder / "fused_model"))
+
+
+def reasons(folder: Path, tool: str = TOOL, rules: str = RULES) -> dict[str, str]:
+    return {file.name: why for file, why in stale(folder / "fused_model", tool, rules)}
+
+
+def test_a_patch_applied_twice_changes_nothing(folder: Path) -> None:
+    made = again(folder)
+    assert made.diff == ""
+    assert made.package == "fused_model"
+
+
+def test_a_second_patch_adds_what_is_new(folder: Path) -> None:
+    before = kernels(folder)
+    file = folder / "model.py"
+    file.write_text(file.read_text().replace("        return x\n", MORE))
+    made = applied(folder)
+    after = kernels(folder)
+    assert set(before) == {"swiglu"}
+    assert len(after) == 2, "another swiglu, under a name of its own"
+    assert body(after["swiglu"]) == body(before["swiglu"])
+    text = file.read_text()
+    assert text.count("import fused_model\n") == 1
+    assert all(f"fused_model.{name}(" in text for name in after)
+    assert all(f"from .{name} import {name}\n" in (folder / "fused_model/__init__.py").read_text()
+               for name in after)  # fmt: skip
+    assert [path.name for path in made.patch.outdated] == ["swiglu.py"], "the model had changed"
+    assert reasons(folder) == {}
+    assert again(folder).diff == ""
+
+
+def test_statements_that_were_put_back_get_their_kernel_again(folder: Path) -> None:
+    (folder / "model.py").write_text(MODEL)
+    made = applied(folder)
+    assert set(made.patch.after) == {folder / "model.py"}, "the kernel is there"
+    assert "fused_model.swiglu(" in (folder / "model.py").read_text()
+    assert reasons(folder) == {}
+
+
+def test_what_is_stale(folder: Path) -> None:
+    assert reasons(folder) == {}
+    assert reasons(folder, tool="9.9") == {
+        "swiglu.py": f"it was written by fusion-advisor {TOOL}, this is 9.9"
+    }
+    other = "0" * 64
+    assert reasons(folder, rules=other) == {
+        "swiglu.py": f"it was written under rules {RULES[:12]}, these are {other[:12]}"
+    }
+    model, kernel = folder / "model.py", folder / "fused_model" / "swiglu.py"
+    model.write_text(model.read_text() + "\n# more\n")
+    assert reasons(folder) == {"swiglu.py": "model.py changed since"}
+    kernel.write_text(kernel.read_text().replace("BLOCK=1024", "BLOCK=512"))
+    assert reasons(folder) == {
+        "swiglu.py": "it was edited since it was written; model.py changed since"
+    }
+    kernel.write_text("def swiglu(a, b):\n    return a\n")
+    assert reasons(folder) == {"swiglu.py": "does not say what wrote it"}
+
+
+def test_a_kernel_that_somebody_edited_stays_as_it_is(folder: Path) -> None:
+    model, kernel = folder / "model.py", folder / "fused_model" / "swiglu.py"
+    kernel.write_text(kernel.read_text().replace("BLOCK=1024", "BLOCK=512"))
+    model.write_text(model.read_text().replace("        return x\n", MORE))
+    mine = kernel.read_text()
+    applied(folder)
+    assert kernel.read_text() == mine
+
+
+def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "fused_model").mkdir()
+    (tmp_path / "fused_model" / "__init__.py").write_text("mine = 1\n")
+    with pytest.raises(UsageError, match="not a package of fusion-advisor's"):
+        again(tmp_path)
+
+
+def test_the_command_says_what_is_stale_and_the_test_runs(folder: Path) -> None:
+    program = Path(sys.executable).parent / "fusion-advisor"
+
+    def check() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, "patch", "model.py", "--check"], capture_output=True, text=True, cwd=folder
+        )
+
+    assert check().returncode == 0
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "fused_model"],
+        capture_output=True, text=True, cwd=folder,
+    )  # fmt: skip
+    assert "1 passed" in tested.stdout, tested.stdout + tested.stderr
+    (folder / "model.py").write_text(MODEL)
+    done = check()
+    assert done.returncode == 1
+    assert done.stderr == "fused_model/swiglu.py: stale: model.py changed since\n"
+
+
+def test_a_source_that_is_not_utf_8_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9\n" + MODEL.encode())
+    with pytest.raises(UsageError, match=r"model.py: byte 28 is not UTF-8: save the file as UTF-8"):
+        again(tmp_path)
