@@ -51,9 +51,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # `group` searches over what `decide` says of each region
         "decide",
         "group",
-        "framework reference",
+        "framework",
         "kernel_file",
-        "launcher cases",
+        "launcher cases reference",
         "alone",
         "emit",
         "stamp",
