@@ -225,13 +225,12 @@ class _Rewriter:
             )
         return [leaf for child in _parts(node) for leaf in self._leaves(child)]
 
-    def _evaluated(self, node: ast.expr | ast.stmt) -> set[int]:
+    def _evaluated(self, node: ast.expr | ast.stmt) -> frozenset[int]:
         """The evaluations within an expression, those of the calls that it makes included."""
-        whole = span_of(node)
-        return {step for step, standing in self._at.items() if whole.holds(standing.span)}
+        return self._sources.evaluated(self._place, span_of(node), within=True)
 
-    def _exactly(self, span: Span) -> set[int]:
-        return {step for step, standing in self._at.items() if standing.span == span}
+    def _exactly(self, span: Span) -> frozenset[int]:
+        return self._sources.evaluated(self._place, span, within=False)
 
     def _belongs(self, node: ast.expr) -> bool:
         """Whether the value of an expression is made by the group, and all that makes it is."""

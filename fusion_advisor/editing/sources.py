@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from fusion_advisor.records import Graph, Node, Ref
-from fusion_advisor.trail import Moment, Span, Trail
+from fusion_advisor.trail import Evaluation, Moment, Span, Trail
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -102,7 +102,17 @@ class SourceFile:
 
     def source(self, node: ast.expr | ast.stmt) -> str:
         """The text of a node."""
-        return ast.get_source_segment(self.text, node) or ast.unparse(node)
+        span = span_of(node)
+        first, *more = self._lines[span.line - 1 : span.end_line]
+        if not more:
+            return first[span.column : span.end_column].decode()
+        *middle, last = more
+        return b"".join([first[span.column :], *middle, last[: span.end_column]]).decode()
+
+    @cached_property
+    def _lines(self) -> list[bytes]:
+        """As Python's parser counts them: a form feed ends none."""
+        return self.text.encode().splitlines(keepends=True)
 
     def qualname(self, function: Function) -> str:
         """A function's name as Python qualifies it: `Model.forward`, `make.<locals>.forward`."""
@@ -185,6 +195,7 @@ class Sources:
             if word.startswith("#") and int(word[1:]) not in self.made:
                 self.handed_on.setdefault(ref, []).append(int(word[1:]))
         self._turns: dict[tuple[int, Span], int] = {}
+        self._known: dict[tuple[Place, Span, bool], frozenset[int]] = {}
         self._walk()
 
     def file(self, path: str) -> SourceFile:
@@ -202,6 +213,16 @@ class Sources:
         """A word for a tensor; empty where there is none."""
         return self._words.get(ref, "")
 
+    def evaluated(self, place: Place, span: Span, *, within: bool) -> frozenset[int]:
+        """The evaluations that stand at a span of a place, or anywhere within it."""
+        key = place, span, within
+        if key not in self._known:
+            held = self.held[place].items()
+            self._known[key] = frozenset(
+                step for step, at in held if at.span == span or (within and span.holds(at.span))
+            )
+        return self._known[key]
+
     def chain(self, activation: int, span: Span) -> Iterator[tuple[int, Span]]:
         """The calls that led to a place in a call, itself first, each with where it was."""
         at: int | None = activation
@@ -211,10 +232,13 @@ class Sources:
             at, here = self.trail.activations[at].caller, self.trail.activations[at].place
 
     def _walk(self) -> None:
+        evaluating = self._evaluating()
         for number, step in enumerate(self.trail.steps):
             if isinstance(step, Moment):
                 self.standing.append({})
-                self._moment(step)
+                call = self.trail.activations[step.activation]
+                if (call.file, call.function) in evaluating:
+                    self._moment(step)
                 continue
             found: dict[Place, Standing] = {}
             for activation, span in reversed([*self.chain(step.activation, step.place)]):
@@ -222,6 +246,17 @@ class Sources:
             self.standing.append(found)
             for place, standing in found.items():
                 self.held.setdefault(place, {})[number] = standing
+
+    def _evaluating(self) -> set[tuple[str, str]]:
+        """The functions, by file and name, in which a node of the graph was ever made."""
+        seen: set[int] = set()
+        for step in self.trail.steps:
+            at = step.activation if isinstance(step, Evaluation) else None
+            while at is not None and at not in seen:
+                seen.add(at)
+                at = self.trail.activations[at].caller
+        calls = (self.trail.activations[number] for number in seen)
+        return {(call.file, call.function) for call in calls}
 
     def _moment(self, step: Moment) -> None:
         file = self.file(self.trail.activations[step.activation].file)
