@@ -117,7 +117,7 @@ class Placement:
                 conditions[self._of_dtype(edit, names)] = None
         if self.wary:
             conditions[self._of_dtype(edit, names)] = None
-            own = names.get("self", "").removeprefix(":")
+            own = self.sources.module(place.activation)
             only = _computed(self.sources, place.block, edit, place)
             for path in sorted(set[str]().union(*only.values()) - {own}):
                 text = attribute(path, names)
@@ -145,25 +145,33 @@ class Placement:
         return any((a.asname or a.name) == "torch" for node in imports for a in node.names)
 
     def barred(self) -> Dataflow:
-        """The dataflow with launches kept apart that no block of simple statements holds."""
+        """The dataflow with launches kept apart that no block of the source could have in one
+        kernel."""
         holding: dict[Place, int] = {}
-        for number, node in enumerate(self.flow.nodes):
-            for place in self._simple(node.step):
+        possible = [tuple(self._possible(node.step)) for node in self.flow.nodes]
+        for number, places in enumerate(possible):
+            for place in places:
                 holding[place] = holding.get(place, 0) | 1 << number
         everything = (1 << len(self.flow.nodes)) - 1
         beyond: list[int] = []
-        for node, barred in zip(self.flow.nodes, self.flow.beyond, strict=True):
+        for places, barred in zip(possible, self.flow.beyond, strict=True):
             near = 0
-            for place in self._simple(node.step):
+            for place in places:
                 near |= holding[place]
             beyond.append(barred | everything & ~near)
         return replace(self.flow, beyond=beyond)
 
-    def _simple(self, step: int | None) -> Iterator[Place]:
-        """The places of an evaluation in which its statement has no block of its own."""
+    def _possible(self, step: int | None) -> Iterator[Place]:
+        """The places of an evaluation in which its statement has no block of its own, and the
+        expression that it is a part of computes nothing that is in no kernel."""
         for place, standing in (self.sources.standing[step] if step is not None else {}).items():
             file = self.sources.file(place.block.file)
-            if not hasattr(file.statements[standing.statement], "body"):
+            if hasattr(file.statements[standing.statement], "body"):
+                continue
+            beside = self.sources.evaluated(place, standing.span, within=False)
+            nodes = (node for each in beside for node in self.sources.made.get(each, ()))
+            numbers = (self.flow.position[node.name] for node in nodes)
+            if all(self.flow.fusible[n] or not self.flow.launches(n) for n in numbers):
                 yield place
 
     def kind(self, component: tuple[int, ...]) -> object:

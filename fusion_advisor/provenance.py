@@ -92,7 +92,7 @@ class Recorder:
         self._activations.append(
             Activation(
                 frame.f_code.co_filename,
-                frame.f_code.co_name,
+                frame.f_code.co_qualname,
                 self._numbers[id(caller)] if caller else None,
                 position(caller) if caller else None,
             )

@@ -67,7 +67,11 @@ class SourceFile:
     @classmethod
     def read(cls, path: str) -> SourceFile:
         """OSError and SyntaxError as Python raises them."""
-        text = Path(path).read_text(encoding="utf-8")
+        return cls.of(path, Path(path).read_text(encoding="utf-8"))
+
+    @classmethod
+    def of(cls, path: str, text: str) -> SourceFile:
+        """A file with a text. SyntaxError as Python raises it."""
         found = cls(path, text, ast.parse(text))
         for parent in ast.walk(found.tree):
             for child in ast.iter_child_nodes(parent):
@@ -194,6 +198,7 @@ class Sources:
             self._words.setdefault(ref, word)
             if word.startswith("#") and int(word[1:]) not in self.made:
                 self.handed_on.setdefault(ref, []).append(int(word[1:]))
+        self._modules: dict[int, str] = {}
         self._turns: dict[tuple[int, Span], int] = {}
         self._known: dict[tuple[Place, Span, bool], frozenset[int]] = {}
         self._walk()
@@ -212,6 +217,13 @@ class Sources:
     def word(self, ref: Ref) -> str:
         """A word for a tensor; empty where there is none."""
         return self._words.get(ref, "")
+
+    def module(self, activation: int) -> str:
+        """The path of the module whose method a call is of, or was made by; the model's is ""."""
+        at: int | None = activation
+        while at is not None and at not in self._modules:
+            at = self.trail.activations[at].caller
+        return self._modules[at] if at is not None else ""
 
     def evaluated(self, place: Place, span: Span, *, within: bool) -> frozenset[int]:
         """The evaluations that stand at a span of a place, or anywhere within it."""
@@ -259,6 +271,9 @@ class Sources:
         return {(call.file, call.function) for call in calls}
 
     def _moment(self, step: Moment) -> None:
+        own = step.names.get("self", "")
+        if own.startswith(":"):
+            self._modules[step.activation] = own.removeprefix(":")
         file = self.file(self.trail.activations[step.activation].file)
         statement = file.begun.get(step.line)
         if statement is None:
@@ -275,7 +290,7 @@ class Sources:
     def _within(self, activation: int, span: Span) -> dict[Place, Standing]:
         """The places of one call that hold a stretch of its function."""
         call = self.trail.activations[activation]
-        if call.function.startswith("<"):
+        if call.function.endswith(">"):  # a lambda or a comprehension
             return {}
         file = self.file(call.file)
         node = file.expressions.get(span) or file.statements.get(span)

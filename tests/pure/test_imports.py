@@ -24,6 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "bounds builder",
         "renaming",
         "rulebook scenario frames kernels region wire files",
+        "functions",
         "predict",
         "rehearsal emitted rulefiles measurements",
         "machine lanes",
