@@ -22,6 +22,9 @@ Key = tuple[str, str]
 """A function by its file, links followed, and its qualified name."""
 
 
+_METHODS: tuple[Any, ...] = (staticmethod, classmethod)
+
+
 def key_of(code: CodeType) -> Key:
     """Of what a function runs."""
     return key(code.co_filename, code.co_qualname)
@@ -147,8 +150,8 @@ def layers(value: Any) -> Iterator[FunctionType]:
     todo, seen = [value], set[int]()
     while todo:
         at = todo.pop()
-        if isinstance(at, (staticmethod, classmethod)):
-            todo.append(_within(at))
+        if isinstance(at, _METHODS):
+            todo.append(at.__func__)
         elif isinstance(at, FunctionType) and id(at) not in seen:
             seen.add(id(at))
             yield at
@@ -184,10 +187,10 @@ class Copies:
     def of(self, value: Any) -> Any:
         """A copy that leads to the functions with other code; a value that leads to none of them is
         given back as it is."""
-        if isinstance(value, (staticmethod, classmethod)):
-            made = self.of(_within(value))
-            kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
-            return value if made is _within(value) else kind(made)
+        for kind in _METHODS:
+            if isinstance(value, kind):
+                made = self.of(value.__func__)
+                return value if made is value.__func__ else kind(made)
         if not isinstance(value, FunctionType) or not leads_to(value, self._codes):
             return value
         if id(value) not in self._made:
@@ -213,11 +216,6 @@ class Copies:
 
     def _stale(self, cell: CellType) -> bool:
         return any(leads_to(content, self._codes) for content in _contents(cell))
-
-
-def _within(method: Any) -> Any:
-    """What a static or a class method is of."""
-    return method.__func__
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:
