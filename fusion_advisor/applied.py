@@ -127,7 +127,10 @@ def _put_in(
     """
     callers = functions.naming(changed)
     copies = Copies(dict(_codes(texts, callers, changed, name)))
-    loaded = {k.entry: vars(load_module(k.text, lasting_folder()))[k.entry] for k in kernels}
+    loaded = {
+        k.entry: vars(load_module(k.text, lasting_folder(), f"fused_{name}.{k.entry}"))[k.entry]
+        for k in kernels
+    }
     for this in changed | callers.keys():
         names = functions.found[this].__globals__
         names[f"fused_{name}"] = SimpleNamespace(**loaded)

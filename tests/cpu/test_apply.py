@@ -179,6 +179,50 @@ def test_the_module_is_there_without_torch() -> None:
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
+def test_applied_kernels_are_known_when_analysed_again(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+        from fusion_advisor.capture import capture_module
+        graph = capture_module(model, (x,))
+        own = [node.op for node in graph.nodes if node.op.startswith("fusion_advisor.")]
+        assert len(own) == sum(done.kernels.values()), own
+        assert fallbacks() == 0
+        again = fusion_advisor.apply(model, (x,), device="h200", verify=False)
+        assert not again.kernels, again
+        same(model, plain)
+        """,
+    )
+
+
+def test_distributed_data_parallel(tmp_path: Path) -> None:
+    """Gradients are reduced and hooks run, around a model with kernels and within it."""
+    run(
+        tmp_path,
+        """
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        store = dist.FileStore("store", 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        seen = []
+        models = [DistributedDataParallel(m) for m in (model, plain)]
+        for m in models:
+            m.register_forward_hook(lambda *_: seen.append("whole"))
+            m.module.layers[1].norm.register_forward_pre_hook(lambda *_: seen.append("norm"))
+        same(*models)
+        assert seen == ["norm", "whole"] * 2
+        assert fallbacks() == 0
+        for m in models:
+            m.train()
+            m(x).square().sum().backward()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-4)
+        assert list(models[0].state_dict()) == ["module." + key for key in keys]
+        dist.destroy_process_group()
+        """,
+    )
+
+
 DECORATED = """
 import functools
 import torch
