@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import copy
 import linecache
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from types import CodeType, SimpleNamespace
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -37,10 +37,12 @@ from fusion_advisor.errors import CaptureError
 from fusion_advisor.functions import Copies, Functions, Key, compiled, key
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.patch import Patch
 from fusion_advisor.pipeline import put
+from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
-from fusion_advisor.verify import provers
+from fusion_advisor.verify import Provers, provers
 
 _numbers = count(1)
 
@@ -75,35 +77,74 @@ def apply(
     rulebook = load_rulebook(rules)
     part, _ = choose_device(device, rulebook, gpu_names())
     asked = Scenario(mode="train" if model.training else "eval")
-    others = [replace(asked, mode="eval" if model.training else "train")]
-    others.append(replace(asked, autocast="bfloat16"))
-    given = example_inputs, example_kwargs
+    name = f"kernels_{next(_numbers)}"
+    with provers(part.capability, rulebook.verify, check=verify, compile=False) as children:
+        found = placed(model, example_inputs, example_kwargs, asked, part, rulebook, name, children)
+    _put_in(model, found, name)
+    puts = found.made.puts
+    counted = {each.finding.name: each.occurrences for each in puts}
+    saved_us = sum(each.finding.saved_us_total for each in puts)
+    return Applied(counted, found.made.refused, found.unplaced, saved_us)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """The groups of a model put into the text of its functions: which of these change, what their
+    files say then, and the kernels; `originals` is the model as it ran, the scenario asked for
+    first."""
+
+    functions: Functions
+    changed: set[Key]
+    texts: dict[str, str]
+    made: Patch
+    kernels: tuple[Kernel, ...]
+    unplaced: Mapping[str, str]
+    originals: Sequence[tuple[str, Scenario, Dataflow]]
+
+    @property
+    def callers(self) -> dict[Key, dict[str, Any]]:
+        """The functions that lead to changed ones by names, and these."""
+        return self.functions.naming(self.changed)
+
+
+def placed(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    asked: Scenario,
+    device: Device,
+    rulebook: Rulebook,
+    name: str,
+    children: Provers,
+    accepted: Callable[[FunctionType], bool] = lambda function: True,
+) -> Placed:
+    """A model's groups, put into the functions that it runs, as far as these are accepted; nothing
+    is changed yet. The kernels are those of a package called `fused_<name>`. Raises CaptureError,
+    and UsageError where a file is not what was imported."""
 
     def flow(scenario: Scenario) -> Dataflow:
-        return dataflow(annotate(capture_module(model, *given, scenario, trail=True), part))
+        return dataflow(annotate(capture_module(model, args, kwargs, scenario, trail=True), device))
 
     def editable(file: str, line: int) -> bool:
         return functions.holding(file, line) in reached
 
-    name = f"kernels_{next(_numbers)}"
-    with provers(part.capability, rulebook.verify, check=verify, compile=False) as children:
-        originals = [("as asked", asked, flow(asked))]
-        trail = originals[0][2].annotated.graph.trail
-        assert trail is not None  # asked for
-        functions = Functions.of(
-            _classes(model), {key(a.file, a.function) for a in trail.activations}
-        )
-        texts, reached = functions.texts(), functions.reached(trail)
-        for scenario in others:
-            with suppress(CaptureError):  # the model does not run so: there is nothing to keep
-                originals.append(("otherwise", scenario, flow(scenario)))
-        made, kernels, unplaced = put(originals, rulebook, editable, name, children)
+    originals = [("as asked", asked, flow(asked))]
+    trail = originals[0][2].annotated.graph.trail
+    assert trail is not None  # asked for
+    ran = {key(call.file, call.function) for call in trail.activations}
+    functions = Functions.of(_classes(model), ran, accepted)
+    texts, reached = functions.texts(), functions.reached(trail)
+    mode = "eval" if asked.mode == "train" else "train"
+    others = [(f"in {mode} mode", replace(asked, mode=mode))]
+    if asked.autocast is None:
+        others.append(("under autocast", replace(asked, autocast="bfloat16")))
+    for said, scenario in others:
+        with suppress(CaptureError):  # the model does not run so: there is nothing to keep
+            originals.append((said, scenario, flow(scenario)))
+    made, kernels, unplaced = put(originals, rulebook, editable, name, children)
     changed = {key(e.file, e.qualname) for each in made.puts for e in each.edits}
     texts |= {str(path): text for path, text in made.after.items() if path in made.before}
-    _put_in(model, functions, changed, texts, name, kernels)
-    counted = {each.finding.name: each.occurrences for each in made.puts}
-    saved_us = sum(each.finding.saved_us_total for each in made.puts)
-    return Applied(counted, made.refused, unplaced, saved_us)
+    return Placed(functions, changed, texts, made, kernels, unplaced, originals)
 
 
 def _classes(model: torch.nn.Module) -> list[type]:
@@ -112,24 +153,17 @@ def _classes(model: torch.nn.Module) -> list[type]:
     return [cls for cls in every if not cls.__module__.startswith("torch.")]
 
 
-def _put_in(
-    model: torch.nn.Module,
-    functions: Functions,
-    changed: set[Key],
-    texts: Mapping[str, str],
-    name: str,
-    kernels: tuple[Kernel, ...],
-) -> None:
+def _put_in(model: torch.nn.Module, found: Placed, name: str) -> None:
     """Give every module whose class leads to an edited function a class with copies of what does.
 
     The copies have their originals' globals, in which two names are new: that of the kernels, and
     one for the edited functions that others name.
     """
-    callers = functions.naming(changed)
-    copies = Copies(dict(_codes(texts, callers, changed, name)))
+    functions, changed, callers = found.functions, found.changed, found.callers
+    copies = Copies(dict(_codes(found.texts, callers, changed, name)))
     loaded = {
         k.entry: vars(load_module(k.text, lasting_folder(), f"fused_{name}.{k.entry}"))[k.entry]
-        for k in kernels
+        for k in found.kernels
     }
     for this in changed | callers.keys():
         names = functions.found[this].__globals__

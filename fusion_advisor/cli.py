@@ -27,7 +27,7 @@ from fusion_advisor.files import require_folder, write
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from fusion_advisor.pipeline import Analysis
+    from fusion_advisor.pipeline import Analysis, Patched
     from fusion_advisor.records import Graph
     from fusion_advisor.report import Report
     from fusion_advisor.rulebook import Gate, Pattern, Rulebook
@@ -275,10 +275,11 @@ def patch(
     from fusion_advisor.capture import capture
     from fusion_advisor.patch import package_name
     from fusion_advisor.pipeline import patched
-    from fusion_advisor.reports import wording
 
+    if options.model.startswith("hf:"):
+        return _patch_family(options, out, root or _tree_of(out))
     file = Path(options.model.partition(":")[0])
-    if options.model.startswith("hf:") or file.suffix != ".py":
+    if file.suffix != ".py":
         raise UsageError(f"patch {options.model}: only a model in a .py file has a source to edit")
     if not file.is_file():
         raise UsageError(f"{file}: no such file")
@@ -298,10 +299,31 @@ def patch(
         raise UsageError(f"{package}: is there already; patch the file as it was, without it")
     with Console(stderr=True).status("starting") as status:
         made = patched(request, tree, captured, _Terminal(status, options.verbose))
+    return _written(made, out)
+
+
+def _patch_family(options: _Options, out: Path, root: Path) -> int:
+    """A package that swaps classes of transformers, whose source is not the user's."""
+    from rich.console import Console
+
+    require_folder(out.parent)
+    if not root.is_dir():
+        raise UsageError(f"--root {root}: no such folder")
+    request = options.request("kernels")
+    with Console(stderr=True).status("starting") as status:
+        from fusion_advisor.transformers_patch import patched_family
+
+        listener = _Terminal(status, options.verbose)
+        made = patched_family(request, root.resolve(), listener.stage, listener.assumed)
+    return _written(made, out)
+
+
+def _written(made: Patched, out: Path) -> int:
+    """Says what became of the groups, and writes the diff where it holds."""
+    from fusion_advisor.reports import wording
+
     for put in made.patch.puts:
-        places = ", ".join(
-            f"{Path(e.file).resolve().relative_to(tree)}:{e.lines[0]}" for e in put.edits
-        )
+        places = ", ".join(f"{_beneath(e.file, made.root)}:{e.lines[0]}" for e in put.edits)
         _tell(
             f"{put.finding.id} {put.finding.pattern}: {places}, saves "
             f"{wording.time(put.finding.saved_us_total)} in {put.occurrences} "
@@ -327,6 +349,12 @@ def patch(
     write(out, made.diff)
     _tell(f"{out}: the patched model is the original {', '.join(made.tried)}")
     return 0
+
+
+def _beneath(file: str, root: Path) -> Path:
+    """A file as seen from a folder that it is in."""
+    path = Path(file).resolve()
+    return path.relative_to(root) if path.is_relative_to(root) else path
 
 
 def _tree_of(file: Path) -> Path:

@@ -7,7 +7,7 @@ callers are given another name for it. Free of torch.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -51,11 +51,18 @@ class Functions:
     """Of those that ran, one of the functions with that code."""
     names: dict[Key, dict[str, Any]] = field(default_factory=dict[Key, dict[str, Any]])
     """In each function, the global names that lead to others."""
+    _accepted: Callable[[FunctionType], bool] = lambda function: True
 
     @classmethod
-    def of(cls, classes: Iterable[type], ran: Container[Key]) -> Functions:
-        """Those of the functions that ran."""
+    def of(
+        cls,
+        classes: Iterable[type],
+        ran: Container[Key],
+        accepted: Callable[[FunctionType], bool] = lambda function: True,
+    ) -> Functions:
+        """Those of the functions that ran, and are accepted."""
         found = cls()
+        found._accepted = accepted
         for owner in classes:
             for name, value in vars(owner).items():
                 if found._follow(value, ran):
@@ -68,6 +75,8 @@ class Functions:
         for function in layers(value):
             this = key_of(function.__code__)
             if this not in ran or not has_source(function.__code__.co_filename):
+                continue
+            if not self._accepted(function):
                 continue
             leads = True
             if this in self.found:

@@ -83,6 +83,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # torch.compile's backend: calls the pipeline as the command line does
         "rewriting",
         "backend applied",
+        "transformers_patch",
         "cli",
         "__main__",
     )
@@ -103,6 +104,7 @@ USES_TORCH = frozenset(
     | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
     | {"measuring", "inductor_coverage", "lowering", "rewriting", "backend", "applied"}
+    | {"transformers_patch"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 
