@@ -280,7 +280,9 @@ def patch(
         return _patch_family(options, out, root or _tree_of(out))
     file = Path(options.model.partition(":")[0])
     if file.suffix != ".py":
-        raise UsageError(f"patch {options.model}: only a model in a .py file has a source to edit")
+        raise UsageError(
+            f"patch {options.model}: only a model in a .py file, or of hf:, has a source"
+        )
     if not file.is_file():
         raise UsageError(f"{file}: no such file")
     require_folder(out.parent)

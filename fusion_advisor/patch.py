@@ -102,7 +102,7 @@ class Placement:
         """The condition under which what is replaced computes something else."""
         conditions: dict[str, None] = {}
         here = _computed(self.sources, place.block, edit)
-        names = self.sources.names.get(place, {}).get(edit.called.line, {})
+        names = self.sources.names.get(place, {}).get(edit.lines[0], {})
         for other in self.others:
             there = _computed(other.sources, place.block, edit)
             differing = here.keys() ^ there.keys()
@@ -246,9 +246,9 @@ def patch(
             except NotPlaced as reason:
                 result.refused[finding.id] = str(reason)
                 continue
-            for place, edit in edits.items():
-                chosen.setdefault(place, []).append(edit)
-            once = tuple(dict.fromkeys(edits.values()))
+            for place, each in edits.items():
+                chosen.setdefault(place, []).extend(each)
+            once = tuple(dict.fromkeys(edit for each in edits.values() for edit in each))
             for edit in once:
                 noted.setdefault(edit.file, []).append((edit, _comment(finding)))
             result.refused.pop(finding.id, None)
@@ -278,27 +278,31 @@ def _call(expressed: Expressed, name: str) -> Call:
 
 def _edits(
     placement: Placement, finding: Finding, package: str, chosen: Mapping[Place, Sequence[Edit]]
-) -> dict[Place, Edit]:
-    """The edits of a group, by the places that it is made in. NotPlaced where a block would have to
-    be edited differently for some of its runs, or where another group is put already."""
+) -> dict[Place, tuple[Edit, ...]]:
+    """The edits of a group, by the places that it is made in, in one maybe several times. NotPlaced
+    where a block would have to be edited differently for some of its runs, or where another group
+    is put already."""
     flow, sources = placement.flow, placement.sources
     served = finding.decision.subject.expressed
     assert served is not None  # an accepted set has a plan
-    found: dict[Block, dict[Place, Edit]] = {}
+    found: dict[Block, dict[Place, tuple[Edit, ...]]] = {}
     for instance in finding.instances:
         border = boundary(flow, [number for number in instance if flow.launches(number)])
         expressed = express(flow, border)
         if served.form != expressed.form:
             raise NotPlaced("its occurrences take their operands in different orders")
         place, edit = placement.edited(border, _call(expressed, f"{package}.{finding.name}"))
-        for other in chosen.get(place, ()):
+        here = found.setdefault(place.block, {})
+        for other in (*chosen.get(place, ()), *here.get(place, ())):
             if _overlap(edit.touched, other.touched):
                 line = edit.lines[0]
-                raise NotPlaced(f"line {line}: another group with more to save is put there")
-        found.setdefault(place.block, {})[place] = edit
+                raise NotPlaced(f"line {line}: a group with as much to save is put there")
+            _check_guards(edit, other)
+        here[place] = tuple(sorted((*here.get(place, ()), edit), key=lambda e: e.touched))
     for block, edits in found.items():
-        first = next(iter(edits.values()))
-        if any(edit != first for edit in edits.values()):
+        every = next(iter(edits.values()))
+        first = every[0]
+        if any(each != every for each in edits.values()):
             raise NotPlaced(f"{first.function}(): its calls would be edited differently")
         ran = {place for place in sources.names if place.block == block}
         left = {p for p in ran - edits.keys() if not _edited_away(sources, p, chosen)}
@@ -307,7 +311,19 @@ def _edits(
                 f"{first.function}() ran {len(ran)} times, and in {len(left)} of them its parts "
                 "are not this group"
             )
-    return {place: edit for edits in found.values() for place, edit in edits.items()}
+    return {place: each for edits in found.values() for place, each in edits.items()}
+
+
+def _check_guards(one: Edit, other: Edit) -> None:
+    """NotPlaced where two edits get one guard, since their lines overlap, and that of the later
+    reads names that may not be bound, or otherwise, where the earlier begins."""
+    early, late = sorted((one, other), key=lambda edit: edit.lines)
+    if late.lines[0] > early.lines[1]:
+        return
+    more = set(late.guard.split(" or ")) - set(early.guard.split(" or "))
+    roots = {condition.removeprefix("not ").partition(".")[0] for condition in more}
+    if roots - {"self", "torch", ""}:
+        raise NotPlaced(f"line {late.lines[0]}: its guard would stand before line {early.lines[0]}")
 
 
 def _edited_away(sources: Sources, place: Place, chosen: Mapping[Place, Sequence[Edit]]) -> bool:

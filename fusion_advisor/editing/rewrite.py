@@ -45,6 +45,7 @@ class Edit:
     called: Span
     """The statement that the kernel is called in, or before."""
     lines: tuple[int, int]
+    """The first and the last line of the statements that change."""
     kept: tuple[Span, ...] = ()
     """What stands in a replaced expression and becomes an operand."""
     guard: str = ""
@@ -164,7 +165,8 @@ class _Rewriter:
             self._several(results, text, replaced, inserted)
         self._unread(rebound, replaced)
         self._idle_names(replaced)
-        spans = [*replaced, *inserted]
+        body = map(span_of, self._file.body(self._place.block))
+        held = [s for s in body if any(s.holds(span) for span in (*replaced, *inserted))]
         return self._place, Edit(
             file=self._file.path,
             function=self._function.name,
@@ -173,7 +175,7 @@ class _Rewriter:
             inserted=tuple(sorted(inserted.items())),
             called=span_of(first.statement),
             kept=tuple(sorted(span_of(leaf) for top in tops for leaf in top.leaves)),
-            lines=(min(s.line for s in spans), max(s.end_line for s in spans)),
+            lines=(held[0].line, held[-1].end_line),
         )
 
     def _statements(self) -> list[ast.stmt]:
