@@ -204,17 +204,17 @@ def _module(
             needed.append(functions[qualname])
             body.append(_text(source, functions[qualname], "    "))
         blocks.append(f"class Fused{cls.__name__}({cls.__name__}):\n" + "\n".join(body))
-        names[cls.__name__] = cls
     given = next(f for (at, _), f in found.functions.found.items() if at == file).__globals__
     own = {qualname for _, qualname in plain}
     for function in needed:
         loads = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
         names |= {n: given[n] for n in sorted(loads - own) if n in given and n != package}
     imports = _imports(names, str(given["__name__"]), files, changed)
+    bases = sorted(f"from {cls.__module__} import {cls.__name__}\n" for cls in classes)
     listed = ", ".join(f"{cls.__name__}: Fused{cls.__name__}" for cls in classes)
     return (
         f'"""What changes in {given["__name__"]}: written by fusion-advisor."""\n\n'
-        f"from __future__ import annotations\n\n{imports}\n"
+        f"from __future__ import annotations\n\n{imports}{''.join(bases)}\n"
         f"from . import kernels as {package}\n\n\n"
         + "\n\n".join(blocks)
         + f"\n\nCLASSES = {{{listed}}}\n"
