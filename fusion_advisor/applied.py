@@ -1,12 +1,14 @@
 """`fusion_advisor.apply(model, example_inputs)`: a model's groups run as kernels, in memory.
 
 What `patch` would write is compiled instead: a module whose forward changes gets a class of its
-own, derived from the one that it has, with that method edited. Parameters, buffers, hooks and the
-rest of the model stay as they are, and so does the source file. A pickled model is the model as it
-was; a deep copy keeps its kernels.
+own, derived from the one that it has, with that method edited. Decorators around it are copied, and
+so are functions that it calls by their names: only this model sees the copies. Parameters, buffers,
+hooks and the rest of the model stay as they are, and so does the source file. A pickled model is
+the model as it was; a deep copy keeps its kernels.
 
-Where a tensor has another dtype, under autocast, in the other mode, with gradients, or with hooks
-on a module whose call became part of a kernel, the original statements run.
+Where a tensor has another dtype, under autocast, in the other mode, or with hooks on a module whose
+call became part of a kernel, the original statements run; with gradients, what eager launches for
+them.
 """
 # Frames, code objects and the model are whatever the user has.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import linecache
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -28,14 +30,19 @@ import torch
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.capture import capture_module
-from fusion_advisor.dataflow import dataflow
+from fusion_advisor.dataflow import Dataflow, dataflow
+from fusion_advisor.editing.renames import renamed
 from fusion_advisor.emitted import lasting_folder, load_module
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.functions import Copies, Functions, Key, compiled, key
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.patch import Patch
 from fusion_advisor.pipeline import put
+from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
+from fusion_advisor.verify import Provers, provers
 
 _numbers = count(1)
 
@@ -43,12 +50,13 @@ _numbers = count(1)
 @dataclass(frozen=True)
 class Applied:
     """What became of the groups: the names of those that run as kernels, with how often they occur;
-    why others do not, by their ids; and of larger ones, by their nodes, why the source cannot
-    express them."""
+    why others do not, by their ids; of larger ones, by their nodes, why the source cannot express
+    them; and the microseconds that the kernels are predicted to save in a forward pass."""
 
     kernels: Mapping[str, int]
     refused: Mapping[str, str]
     unplaced: Mapping[str, str]
+    saved_us: float
 
 
 def apply(
@@ -69,111 +77,141 @@ def apply(
     rulebook = load_rulebook(rules)
     part, _ = choose_device(device, rulebook, gpu_names())
     asked = Scenario(mode="train" if model.training else "eval")
-    others = [replace(asked, mode="eval" if model.training else "train")]
-    others.append(replace(asked, autocast="bfloat16"))
-    given = example_inputs, example_kwargs
+    name = f"kernels_{next(_numbers)}"
+    with provers(part.capability, rulebook.verify, check=verify, compile=False) as children:
+        found = placed(model, example_inputs, example_kwargs, asked, part, rulebook, name, children)
+    _put_in(model, found, name)
+    puts = found.made.puts
+    counted = {each.finding.name: each.occurrences for each in puts}
+    saved_us = sum(each.finding.saved_us_total for each in puts)
+    return Applied(counted, found.made.refused, found.unplaced, saved_us)
 
-    def flow(scenario: Scenario) -> Any:
-        return dataflow(annotate(capture_module(model, *given, scenario, trail=True), part))
+
+@dataclass(frozen=True)
+class Placed:
+    """The groups of a model put into the text of its functions: which of these change, what their
+    files say then, and the kernels; `originals` is the model as it ran, the scenario asked for
+    first."""
+
+    functions: Functions
+    changed: set[Key]
+    texts: dict[str, str]
+    made: Patch
+    kernels: tuple[Kernel, ...]
+    unplaced: Mapping[str, str]
+    originals: Sequence[tuple[str, Scenario, Dataflow]]
+
+    @property
+    def callers(self) -> dict[Key, dict[str, Any]]:
+        """The functions that lead to changed ones by names, and these."""
+        return self.functions.naming(self.changed)
+
+
+def placed(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    asked: Scenario,
+    device: Device,
+    rulebook: Rulebook,
+    name: str,
+    children: Provers,
+    accepted: Callable[[FunctionType], bool] = lambda function: True,
+) -> Placed:
+    """A model's groups, put into the functions that it runs, as far as these are accepted; nothing
+    is changed yet. The kernels are those of a package called `fused_<name>`. Raises CaptureError,
+    and UsageError where a file is not what was imported."""
+
+    def flow(scenario: Scenario) -> Dataflow:
+        return dataflow(annotate(capture_module(model, args, kwargs, scenario, trail=True), device))
+
+    def editable(file: str, line: int) -> bool:
+        return functions.holding(file, line) in reached
 
     originals = [("as asked", asked, flow(asked))]
-    for scenario in others:
+    trail = originals[0][2].annotated.graph.trail
+    assert trail is not None  # asked for
+    ran = {key(call.file, call.function) for call in trail.activations}
+    functions = Functions.of(_classes(model), ran, accepted)
+    texts, reached = functions.texts(), functions.reached(trail)
+    mode = "eval" if asked.mode == "train" else "train"
+    others = [(f"in {mode} mode", replace(asked, mode=mode))]
+    if asked.autocast is None:
+        others.append(("under autocast", replace(asked, autocast="bfloat16")))
+    for said, scenario in others:
         with suppress(CaptureError):  # the model does not run so: there is nothing to keep
-            originals.append(("otherwise", scenario, flow(scenario)))
-    lines = {
-        (f.__code__.co_filename, line)
-        for _, f in _methods(model)
-        for line in range(f.__code__.co_firstlineno, _last_line(f.__code__) + 1)
+            originals.append((said, scenario, flow(scenario)))
+    made, kernels, unplaced = put(originals, rulebook, editable, name, children)
+    changed = {key(e.file, e.qualname) for each in made.puts for e in each.edits}
+    texts |= {str(path): text for path, text in made.after.items() if path in made.before}
+    return Placed(functions, changed, texts, made, kernels, unplaced, originals)
+
+
+def _classes(model: torch.nn.Module) -> list[type]:
+    """Those that the model's modules are of, but for torch's."""
+    every = dict.fromkeys(cls for module in model.modules() for cls in type(module).__mro__)
+    return [cls for cls in every if not cls.__module__.startswith("torch.")]
+
+
+def _put_in(model: torch.nn.Module, found: Placed, name: str) -> None:
+    """Give every module whose class leads to an edited function a class with copies of what does.
+
+    The copies have their originals' globals, in which two names are new: that of the kernels, and
+    one for the edited functions that others name.
+    """
+    functions, changed, callers = found.functions, found.changed, found.callers
+    copies = Copies(dict(_codes(found.texts, callers, changed, name)))
+    loaded = {
+        k.entry: vars(load_module(k.text, lasting_folder(), f"fused_{name}.{k.entry}"))[k.entry]
+        for k in found.kernels
     }
-    name = f"kernels_{next(_numbers)}"
-    made, kernels, unplaced = put(
-        originals, rulebook, lambda file, line: (file, line) in lines, name, verify_kernels=verify
-    )
-    codes = {
-        (str(path), code.co_qualname): code
-        for path, text in made.after.items()
-        if path in made.before
-        for code in _compiled(path, text)
-    }
-    changed = {_key(e.file, e.qualname) for each in made.puts for e in each.edits}
-    _put_in(model, {key: codes[key] for key in changed}, f"fused_{name}", kernels)
-    counted = {each.finding.name: each.occurrences for each in made.puts}
-    return Applied(counted, made.refused, unplaced)
-
-
-def _key(file: str, qualname: str) -> tuple[str, str]:
-    """A function by its file, links followed, and its name."""
-    return str(Path(file).resolve()), qualname
-
-
-def _methods(model: torch.nn.Module) -> Iterator[tuple[type, FunctionType]]:
-    """The plain methods of the model's classes, each with the class that has it."""
-    for cls in dict.fromkeys(c for m in model.modules() for c in type(m).__mro__):
-        if not cls.__module__.startswith("torch."):
-            for method in vars(cls).values():
-                if isinstance(method, FunctionType):
-                    yield cls, method
-
-
-def _last_line(code: CodeType) -> int:
-    return max(line or 0 for _, _, line in code.co_lines())
-
-
-def _compiled(path: Path, text: str) -> Iterator[CodeType]:
-    """Every function of an edited text; tracebacks show the text."""
-    name = f"<{path} with kernels>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    todo = [compile(text, name, "exec")]
-    while todo:
-        code = todo.pop()
-        yield code
-        todo += [const for const in code.co_consts if isinstance(const, CodeType)]
-
-
-def _put_in(
-    model: torch.nn.Module,
-    codes: Mapping[tuple[str, str], CodeType],
-    package: str,
-    kernels: tuple[Kernel, ...],
-) -> None:
-    """Give every module whose class has an edited method a class with it."""
-    if not codes:
-        return
-    loaded = {k.entry: vars(load_module(k.text, lasting_folder()))[k.entry] for k in kernels}
-    entries = SimpleNamespace(**loaded)
-    edited: dict[type, dict[str, FunctionType]] = {}
-    for cls, method in _methods(model):
-        key = _key(method.__code__.co_filename, method.__code__.co_qualname)
-        if key in codes:
-            method.__globals__[package] = entries
-            edited.setdefault(cls, {})[method.__name__] = _with_code(method, codes[key])
+    for this in changed | callers.keys():
+        names = functions.found[this].__globals__
+        names[f"fused_{name}"] = SimpleNamespace(**loaded)
+        renamed_to = names.setdefault(f"edited_{name}", SimpleNamespace())
+        vars(renamed_to).update({n: copies.of(v) for n, v in callers.get(this, {}).items()})
+    edited: dict[type, dict[str, Any]] = {}
+    for (cls, attribute), value in functions.attributes.items():
+        copied = copies.of(value)
+        if copied is not value:
+            edited.setdefault(cls, {})[attribute] = copied
     derived: dict[type, type] = {}
     for module in model.modules():
         cls = type(module)
         if cls not in derived:
-            methods: dict[str, Any] = {}
+            attributes: dict[str, Any] = {}
             for base in reversed(cls.__mro__):
-                methods |= edited.get(base, {})
-                own = {name for name in methods if name in vars(base) and base not in edited}
-                methods = {name: f for name, f in methods.items() if name not in own}
-            derived[cls] = _derived(cls, methods) if methods else cls
+                attributes |= edited.get(base, {})
+                plain = vars(base).keys() - edited.get(base, {}).keys()
+                attributes = {each: a for each, a in attributes.items() if each not in plain}
+            derived[cls] = _derived(cls, attributes) if attributes else cls
         module.__class__ = derived[cls]
 
 
-def _with_code(method: FunctionType, code: CodeType) -> FunctionType:
-    """The method with another code, and all else that it has."""
-    cells = dict(zip(method.__code__.co_freevars, method.__closure__ or (), strict=True))
-    closure = tuple(cells[name] for name in code.co_freevars)
-    made = FunctionType(code, method.__globals__, method.__name__, method.__defaults__, closure)
-    made.__kwdefaults__ = method.__kwdefaults__
-    made.__dict__.update(method.__dict__)
-    made.__doc__, made.__annotations__ = method.__doc__, method.__annotations__
-    return made
+def _codes(
+    texts: Mapping[str, str],
+    callers: Mapping[Key, Mapping[str, Any]],
+    changed: set[Key],
+    name: str,
+) -> Iterator[tuple[Key, CodeType]]:
+    """The functions that change, as edited; tracebacks show the text."""
+    for file in dict.fromkeys(file for file, _ in (*changed, *callers)):
+        names = {
+            qualname: {each: f"edited_{name}.{each}" for each in named}
+            for (at, qualname), named in callers.items()
+            if at == file
+        }
+        text = renamed(texts[file], names)
+        shown = f"<{file} with {name}>"
+        linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
+        for code in compiled(text, shown):
+            if (file, code.co_qualname) in changed | callers.keys():
+                yield (file, code.co_qualname), code
 
 
-def _derived(cls: type, methods: Mapping[str, FunctionType]) -> type:
+def _derived(cls: type, attributes: Mapping[str, Any]) -> type:
     """A class that runs edited methods, and looks and pickles as the one it is derived from."""
-    plain: Any = cls
+    plain: Any = next(each for each in cls.__mro__ if not issubclass(each, _Unannounced))
 
     def reduce(self: Any, protocol: Any) -> Any:
         """As an instance of the class that can be imported."""
@@ -190,4 +228,12 @@ def _derived(cls: type, methods: Mapping[str, FunctionType]) -> type:
     own: dict[str, Any] = {**names, "__reduce_ex__": reduce}
     if not hasattr(cls, "__deepcopy__"):
         own["__deepcopy__"] = deepcopy
-    return type(cls.__name__, (cls,), {**own, **methods})
+    return type(cls.__name__, (_Unannounced, cls), {**own, **attributes})
+
+
+class _Unannounced:
+    """What the class beside it does to its subclasses (register them, wrap their methods) has been
+    done to it already."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass

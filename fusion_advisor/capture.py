@@ -120,8 +120,10 @@ def capture_module(
     kwargs: dict[str, Any] | None = None,
     scenario: Scenario | None = None,
     trail: bool = False,
+    references: str | None = None,
 ) -> Graph:
-    """Captures a module with the inputs given, in this process. Raises CaptureError."""
+    """Captures a module with the inputs given, in this process, as `capture` does a model. Raises
+    CaptureError."""
     from fusion_advisor.models import HostFakeMode, Loaded
 
     scenario = scenario or Scenario()
@@ -131,7 +133,7 @@ def capture_module(
     try:
         loaded = Loaded(module, args, kwargs or {}, fake, type(module).__name__)
         loaded.assumed.append(f"mode={scenario.mode}")
-        return _translate(loaded, scenario, time.perf_counter(), trail)
+        return _translate(loaded, scenario, time.perf_counter(), trail, references)
     finally:
         module.train(was_training)
 

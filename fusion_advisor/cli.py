@@ -27,7 +27,7 @@ from fusion_advisor.files import require_folder, write
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from fusion_advisor.pipeline import Analysis
+    from fusion_advisor.pipeline import Analysis, Patched
     from fusion_advisor.records import Graph
     from fusion_advisor.report import Report
     from fusion_advisor.rulebook import Gate, Pattern, Rulebook
@@ -286,11 +286,16 @@ def patch(
 
     from fusion_advisor.capture import capture
     from fusion_advisor.pipeline import patched
-    from fusion_advisor.reports import wording
 
+    if options.model.startswith("hf:"):
+        if out is None or check or model_new or level != "kernel":
+            raise UsageError(f"patch {options.model}: takes --out FILE and no other form of patch")
+        return _patch_family(options, out, root or _tree_of(out))
     file = Path(options.model.partition(":")[0])
-    if options.model.startswith("hf:") or file.suffix != ".py":
-        raise UsageError(f"patch {options.model}: only a model in a .py file has a source to edit")
+    if file.suffix != ".py":
+        raise UsageError(
+            f"patch {options.model}: only a model in a .py file, or of hf:, has a source"
+        )
     if not file.is_file():
         raise UsageError(f"{file}: no such file")
     if check:
@@ -320,10 +325,33 @@ def patch(
             request, tree, captured, _Terminal(status, options.verbose),
             diff=out is not None, model_new=model_new is not None, operators=operators,
         )  # fmt: skip
+    return _written(made, out, model_new, operators=operators)
+
+
+def _patch_family(options: _Options, out: Path, root: Path) -> int:
+    """A package that swaps classes of transformers, whose source is not the user's."""
+    from rich.console import Console
+
+    require_folder(out.parent)
+    if not root.is_dir():
+        raise UsageError(f"--root {root}: no such folder")
+    request = options.request("kernels")
+    with Console(stderr=True).status("starting") as status:
+        from fusion_advisor.transformers_patch import patched_family
+
+        listener = _Terminal(status, options.verbose)
+        made = patched_family(request, root.resolve(), listener.stage, listener.assumed)
+    return _written(made, out)
+
+
+def _written(
+    made: Patched, out: Path | None, model_new: Path | None = None, *, operators: bool = False
+) -> int:
+    """Says what became of the groups, and writes what was asked for where it holds."""
+    from fusion_advisor.reports import wording
+
     for put in made.patch.puts:
-        places = ", ".join(
-            f"{Path(e.file).resolve().relative_to(tree)}:{e.lines[0]}" for e in put.edits
-        )
+        places = ", ".join(f"{_beneath(e.file, made.root)}:{e.lines[0]}" for e in put.edits)
         _tell(
             f"{put.finding.id} {put.finding.pattern}: {places}, saves "
             f"{wording.time(put.finding.saved_us_total)} in {put.occurrences} "
@@ -345,8 +373,8 @@ def patch(
         raise PatchError("nothing is written, for the patched model is not the original")
     for path, changed in made.patch.outdated.items():
         _tell(
-            f"{path.relative_to(tree)}: {changed} changed since it was written; with this patch it "
-            "stands for that as it is now: see that it still computes it"
+            f"{_beneath(str(path), made.root)}: {changed} changed since it was written; with this "
+            "patch it stands for that as it is now: see that it still computes it"
         )
     left = False
     for place, text in ((out, made.diff), (model_new, made.model_new)):
@@ -382,6 +410,12 @@ def _check_kernels(model: Path, rules: Sequence[Path]) -> int:
     if not found:
         _tell(f"{folder}: every kernel is as its patch left it, and so is what it was made from")
     return FAILED if found else 0
+
+
+def _beneath(file: str, root: Path) -> Path:
+    """A file as seen from a folder that it is in."""
+    path = Path(file).resolve()
+    return path.relative_to(root) if path.is_relative_to(root) else path
 
 
 def _tree_of(file: Path) -> Path:

@@ -6,6 +6,7 @@ import ast
 import atexit
 import importlib.util
 import shutil
+import sys
 import tempfile
 from functools import cache
 from itertools import count
@@ -47,9 +48,10 @@ def lasting_folder() -> Path:
     return Path(folder)
 
 
-def load_module(text: str, folder: Path) -> ModuleType:
-    """The emitted file as a module; jit functions need their source on disk."""
-    name = f"emitted_{next(_modules)}"
+def load_module(text: str, folder: Path, name: str = "") -> ModuleType:
+    """The emitted file as a module; jit functions need their source on disk. With a name of its own
+    it is known as imported."""
+    known, name = bool(name), name or f"emitted_{next(_modules)}"
     path = folder / f"{name}.py"
     path.write_text(text)
     spec = importlib.util.spec_from_file_location(name, path)
@@ -60,6 +62,8 @@ def load_module(text: str, folder: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         raise Fault(f"the file does not import: {cause(error)}") from error
+    if known:
+        sys.modules[name] = module
     return module
 
 

@@ -1,8 +1,9 @@
 """Kernels that this tool wrote, in a model that is traced: each call is one operator.
 
-An emitted file has its launcher beside the eager reference that the launcher falls back to. Traced
-without a GPU it always would: here the other guards are asked instead, and where they hold the call
-becomes `fusion_advisor::<name>`, which reads its inputs and writes its results as the kernel does.
+An emitted file has its launcher beside the eager reference that the launcher falls back to. While
+it is traced it never launches: its guards are asked, but for the device, and where they hold the
+call becomes `fusion_advisor::<name>`, which reads its inputs and writes its results as the kernel
+does.
 """
 # torch.library has no types for made-up schemas, emitted files none at all.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -42,9 +43,24 @@ def own_kernels(besides: str | None = None) -> Generator[None, None, None]:
     their references, as they do without this."""
     with ExitStack() as stack:
         for module in [*_emitted()]:
-            if besides is None or not module.__name__.startswith(f"{besides}."):
-                stack.enter_context(mock.patch.object(module, "fall_back", _traced(module)))
+            plain = bool(besides) and module.__name__.startswith(f"{besides}.")
+            instead = _reference(module) if plain else _traced(module)
+            stack.enter_context(mock.patch.object(module, "serves", _never))
+            stack.enter_context(mock.patch.object(module, "fall_back", instead))
         yield
+
+
+def _never(*_: Any) -> str:
+    """What a launcher is told of every tensor, so that it never launches while it is traced."""
+    return "it is traced"
+
+
+def _reference(module: ModuleType) -> Callable[..., Any]:
+    def called(problem: str, *tensors: Any) -> Any:
+        del problem
+        return vars(module)["reference"](*tensors)
+
+    return called
 
 
 def _emitted() -> Iterator[ModuleType]:
@@ -58,15 +74,16 @@ def _emitted() -> Iterator[ModuleType]:
 
 def _traced(module: ModuleType) -> Callable[..., Any]:
     plain: Any = vars(module)["fall_back"]
+    serves: Any = vars(module)["serves"]
 
     def called(problem: str, *tensors: Any) -> Any:
-        problem = _guarded(module, tensors) or ""
+        problem = _guarded(module, serves, tensors) or ""
         return plain(problem, *tensors) if problem else _operator(module, len(tensors))(*tensors)
 
     return called
 
 
-def _guarded(module: ModuleType, tensors: tuple[Any, ...]) -> str | None:
+def _guarded(module: ModuleType, serves: Any, tensors: tuple[Any, ...]) -> str | None:
     """Why the launcher does not serve these tensors, wherever they are."""
     name = module.__name__.rpartition(".")[2]
 
@@ -79,6 +96,7 @@ def _guarded(module: ModuleType, tensors: tuple[Any, ...]) -> str | None:
     interpreted = {**os.environ, "TRITON_INTERPRET": "1"}
     with (
         mock.patch.object(module, "fall_back", refuse),
+        mock.patch.object(module, "serves", serves),
         mock.patch.dict(os.environ, interpreted),
         mock.patch.object(torch, "empty_strided", allocate),
     ):

@@ -129,7 +129,7 @@ class Placement:
         """The condition under which what is replaced computes something else."""
         conditions: dict[str, None] = {}
         here = _computed(self.sources, place.block, edit)
-        names = self.sources.names.get(place, {}).get(edit.called.line, {})
+        names = self.sources.names.get(place, {}).get(edit.lines[0], {})
         if call.only_dtype:
             conditions[self._of_dtype(edit, names)] = None
         for other in self.others:
@@ -146,7 +146,7 @@ class Placement:
                 conditions[self._of_dtype(edit, names)] = None
         if self.wary:
             conditions[self._of_dtype(edit, names)] = None
-            own = names.get("self", "").removeprefix(":")
+            own = self.sources.module(place.activation)
             only = _computed(self.sources, place.block, edit, place)
             for path in sorted(set[str]().union(*only.values()) - {own}):
                 text = attribute(path, names)
@@ -175,25 +175,33 @@ class Placement:
         return any((a.asname or a.name) == "torch" for node in imports for a in node.names)
 
     def barred(self) -> Dataflow:
-        """The dataflow with launches kept apart that no block of simple statements holds."""
+        """The dataflow with launches kept apart that no block of the source could have in one
+        kernel."""
         holding: dict[Place, int] = {}
-        for number, node in enumerate(self.flow.nodes):
-            for place in self._simple(node.step):
+        possible = [tuple(self._possible(node.step)) for node in self.flow.nodes]
+        for number, places in enumerate(possible):
+            for place in places:
                 holding[place] = holding.get(place, 0) | 1 << number
         everything = (1 << len(self.flow.nodes)) - 1
         beyond: list[int] = []
-        for node, barred in zip(self.flow.nodes, self.flow.beyond, strict=True):
+        for places, barred in zip(possible, self.flow.beyond, strict=True):
             near = 0
-            for place in self._simple(node.step):
+            for place in places:
                 near |= holding[place]
             beyond.append(barred | everything & ~near)
         return replace(self.flow, beyond=beyond)
 
-    def _simple(self, step: int | None) -> Iterator[Place]:
-        """The places of an evaluation in which its statement has no block of its own."""
+    def _possible(self, step: int | None) -> Iterator[Place]:
+        """The places of an evaluation in which its statement has no block of its own, and the
+        expression that it is a part of computes nothing that is in no kernel."""
         for place, standing in (self.sources.standing[step] if step is not None else {}).items():
             file = self.sources.file(place.block.file)
-            if not hasattr(file.statements[standing.statement], "body"):
+            if hasattr(file.statements[standing.statement], "body"):
+                continue
+            beside = self.sources.evaluated(place, standing.span, within=False)
+            nodes = (node for each in beside for node in self.sources.made.get(each, ()))
+            numbers = (self.flow.position[node.name] for node in nodes)
+            if all(self.flow.fusible[n] or not self.flow.launches(n) for n in numbers):
                 yield place
 
     def kind(self, component: tuple[int, ...]) -> object:
@@ -294,9 +302,9 @@ def patch(
             except NotPlaced as reason:
                 result.refused[finding.id] = str(reason)
                 continue
-            for place, edit in edits.items():
-                chosen.setdefault(place, []).append(edit)
-            once = tuple(dict.fromkeys(edits.values()))
+            for place, each in edits.items():
+                chosen.setdefault(place, []).extend(each)
+            once = tuple(dict.fromkeys(edit for each in edits.values() for edit in each))
             for edit in once:
                 note = _comment(finding, placement.operators)
                 noted.setdefault(edit.file, []).append((edit, note))
@@ -372,13 +380,14 @@ def _edits(
     chosen: Mapping[Place, Sequence[Edit]],
     *,
     only_dtype: bool,
-) -> dict[Place, Edit]:
-    """The edits of a group, by the places that it is made in. NotPlaced where a block would have to
-    be edited differently for some of its runs, or where another group is put already."""
+) -> dict[Place, tuple[Edit, ...]]:
+    """The edits of a group, by the places that it is made in, in one maybe several times. NotPlaced
+    where a block would have to be edited differently for some of its runs, or where another group
+    is put already."""
     flow, sources = placement.flow, placement.sources
     served = finding.decision.subject.expressed
     assert served is not None  # an accepted set has a plan
-    found: dict[Block, dict[Place, Edit]] = {}
+    found: dict[Block, dict[Place, tuple[Edit, ...]]] = {}
     for instance in finding.instances:
         border = boundary(flow, [number for number in instance if flow.launches(number)])
         expressed = express(flow, border)
@@ -387,14 +396,17 @@ def _edits(
         name, subject = f"{package}.{finding.name}", finding.decision.subject
         call = placement.call(subject, expressed, name, only_dtype=only_dtype)
         place, edit = placement.edited(border, call)
-        for other in chosen.get(place, ()):
+        here = found.setdefault(place.block, {})
+        for other in (*chosen.get(place, ()), *here.get(place, ())):
             if _overlap(edit.touched, other.touched):
                 line = edit.lines[0]
-                raise NotPlaced(f"line {line}: another group with more to save is put there")
-        found.setdefault(place.block, {})[place] = edit
+                raise NotPlaced(f"line {line}: a group with as much to save is put there")
+            _check_guards(edit, other)
+        here[place] = tuple(sorted((*here.get(place, ()), edit), key=lambda e: e.touched))
     for block, edits in found.items():
-        first = next(iter(edits.values()))
-        if any(edit != first for edit in edits.values()):
+        every = next(iter(edits.values()))
+        first = every[0]
+        if any(each != every for each in edits.values()):
             raise NotPlaced(f"{first.function}(): its calls would be edited differently")
         ran = {place for place in sources.names if place.block == block}
         left = {p for p in ran - edits.keys() if not _edited_away(sources, p, chosen)}
@@ -403,7 +415,19 @@ def _edits(
                 f"{first.function}() ran {len(ran)} times, and in {len(left)} of them its parts "
                 "are not this group"
             )
-    return {place: edit for edits in found.values() for place, edit in edits.items()}
+    return {place: each for edits in found.values() for place, each in edits.items()}
+
+
+def _check_guards(one: Edit, other: Edit) -> None:
+    """NotPlaced where two edits get one guard, since their lines overlap, and that of the later
+    reads names that may not be bound, or otherwise, where the earlier begins."""
+    early, late = sorted((one, other), key=lambda edit: edit.lines)
+    if late.lines[0] > early.lines[1]:
+        return
+    more = set(late.guard.split(" or ")) - set(early.guard.split(" or "))
+    roots = {condition.removeprefix("not ").partition(".")[0] for condition in more}
+    if roots - {"self", "torch", ""}:
+        raise NotPlaced(f"line {late.lines[0]}: its guard would stand before line {early.lines[0]}")
 
 
 def _edited_away(sources: Sources, place: Place, chosen: Mapping[Place, Sequence[Edit]]) -> bool:

@@ -336,8 +336,7 @@ def put(
     rulebook: Rulebook,
     editable: Callable[[str, int], bool],
     name: str,
-    *,
-    verify_kernels: bool,
+    children: Provers,
 ) -> tuple[Patch, tuple[Kernel, ...], dict[str, str]]:
     """The groups of a model that is there already, put into its source as it ran: the edited texts,
     the kernels that they call, of a package called `fused_<name>`, and what the source cannot
@@ -347,12 +346,9 @@ def put(
     found = _cut(placement, _remembering(flow, rulebook), rulebook)
     made = {f.name: attempt(flow, f.decision, f.name, rulebook) for f in found.groups}
     kernels = {name: each for name, each in made.items() if isinstance(each, Kernel)}
-    if verify_kernels:
-        capability = flow.annotated.device.capability
-        with provers(capability, rulebook.verify, check=True, compile=False) as children:
-            kernels = _proven(kernels, children)
-    done = patch(placement, found.groups, kernels, Path(f"{name}.py"))
-    return done, tuple(kernels[each.finding.name] for each in done.puts), _unplaced(flow, found)
+    proven = _proven(kernels, children)
+    done = patch(placement, found.groups, proven, Path(f"{name}.py"))
+    return done, tuple(proven[each.finding.name] for each in done.puts), _unplaced(flow, found)
 
 
 def _proven(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Kernel]:

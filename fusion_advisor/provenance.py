@@ -48,6 +48,7 @@ class Recorder:
         self._placeholders: dict[Any, int] = {}
         self._numbers: dict[int, int] = {}
         self._frames: list[FrameType] = []  # alive, so that no other frame takes their place
+        self._followed: dict[CodeType, bool] = {}  # asked of every call that Python makes
         self._activations: list[Activation] = []
         self._steps: list[Evaluation | Moment] = []
 
@@ -77,7 +78,11 @@ class Recorder:
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
         del argument
-        if event != "call" or not self._follows(frame):
+        code = frame.f_code
+        follows = self._followed.get(code)
+        if follows is None:
+            follows = self._followed[code] = self._follows(frame)
+        if event != "call" or not follows:
             return None
         caller = frame.f_back
         while caller is not None and id(caller) not in self._numbers:
@@ -87,7 +92,7 @@ class Recorder:
         self._activations.append(
             Activation(
                 frame.f_code.co_filename,
-                frame.f_code.co_name,
+                frame.f_code.co_qualname,
                 self._numbers[id(caller)] if caller else None,
                 position(caller) if caller else None,
             )

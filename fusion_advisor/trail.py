@@ -32,7 +32,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """One call of a function: by whom, from where in it, and the word of what it returned."""
+    """One call of a function, by its qualified name: by whom, from where in it, and the word of
+    what it returned."""
 
     file: str
     function: str

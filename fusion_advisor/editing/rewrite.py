@@ -81,6 +81,7 @@ class Edit:
     called: Span
     """The statement that the kernel is called in, or before."""
     lines: tuple[int, int]
+    """The first and the last line of the statements that change."""
     kept: tuple[Span, ...] = ()
     """What stands in a replaced expression and becomes an operand."""
     guard: str = ""
@@ -200,7 +201,8 @@ class _Rewriter:
             self._several(results, text, replaced, inserted)
         self._unread(rebound, replaced)
         self._idle_names(replaced)
-        spans = [*replaced, *inserted]
+        body = map(span_of, self._file.body(self._place.block))
+        held = [s for s in body if any(s.holds(span) for span in (*replaced, *inserted))]
         return self._place, Edit(
             file=self._file.path,
             function=self._function.name,
@@ -209,7 +211,7 @@ class _Rewriter:
             inserted=tuple(sorted(inserted.items())),
             called=span_of(first.statement),
             kept=tuple(sorted(span_of(leaf) for top in tops for leaf in top.leaves)),
-            lines=(min(s.line for s in spans), max(s.end_line for s in spans)),
+            lines=(held[0].line, held[-1].end_line),
         )
 
     def _statements(self) -> list[ast.stmt]:
@@ -261,13 +263,12 @@ class _Rewriter:
             )
         return [leaf for child in _parts(node) for leaf in self._leaves(child)]
 
-    def _evaluated(self, node: ast.expr | ast.stmt) -> set[int]:
+    def _evaluated(self, node: ast.expr | ast.stmt) -> frozenset[int]:
         """The evaluations within an expression, those of the calls that it makes included."""
-        whole = span_of(node)
-        return {step for step, standing in self._at.items() if whole.holds(standing.span)}
+        return self._sources.evaluated(self._place, span_of(node), within=True)
 
-    def _exactly(self, span: Span) -> set[int]:
-        return {step for step, standing in self._at.items() if standing.span == span}
+    def _exactly(self, span: Span) -> frozenset[int]:
+        return self._sources.evaluated(self._place, span, within=False)
 
     def _belongs(self, node: ast.expr) -> bool:
         """Whether the value of an expression is made by the group, and all that makes it is."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fusion_advisor.errors import UsageError
 from fusion_advisor.records import Graph, Node, Ref
-from fusion_advisor.trail import Moment, Span, Trail
+from fusion_advisor.trail import Evaluation, Moment, Span, Trail
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -73,6 +73,11 @@ class SourceFile:
         except UnicodeDecodeError as error:
             where = f"{path}: byte {error.start}"
             raise UsageError(f"{where} is not UTF-8: save the file as UTF-8") from error
+        return cls.of(path, text)
+
+    @classmethod
+    def of(cls, path: str, text: str) -> SourceFile:
+        """A file with a text. SyntaxError as Python raises it."""
         found = cls(path, text, ast.parse(text))
         for parent in ast.walk(found.tree):
             for child in ast.iter_child_nodes(parent):
@@ -107,7 +112,17 @@ class SourceFile:
 
     def source(self, node: ast.expr | ast.stmt) -> str:
         """The text of a node."""
-        return ast.get_source_segment(self.text, node) or ast.unparse(node)
+        span = span_of(node)
+        first, *more = self._lines[span.line - 1 : span.end_line]
+        if not more:
+            return first[span.column : span.end_column].decode()
+        *middle, last = more
+        return b"".join([first[span.column :], *middle, last[: span.end_column]]).decode()
+
+    @cached_property
+    def _lines(self) -> list[bytes]:
+        """As Python's parser counts them: a form feed ends none."""
+        return self.text.encode().splitlines(keepends=True)
 
     def qualname(self, function: Function) -> str:
         """A function's name as Python qualifies it: `Model.forward`, `make.<locals>.forward`."""
@@ -189,7 +204,9 @@ class Sources:
             self._words.setdefault(ref, word)
             if word.startswith("#") and int(word[1:]) not in self.made:
                 self.handed_on.setdefault(ref, []).append(int(word[1:]))
+        self._modules: dict[int, str] = {}
         self._turns: dict[tuple[int, Span], int] = {}
+        self._known: dict[tuple[Place, Span, bool], frozenset[int]] = {}
         self._walk()
 
     def file(self, path: str) -> SourceFile:
@@ -207,6 +224,23 @@ class Sources:
         """A word for a tensor; empty where there is none."""
         return self._words.get(ref, "")
 
+    def module(self, activation: int) -> str:
+        """The path of the module whose method a call is of, or was made by; the model's is ""."""
+        at: int | None = activation
+        while at is not None and at not in self._modules:
+            at = self.trail.activations[at].caller
+        return self._modules[at] if at is not None else ""
+
+    def evaluated(self, place: Place, span: Span, *, within: bool) -> frozenset[int]:
+        """The evaluations that stand at a span of a place, or anywhere within it."""
+        key = place, span, within
+        if key not in self._known:
+            held = self.held[place].items()
+            self._known[key] = frozenset(
+                step for step, at in held if at.span == span or (within and span.holds(at.span))
+            )
+        return self._known[key]
+
     def chain(self, activation: int, span: Span) -> Iterator[tuple[int, Span]]:
         """The calls that led to a place in a call, itself first, each with where it was."""
         at: int | None = activation
@@ -216,10 +250,13 @@ class Sources:
             at, here = self.trail.activations[at].caller, self.trail.activations[at].place
 
     def _walk(self) -> None:
+        evaluating = self._evaluating()
         for number, step in enumerate(self.trail.steps):
             if isinstance(step, Moment):
                 self.standing.append({})
-                self._moment(step)
+                call = self.trail.activations[step.activation]
+                if (call.file, call.function) in evaluating:
+                    self._moment(step)
                 continue
             found: dict[Place, Standing] = {}
             for activation, span in reversed([*self.chain(step.activation, step.place)]):
@@ -228,7 +265,21 @@ class Sources:
             for place, standing in found.items():
                 self.held.setdefault(place, {})[number] = standing
 
+    def _evaluating(self) -> set[tuple[str, str]]:
+        """The functions, by file and name, in which a node of the graph was ever made."""
+        seen: set[int] = set()
+        for step in self.trail.steps:
+            at = step.activation if isinstance(step, Evaluation) else None
+            while at is not None and at not in seen:
+                seen.add(at)
+                at = self.trail.activations[at].caller
+        calls = (self.trail.activations[number] for number in seen)
+        return {(call.file, call.function) for call in calls}
+
     def _moment(self, step: Moment) -> None:
+        own = step.names.get("self", "")
+        if own.startswith(":"):
+            self._modules[step.activation] = own.removeprefix(":")
         file = self.file(self.trail.activations[step.activation].file)
         statement = file.begun.get(step.line)
         if statement is None:
@@ -245,7 +296,7 @@ class Sources:
     def _within(self, activation: int, span: Span) -> dict[Place, Standing]:
         """The places of one call that hold a stretch of its function."""
         call = self.trail.activations[activation]
-        if call.function.startswith("<"):
+        if call.function.endswith(">"):  # a lambda or a comprehension
             return {}
         file = self.file(call.file)
         node = file.expressions.get(span) or file.statements.get(span)

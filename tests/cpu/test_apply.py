@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 MODEL = """
 import torch
 import torch.nn.functional as F
@@ -54,6 +56,9 @@ import torch
 from fusion_advisor.interpreting import install
 install()
 import fusion_advisor
+"""
+
+KEPT = """
 from kept import Model, Norm
 
 torch.manual_seed(0)
@@ -61,13 +66,16 @@ model = Model().eval()
 plain = Model().eval()
 plain.load_state_dict(model.state_dict())
 keys, parameters = list(model.state_dict()), [id(p) for p in model.parameters()]
-x = torch.randn(40, 96)
 done = fusion_advisor.apply(model, (x,), device="h200", verify=False)
 
 
 def fallbacks():
     launchers = vars(model.layers[0].forward.__globals__["fused_kernels_1"])
     return sum(launcher.__globals__["fallbacks"] for launcher in launchers.values())
+"""
+
+SAME = """
+x = torch.randn(40, 96)
 
 
 def same(a, b):
@@ -77,9 +85,14 @@ def same(a, b):
 
 
 def run(folder: Path, script: str) -> None:
-    """In a process of its own, whose Triton is the interpreter."""
+    """In a process of its own, with the kernels applied to a model of blocks."""
     (folder / "kept.py").write_text(MODEL)
-    text = HEAD + textwrap.dedent(script)
+    run_alone(folder, KEPT + textwrap.dedent(script))
+
+
+def run_alone(folder: Path, script: str) -> None:
+    """In a process of its own, whose Triton is the interpreter."""
+    text = HEAD + SAME + textwrap.dedent(script)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", text], cwd=folder, text=True, capture_output=True,
         env={**os.environ, "TRITON_INTERPRET": "1"},
@@ -164,3 +177,207 @@ def test_the_module_is_there_without_torch() -> None:
         assert callable(fusion_advisor.apply) and callable(fusion_advisor.apply)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+
+
+def test_applied_kernels_are_known_when_analysed_again(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+        from fusion_advisor.capture import capture_module
+        graph = capture_module(model, (x,))
+        own = [node.op for node in graph.nodes if node.op.startswith("fusion_advisor.")]
+        assert len(own) == sum(done.kernels.values()), own
+        assert fallbacks() == 0
+        again = fusion_advisor.apply(model, (x,), device="h200", verify=False)
+        assert not again.kernels, again
+        same(model, plain)
+        """,
+    )
+
+
+def test_distributed_data_parallel(tmp_path: Path) -> None:
+    """Gradients are reduced and hooks run, around a model with kernels and within it."""
+    run(
+        tmp_path,
+        """
+        import torch.distributed as dist
+        from torch.nn.parallel import DistributedDataParallel
+        store = dist.FileStore("store", 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        seen = []
+        models = [DistributedDataParallel(m) for m in (model, plain)]
+        for m in models:
+            m.register_forward_hook(lambda *_: seen.append("whole"))
+            m.module.layers[1].norm.register_forward_pre_hook(lambda *_: seen.append("norm"))
+        same(*models)
+        assert seen == ["norm", "whole"] * 2
+        assert fallbacks() == 0
+        for m in models:
+            m.train()
+            m(x).square().sum().backward()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-4)
+        assert list(models[0].state_dict()) == ["module." + key for key in keys]
+        dist.destroy_process_group()
+        """,
+    )
+
+
+DECORATED = """
+import functools
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def recorded(forward):
+    @functools.wraps(forward)
+    def inner(self, *args):
+        inner.calls += 1
+        return forward(self, *args)
+
+    inner.calls = 0
+    return inner
+
+
+def rotate(x):
+    one, two = x.chunk(2, -1)
+    return torch.cat((-two, one), -1)
+
+
+def turned(x, cos, sin):
+    return x * cos + rotate(x) * sin
+
+
+class Registered(nn.Module):
+    known = []
+
+    def __init_subclass__(cls):
+        Registered.known.append(cls)
+
+
+class Block(Registered):
+    @staticmethod
+    def gated(a, b):
+        return F.silu(a) * b
+
+    @torch.no_grad()
+    @recorded
+    def forward(self, x):
+        return turned(self.gated(x, x), torch.cos(x), torch.sin(x))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block, self.lin = Block(), nn.Linear(96, 96)
+
+    def forward(self, x):
+        return self.lin(self.block(self.lin(x)))
+"""
+
+
+def test_decorated_methods_and_functions_of_modules(tmp_path: Path) -> None:
+    (tmp_path / "decorated.py").write_text(DECORATED)
+    run_alone(
+        tmp_path,
+        """
+        import decorated
+        forward, turned, rotate = decorated.Block.forward, decorated.turned, decorated.rotate
+        calls = forward.__wrapped__
+        model = decorated.Model().eval()
+        twin = decorated.Model().eval()
+        twin.load_state_dict(model.state_dict())
+        done = fusion_advisor.apply(model, (x,), device="h200", verify=False)
+        assert sum(done.kernels.values()) == 1 and done.saved_us > 0, done
+        assert decorated.Block.forward is forward and decorated.turned is turned
+        assert decorated.rotate is rotate, "others see the functions that they know"
+        assert decorated.Registered.known == [decorated.Block]
+        before = calls.calls
+        same(model, twin)
+        assert calls.calls == before + 1, "the copy counts for itself"
+        assert type(model.block).forward.__wrapped__.calls == before + 1
+        x = x.double()
+        model.double(), twin.double()
+        same(model, twin)
+        """,
+    )
+
+
+def test_a_source_that_changed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "decorated.py").write_text(DECORATED)
+    run_alone(
+        tmp_path,
+        """
+        import decorated, pathlib
+        model = decorated.Model().eval()
+        file = pathlib.Path(decorated.__file__)
+        file.write_text(file.read_text().replace("F.silu(a) * b", "F.silu(a) + b"))
+        try:
+            fusion_advisor.apply(model, (x,), device="h200", verify=False)
+        except fusion_advisor.errors.UsageError as error:
+            assert "Block.gated() is not what was imported" in str(error), error
+        else:
+            raise AssertionError
+        assert type(model.block) is decorated.Block
+        """,
+    )
+
+
+FAMILIES = """
+import copy
+import fusion_advisor
+import torch
+from fusion_advisor.capture import capture_module
+from transformers import AutoConfig, AutoModel
+
+small = dict(hidden_size=64, intermediate_size=160, num_attention_heads=4, num_hidden_layers=2)
+
+
+def family(kind, **more):
+    config = AutoConfig.for_model(kind, **{**small, "vocab_size": 128, **more})
+    model = AutoModel.from_config(config).eval().to(torch.bfloat16)
+    given = dict(input_ids=torch.randint(0, 128, (2, 24)), use_cache=False)
+    plain = copy.deepcopy(model)
+    return model, plain, given, fusion_advisor.apply(model, (), given, device="h200", verify=False)
+
+
+def equal(model, plain, given):
+    with torch.no_grad():
+        one, other = model(**given)[0], plain(**given)[0]
+    torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "least"),
+    [
+        ("llama", {"num_key_value_heads": 2}, {"residual_norm": 2, "rms_norm": 3, "swiglu": 2}),
+        ("gpt_neox", {}, {}),
+    ],
+)
+def test_families_of_transformers(
+    tmp_path: Path, kind: str, more: dict[str, int], least: dict[str, int]
+) -> None:
+    (tmp_path / "families.py").write_text(FAMILIES)
+    run_alone(
+        tmp_path,
+        f"""
+        from families import *
+
+        model, plain, given, done = family("{kind}", **{more})
+        assert done.kernels.items() >= {least}.items(), done
+        rotary = sum(n for name, n in done.kernels.items() if name.startswith("pointwise_chain"))
+        assert rotary >= 4, "queries and keys of two layers"
+        graph = capture_module(model, (), given)
+        own = [node.op for node in graph.nodes if node.op.startswith("fusion_advisor.")]
+        assert len(own) == sum(done.kernels.values()), "no guard keeps a kernel from its tensors"
+        equal(model, plain, given)
+        equal(copy.deepcopy(model), plain, given)
+        kinds = [{{type(m) for m in each.modules()}} for each in (model, plain)]
+        assert kinds[0] != kinds[1]
+        import pickle
+        back = pickle.loads(pickle.dumps(model))
+        assert {{type(m) for m in back.modules()}} == kinds[1]
+        """,
+    )

@@ -402,7 +402,7 @@ def test_the_command(tmp_path: Path) -> None:
 def test_what_has_no_source_is_refused(tmp_path: Path) -> None:
     program = Path(sys.executable).parent / "fusion-advisor"
     done = subprocess.run(
-        [program, "patch", "hf:config.json", "--out", str(tmp_path / "x")],
+        [program, "patch", "model.pt2", "--out", str(tmp_path / "x")],
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2

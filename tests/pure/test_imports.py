@@ -24,6 +24,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "bounds builder",
         "renaming",
         "rulebook scenario frames kernels region wire files",
+        "functions",
         "predict",
         "rehearsal emitted rulefiles measurements",
         "machine lanes",
@@ -86,6 +87,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # torch.compile's backend: calls the pipeline as the command line does
         "rewriting",
         "backend applied",
+        "transformers_patch",
         "cli",
         "__main__",
     )
@@ -106,6 +108,7 @@ USES_TORCH = frozenset(
     | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
     | {"measuring", "inductor_coverage", "lowering", "rewriting", "backend", "applied"}
+    | {"transformers_patch"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 
