@@ -45,7 +45,7 @@ def alone(
         _check(file, partial, rulebook),
         _bench(file, framework),
         *([_LIBDEVICE.format(functions=torchs)] if functions else []),
-        _MAIN.format(name=file.name, prepared=_PREPARED if functions else ""),
+        _MAIN.format(name=file.name, prepared=_prepared(file, bool(functions))),
     ]
     return "\n\n\n".join([f"{HEAD:-<100}", *(text.strip("\n") for text in texts)])
 
@@ -200,7 +200,19 @@ def interpret_libdevice():
     for name, function in {{{functions}}}.items():
         setattr(libdevice, name, taken(function))
 """
-_PREPARED = """
+
+
+def _prepared(file: KernelFile, library: bool) -> str:
+    """What the interpreter needs before it is used, or why it cannot be."""
+    outputs = (output.tensor for output in file.region.outputs)
+    if any("float8" in tensor.dtype for tensor in (*file.region.inputs, *outputs)):
+        return f"""
+    if interpreted:
+        sys.exit("{file.name}: Triton's interpreter rounds 8-bit floats wrongly: check on a GPU")"""
+    return _INTERPRETED if library else ""
+
+
+_INTERPRETED = """
     if interpreted:
         interpret_libdevice()"""
 

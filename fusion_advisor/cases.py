@@ -38,7 +38,12 @@ def at_full_size(kernel: Kernel) -> Case:
 
 def at_graph_size(file: KernelFile) -> Case:
     """The graph's own inputs, without what the plan moves for them."""
-    return _inputs(file, FULL_SIZE, file.region.sizes, max(file.hints.values()))
+    return _inputs(file, FULL_SIZE, file.region.sizes, _largest(file))
+
+
+def _largest(file: KernelFile) -> int:
+    """The size of the longest axis."""
+    return max(file.hints.values(), default=1)
 
 
 def at_odd_sizes(made: Sequence[Case]) -> Case:
@@ -167,7 +172,7 @@ def _odd(size: int) -> int:
 
 
 def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify) -> Case:
-    most = max(file.hints.values()) if name == FULL_SIZE else numbers.indexed_places.count
+    most = _largest(file) if name == FULL_SIZE else numbers.indexed_places.count
     sizes = {**sizes, **_parts(file, sizes)}
     loaded: int | None = 0
     stored = 0
