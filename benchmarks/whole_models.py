@@ -18,6 +18,7 @@ way computes is held to eager's results: the distance of both as a share of eage
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import os
@@ -42,7 +43,10 @@ WAYS = (
     "apply+reduce-overhead",
     "backend",
     "backend+reduce-overhead",
+    "graph",
+    "apply+graph",
 )
+"""`graph`: what eager launches, captured once in a CUDA graph and replayed."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,8 @@ def _prepared(
         return
     for row, given, wanted in zip(rows, inputs, eager, strict=True):
         try:
+            if way.endswith("graph"):
+                steps = _graphed(model, given)
             found = _leading(steps(**given)).clone()
             row.apart = float((found.double() - wanted.double()).norm() / wanted.double().norm())
             del found
@@ -225,13 +231,16 @@ def _prepared(
 def _trained(
     name: str, way: str, sizes: Sequence[Size], layers: int, device: str
 ) -> Iterator[_Run]:
-    """Steps of training with the kernels applied, or without."""
-    model, given = _built(name, sizes[0], layers, device)
-    said = _apply(model, given) if way == TRAINING[1] else ""
-    model.train()
+    """Steps of training without the kernels and with them applied, of two models in turn."""
+    plain, given = _built(name, sizes[0], layers, device)
+    applied = copy.deepcopy(plain)
+    said = _apply(applied, given)
     for size in sizes:
-        row = Row(name, way, f"training, {size}", size.made, said=said)
-        yield row, _training_step(model, _given(name, size, device))
+        given = _given(name, size, device)
+        for which, model in ((TRAINING[0], plain), (TRAINING[1], applied)):
+            row = Row(name, which, f"training, {size}", size.made)
+            row.said = said if model is applied else ""
+            yield row, _training_step(model.train(), given)
 
 
 def _cause(error: Exception) -> str:
@@ -297,10 +306,30 @@ def _taken(way: str) -> str:
     return outcome.why or ", ".join(p.name for p in outcome.taken) or "nothing is ours"
 
 
+def _graphed(model: Any, given: dict[str, Any]) -> Callable[..., Any]:
+    """Replays of one call, captured."""
+    import torch
+
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        model(**given)
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = model(**given)
+
+    def replay(**_: Any) -> Any:
+        graph.replay()
+        return found
+
+    return replay
+
+
 def _way(model: Any, way: str) -> Callable[..., Any]:
     import torch
 
-    if way in ("eager", "apply"):
+    if way in ("eager", "apply", "graph", "apply+graph"):
         return model
     mode = "reduce-overhead" if way.endswith("reduce-overhead") else None
     if way.startswith("backend"):
@@ -313,8 +342,8 @@ def _way(model: Any, way: str) -> Callable[..., Any]:
 
 def _training_step(model: Any, given: dict[str, Any]) -> Callable[[], Any]:
     def step() -> None:
-        model.zero_grad(set_to_none=True)
         _leading(model(**given)).float().square().mean().backward()
+        model.zero_grad(set_to_none=True)  # the other model's step needs the memory
 
     return step
 
@@ -406,7 +435,7 @@ def _waves(arguments: argparse.Namespace) -> list[list[Job]]:
     for name in arguments.families:
         family = FAMILIES[name]
         for what in family.jobs():
-            trains = TRAINING if family.trains and what == "forward" else ()
+            trains = TRAINING[:1] if family.trains and what == "forward" else ()
             for way in (*arguments.ways, *trains):
                 needs = family.gigabytes(what)
                 if waves[-1] and (used + needs > _TOGETHER_GB or len(waves[-1]) == _TOGETHER):

@@ -179,7 +179,10 @@ def fall_back(problem, *tensors):
     if not fallbacks:
         warnings.warn(f"masked_count: {problem}; running eager instead", stacklevel=3)
     fallbacks += 1
-    with torch.autocast(tensors[0].device.type, enabled=False):  # the casts are made already
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return reference(*tensors)
+    with torch.autocast(device, enabled=False):  # the casts are made already
         return reference(*tensors)
 
 
