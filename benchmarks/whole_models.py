@@ -91,7 +91,7 @@ class Family:
         if job == "forward":
             return self.weights_gb + 5.0
         batch = int(job.removeprefix("decode-"))
-        return self.weights_gb + 3.0 + 1.5 * batch * self.cached_gb
+        return self.weights_gb + 2.5 + 1.2 * batch * self.cached_gb
 
 
 _PREFILL = tuple(Size("forward", 1, tokens) for tokens in (512, 2048, 8192))
@@ -137,7 +137,7 @@ FAMILIES = {
     ),
 }  # fmt: skip
 _TOGETHER = 16
-_TOGETHER_GB = 120.0
+_TOGETHER_GB = 126.0
 """How many processes prepare at a time, and what they may take of the GPU's memory."""
 
 
@@ -434,7 +434,7 @@ def _waves(arguments: argparse.Namespace) -> list[list[Job]]:
     used = 0.0
     for name in arguments.families:
         family = FAMILIES[name]
-        for what in family.jobs():
+        for what in (job for job in family.jobs() if job in arguments.jobs):
             trains = TRAINING[:1] if family.trains and what == "forward" else ()
             for way in (*arguments.ways, *trains):
                 needs = family.gigabytes(what)
@@ -555,6 +555,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--families", type=lambda t: t.split(","), default=list(FAMILIES))
     parser.add_argument("--ways", type=lambda t: t.split(","), default=list(WAYS))
+    jobs = "forward,decode-1,decode-64"
+    parser.add_argument("--jobs", type=lambda t: t.split(","), default=jobs.split(","))
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=570.0, help="for all of it")
     parser.add_argument("--rehearse", action="store_true", help="narrow models, on the CPU")

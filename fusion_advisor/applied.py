@@ -6,9 +6,8 @@ so are functions that it calls by their names: only this model sees the copies. 
 hooks and the rest of the model stay as they are, and so does the source file. A pickled model is
 the model as it was; a deep copy keeps its kernels.
 
-Where a tensor has another dtype, under autocast, in the other mode, or with hooks on a module whose
-call became part of a kernel, the original statements run; with gradients, what eager launches for
-them.
+Where a tensor has another dtype or requires a gradient, under autocast, in the other mode, or with
+hooks on a module whose call became part of a kernel, the original statements run.
 """
 # Frames, code objects and the model are whatever the user has.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

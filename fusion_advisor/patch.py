@@ -75,9 +75,9 @@ class Other:
 class Placement:
     """What the source asks of the groups, for `group`. `editable` says which functions may change,
     by a file and a line in them; `others` is the source as it runs otherwise, for what must stay as
-    it is then. With `wary` the source stays where a tensor has another dtype, and where a module
-    has hooks whose call would go. With `operators` a group is put where one PyTorch op computes
-    exactly the same, as a call of that."""
+    it is then. With `wary` the source stays where a tensor has another dtype or a gradient, and
+    where a module has hooks whose call would go. With `operators` a group is put where one PyTorch
+    op computes exactly the same, as a call of that."""
 
     sources: Sources
     flow: Dataflow
@@ -146,6 +146,7 @@ class Placement:
                 conditions[self._of_dtype(edit, names)] = None
         if self.wary:
             conditions[self._of_dtype(edit, names)] = None
+            conditions[f"{self._float(edit, names)[0]}.requires_grad"] = None
             own = self.sources.module(place.activation)
             only = _computed(self.sources, place.block, edit, place)
             for path in sorted(set[str]().union(*only.values()) - {own}):
@@ -156,17 +157,24 @@ class Placement:
                     )
                 conditions[f"{text}._forward_hooks"] = None
                 conditions[f"{text}._forward_pre_hooks"] = None
-        if any("torch." in text for text in conditions) and not self.has_torch(edit.file):
+        if "torch.is_autocast_enabled()" in conditions and not self.has_torch(edit.file):
             raise NotPlaced(f"{edit.file} does not `import torch`, which its guard needs")
         return " or ".join(conditions)
 
     def _of_dtype(self, edit: Edit, names: Mapping[str, str]) -> str:
         """That a tensor has another dtype than it was captured in."""
+        name, dtype = self._float(edit, names)
+        if self.has_torch(edit.file):
+            return f"{name}.dtype != torch.{dtype}"
+        return f'str({name}.dtype) != "torch.{dtype}"'
+
+    def _float(self, edit: Edit, names: Mapping[str, str]) -> tuple[str, str]:
+        """A name that holds a tensor of floats where an edit begins, and its dtype."""
         for name, word in names.items():
             ref = self.sources.value(word)
             tensor = self.flow.annotated.tensors.get(ref) if ref else None
             if tensor is not None and "float" in tensor.dtype:
-                return f"{name}.dtype != torch.{tensor.dtype}"
+                return name, tensor.dtype
         raise NotPlaced(f"line {edit.lines[0]}: another dtype changes what it computes")
 
     def has_torch(self, file: str) -> bool:
