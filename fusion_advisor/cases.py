@@ -309,7 +309,7 @@ def _resized(
             step *= sizes[axis]
     shape: list[int] = []
     for d, (dim, size) in enumerate(zip(dims, access.tensor.shape, strict=True)):
-        known, rest = factors(dim, size, file.region.sizes)
+        known, rest = factors(dim, size, file.extents)
         if not known and (access.name, d) in file.indexed:
             rest = min(size, most)
         shape.append(prod(sizes[axis] for axis in known) * rest)

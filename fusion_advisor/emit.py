@@ -6,6 +6,7 @@ back to, and above them what it replaces and how it was made.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Collection, Sequence
 
@@ -55,7 +56,7 @@ def emit(
     `name` is a Python identifier, `framework` PyTorch's own op for the same where there is one.
     With `full_size` the graph's own sizes are among the cases: for a GPU.
 
-    Raises ValueError for a group without a plan.
+    Raises ValueError for a group without a plan, and for a name that every file has a use for.
     """
     subject = decision.subject
     plan, expressed = subject.plan, subject.expressed
@@ -81,6 +82,8 @@ def emit(
     end = alone(file, at_odd_sizes(made), code, framework, partial, rulebook)
     lines = f"{code}\n\n\n{end}".splitlines()
     text = "\n".join([header, "", "", *(part for line in lines for part in fitted(line))])
+    if len(re.findall(rf"^(?:def|class) {name}\b", text, re.MULTILINE)) > 1:
+        raise ValueError(f"{name}: a function that every emitted file has; choose another name")
     _, stores = accesses(plan.region)
     return Kernel(
         name=name,

@@ -130,6 +130,11 @@ class KernelFile:
         """Every axis at the graph's size, those along which kernels share work too."""
         return {a: n for kernel in self.kernels for a, n in kernel.step.sizes.items()}
 
+    @property
+    def extents(self) -> dict[int, int]:
+        """Every axis that has a name or a number in the launcher, at the graph's size."""
+        return {a: n for a, n in (self.region.sizes | self.hints).items() if a in self.sizes}
+
     def inputs_of(self, kernel: JitFunction) -> Iterator[Access]:
         """The loads that read an input of the file, not what another kernel left."""
         return (load for load in kernel.step.loads if load.name.startswith("in"))

@@ -99,7 +99,7 @@ def _sizes(file: KernelFile, name: str, dims: Dims, tensor: Tensor) -> list[str]
     given = dict(zip(file.region.input_names, file.input_names, strict=True)).get(name, name)
     texts: list[str] = []
     for d, (dim, size) in enumerate(zip(dims, tensor.shape, strict=True)):
-        known, rest = factors(dim, size, file.region.sizes)
+        known, rest = factors(dim, size, file.extents)
         if not known and (name, d) in file.indexed:
             texts.append(f"{given}.shape[{d}]")
         else:

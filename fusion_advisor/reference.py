@@ -38,12 +38,14 @@ def reference_lines(
     lines: list[str] = []
     device = next(iter(inputs.values()))
 
+    extents = {axis: n for axis, n in expressed.region.sizes.items() if axis in sizes}
+
     def shape_of(ref: Ref) -> list[str]:
         shape = flow.annotated.tensors[ref].shape
         dims = expressed.dims.get(ref) or ((),) * len(shape)
         texts: list[str] = []
         for size, dim in zip(shape, dims, strict=True):
-            known, rest = factors(dim, size, expressed.region.sizes)
+            known, rest = factors(dim, size, extents)
             texts.append(product([*(sizes[axis] for axis in known), str(rest)]))
         return texts
 

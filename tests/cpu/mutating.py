@@ -632,16 +632,23 @@ def _nan_rules(function: ast.FunctionDef, scopes: list[_Scope]) -> Iterator[_Edi
 
 
 def _grids(tree: ast.Module, jitted: set[str]) -> Iterator[_Edit]:
-    """The launch short by one program along each axis of its grid."""
+    """The launch short by one program along each axis of its grid: `kernel[grid]`, or in emitted
+    files `launch(kernel, grid, ...)`."""
     for node in ast.walk(tree):
-        if not (isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)):
+        if isinstance(node, ast.Subscript):
+            kernel, grid = node.value, node.slice
+        elif isinstance(node, ast.Call) and _callee(node) == "launch":
+            kernel, grid = node.args[:2]
+        else:
             continue
-        if node.value.id in jitted and isinstance(node.slice, ast.Tuple):
-            for axis, size in enumerate(node.slice.elts):
-                changed = copy.deepcopy(node)
-                assert isinstance(changed.slice, ast.Tuple)
-                changed.slice.elts[axis] = ast.BinOp(size, ast.Sub(), ast.Constant(1))
-                yield _Edit("grid short", node, changed)
+        if not (isinstance(kernel, ast.Name) and kernel.id in jitted):
+            continue
+        for axis in range(len(grid.elts) if isinstance(grid, ast.Tuple) else 0):
+            changed = copy.deepcopy(node)
+            short = changed.slice if isinstance(changed, ast.Subscript) else changed.args[1]
+            assert isinstance(short, ast.Tuple)
+            short.elts[axis] = ast.BinOp(short.elts[axis], ast.Sub(), ast.Constant(1))
+            yield _Edit("grid short", node, changed)
 
 
 _MUTATIONS: tuple[Callable[[_Scope], Iterator[_Edit]], ...] = (

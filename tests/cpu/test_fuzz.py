@@ -54,7 +54,7 @@ class Drawn:
 def test_what_has_a_plan_is_right(worker: Worker, sketch: Any) -> None:
     note(sketch.text)
     for decision in planned(sketch):
-        kernel = emit(decision.subject.flow, decision, "drawn", RULES)
+        kernel = emit(decision.subject.flow, decision, "k", RULES)
         if not SLOW:
             kernel = replace(kernel, cases=kernel.cases[:2])
         check = collect_check(kernel, submit_check(worker, kernel, seeds=SEEDS))

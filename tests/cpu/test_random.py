@@ -205,7 +205,7 @@ def drawn_kernel(name: str) -> tuple[Kernel, str]:
     flow = flow_of(function, *inputs, mode="train")
     decision = decided(flow)
     assert decision.subject.plan is not None, why_not(decision)
-    return emit(flow, decision, "drawn", RULES), decision.subject.plan.schedule
+    return emit(flow, decision, "k", RULES), decision.subject.plan.schedule
 
 
 @pytest.mark.parametrize("name", KERNELS)
