@@ -27,10 +27,13 @@ from fusion_advisor.measure import (
     ways,
 )
 from fusion_advisor.measurements import (
+    BACKEND,
+    BACKEND_GRAPHED,
     COMPILED,
     EAGER,
     KERNEL,
     KERNEL_COMPILED,
+    KERNEL_GRAPHED,
     OWN_OPS,
     Ceilings,
     Measurement,
@@ -270,7 +273,10 @@ class _Session:
             yield COMPILED[0], ()
             yield COMPILED[2], ()
             if kernels:
-                yield KERNEL_COMPILED, kernels
+                for way in (KERNEL_COMPILED, KERNEL_GRAPHED):
+                    yield way, kernels
+                yield BACKEND, ()
+                yield BACKEND_GRAPHED, ()
 
     def _model(self, way: Way, replaced: Sequence[Replacement]) -> None:
         texts = [one.text for one in replaced]

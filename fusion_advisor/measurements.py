@@ -58,6 +58,8 @@ class Way:
     """Statements that `line` needs, and the packages that they need; without these the way is
     absent."""
     needs: tuple[str, ...] = ()
+    backend: str = "inductor"
+    """Of `compiled`: as torch.compile takes it."""
 
 
 EAGER = Way("eager", "eager")
@@ -75,7 +77,13 @@ COMPILED = tuple(
 OWN_OPS = Way("framework", "line")
 """Of a whole model: the framework's own ops in place of the groups where they are as good."""
 KERNEL_COMPILED = Way("kernel+compile", "compiled")
+KERNEL_GRAPHED = Way("kernel+reduce-overhead", "compiled", "reduce-overhead")
 """Of a whole model: the emitted kernels in their places, the rest by torch.compile."""
+BACKEND = Way("backend", "compiled", backend="fusion_advisor")
+BACKEND_GRAPHED = Way(
+    "backend+reduce-overhead", "compiled", "reduce-overhead", backend="fusion_advisor"
+)
+"""Of a whole model: torch.compile with our backend, which takes kernels where they win."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,9 @@ def way_of(way: Way, plain: Call, emitted: Call | None) -> Call:
         return _line(way)
     if way.kind == "compiled":
         torch.compiler.reset()
-        return torch.compile(plain, mode=way.mode or None, dynamic=False)
+        if way.backend not in torch.compiler.list_backends(exclude_tags=()):
+            raise Absent(f"{way.backend} is no backend here: its package is not installed")
+        return torch.compile(plain, mode=way.mode or None, dynamic=False, backend=way.backend)
     return plain
 
 
@@ -223,7 +225,7 @@ def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     chosen, _ = replayed(graph, launchers, clock.device, inputs)
     call: Call = way_of(job.way, chosen, None) if compiled else chosen
     seen: Inductor | None = None
-    if compiled:
+    if compiled and job.way.backend == "inductor":
         nodes = [node.meta[NODE] for node in chosen.graph.nodes if NODE in node.meta]
         seen = _compiled(call, inputs, lines_of(chosen.forward, nodes))
     results = as_tuple(call(*inputs))

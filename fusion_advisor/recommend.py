@@ -7,10 +7,13 @@ from dataclasses import asdict
 
 from fusion_advisor.judge import Chosen, verdicts
 from fusion_advisor.measurements import (
+    BACKEND,
+    BACKEND_GRAPHED,
     COMPILED,
     EAGER,
     KERNEL,
     KERNEL_COMPILED,
+    KERNEL_GRAPHED,
     OWN_OPS,
     Ceilings,
     Measurement,
@@ -30,8 +33,12 @@ _ADVICE = {
     KERNEL.name: "put the emitted kernels in place of their groups",
     COMPILED[0].name: "torch.compile(model)",
     COMPILED[2].name: 'torch.compile(model, mode="reduce-overhead")',
+    BACKEND.name: 'torch.compile(model, backend="fusion_advisor")',
+    BACKEND_GRAPHED.name: 'torch.compile(model, backend="fusion_advisor", mode="reduce-overhead")',
     KERNEL_COMPILED.name: "put the emitted kernels in place of their groups and torch.compile"
     " the rest",
+    KERNEL_GRAPHED.name: "put the emitted kernels in place of their groups and torch.compile the"
+    ' rest with mode="reduce-overhead"',
 }
 """The ways of running a whole model, the simplest first."""
 

@@ -247,6 +247,8 @@ def test_the_fastest_step_is_recommended_and_the_simpler_one_when_equal() -> Non
     assert recommended(eager=9.0, framework=8.0, kernel=7.9).endswith("in place of g1, g4")
     both = {"compile": 7.0, "kernel+compile": 6.0}
     assert recommended(eager=9.0, kernel=8.0, **both).endswith("torch.compile the rest")
+    graphed = {"kernel+reduce-overhead": 5.0, "backend+reduce-overhead": 5.05}
+    assert "backend" in recommended(eager=9.0, kernel=8.0, **graphed), "the simpler one"
     assert recommended().startswith("not known")
 
 

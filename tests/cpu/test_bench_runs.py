@@ -212,7 +212,7 @@ def test_out_of_memory_is_a_row_and_the_run_goes_on(
     }
     assert report.bench
     assert report.bench.complete
-    assert gpu.asked[-1] == ("model", "kernel+compile")
+    assert gpu.asked[-1] == ("model", "backend+reduce-overhead")
     assert "out of memory" in render(report, "md")
 
 
@@ -357,6 +357,7 @@ def test_the_frameworks_own_op_takes_its_places_where_it_is_as_good(
     assert report.bench.recommended == "write the framework's own op in place of g1"
     assert [row.way for row in report.bench.model] == [
         "eager", "framework", "kernel", "compile", "reduce-overhead", "kernel+compile",
+        "kernel+reduce-overhead", "backend", "backend+reduce-overhead",
     ]  # fmt: skip
     job = next(job for job in gpu.jobs if job.way.name == "framework")
     assert "softmax" in job.kernels[0].text
