@@ -56,7 +56,7 @@ def make(options: argparse.Namespace) -> None:
 def _made(file: Path, out: Path) -> dict[str, Any]:
     """One problem, in a folder of its own."""
     from fusion_advisor.errors import AdvisorError
-    from fusion_advisor.pipeline import patched
+    from fusion_advisor.patching import patched
     from fusion_advisor.scenario import Request, Scenario
     from tests.cpu.in_process import captured
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fusion_advisor.errors import AdvisorError
-from fusion_advisor.pipeline import patched
+from fusion_advisor.patching import patched
 from fusion_advisor.scenario import Request, Scenario
 
 ROOT = Path(__file__).resolve().parents[1]

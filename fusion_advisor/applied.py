@@ -37,7 +37,7 @@ from fusion_advisor.functions import Copies, Functions, Key, compiled, key
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.machine import choose_device, gpu_names
 from fusion_advisor.patch import Patch
-from fusion_advisor.pipeline import put
+from fusion_advisor.patching import put
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario

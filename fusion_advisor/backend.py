@@ -1,6 +1,6 @@
 """`torch.compile(model, backend="fusion_advisor")`: our kernels where they win, Inductor elsewhere.
 
-Each graph that Dynamo hands over is lowered to ATen, analysed and divided (`pipeline.divide`).
+Each graph that Dynamo hands over is lowered to ATen, analysed and divided (`dividing.divide`).
 What is ours becomes calls of opaque operators (`rewriting`), and Inductor gets the graph with them
 in it; a graph without any goes to Inductor untouched. Graphs break where they break under Inductor,
 and symbolic sizes stay symbolic: one operator serves them all.
@@ -37,10 +37,10 @@ from typing import Any
 
 import torch
 
+from fusion_advisor.dividing import Compiler, Place, divide
 from fusion_advisor.emitted import cause
 from fusion_advisor.lowering import lower
 from fusion_advisor.machine import choose_device
-from fusion_advisor.pipeline import Compiler, Place, divide
 from fusion_advisor.report import Report
 from fusion_advisor.rewriting import interpreted, rewrite
 from fusion_advisor.rulefiles import load_rulebook

@@ -27,7 +27,8 @@ from fusion_advisor.files import require_folder, write
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from fusion_advisor.pipeline import Analysis, Patched
+    from fusion_advisor.patching import Patched
+    from fusion_advisor.pipeline import Analysis
     from fusion_advisor.records import Graph
     from fusion_advisor.report import Report
     from fusion_advisor.rulebook import Gate, Pattern, Rulebook
@@ -285,7 +286,7 @@ def patch(
     from rich.console import Console
 
     from fusion_advisor.capture import capture
-    from fusion_advisor.pipeline import patched
+    from fusion_advisor.patching import patched
 
     if options.model.startswith("hf:"):
         if out is None or check or model_new or level != "kernel":

@@ -25,6 +25,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx.experimental.symbolic_shapes import guard_scalar, statically_known_true
 
 from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.dividing import Place
 from fusion_advisor.emitted import lasting_folder, load_module
 from fusion_advisor.expansions import describe, symbolic
 from fusion_advisor.express import Expressed
@@ -32,7 +33,6 @@ from fusion_advisor.kernel_file import fixed_axes, origins
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.lowering import Lowered
 from fusion_advisor.ops import REGISTRY
-from fusion_advisor.pipeline import Place
 from fusion_advisor.records import Ref
 
 _LIBRARY = torch.library.Library("fusion_advisor", "FRAGMENT")

@@ -41,7 +41,7 @@ from fusion_advisor.identify import identify
 from fusion_advisor.loading import load
 from fusion_advisor.machine import choose_device, gpu_names
 from fusion_advisor.patch import Patch
-from fusion_advisor.pipeline import Patched
+from fusion_advisor.patching import Patched
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request
 from fusion_advisor.trial import patched_copy

@@ -13,7 +13,7 @@ import pytest
 
 from fusion_advisor.editing.inline import inline, require_model
 from fusion_advisor.errors import UsageError
-from fusion_advisor.pipeline import Patched, patched
+from fusion_advisor.patching import Patched, patched
 from fusion_advisor.scenario import Request, Scenario
 
 from .in_process import captured

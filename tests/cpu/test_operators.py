@@ -13,7 +13,7 @@ from fusion_advisor.annotate import annotate
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.editing.rewrite import Call, NotPlaced
 from fusion_advisor.equivalence import missing
-from fusion_advisor.pipeline import Patched, patched
+from fusion_advisor.patching import Patched, patched
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
 

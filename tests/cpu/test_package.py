@@ -11,7 +11,7 @@ import pytest
 from fusion_advisor.errors import UsageError
 from fusion_advisor.machine import version
 from fusion_advisor.package import kernels_of, read_package, stale
-from fusion_advisor.pipeline import Patched, patched
+from fusion_advisor.patching import Patched, patched
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.stamp import body

@@ -14,7 +14,8 @@ import pytest
 from fusion_advisor.annotate import annotate
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.equivalence import difference
-from fusion_advisor.pipeline import Patched, analyze, patched
+from fusion_advisor.patching import Patched, patched
+from fusion_advisor.pipeline import analyze
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.trial import patched_copy

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusion_advisor.errors import UsageError
-from fusion_advisor.pipeline import Patched
+from fusion_advisor.patching import Patched
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.transformers_patch import patched_family
 

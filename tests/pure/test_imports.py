@@ -84,6 +84,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "patch trial",
         # where stages meet, and who may call that
         "pipeline bench",
+        "patching dividing",
         # torch.compile's backend: calls the pipeline as the command line does
         "rewriting",
         "backend applied",

@@ -1,0 +1,99 @@
+"""Where the stages meet for a compiler: a graph divided between our kernels and Inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fusion_advisor.annotate import annotate
+from fusion_advisor.assemble import Proof, assemble
+from fusion_advisor.dataflow import Dataflow, dataflow
+from fusion_advisor.decide import Decision, decide
+from fusion_advisor.emit import attempt
+from fusion_advisor.group import group
+from fusion_advisor.identify import Finding, identify
+from fusion_advisor.inductor import weigh
+from fusion_advisor.kernels import Kernel
+from fusion_advisor.records import Graph
+from fusion_advisor.report import Report
+from fusion_advisor.routing import action
+from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Who compiles what we do not take, and how: `tuned` where Inductor measures its choices,
+    `graphed` where launches are replayed by a CUDA graph. With `take_all` every accepted group is
+    taken, whether its kernel wins or not: for comparisons and tests."""
+
+    tuned: bool = False
+    graphed: bool = False
+    take_all: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """One occurrence of an accepted group; without a kernel, `why` says why it is Inductor's."""
+
+    group: str
+    name: str
+    why: str
+    decision: Decision
+    kernel: Kernel | None = None
+
+
+@dataclass(frozen=True)
+class Division:
+    """A graph divided between our kernels and Inductor, with its report."""
+
+    flow: Dataflow
+    places: tuple[Place, ...]
+    report: Report
+
+
+def divide(
+    graph: Graph, device: Device, rulebook: Rulebook, compiler: Compiler, assumed: Sequence[str]
+) -> Division:
+    """From a captured graph to the kernels that its compiler should leave to us, in this process.
+
+    Kernels are emitted, not proven: `analyze` does that.
+    """
+    flow = dataflow(annotate(graph, device))
+    grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
+    found = identify(flow, grouping, rulebook)
+    places: list[Place] = []
+    proofs: dict[str, Proof] = {}
+    for finding in found.groups:
+        own = list(_divided(flow, finding, rulebook, compiler))
+        kernel = next((place.kernel for place in own if place.kernel), None)
+        proofs[finding.id] = Proof(kernel, why="" if kernel else own[0].why)
+        places += own
+    report = assemble(flow, grouping, found, proofs, Scenario(), assumed, rulebook)
+    return Division(flow, tuple(places), report)
+
+
+def _divided(
+    flow: Dataflow, finding: Finding, rulebook: Rulebook, compiler: Compiler
+) -> Iterator[Place]:
+    """The occurrences of one group. Neighbours differ, and so may what is best."""
+    route = action(finding, rulebook).route
+    known: dict[object, Kernel] = {}
+    for instance in finding.instances:
+        decision = decide(flow, [i for i in instance if flow.launches(i)], rulebook)
+        weighed = weigh(decision, rulebook, tuned=compiler.tuned, graphed=compiler.graphed)
+        place = Place(finding.id, finding.name, str(weighed), decision)
+        if not compiler.take_all and route == "inductor":
+            yield replace(place, why="a short chain of pointwise ops, which Inductor fuses as well")
+            continue
+        if not compiler.take_all and not weighed.wins:
+            yield place
+            continue
+        expressed = decision.subject.expressed
+        assert expressed is not None
+        kernel = known.get(expressed.form) or attempt(flow, decision, finding.name, rulebook)
+        if isinstance(kernel, str):
+            yield replace(place, why=kernel)
+            continue
+        known[expressed.form] = kernel
+        yield replace(place, kernel=kernel)

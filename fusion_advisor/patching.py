@@ -1,0 +1,374 @@
+"""Where the stages meet for a model's own source: from its captures to edits that hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from fusion_advisor.annotate import annotate
+from fusion_advisor.dataflow import Dataflow, dataflow
+from fusion_advisor.decide import Decision, decide
+from fusion_advisor.editing.inline import inline, require_model
+from fusion_advisor.editing.sources import SourceFile, Sources
+from fusion_advisor.emit import attempt
+from fusion_advisor.equivalence import difference, missing
+from fusion_advisor.errors import CaptureError
+from fusion_advisor.framework import exact
+from fusion_advisor.group import group
+from fusion_advisor.identify import Finding, Identified, identify
+from fusion_advisor.kernels import Check, Kernel
+from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.operators import in_dtypes, operator
+from fusion_advisor.package import kernels_of, package_name, read_package
+from fusion_advisor.patch import Other, Patch, Placement, patch, replaced_nodes
+from fusion_advisor.pipeline import Listener, Silent, emitted, stamp_of, written
+from fusion_advisor.records import Graph
+from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.scenario import Request, Scenario
+from fusion_advisor.stamp import Stamp, body, stamped
+from fusion_advisor.trial import Trial, tried, tried_alone
+from fusion_advisor.verify import Provers, provers, verify
+
+
+@dataclass(frozen=True)
+class Patched:
+    """A patch that held in every scenario that it was tried in, or why it did not.
+
+    `diff` and `model_new` (the text of a file with a class `ModelNew`) are empty where they were
+    not asked for, or where no group could be put into the source. `unplaced` says of accepted sets,
+    by what they launch, why the source cannot express them. `free_us` is what the groups would
+    save if the source could express every cut, `saved_us` what the patch does. `package` names the
+    kernels that were there already; empty where there were none.
+    """
+
+    patch: Patch
+    diff: str
+    model_new: str
+    root: Path
+    tried: tuple[str, ...]
+    wrong: Mapping[str, str]
+    unplaced: Mapping[str, str]
+    free_us: float
+    saved_us: float
+    package: str = ""
+
+
+def patched(
+    request: Request,
+    root: Path,
+    captured: Callable[[str, Scenario, str | None], Graph],
+    listener: Listener | None = None,
+    *,
+    diff: bool = True,
+    model_new: bool = False,
+    operators: bool = False,
+) -> Patched:
+    """From a model's file to a diff that puts the kernels of its groups into it, to a file with a
+    class `ModelNew` that has them in it, or to both. With `operators` PyTorch's own ops are put
+    where one computes the same, and no kernels.
+
+    `root` is the tree that a diff may edit; `captured` gives the graph of a model with its trail,
+    and with the kernels of a package as their references. The partition is solved for what the
+    source can express: the tree's, or without a diff the model's own file. A package of kernels
+    that is there keeps them. Raises UsageError and CaptureError as `analyze` does.
+    """
+    listener = listener or Silent()
+    model = Path(request.model.partition(":")[0]).resolve()
+    if model_new:
+        require_model(model.read_text(encoding="utf-8"))
+    folder = model.parent / package_name(model)
+    standing = read_package(folder)
+    rulebook = load_rulebook(request.rules)
+    gpus = gpu_names()
+    device, chosen = choose_device(request.device, rulebook, gpus)
+
+    def flow_of(model: str, scenario: Scenario, references: str | None = None) -> Dataflow:
+        return dataflow(annotate(captured(model, scenario, references), device))
+
+    with (
+        provers(
+            device.capability, rulebook.verify,
+            check=request.verify, compile=request.compile and not operators,
+        ) as children,
+        ThreadPoolExecutor(2) as pool,
+    ):  # fmt: skip
+        listener.stage("capture")
+        flow = flow_of(request.model, request.scenario)
+        others = [
+            (said, scenario, pool.submit(flow_of, request.model, scenario))
+            for said, scenario in _other_scenarios(request.scenario, flow)
+        ]
+        listener.assumed((chosen, *flow.annotated.graph.assumed))
+        originals = [("as asked", request.scenario, flow)]
+        for said, scenario, answer in others:
+            with suppress(CaptureError):  # the model does not run so: there is nothing to keep
+                originals.append((said, scenario, answer.result()))
+        within = _within(root if diff else model, folder)
+        placement = _placement(originals, within, operators=operators)
+        listener.stage("group")
+        decided = _remembering(flow, rulebook)
+        free = group(flow, decided, rulebook)
+        found = _named_apart(
+            _cut(placement, decided, rulebook), kernels_of(standing), flow, rulebook
+        )
+        listener.stage("emit")
+        proofs = emitted(request, flow, found, rulebook, full_size=bool(gpus))
+        listener.stage("verify")
+        kernels = {proof.kernel.name: proof.kernel for proof in proofs.values() if proof.kernel}
+        only_dtype: frozenset[str] = frozenset()
+        stamps: dict[str, Stamp] = {}
+        if operators:
+            proven, only_dtype = _proven_operators(found, kernels, children)
+        else:
+            tested = _tested(kernels, children)
+            proven = {name: kernels[name] for name in tested}
+            stamps = {name: stamp_of(request, check, rulebook) for name, check in tested.items()}
+        made = patch(placement, found.groups, proven, model, only_dtype, standing, stamps)
+        own = Patch()
+        if model_new:
+            within = replace(placement, editable=_within(model, folder))
+            own = patch(within, found.groups, proven, model, only_dtype)
+            left = {k: why for k, why in own.refused.items() if k not in made.refused}
+            made.refused |= {f"{name} of ModelNew": why for name, why in left.items()}
+        signed = {
+            name: replace(kernel, text=stamped(kernel.text, stamps[name]))
+            if name in stamps
+            else kernel
+            for name, kernel in proven.items()
+        }
+        text, alone = made.diff(root) if diff else "", _model_new(own, signed, model)
+        listener.stage("try")
+        wrong: dict[str, str] = {}
+        unfused = partial(flow_of, references=folder.name)
+        if standing and (text or alone):
+            # operators so far, they are their references in what is compared
+            asked = [pool.submit(unfused, request.model, each) for _, each, _ in originals]
+            originals = [
+                (said, scenario, answer.result())
+                for (said, scenario, _), answer in zip(originals, asked, strict=True)
+            ]
+        for edited, trials in _trials(placement, originals, made, proven, model) if text else ():
+            diff_of, paths = edited.diff(root), edited.after
+            wrong = tried(diff_of, paths, root, request.model, trials, unfused, pool) | wrong
+        for edited, trials in _trials(placement, originals, own, proven, model) if alone else ():
+            file = _model_new(edited, signed, model)
+            found_wrong = tried_alone(file, model, trials, flow_of, pool)
+            wrong |= {f"ModelNew {said}": what for said, what in found_wrong.items()}
+    listener.stage("report")
+    everything = identify(flow, free, rulebook).groups
+    return Patched(
+        made, text, alone, root, tuple(said for said, _, _ in originals), wrong,
+        _unplaced(flow, found),
+        sum(finding.saved_us_total for finding in everything),
+        sum(put.finding.saved_us_total for put in made.puts),
+        folder.name if standing else "",
+    )  # fmt: skip
+
+
+def _trials(
+    placement: Placement,
+    originals: Sequence[tuple[str, Scenario, Dataflow]],
+    made: Patch,
+    kernels: Mapping[str, Kernel],
+    model: Path,
+) -> Iterator[tuple[Patch, list[Trial]]]:
+    """What has to hold of a patch: with the references of its kernels it is the original. One with
+    PyTorch's ops is made of the same edits as one with kernels, of which that holds, and launches
+    all that it does not replace as it was; the ops themselves were held to the references."""
+    equal = [Trial(said, at, partial(difference, flow)) for said, at, flow in originals]
+    if not placement.operators:
+        yield made, equal
+        return
+    findings = [put.finding for put in made.puts]
+    edits = [edit for put in made.puts for edit in put.edits]
+    yield patch(replace(placement, operators=False), findings, kernels, model), equal
+    seen = [placement.sources, *(other.sources for other in placement.others)]
+    yield (
+        made,
+        [
+            Trial(said, at, partial(missing, flow, gone=replaced_nodes(sources, edits)))
+            for (said, at, flow), sources in zip(originals, seen, strict=True)
+        ],
+    )
+
+
+def _proven_operators(
+    found: Identified, kernels: Mapping[str, Kernel], children: Provers
+) -> tuple[dict[str, Kernel], frozenset[str]]:
+    """The kernels in whose place a PyTorch op is as exact, and the names of those for which it is
+    so, or known to be so, in the captured dtypes alone."""
+    proven: dict[str, Kernel] = {}
+    narrow: set[str] = set()
+    for finding in found.groups:
+        spelling = exact(finding.decision.subject, finding.pattern)
+        kernel = kernels.get(finding.name)
+        if spelling is None or kernel is None:
+            continue
+        called = operator(kernel, spelling)
+        checks = [check for check, _ in verify([called, *in_dtypes(called)], children)]
+        first, *others = (check is None or check.passed for check in checks)
+        if first:
+            proven[finding.name] = kernel
+        if not children.check or not all(others):
+            narrow.add(finding.name)
+    return proven, frozenset(narrow)
+
+
+def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
+    """A patch of the model's own file as a file with a class `ModelNew`; empty without a group."""
+    texts = {put.finding.name: kernels[put.finding.name].text for put in made.puts}
+    return inline(made.after[model], package_name(model), texts) if texts else ""
+
+
+def _other_scenarios(asked: Scenario, flow: Dataflow) -> list[tuple[str, Scenario]]:
+    """What a patch must leave as it is beside the scenario asked for."""
+    tensors = (node.out.dtype for node in flow.nodes if node.kind != "call" and node.outputs)
+    given = next((dtype for dtype in tensors if "float" in dtype), asked.dtype)
+    mode = "train" if asked.mode == "eval" else "eval"
+    found = [(f"in {mode} mode", replace(asked, mode=mode))]
+    dtype = "bfloat16" if given == "float32" else "float32"
+    found.append((f"in {dtype}", replace(asked, dtype=dtype)))
+    if asked.autocast is None:
+        found.append(("under autocast", replace(asked, autocast="bfloat16")))
+    return found
+
+
+def put(
+    originals: Sequence[tuple[str, Scenario, Dataflow]],
+    rulebook: Rulebook,
+    editable: Callable[[str, int], bool],
+    name: str,
+    children: Provers,
+) -> tuple[Patch, tuple[Kernel, ...], dict[str, str]]:
+    """The groups of a model that is there already, put into its source as it ran: the edited texts,
+    the kernels that they call, of a package called `fused_<name>`, and what the source cannot
+    express. Nothing is written."""
+    placement = replace(_placement(originals, editable), wary=True)
+    flow = placement.flow
+    found = _cut(placement, _remembering(flow, rulebook), rulebook)
+    made = {f.name: attempt(flow, f.decision, f.name, rulebook) for f in found.groups}
+    kernels = {name: each for name, each in made.items() if isinstance(each, Kernel)}
+    proven = _proven(kernels, children)
+    done = patch(placement, found.groups, proven, Path(f"{name}.py"))
+    return done, tuple(proven[each.finding.name] for each in done.puts), _unplaced(flow, found)
+
+
+def _proven(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Kernel]:
+    """Those that passed whatever was asked for."""
+    return {name: kernels[name] for name in _tested(kernels, children)}
+
+
+def _tested(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Check | None]:
+    """The names of those that passed whatever was asked for, with their checks."""
+    answers = verify([*kernels.values()], children)
+    return {
+        name: check
+        for name, (check, compiled) in zip(kernels, answers, strict=True)
+        if (not check or check.passed) and (not compiled or not compiled.failure)
+    }
+
+
+def _named_apart(
+    found: Identified, standing: Mapping[str, str], flow: Dataflow, rulebook: Rulebook
+) -> Identified:
+    """Groups under names that no kernel has which is there already, unless it does the same."""
+
+    def free(finding: Finding, name: str) -> bool:
+        if name not in standing:
+            return True
+        kernel = written(flow, replace(finding, name=name), rulebook, full_size=False)
+        return isinstance(kernel, Kernel) and body(kernel.text) == body(standing[name])
+
+    def named(finding: Finding) -> Finding:
+        ends = (finding.fingerprint[:digits] for digits in range(6, len(finding.fingerprint)))
+        names = (finding.name, *(f"{finding.name}_{end}" for end in ends))
+        return replace(finding, name=next(name for name in names if free(finding, name)))
+
+    return replace(found, groups=tuple(map(named, found.groups)))
+
+
+def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
+    """Of accepted sets, by what they launch, why the source cannot express them."""
+    return {
+        ", ".join(flow.nodes[number].name for number in each.decision.subject.launches): (
+            each.decision.unplaced
+        )
+        for each in found.candidates
+        if each.decision.unplaced
+    }
+
+
+def _remembering(flow: Dataflow, rulebook: Rulebook) -> Callable[[Iterable[int]], Decision]:
+    """`decide` for one graph, which several partitions ask about the same sets."""
+    known: dict[tuple[int, ...], Decision] = {}
+
+    def decided(launches: Iterable[int]) -> Decision:
+        key = tuple(sorted(launches))
+        if key not in known:
+            known[key] = decide(flow, key, rulebook)
+        return known[key]
+
+    return decided
+
+
+def _cut(
+    placement: Placement, decided: Callable[[Iterable[int]], Decision], rulebook: Rulebook
+) -> Identified:
+    """The partition, solved for what the source can express."""
+    flow = placement.barred()
+    grouping = group(
+        flow, lambda launches: placement.judged(decided(launches)), rulebook, placement.kind
+    )
+    return identify(flow, grouping, rulebook)
+
+
+def _within(root: Path, package: Path) -> Callable[[str, int], bool]:
+    """Whether a file is the user's, in a tree, and none of the kernels."""
+
+    def editable(file: str, line: int) -> bool:
+        del line
+        path = Path(file).resolve()
+        ours = path.is_relative_to(package) or "site-packages" in path.parts
+        return path.is_relative_to(root) and not ours
+
+    return editable
+
+
+def _placement(
+    originals: Sequence[tuple[str, Scenario, Dataflow]],
+    editable: Callable[[str, int], bool],
+    *,
+    operators: bool = False,
+) -> Placement:
+    """The source as it ran in every scenario, the one asked for first."""
+    (_, asked, flow), *others = originals
+    files: dict[str, SourceFile] = {}
+    sources = [_sources(each, files) for _, _, each in originals]
+
+    def differs(scenario: Scenario) -> Literal["mode", "dtype", "autocast"]:
+        if scenario.mode != asked.mode:
+            return "mode"
+        return "autocast" if scenario.autocast != asked.autocast else "dtype"
+
+    return Placement(
+        sources[0],
+        flow,
+        editable,
+        tuple(
+            Other(seen, differs(scenario), scenario.mode == "train")
+            for seen, (_, scenario, _) in zip(sources[1:], others, strict=True)
+        ),
+        operators=operators,
+    )
+
+
+def _sources(flow: Dataflow, files: dict[str, SourceFile]) -> Sources:
+    graph = flow.annotated.graph
+    assert graph.trail is not None  # asked for
+    return Sources(graph, graph.trail, files)
