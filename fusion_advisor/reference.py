@@ -40,13 +40,22 @@ def reference_lines(
 
     extents = {axis: n for axis, n in expressed.region.sizes.items() if axis in sizes}
 
+    given = {
+        dim: f"{inputs[ref]}.shape[{d}]"
+        for ref in expressed.inputs
+        for d, dim in enumerate(expressed.dims.get(ref, ()))
+    }
+
     def shape_of(ref: Ref) -> list[str]:
         shape = flow.annotated.tensors[ref].shape
         dims = expressed.dims.get(ref) or ((),) * len(shape)
         texts: list[str] = []
         for size, dim in zip(shape, dims, strict=True):
             known, rest = factors(dim, size, extents)
-            texts.append(product([*(sizes[axis] for axis in known), str(rest)]))
+            if dim and not known and dim in given:  # only data indexes it
+                texts.append(given[dim])
+            else:
+                texts.append(product([*(sizes[axis] for axis in known), str(rest)]))
         return texts
 
     def state(number: int) -> None:
