@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from math import prod
 from typing import Any
 
@@ -134,64 +134,80 @@ def accesses(region: Region) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
 def touched(region: Region, loads: Sequence[Access], sizes: Mapping[int, int]) -> int | None:
     """Distinct elements of one tensor that some pulled loads read at certain sizes of the axes;
     None where that hangs on data."""
-    found: list[dict[tuple[int, ...], _Places]] = []
+    found: list[dict[AxisList, _Places]] = []
     for load in loads:
         places = _touched_by(region, load, sizes)
         if places is None:
             return None
         found.append(places)
-    if any(places.keys() != found[0].keys() for places in found):
-        return len(set[tuple[object, ...]]().union(*(product(*p.values()) for p in found)))
-    columns = [[places[dims] for places in found] for dims in found[0]]
-    differing = [n for n, column in enumerate(columns) if any(p != column[0] for p in column)]
-    if len(differing) <= 1:
-        return prod(
-            len(frozenset[object]().union(*column)) if n in differing else len(column[0])
-            for n, column in enumerate(columns)
-        )
-    return len(set[tuple[object, ...]]().union(*(product(*p.values()) for p in found)))
+    if all(places.keys() == found[0].keys() for places in found):
+        columns = [[places[dims] for places in found] for dims in found[0]]
+        differing = [n for n, column in enumerate(columns) if any(p != column[0] for p in column)]
+        if len(differing) <= 1:
+            return prod(
+                len(frozenset[object]().union(*column)) if n in differing else len(column[0])
+                for n, column in enumerate(columns)
+            )
+    return len(frozenset[AxisList]().union(*map(_elements, found)))
+
+
+def _elements(places: Mapping[AxisList, _Places]) -> Iterator[AxisList]:
+    """Where every element that a load reads lies along all dimensions, in their order."""
+    order = [d for dims in places for d in dims]
+    spelled: list[Iterable[Any]] = [
+        ((place,) for place in along) if len(dims) == 1 else along for dims, along in places.items()
+    ]
+    for chosen in product(*spelled):
+        where = dict(zip(order, chain.from_iterable(chosen), strict=True))
+        yield tuple(where[d] for d in sorted(order))
 
 
 def _touched_by(
     region: Region, load: Access, sizes: Mapping[int, int]
-) -> dict[tuple[int, ...], _Places] | None:
-    """The places that one load reads along its dimensions; of those that are walked along the same
-    axes, a window that is cut say, together. None where that hangs on data."""
-    axes = [
-        region.depends[load.pulled[d]] if d in load.pulled else frozenset(dim)
-        for d, dim in enumerate(load.dims)
-    ]
-    found: dict[tuple[int, ...], _Places] = {}
+) -> dict[AxisList, _Places] | None:
+    """The places that one load reads, by the dimensions that they are along: by several together
+    that are walked along the same axes, a window that is cut say. None where that hangs on data."""
+    found: dict[AxisList, _Places] = {}
+    axes: dict[int, frozenset[int]] = {}
     for d, dim in enumerate(load.dims):
+        if not load.tensor.stride[d]:  # an expanded dimension is one place
+            found[(d,)] = range(1)
+            continue
         image: _Places | None = range(prod(sizes[axis] for axis in dim))
-        if not load.tensor.stride[d]:
-            image = range(1)
-        elif d in load.pulled:
+        axes[d] = frozenset(dim)
+        if d in load.pulled:
+            axes[d] = region.depends[load.pulled[d]]
             image = _image(region, load.pulled[d], load.tensor.shape[d], sizes)
         if image is None:
             return None
         found[(d,)] = image
-    together = tuple(
-        d for d, own in enumerate(axes) if any(own & a for e, a in enumerate(axes) if e != d)
-    )
+    together = tuple(d for d in axes if any(axes[d] & axes[e] for e in axes if e != d))
     walked = sorted(frozenset[int]().union(*(axes[d] for d in together)))
-    if set(together) <= load.pulled.keys() and 0 < prod(sizes[a] for a in walked) <= _MOST_PLACES:
-        ranges = [range(sizes[axis]) for axis in walked]
+    if together and load.pulled.keys() >= {*together} and _few(walked, sizes):
         indices = [index_of(region, load.pulled[d], sizes) for d in together]
-        places = (dict(zip(walked, at, strict=True)) for at in product(*ranges))
-        values = {tuple(index(at) for index in indices) for at in places}
         within = [found.pop((d,)) for d in together]
-        if together:
-            found[together] = frozenset(
-                value
-                for value in values
-                if all(n in image for n, image in zip(value, within, strict=True))
-            )
+        values = {tuple(index(at) for index in indices) for at in _walk(walked, sizes)}
+        found[together] = frozenset(
+            value
+            for value in values
+            if all(n in image for n, image in zip(value, within, strict=True))
+        )
     return found
 
 
 _Places = range | frozenset[Any]
 """Along one dimension numbers, along several together tuples of them."""
+
+
+def _few(axes: Sequence[int], sizes: Mapping[int, int]) -> bool:
+    """Can each place of some axes be looked at?"""
+    return prod(sizes[axis] for axis in axes) <= _MOST_PLACES
+
+
+def _walk(axes: Sequence[int], sizes: Mapping[int, int]) -> Iterator[_At]:
+    """Each place of some axes."""
+    for at in product(*(range(sizes[axis]) for axis in axes)):
+        yield dict(zip(axes, at, strict=True))
 
 
 def _image(region: Region, index: int, size: int, sizes: Mapping[int, int]) -> _Places | None:
@@ -204,12 +220,10 @@ def _image(region: Region, index: int, size: int, sizes: Mapping[int, int]) -> _
     if steps is not None and all(sizes[axis] == region.sizes[axis] for axis in axes):
         start = index_of(region, index, sizes)(dict.fromkeys(axes, 0))
         return _stepped(start, [(sizes[axis], steps[axis]) for axis in axes], size)
-    if prod(sizes[axis] for axis in axes) > _MOST_PLACES:
+    if not _few(axes, sizes):
         return range(size)
-    ranges = (range(sizes[axis]) for axis in axes)
     place = index_of(region, index, sizes)
-    values = (place(dict(zip(axes, at, strict=True))) for at in product(*ranges))
-    return frozenset(value for value in values if 0 <= value < size)
+    return frozenset(value for value in map(place, _walk(axes, sizes)) if 0 <= value < size)
 
 
 def _stepped(start: int, walks: Sequence[tuple[int, int]], size: int) -> _Places:

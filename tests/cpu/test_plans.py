@@ -276,4 +276,6 @@ def test_windows_that_are_cut_off_serve_every_batch(worker: Worker) -> None:
     assert checked(unshifted, inputs, worker) is None
     kernel = kernel_of(unshifted, *inputs)
     assert "(n0 * 9, 16, n" in kernel.text
+    spread = x(4 * 9, 1, 96).expand(-1, 16, -1)
+    assert checked(unshifted, (spread, *inputs[1:]), worker) is None
     assert best(unshifted, *inputs).bytes_read == 4 * (2 * 4 * 9 * 9 * 96 + 96)
