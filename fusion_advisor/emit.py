@@ -138,6 +138,7 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: int) -> Kern
         if step.parts:
             (axis,) = step.parts.axes
             sizes[axis] = f"parts_{number}" if number else "parts"
+    strides = {text: names.claim(f"{text}_strides") for text in inputs}
     precise = any(output.tensor.dtype == "float32" for output in plan.region.outputs)
     far = wide(plan.steps, expressed)
     kernels: list[JitFunction] = []
@@ -145,7 +146,7 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: int) -> Kern
         made = BODIES.get(step.schedule, Body)
         body = made(step, tensors, precise, far, wide_rows(step), unrolled)
         kernels.append(JitFunction(f"{name}{kind}_kernel", step, body, tuple(body.render())))
-    return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, whole)
+    return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, strides, whole)
 
 
 def _space_name(plan: Plan, name: str) -> str:

@@ -109,6 +109,8 @@ class KernelFile:
     output_names: tuple[str, ...]
     sizes: Mapping[int, str]
     """Every axis by its name in the launcher, or by its literal size."""
+    strides: Mapping[str, str]
+    """What the launcher calls the strides of each input, by its name."""
     origins: Mapping[int, tuple[str, int]]
     """Axes that are whole dimensions of an input: the input's name and the dimension."""
 

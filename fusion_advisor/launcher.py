@@ -41,7 +41,7 @@ def _strides(file: KernelFile, kernel: JitFunction, access: Access) -> str:
     owner = {axis: group for group in kernel.step.groups for axis in group.axes}
     texts: list[str] = []
     for d, dim in enumerate(access.dims):
-        free = f"{kernel.named(access)}.stride({d})"
+        free = _stride(file, kernel, access, d)
         if not dim or dim[-1] not in owner:
             literal = (d in access.pulled or dim) and access.tensor.stride[d] <= 1
             texts.append(str(access.tensor.stride[d]) if literal else free)
@@ -61,14 +61,20 @@ def _strides(file: KernelFile, kernel: JitFunction, access: Access) -> str:
     return _tuple(texts)
 
 
+def _stride(file: KernelFile, kernel: JitFunction, access: Access, d: int) -> str:
+    """A tensor's stride along one dimension, as the launcher reads it."""
+    name = kernel.named(access)
+    return f"{file.strides[name]}[{d}]" if name in file.strides else f"{name}.stride({d})"
+
+
 def _free_stride(file: KernelFile, kernel: JitFunction, access: Access, along: Group | int) -> str:
     """A run-time stride as the launcher reads it off the tensor."""
     if isinstance(along, int):
-        return f"{kernel.named(access)}.stride({along})"
+        return _stride(file, kernel, access, along)
     axis = along.axes[-1]
     d, dim = next((d, dim) for d, dim in enumerate(access.dims) if axis in dim)
     later = [file.sizes[a] for a in dim[dim.index(axis) + 1 :]]
-    text = f"{kernel.named(access)}.stride({d})"
+    text = _stride(file, kernel, access, d)
     return f"{text} * {product(later)}" if later else text
 
 
@@ -101,7 +107,7 @@ def _sizes(file: KernelFile, name: str, dims: Dims, tensor: Tensor) -> list[str]
     for d, (dim, size) in enumerate(zip(dims, tensor.shape, strict=True)):
         known, rest = factors(dim, size, file.extents)
         if not known and (name, d) in file.indexed:
-            texts.append(f"{given}.shape[{d}]")
+            texts.append(f"ranked({given}.shape, {len(tensor.shape)})[{d}]")
         else:
             texts.append(product([*(file.sizes[axis] for axis in known), str(rest)]))
     return texts
@@ -120,7 +126,6 @@ def launcher(file: KernelFile) -> str:
     """The function that the file is for: it checks its inputs, allocates the results and launches
     the kernels; what they do not serve goes to the eager reference."""
     plan = file.plan
-    lines = [f"{file.sizes[axis]} = {name}.shape[{d}]" for axis, (name, d) in file.origins.items()]
     checks = [
         *(_serves(file, k, load) for k in file.kernels for load in file.inputs_of(k)),
         *(_serves_unread(file, name, given) for name, given in file.unread.items()),
@@ -131,7 +136,7 @@ def launcher(file: KernelFile) -> str:
     checks = list(dict.fromkeys(checks))
     in_one = f"problem = {' or '.join(checks)}"
     in_many = ["problem = (", f"    {checks[0]}", *(f"    or {c}" for c in checks[1:]), ")"]
-    lines += [in_one] if len(in_one) <= 96 else in_many
+    lines = [in_one] if len(in_one) <= 96 else in_many
     given = ", ".join(file.input_names)
     lines += [
         "if problem:",
@@ -145,20 +150,39 @@ def launcher(file: KernelFile) -> str:
     device = file.input_names[0]
     for name, access in file.stores:
         lines.append(
-            f"{name} = torch.empty_strided({_shape(file, access)},"
-            f" {_output_strides(file, access)}, dtype=torch.{access.tensor.dtype},"
-            f" device={device}.device)"
+            f"{name} = {device}.new_empty_strided({_shape(file, access)},"
+            f" {_output_strides(file, access)}{_made_in(file, access)})"
         )
     for kernel in file.kernels:
         lines += _together(file, kernel) if kernel.step.phases else _call(file, kernel)
     lines.append(f"return {', '.join(file.output_names)}")
-    content = "\n".join(f"    {line}" for line in lines)
+    content = "\n".join(f"    {line}" for line in [*_read(file, "\n".join(lines)), *lines])
     parameters = ", ".join(file.input_names)
     if file.random:
         tensors, state = file.input_names[:-2], ", ".join(file.input_names[-2:])
         content = f"    {state} = random_state({state}, {device}.device)\n{content}"
         parameters = ", ".join([*tensors, *(f"{name}=None" for name in file.input_names[-2:])])
     return f"def {file.name}({parameters}):\n{content}"
+
+
+def _read(file: KernelFile, used: str) -> list[str]:
+    """The sizes and strides of inputs that the launcher's text asks for, each tensor asked once."""
+    lines: list[str] = []
+    for name, tensor in zip(file.input_names, file.region.inputs, strict=False):
+        rank = len(tensor.shape)
+        sizes = {d: file.sizes[axis] for axis, (of, d) in file.origins.items() if of == name}
+        if sizes:
+            spelled = [sizes.get(d, "_") for d in range(rank)]
+            lines.append(f"{', '.join(spelled)}{',' * (rank == 1)} = ranked({name}.shape, {rank})")
+        if f"{file.strides[name]}[" in used:
+            lines.append(f"{file.strides[name]} = ranked({name}.stride(), {rank})")
+    return lines
+
+
+def _made_in(file: KernelFile, access: Access) -> str:
+    """The dtype of a result that is not of its first input's."""
+    dtype = access.tensor.dtype
+    return "" if dtype == file.region.inputs[0].dtype else f", dtype=torch.{dtype}"
 
 
 def _largest(file: KernelFile) -> str:
@@ -302,14 +326,18 @@ def launch(kernel, grid, *arguments, **constants):
     if torch.compiler.is_compiling() or torch.version.hip:
         kernel[grid](*arguments, **constants)
         return
-    given = [a if isinstance(a, int) else a.data_ptr() % 16 for a in arguments]
-    key = id(kernel), arguments[0].get_device(), grid, *given, *constants.values()
-    with torch.cuda.device_of(arguments[0]):
-        if key in launched:
-            run, values = launched[key]
-            run(*arguments, *values)
-            return
-        compiled = kernel[grid](*arguments, **constants)
+    device = arguments[0].get_device()
+    if device >= 0 and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(kernel, grid, *arguments, **constants)
+        return
+    given = [a if type(a) is int else a.data_ptr() % 16 for a in arguments]
+    key = id(kernel), device, grid, *given, *constants.values()
+    if key in launched:
+        run, values = launched[key]
+        run(*arguments, *values)
+        return
+    compiled = kernel[grid](*arguments, **constants)
     if compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()
@@ -334,6 +362,11 @@ def power_of_two(count):
 
 
 _SUPPORT = '''
+def ranked(numbers, rank):
+    """A tensor's sizes or strides; none that fits where it has another number of dimensions."""
+    return numbers if len(numbers) == rank else (-1,) * rank
+
+
 fallbacks = 0
 
 
@@ -349,6 +382,8 @@ def serves(name, tensor, dtype, shape, stride):
         return None
     if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return f"{{name}} is on {{tensor.device}}"
+    if tensor.dim() != len(shape):
+        return f"{{name}} has {{tensor.dim()}} dimensions, not {{len(shape)}}"
     if torch.is_grad_enabled() and tensor.requires_grad:
         return f"{{name}} requires a gradient"
     if tensor.dtype != dtype:

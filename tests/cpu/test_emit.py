@@ -103,9 +103,12 @@ call("dtype", lambda: [x.double()])
 call("dtype again", lambda: [x.double()])
 call("strides", lambda: [torch.randn(300, 9).t()])
 call("gap", lambda: [torch.randn(9, 600)[:, :300]])
+call("fewer dimensions", lambda: [torch.randn(300)])
+call("more dimensions", lambda: [torch.randn(2, 9, 300)])
 call("grad", lambda: [x.clone().requires_grad_()], grad=True)
 call("strict dtype", lambda: [x.double()], strict=True)
 call("strict strides", lambda: [torch.randn(300, 9).t()], strict=True)
+call("strict dimensions", lambda: [torch.randn(2, 9, 300)], strict=True)
 call("strict grad", lambda: [x.clone().requires_grad_()], strict=True, grad=True)
 results["reach"] = [module.within_reach(2**31 - 1), module.within_reach(2**31)]
 print(json.dumps(results))
@@ -133,7 +136,10 @@ def test_empty_inputs_do_as_eager(guarded: dict[str, list[Any]]) -> None:
     assert guarded["no columns"][0].startswith("max(): Expected reduction dim 1 to have non-zero")
 
 
-@pytest.mark.parametrize("name", ["dtype", "dtype again", "strides", "gap", "grad"])
+@pytest.mark.parametrize(
+    "name",
+    ["dtype", "dtype again", "strides", "gap", "fewer dimensions", "more dimensions", "grad"],
+)
 def test_falls_back_and_counts(guarded: dict[str, list[Any]], name: str) -> None:
     right, _, fallbacks, said = guarded[name]
     assert (right, fallbacks) == (True, 1)
@@ -145,10 +151,13 @@ def test_falls_back_and_counts(guarded: dict[str, list[Any]], name: str) -> None
 
 
 def test_strict_raises(guarded: dict[str, list[Any]]) -> None:
-    said = {name: guarded[f"strict {name}"][0] for name in ("dtype", "strides", "grad")}
+    said = {
+        name: guarded[f"strict {name}"][0] for name in ("dtype", "strides", "dimensions", "grad")
+    }
     assert said == {
         "dtype": "softmax: args_0 has dtype torch.float64, not torch.float32",
         "strides": "softmax: args_0 has strides (1, 9), not (300, 1)",
+        "dimensions": "softmax: args_0 has 3 dimensions, not 2",
         "grad": "softmax: args_0 requires a gradient",
     }
 

@@ -52,10 +52,11 @@ def masked_count_kernel(
 
 
 def masked_count(unsqueeze, args_0):
-    n1 = unsqueeze.shape[0]
-    n0 = args_0.shape[1]
+    n1, _ = ranked(unsqueeze.shape, 2)
+    unsqueeze_strides = ranked(unsqueeze.stride(), 2)
+    _, n0 = ranked(args_0.shape, 2)
     problem = (
-        serves("unsqueeze", unsqueeze, torch.int64, (n1, 1), (1, unsqueeze.stride(1)))
+        serves("unsqueeze", unsqueeze, torch.int64, (n1, 1), (1, unsqueeze_strides[1]))
         or serves("args_0", args_0, torch.int64, (n1, n0), (n0, 1))
         or within_reach(max(n1, n1 * n0))
     )
@@ -63,14 +64,9 @@ def masked_count(unsqueeze, args_0):
         return fall_back(problem, unsqueeze, args_0)
     if not n0 * n1:
         return reference(unsqueeze, args_0)
-    and_1_out = torch.empty_strided((n1, n0), (n0, 1), dtype=torch.bool, device=unsqueeze.device)
-    sum_1_out = torch.empty_strided((n1, 1), (1, 1), dtype=torch.int64, device=unsqueeze.device)
-    where_where_out = torch.empty_strided(
-        (n1, n0),
-        (n0, 1),
-        dtype=torch.int64,
-        device=unsqueeze.device,
-    )
+    and_1_out = unsqueeze.new_empty_strided((n1, n0), (n0, 1), dtype=torch.bool)
+    sum_1_out = unsqueeze.new_empty_strided((n1, 1), (1, 1))
+    where_where_out = unsqueeze.new_empty_strided((n1, n0), (n0, 1))
     launch(
         masked_count_kernel,
         (cdiv(n1, 16),),
@@ -129,19 +125,28 @@ def launch(kernel, grid, *arguments, **constants):
     if torch.compiler.is_compiling() or torch.version.hip:
         kernel[grid](*arguments, **constants)
         return
-    given = [a if isinstance(a, int) else a.data_ptr() % 16 for a in arguments]
-    key = id(kernel), arguments[0].get_device(), grid, *given, *constants.values()
-    with torch.cuda.device_of(arguments[0]):
-        if key in launched:
-            run, values = launched[key]
-            run(*arguments, *values)
-            return
-        compiled = kernel[grid](*arguments, **constants)
+    device = arguments[0].get_device()
+    if device >= 0 and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(kernel, grid, *arguments, **constants)
+        return
+    given = [a if type(a) is int else a.data_ptr() % 16 for a in arguments]
+    key = id(kernel), device, grid, *given, *constants.values()
+    if key in launched:
+        run, values = launched[key]
+        run(*arguments, *values)
+        return
+    compiled = kernel[grid](*arguments, **constants)
     if compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
         launched[key] = compiled[(*grid, 1, 1)], values
+
+
+def ranked(numbers, rank):
+    """A tensor's sizes or strides; none that fits where it has another number of dimensions."""
+    return numbers if len(numbers) == rank else (-1,) * rank
 
 
 fallbacks = 0
@@ -159,6 +164,8 @@ def serves(name, tensor, dtype, shape, stride):
         return None
     if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return f"{name} is on {tensor.device}"
+    if tensor.dim() != len(shape):
+        return f"{name} has {tensor.dim()} dimensions, not {len(shape)}"
     if torch.is_grad_enabled() and tensor.requires_grad:
         return f"{name} requires a gradient"
     if tensor.dtype != dtype:

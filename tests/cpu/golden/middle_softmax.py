@@ -64,24 +64,18 @@ def middle_softmax_kernel(
 
 
 def middle_softmax(args_0, args_1):
-    n0 = args_0.shape[0]
-    n1 = args_0.shape[1]
-    n2 = args_0.shape[2]
+    n0, n1, n2 = ranked(args_0.shape, 3)
+    args_1_strides = ranked(args_1.stride(), 2)
     problem = (
         serves("args_0", args_0, torch.float32, (n0, n1, n2), (n1 * n2, n2, 1))
-        or serves("args_1", args_1, torch.float32, (n1, 1), (1, args_1.stride(1)))
+        or serves("args_1", args_1, torch.float32, (n1, 1), (1, args_1_strides[1]))
         or within_reach(max(n0 * n1 * n2, n1))
     )
     if problem:
         return fall_back(problem, args_0, args_1)
     if not n0 * n1 * n2:
         return reference(args_0, args_1)
-    softmax_out = torch.empty_strided(
-        (n0, n1, n2),
-        (n1 * n2, n2, 1),
-        dtype=torch.float32,
-        device=args_0.device,
-    )
+    softmax_out = args_0.new_empty_strided((n0, n1, n2), (n1 * n2, n2, 1))
     launch(
         middle_softmax_kernel,
         (cdiv(n0 * n2, 32),),
@@ -130,19 +124,28 @@ def launch(kernel, grid, *arguments, **constants):
     if torch.compiler.is_compiling() or torch.version.hip:
         kernel[grid](*arguments, **constants)
         return
-    given = [a if isinstance(a, int) else a.data_ptr() % 16 for a in arguments]
-    key = id(kernel), arguments[0].get_device(), grid, *given, *constants.values()
-    with torch.cuda.device_of(arguments[0]):
-        if key in launched:
-            run, values = launched[key]
-            run(*arguments, *values)
-            return
-        compiled = kernel[grid](*arguments, **constants)
+    device = arguments[0].get_device()
+    if device >= 0 and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(kernel, grid, *arguments, **constants)
+        return
+    given = [a if type(a) is int else a.data_ptr() % 16 for a in arguments]
+    key = id(kernel), device, grid, *given, *constants.values()
+    if key in launched:
+        run, values = launched[key]
+        run(*arguments, *values)
+        return
+    compiled = kernel[grid](*arguments, **constants)
     if compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
         launched[key] = compiled[(*grid, 1, 1)], values
+
+
+def ranked(numbers, rank):
+    """A tensor's sizes or strides; none that fits where it has another number of dimensions."""
+    return numbers if len(numbers) == rank else (-1,) * rank
 
 
 fallbacks = 0
@@ -160,6 +163,8 @@ def serves(name, tensor, dtype, shape, stride):
         return None
     if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return f"{name} is on {tensor.device}"
+    if tensor.dim() != len(shape):
+        return f"{name} has {tensor.dim()} dimensions, not {len(shape)}"
     if torch.is_grad_enabled() and tensor.requires_grad:
         return f"{name} requires a gradient"
     if tensor.dtype != dtype:

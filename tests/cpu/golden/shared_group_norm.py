@@ -181,8 +181,8 @@ def shared_group_norm_kernel(
 
 
 def shared_group_norm(args_0, args_1, args_2):
-    n0 = args_0.shape[0]
-    n1 = args_0.shape[2]
+    n0, _, n1 = ranked(args_0.shape, 3)
+    args_0_strides = ranked(args_0.stride(), 3)
     problem = (
         serves("args_0", args_0, torch.float32, (n0, 4, n1), (n1 * 4, n1, 1))
         or serves("args_1", args_1, torch.float32, (4,), (1,))
@@ -194,12 +194,7 @@ def shared_group_norm(args_0, args_1, args_2):
     if not n0 * n1 * 4:
         return reference(args_0, args_1, args_2)
     parts = cdiv(n1 * 2, 32)
-    relu_out = torch.empty_strided(
-        (n0, 4, n1),
-        (n1 * 4, n1, 1),
-        dtype=torch.float32,
-        device=args_0.device,
-    )
+    relu_out = args_0.new_empty_strided((n0, 4, n1), (n1 * 4, n1, 1))
     # Words of this call alone, 0 until they are left; a captured graph zeroes them anew.
     workspace = torch.zeros(16 + n0 * 2 * parts, dtype=torch.int64, device=args_0.device)
     # Programs wait where there surely is room for all of a row, and for other such kernels;
@@ -219,8 +214,8 @@ def shared_group_norm(args_0, args_1, args_2):
             2,
             2,
             n1,
-            args_0.stride(0),
-            args_0.stride(1),
+            args_0_strides[0],
+            args_0_strides[1],
             COLS=32,
             PEERS=power_of_two(parts),
             WHOLE=n1 * 2 % 32 == 0,
@@ -271,19 +266,28 @@ def launch(kernel, grid, *arguments, **constants):
     if torch.compiler.is_compiling() or torch.version.hip:
         kernel[grid](*arguments, **constants)
         return
-    given = [a if isinstance(a, int) else a.data_ptr() % 16 for a in arguments]
-    key = id(kernel), arguments[0].get_device(), grid, *given, *constants.values()
-    with torch.cuda.device_of(arguments[0]):
-        if key in launched:
-            run, values = launched[key]
-            run(*arguments, *values)
-            return
-        compiled = kernel[grid](*arguments, **constants)
+    device = arguments[0].get_device()
+    if device >= 0 and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(kernel, grid, *arguments, **constants)
+        return
+    given = [a if type(a) is int else a.data_ptr() % 16 for a in arguments]
+    key = id(kernel), device, grid, *given, *constants.values()
+    if key in launched:
+        run, values = launched[key]
+        run(*arguments, *values)
+        return
+    compiled = kernel[grid](*arguments, **constants)
     if compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
         launched[key] = compiled[(*grid, 1, 1)], values
+
+
+def ranked(numbers, rank):
+    """A tensor's sizes or strides; none that fits where it has another number of dimensions."""
+    return numbers if len(numbers) == rank else (-1,) * rank
 
 
 fallbacks = 0
@@ -301,6 +305,8 @@ def serves(name, tensor, dtype, shape, stride):
         return None
     if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return f"{name} is on {tensor.device}"
+    if tensor.dim() != len(shape):
+        return f"{name} has {tensor.dim()} dimensions, not {len(shape)}"
     if torch.is_grad_enabled() and tensor.requires_grad:
         return f"{name} requires a gradient"
     if tensor.dtype != dtype:

@@ -194,15 +194,14 @@ def shared_softmax_kernel(
 
 
 def shared_softmax(args_0):
-    n0 = args_0.shape[0]
-    n1 = args_0.shape[1]
+    n0, n1 = ranked(args_0.shape, 2)
     problem = serves("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1)) or within_reach(n0 * n1)
     if problem:
         return fall_back(problem, args_0)
     if not n0 * n1:
         return reference(args_0)
     parts = cdiv(n1, 64)
-    div_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
+    div_out = args_0.new_empty_strided((n0, n1), (n1, 1))
     # Words of this call alone, 0 until they are left; a captured graph zeroes them anew.
     workspace = torch.zeros(16 + n0 * parts, dtype=torch.int64, device=args_0.device)
     # Programs wait where there surely is room for all of a row, and for other such kernels;
@@ -259,19 +258,28 @@ def launch(kernel, grid, *arguments, **constants):
     if torch.compiler.is_compiling() or torch.version.hip:
         kernel[grid](*arguments, **constants)
         return
-    given = [a if isinstance(a, int) else a.data_ptr() % 16 for a in arguments]
-    key = id(kernel), arguments[0].get_device(), grid, *given, *constants.values()
-    with torch.cuda.device_of(arguments[0]):
-        if key in launched:
-            run, values = launched[key]
-            run(*arguments, *values)
-            return
-        compiled = kernel[grid](*arguments, **constants)
+    device = arguments[0].get_device()
+    if device >= 0 and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(kernel, grid, *arguments, **constants)
+        return
+    given = [a if type(a) is int else a.data_ptr() % 16 for a in arguments]
+    key = id(kernel), device, grid, *given, *constants.values()
+    if key in launched:
+        run, values = launched[key]
+        run(*arguments, *values)
+        return
+    compiled = kernel[grid](*arguments, **constants)
     if compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
         launched[key] = compiled[(*grid, 1, 1)], values
+
+
+def ranked(numbers, rank):
+    """A tensor's sizes or strides; none that fits where it has another number of dimensions."""
+    return numbers if len(numbers) == rank else (-1,) * rank
 
 
 fallbacks = 0
@@ -289,6 +297,8 @@ def serves(name, tensor, dtype, shape, stride):
         return None
     if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return f"{name} is on {tensor.device}"
+    if tensor.dim() != len(shape):
+        return f"{name} has {tensor.dim()} dimensions, not {len(shape)}"
     if torch.is_grad_enabled() and tensor.requires_grad:
         return f"{name} requires a gradient"
     if tensor.dtype != dtype:

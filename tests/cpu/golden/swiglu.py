@@ -51,23 +51,23 @@ def swiglu_kernel(
 
 
 def swiglu(chunk_1, chunk_1_1):
-    n0 = chunk_1.shape[0]
-    n1 = chunk_1.shape[1]
-    n2 = chunk_1.shape[2]
+    n0, n1, n2 = ranked(chunk_1.shape, 3)
+    chunk_1_strides = ranked(chunk_1.stride(), 3)
+    chunk_1_1_strides = ranked(chunk_1_1.stride(), 3)
     problem = (
         serves(
             "chunk_1",
             chunk_1,
             torch.bfloat16,
             (n0, n1, n2),
-            (chunk_1.stride(1) * n1, chunk_1.stride(1), 1),
+            (chunk_1_strides[1] * n1, chunk_1_strides[1], 1),
         )
         or serves(
             "chunk_1_1",
             chunk_1_1,
             torch.bfloat16,
             (n0, n1, n2),
-            (chunk_1_1.stride(1) * n1, chunk_1_1.stride(1), 1),
+            (chunk_1_1_strides[1] * n1, chunk_1_1_strides[1], 1),
         )
         or within_reach(n0 * n1 * n2)
     )
@@ -75,12 +75,7 @@ def swiglu(chunk_1, chunk_1_1):
         return fall_back(problem, chunk_1, chunk_1_1)
     if not n0 * n1 * n2:
         return reference(chunk_1, chunk_1_1)
-    mul_out = torch.empty_strided(
-        (n0, n1, n2),
-        (n1 * n2, n2, 1),
-        dtype=torch.bfloat16,
-        device=chunk_1.device,
-    )
+    mul_out = chunk_1.new_empty_strided((n0, n1, n2), (n1 * n2, n2, 1))
     launch(
         swiglu_kernel,
         (cdiv(n0 * n1 * n2, 1024),),
@@ -89,8 +84,8 @@ def swiglu(chunk_1, chunk_1_1):
         mul_out,
         n0 * n1 * n2,
         n2,
-        chunk_1.stride(1),
-        chunk_1_1.stride(1),
+        chunk_1_strides[1],
+        chunk_1_1_strides[1],
         BLOCK=1024,
         num_warps=4,
         enable_fp_fusion=True,
@@ -123,19 +118,28 @@ def launch(kernel, grid, *arguments, **constants):
     if torch.compiler.is_compiling() or torch.version.hip:
         kernel[grid](*arguments, **constants)
         return
-    given = [a if isinstance(a, int) else a.data_ptr() % 16 for a in arguments]
-    key = id(kernel), arguments[0].get_device(), grid, *given, *constants.values()
-    with torch.cuda.device_of(arguments[0]):
-        if key in launched:
-            run, values = launched[key]
-            run(*arguments, *values)
-            return
-        compiled = kernel[grid](*arguments, **constants)
+    device = arguments[0].get_device()
+    if device >= 0 and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            launch(kernel, grid, *arguments, **constants)
+        return
+    given = [a if type(a) is int else a.data_ptr() % 16 for a in arguments]
+    key = id(kernel), device, grid, *given, *constants.values()
+    if key in launched:
+        run, values = launched[key]
+        run(*arguments, *values)
+        return
+    compiled = kernel[grid](*arguments, **constants)
     if compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
         launched[key] = compiled[(*grid, 1, 1)], values
+
+
+def ranked(numbers, rank):
+    """A tensor's sizes or strides; none that fits where it has another number of dimensions."""
+    return numbers if len(numbers) == rank else (-1,) * rank
 
 
 fallbacks = 0
@@ -153,6 +157,8 @@ def serves(name, tensor, dtype, shape, stride):
         return None
     if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return f"{name} is on {tensor.device}"
+    if tensor.dim() != len(shape):
+        return f"{name} has {tensor.dim()} dimensions, not {len(shape)}"
     if torch.is_grad_enabled() and tensor.requires_grad:
         return f"{name} requires a gradient"
     if tensor.dtype != dtype:
