@@ -21,6 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,10 @@ class Row:
     eager_us: float = 0.0
     share: float = 0.0
     host_us: float = 0.0
-    """What the host takes for a launch: guards, allocation and all, over the file's launches."""
+    eager_host_us: float = 0.0
+    """What the host takes for a call: guards, allocation and launches; and for eager's."""
+    launches: int = 1
+    """Of the file; eager's are in the report."""
 
 
 def main() -> None:
@@ -162,7 +166,8 @@ def _time_all(
         if found is None:
             row.full_size = "out of memory"
             continue
-        row.bytes, row.kernel_us, row.eager_us, row.host_us = found
+        row.bytes, row.kernel_us, row.eager_us, row.host_us, row.eager_host_us = found
+        row.launches = len(_kernel(jobs[place]).launches)
         row.share = row.bytes / max(row.kernel_us, 1e-9) * 1e6 / copy
         _write(rows, copy, arguments)
     pool.shutdown()
@@ -210,9 +215,9 @@ def _copy_bandwidth() -> float:
     return 2 * source.numel() * source.element_size() / milliseconds * 1e3
 
 
-def _timed(job: dict[str, Any]) -> tuple[int, float, float, float] | None:
-    """Bytes, both times and the host's for a launch; None when the GPU's memory does not hold
-    it."""
+def _timed(job: dict[str, Any]) -> tuple[int, float, float, float, float] | None:
+    """Bytes, the times of the kernel and of eager, and the host's for both; None when the GPU's
+    memory does not hold it."""
     import tempfile
 
     import torch
@@ -224,7 +229,7 @@ def _timed(job: dict[str, Any]) -> tuple[int, float, float, float] | None:
     kernel = _kernel(job)
     case = _full(kernel)
     if case is None:
-        return 0, 0.0, 0.0, 0.0
+        return 0, 0.0, 0.0, 0.0, 0.0
     try:
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             module: Any = load_module(kernel.text, Path(folder))
@@ -235,8 +240,9 @@ def _timed(job: dict[str, Any]) -> tuple[int, float, float, float] | None:
                 return spent * 1e3
 
             call = getattr(module, kernel.entry)
-            host = _host_us(lambda: call(*inputs)) / len(kernel.launches)
-            return _moved(case), time_us(call), time_us(module.reference), host
+            times = (time_us(call), time_us(module.reference))
+            hosts = (_host_us(partial(run, *inputs)) for run in (call, module.reference))
+            return _moved(case), *times, *hosts
     except torch.OutOfMemoryError:
         return None
     finally:
@@ -248,14 +254,12 @@ def _host_us(call: Callable[[], Any]) -> float:
     import torch
 
     spent: list[float] = []
-    for _ in range(5):
-        call()
-        torch.cuda.synchronize()
-        torch.cuda._sleep(10_000_000)  # some 5 ms
+    for _ in range(7):
+        torch.cuda._sleep(20_000_000)  # some 10 ms
         began = time.perf_counter()
-        for _ in range(20):
+        for _ in range(40):
             call()
-        spent.append((time.perf_counter() - began) / 20 * 1e6)
+        spent.append((time.perf_counter() - began) / 40 * 1e6)
         torch.cuda.synchronize()
     return statistics.median(spent)
 
@@ -285,23 +289,24 @@ def _markdown(rows: list[Row], copy: float) -> str:
             f" geometric mean {mean:.2f}, least {ratios[0]:.2f}; share of the copy bandwidth,"
             f" median {shares[len(shares) // 2]:.0%}, least {shares[0]:.0%}."
         )
-    hosts = sorted(row.host_us for row in timed)
+    hosts = sorted(row.host_us for row in timed if row.launches == 1)
     if hosts:
+        eager = statistics.median(row.eager_host_us / row.host_us for row in timed)
         lines.append(
-            f"The host takes {statistics.median(hosts):.1f} µs for a launch, guards and allocation"
-            f" included, nine of ten at most {hosts[len(hosts) * 9 // 10]:.1f}, the longest"
-            f" {hosts[-1]:.1f}."
+            f"The host takes {statistics.median(hosts):.1f} µs for a call of one launch, guards and"
+            f" allocation included, nine of ten at most {hosts[len(hosts) * 9 // 10]:.1f}; of any"
+            f" call eager takes it {eager:.1f} times as long in the median."
         )
     lines += [
         "",
-        "| problem | kernel | MB | kernel µs | eager µs | ratio | share of copy | host µs |",
-        "|---|---|---|---|---|---|---|---|",
+        "| problem | kernel | MB | µs | eager µs | ratio | share of copy | host µs | eager's |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted(timed, key=lambda row: -row.bytes):
         lines.append(
             f"| {row.problem} | {row.entry} | {row.bytes / 1e6:.1f} | {row.kernel_us:.1f}"
             f" | {row.eager_us:.1f} | {row.eager_us / row.kernel_us:.2f} | {row.share:.0%}"
-            f" | {row.host_us:.1f} |"
+            f" | {row.host_us:.1f} | {row.eager_host_us:.1f} |"
         )
     lines += ["", *(f"FAILED {row.problem} {row.entry}: {row.failure}" for row in failed)]
     return "\n".join(lines) + "\n"
