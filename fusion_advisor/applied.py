@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import copy
 import linecache
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import CodeType, FunctionType, SimpleNamespace
@@ -30,14 +30,15 @@ import torch
 from fusion_advisor.annotate import annotate
 from fusion_advisor.capture import capture_module
 from fusion_advisor.dataflow import Dataflow, dataflow
+from fusion_advisor.decide import Decision, deciding
 from fusion_advisor.editing.renames import renamed
 from fusion_advisor.emitted import lasting_folder, load_module
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.functions import Copies, Functions, Key, compiled, key
-from fusion_advisor.kernels import Kernel
+from fusion_advisor.kernels import Check, Kernel
 from fusion_advisor.machine import choose_device, gpu_names
 from fusion_advisor.patch import Patch
-from fusion_advisor.patching import put
+from fusion_advisor.patching import other_scenarios, put
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
@@ -89,16 +90,18 @@ def apply(
 @dataclass(frozen=True)
 class Placed:
     """The groups of a model put into the text of its functions: which of these change, what their
-    files say then, and the kernels; `originals` is the model as it ran, the scenario asked for
-    first."""
+    files say then, and the kernels with their checks; `originals` is the model as it ran, the
+    scenario asked for first."""
 
     functions: Functions
     changed: set[Key]
     texts: dict[str, str]
     made: Patch
-    kernels: tuple[Kernel, ...]
+    kernels: Mapping[Kernel, Check | None]
     unplaced: Mapping[str, str]
     originals: Sequence[tuple[str, Scenario, Dataflow]]
+    decided: Callable[[Iterable[int]], Decision]
+    """What was decided of the first of them."""
 
     @property
     def callers(self) -> dict[Key, dict[str, Any]]:
@@ -133,17 +136,14 @@ def placed(
     ran = {key(call.file, call.function) for call in trail.activations}
     functions = Functions.of(_classes(model), ran, accepted)
     texts, reached = functions.texts(), functions.reached(trail)
-    mode = "eval" if asked.mode == "train" else "train"
-    others = [(f"in {mode} mode", replace(asked, mode=mode))]
-    if asked.autocast is None:
-        others.append(("under autocast", replace(asked, autocast="bfloat16")))
-    for said, scenario in others:
+    for said, scenario in other_scenarios(asked):
         with suppress(CaptureError):  # the model does not run so: there is nothing to keep
             originals.append((said, scenario, flow(scenario)))
-    made, kernels, unplaced = put(originals, rulebook, editable, name, children)
+    decided = deciding(originals[0][2], rulebook)
+    made, kernels, unplaced = put(originals, decided, rulebook, editable, name, children)
     changed = {key(e.file, e.qualname) for each in made.puts for e in each.edits}
     texts |= {str(path): text for path, text in made.after.items() if path in made.before}
-    return Placed(functions, changed, texts, made, kernels, unplaced, originals)
+    return Placed(functions, changed, texts, made, kernels, unplaced, originals, decided)
 
 
 def _classes(model: torch.nn.Module) -> list[type]:

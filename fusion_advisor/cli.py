@@ -341,7 +341,7 @@ def _patch_family(options: _Options, out: Path, root: Path) -> int:
         from fusion_advisor.transformers_patch import patched_family
 
         listener = _Terminal(status, options.verbose)
-        made = patched_family(request, root.resolve(), listener.stage, listener.assumed)
+        made = patched_family(request, root.resolve(), listener)
     return _written(made, out)
 
 

@@ -98,6 +98,19 @@ def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> S
     return Subject(flow, chosen, border, expressed, planned, None, device, rulebook)
 
 
+def deciding(flow: Dataflow, rulebook: Rulebook) -> Callable[[Iterable[int]], Decision]:
+    """`decide` for one graph, of which several partitions ask about the same sets."""
+    known: dict[tuple[int, ...], Decision] = {}
+
+    def decided(launches: Iterable[int]) -> Decision:
+        key = tuple(sorted(launches))
+        if key not in known:
+            known[key] = decide(flow, key, rulebook)
+        return known[key]
+
+    return decided
+
+
 def decide(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> Decision:
     """Run every gate on a set of launches and compare."""
     subject = subject_of(flow, launches, rulebook)

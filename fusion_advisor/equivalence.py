@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from hashlib import sha256
 
 from fusion_advisor.dataflow import Dataflow, bits
-from fusion_advisor.records import Arg, Ref, Tensor
+from fusion_advisor.records import Arg, Node, Ref, Tensor
 
 
 def difference(one: Dataflow, other: Dataflow) -> str:
@@ -41,8 +41,7 @@ def missing(one: Dataflow, other: Dataflow, gone: Collection[str]) -> str:
             continue
         launch = _launch(one, number)
         if not left[launch]:
-            source = f" ({node.source.file}:{node.source.line})" if node.source else ""
-            return f"{node.op}{source} is not launched as it was"
+            return f"{_named(node)} is not launched as it was"
         left[launch] -= 1
     return ""
 
@@ -58,6 +57,11 @@ def _launch(flow: Dataflow, number: int) -> object:
 
     kwargs = tuple((name, shown(arg)) for name, arg in node.kwargs if name not in _PLACE)
     return out_of_place(node.op), tuple(map(shown, node.args)), kwargs
+
+
+def _named(node: Node) -> str:
+    """An operator and where it stands in the source."""
+    return f"{node.op} ({node.source.file}:{node.source.line})" if node.source else node.op
 
 
 def _layout(tensor: Tensor) -> object:
@@ -119,8 +123,7 @@ class _Meaning:
         for position in (*bits(flow.above[last]), last):
             node = flow.nodes[position]
             if self._hashes[position] not in known:
-                source = f" ({node.source.file}:{node.source.line})" if node.source else ""
-                return f"{node.op}{source}"
+                return _named(node)
         return ""
 
 

@@ -247,8 +247,7 @@ def _computed(
         if place.block != block or only not in (None, place):
             continue
         for step, standing in held.items():
-            replaced = any(span.holds(standing.span) for span, _ in edit.replaced)
-            if replaced and not any(span.holds(standing.span) for span in edit.kept):
+            if edit.takes(standing.span):
                 for node in sources.made.get(step, ()):
                     key = standing.span, node.op, _plain(node.args), _plain(node.kwargs)
                     found.setdefault(key, set()).add(node.module)
@@ -263,8 +262,7 @@ def replaced_nodes(sources: Sources, edits: Collection[Edit]) -> set[str]:
         for edit in edits
         if place.block.file == edit.file
         for step, standing in held.items()
-        if any(span.holds(standing.span) for span, _ in edit.replaced)
-        and not any(span.holds(standing.span) for span in edit.kept)
+        if edit.takes(standing.span)
         for node in sources.made.get(step, ())
     }
 
@@ -439,17 +437,17 @@ def _check_guards(one: Edit, other: Edit) -> None:
 
 
 def _edited_away(sources: Sources, place: Place, chosen: Mapping[Place, Sequence[Edit]]) -> bool:
-    """Whether the call that a place is in stands in an expression that an edit replaces."""
+    """Whether the call that a place is in goes with an edit."""
     call = sources.trail.activations[place.activation]
     if call.caller is None or call.place is None:
         return False
-    for at, span in sources.chain(call.caller, call.place):
-        for other, edits in chosen.items():
-            if other.activation == at and any(
-                replaced.holds(span) for edit in edits for replaced, _ in edit.replaced
-            ):
-                return True
-    return False
+    return any(
+        edit.takes(span)
+        for at, span in sources.chain(call.caller, call.place)
+        for other, edits in chosen.items()
+        if other.activation == at
+        for edit in edits
+    )
 
 
 def _overlap(spans: Sequence[Span], others: Sequence[Span]) -> bool:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.dataflow import Dataflow, dataflow
-from fusion_advisor.decide import Decision, decide
+from fusion_advisor.decide import Decision, deciding
 from fusion_advisor.editing.inline import inline, require_model
 from fusion_advisor.editing.sources import SourceFile, Sources
 from fusion_advisor.emit import attempt
@@ -102,7 +102,7 @@ def patched(
         flow = flow_of(request.model, request.scenario)
         others = [
             (said, scenario, pool.submit(flow_of, request.model, scenario))
-            for said, scenario in _other_scenarios(request.scenario, flow)
+            for said, scenario in other_scenarios(request.scenario, _other_dtype(flow))
         ]
         listener.assumed((chosen, *flow.annotated.graph.assumed))
         originals = [("as asked", request.scenario, flow)]
@@ -112,7 +112,7 @@ def patched(
         within = _within(root if diff else model, folder)
         placement = _placement(originals, within, operators=operators)
         listener.stage("group")
-        decided = _remembering(flow, rulebook)
+        decided = deciding(flow, rulebook)
         free = group(flow, decided, rulebook)
         found = _named_apart(
             _cut(placement, decided, rulebook), kernels_of(standing), flow, rulebook
@@ -136,11 +136,9 @@ def patched(
             own = patch(within, found.groups, proven, model, only_dtype)
             left = {k: why for k, why in own.refused.items() if k not in made.refused}
             made.refused |= {f"{name} of ModelNew": why for name, why in left.items()}
-        signed = {
-            name: replace(kernel, text=stamped(kernel.text, stamps[name]))
-            if name in stamps
-            else kernel
-            for name, kernel in proven.items()
+        signed = proven | {
+            name: replace(proven[name], text=stamped(proven[name].text, stamp))
+            for name, stamp in stamps.items()
         }
         text, alone = made.diff(root) if diff else "", _model_new(own, signed, model)
         listener.stage("try")
@@ -226,14 +224,20 @@ def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
     return inline(made.after[model], package_name(model), texts) if texts else ""
 
 
-def _other_scenarios(asked: Scenario, flow: Dataflow) -> list[tuple[str, Scenario]]:
-    """What a patch must leave as it is beside the scenario asked for."""
+def _other_dtype(flow: Dataflow) -> str:
+    """A dtype that a model may be asked in, and was not."""
     tensors = (node.out.dtype for node in flow.nodes if node.kind != "call" and node.outputs)
-    given = next((dtype for dtype in tensors if "float" in dtype), asked.dtype)
+    given = next((dtype for dtype in tensors if "float" in dtype), "")
+    return "bfloat16" if given == "float32" else "float32"
+
+
+def other_scenarios(asked: Scenario, dtype: str | None = None) -> list[tuple[str, Scenario]]:
+    """What a patch must leave as it is beside the scenario asked for; `dtype` is another one that
+    the model can be built in."""
     mode = "train" if asked.mode == "eval" else "eval"
     found = [(f"in {mode} mode", replace(asked, mode=mode))]
-    dtype = "bfloat16" if given == "float32" else "float32"
-    found.append((f"in {dtype}", replace(asked, dtype=dtype)))
+    if dtype is not None:
+        found.append((f"in {dtype}", replace(asked, dtype=dtype)))
     if asked.autocast is None:
         found.append(("under autocast", replace(asked, autocast="bfloat16")))
     return found
@@ -241,27 +245,25 @@ def _other_scenarios(asked: Scenario, flow: Dataflow) -> list[tuple[str, Scenari
 
 def put(
     originals: Sequence[tuple[str, Scenario, Dataflow]],
+    decided: Callable[[Iterable[int]], Decision],
     rulebook: Rulebook,
     editable: Callable[[str, int], bool],
     name: str,
     children: Provers,
-) -> tuple[Patch, tuple[Kernel, ...], dict[str, str]]:
+) -> tuple[Patch, dict[Kernel, Check | None], dict[str, str]]:
     """The groups of a model that is there already, put into its source as it ran: the edited texts,
-    the kernels that they call, of a package called `fused_<name>`, and what the source cannot
-    express. Nothing is written."""
+    the kernels that they call, of a package called `fused_<name>`, with their checks, and what the
+    source cannot express. Nothing is written."""
     placement = replace(_placement(originals, editable), wary=True)
     flow = placement.flow
-    found = _cut(placement, _remembering(flow, rulebook), rulebook)
+    found = _cut(placement, decided, rulebook)
     made = {f.name: attempt(flow, f.decision, f.name, rulebook) for f in found.groups}
     kernels = {name: each for name, each in made.items() if isinstance(each, Kernel)}
-    proven = _proven(kernels, children)
+    tested = _tested(kernels, children)
+    proven = {name: kernels[name] for name in tested}
     done = patch(placement, found.groups, proven, Path(f"{name}.py"))
-    return done, tuple(proven[each.finding.name] for each in done.puts), _unplaced(flow, found)
-
-
-def _proven(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Kernel]:
-    """Those that passed whatever was asked for."""
-    return {name: kernels[name] for name in _tested(kernels, children)}
+    names = [each.finding.name for each in done.puts]
+    return done, {proven[name]: tested[name] for name in names}, _unplaced(flow, found)
 
 
 def _tested(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Check | None]:
@@ -302,19 +304,6 @@ def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
         for each in found.candidates
         if each.decision.unplaced
     }
-
-
-def _remembering(flow: Dataflow, rulebook: Rulebook) -> Callable[[Iterable[int]], Decision]:
-    """`decide` for one graph, which several partitions ask about the same sets."""
-    known: dict[tuple[int, ...], Decision] = {}
-
-    def decided(launches: Iterable[int]) -> Decision:
-        key = tuple(sorted(launches))
-        if key not in known:
-            known[key] = decide(flow, key, rulebook)
-        return known[key]
-
-    return decided
 
 
 def _cut(

@@ -18,7 +18,7 @@ import importlib
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -31,7 +31,6 @@ from fusion_advisor.annotate import annotate
 from fusion_advisor.applied import Placed, placed
 from fusion_advisor.capture import capture_module
 from fusion_advisor.dataflow import dataflow
-from fusion_advisor.decide import decide
 from fusion_advisor.editing.sources import Function, SourceFile
 from fusion_advisor.equivalence import difference
 from fusion_advisor.errors import CaptureError, UsageError
@@ -40,48 +39,52 @@ from fusion_advisor.group import group
 from fusion_advisor.identify import identify
 from fusion_advisor.loading import load
 from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.package import package_files
 from fusion_advisor.patch import Patch
 from fusion_advisor.patching import Patched
+from fusion_advisor.pipeline import Listener, Silent, stamp_of
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request
+from fusion_advisor.stamp import stamped
 from fusion_advisor.trial import patched_copy
 from fusion_advisor.verify import provers
 
-Stage = Callable[[str], None]
 
-
-def patched_family(
-    request: Request, root: Path, stage: Stage, assumed: Callable[..., None]
-) -> Patched:
+def patched_family(request: Request, root: Path, listener: Listener | None = None) -> Patched:
     """From a configuration to a diff that adds a package to the tree at `root`.
 
     The model that the package's `fuse` made has to give the graph of the original in each scenario.
     Runs transformers' code in this process. Raises UsageError and CaptureError as `patched` does.
     """
+    listener = listener or Silent()
     rulebook = load_rulebook(request.rules)
     device, chosen = choose_device(request.device, rulebook, gpu_names())
     with provers(
         device.capability, rulebook.verify, check=request.verify, compile=request.compile
     ) as children:
-        stage("capture")
+        listener.stage("capture")
         loaded = load(request.model, request.scenario)
-        assumed((chosen, *loaded.assumed))
+        listener.assumed((chosen, *loaded.assumed))
         kind = str(getattr(getattr(loaded.module, "config", None), "model_type", "model"))
         name = "".join(c if c.isalnum() else "_" for c in kind)
         package = root / f"fused_{name}"
         if package.exists():
             raise UsageError(f"{package}: is there already; remove it, or give another --root")
-        stage("group")
+        listener.stage("group")
         found = placed(
             loaded.module, loaded.args, loaded.kwargs, request.scenario, device, rulebook, name,
             children, _stands_alone,
         )  # fmt: skip
-    texts = _package(found, loaded.module, package.name)
+    signed = {
+        kernel.entry: stamped(kernel.text, stamp_of(request, check, rulebook))
+        for kernel, check in found.kernels.items()
+    }
+    texts = _package(found, signed, loaded.module, package.name)
     made = Patch(
         found.made.puts, found.made.refused, {}, {package / p: t for p, t in texts.items()}
     )
     diff = made.diff(root)
-    stage("try")
+    listener.stage("try")
     flow = found.originals[0][2]
     wrong: dict[str, str] = {}
     if made.puts:
@@ -98,8 +101,8 @@ def patched_family(
                     differs = str(error)
                 if differs:
                     wrong[said] = differs.replace(f"{copy}/", "")
-    stage("report")
-    free = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
+    listener.stage("report")
+    free = group(flow, found.decided, rulebook)
     return Patched(
         made, diff if made.puts else "", "", root,
         tuple(said for said, _, _ in found.originals), wrong,
@@ -134,8 +137,10 @@ def _stands_alone(function: FunctionType) -> bool:
 # The package.
 
 
-def _package(found: Placed, model: torch.nn.Module, package: str) -> dict[Path, str]:
-    """The texts of its files, by their paths in it."""
+def _package(
+    found: Placed, kernels: Mapping[str, str], model: torch.nn.Module, package: str
+) -> dict[Path, str]:
+    """The texts of its files, by their paths in it; `kernels` are those of the kernels' files."""
     changed = found.changed | found.callers.keys()
     files = {file: Path(file).stem for file in sorted({file for file, _ in changed})}
     if len({*files.values()}) < len(files):
@@ -145,11 +150,7 @@ def _package(found: Placed, model: torch.nn.Module, package: str) -> dict[Path, 
         Path(f"{stem}.py"): _module(found, file, files, changed, derived, package)
         for file, stem in files.items()
     }
-    names = sorted(kernel.entry for kernel in found.kernels)
-    listed = "".join(f"from .{name} import {name}\n" for name in names)
-    kernels = f'"""Kernels written by fusion-advisor. Each file stands alone."""\n\n{listed}'
-    made[Path("kernels/__init__.py")] = f"{kernels}\n__all__ = {_quoted(names)}\n"
-    made |= {Path(f"kernels/{kernel.entry}.py"): kernel.text for kernel in found.kernels}
+    made |= package_files(Path("kernels"), kernels)
     made[Path("__init__.py")] = _front(found, changed, derived, files, package)
     return made
 
@@ -292,10 +293,6 @@ def _front(
 
 def _hash(made_of: Any) -> str:
     return sha256(inspect.getsource(made_of).encode()).hexdigest()[:16]
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
 
 
 _FRONT = '''"""Kernels for a model of transformers {version}, written by fusion-advisor.

@@ -91,6 +91,11 @@ class Edit:
     def touched(self) -> tuple[Span, ...]:
         return tuple(span for span, _ in (*self.replaced, *self.inserted))
 
+    def takes(self, span: Span) -> bool:
+        """Whether what stands at a span goes: it is replaced, and not kept as an operand."""
+        replaced = any(each.holds(span) for each, _ in self.replaced)
+        return replaced and not any(each.holds(span) for each in self.kept)
+
 
 @dataclass
 class _Top:

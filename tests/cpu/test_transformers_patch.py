@@ -28,7 +28,7 @@ def made(folder: Path) -> Patched:
         f"hf:{folder / 'config.json'}", Scenario(dtype="bfloat16", batch=2, seq=24), device="h200",
         verify=False, compile=False,
     )  # fmt: skip
-    return patched_family(request, folder, lambda stage: None, lambda facts: None)
+    return patched_family(request, folder)
 
 
 def run(folder: Path, script: str) -> None:
