@@ -56,15 +56,17 @@ def capture(
     debug: bool = False,
     trail: bool = False,
     references: str | None = None,
+    moved: tuple[str, str] | None = None,
 ) -> Graph:
     """Captures MODEL in a child process; with the trail of its nodes on request. Emitted kernels of
-    the package `references` are captured as their references, others as one operator each.
+    the package `references` are captured as their references, others as one operator each. What the
+    model would import from the first folder of `moved` it imports from the second.
 
     Raises CaptureError, one line that names file and line and what to do, for whatever the model
     does: an exception, a crash, a hang, too much memory. `debug` sends the child's output and
     traceback to standard error.
     """
-    with capturing(model, scenario, limits, debug, trail, references) as captured:
+    with capturing(model, scenario, limits, debug, trail, references, moved) as captured:
         return captured()
 
 
@@ -76,6 +78,7 @@ def capturing(
     debug: bool = False,
     trail: bool = False,
     references: str | None = None,
+    moved: tuple[str, str] | None = None,
 ) -> Generator[Callable[[], Graph]]:
     """Starts the capture of MODEL; the function given waits for it, as `capture` does.
 
@@ -87,6 +90,7 @@ def capturing(
         "scenario": asdict(scenario or Scenario()),
         "trail": trail,
         "references": references,
+        "moved": moved,
     }
     with _waiting.pop() if _waiting else _Child() as child:
         watch = _Watch(child.process, limits or Limits())
@@ -382,12 +386,25 @@ def _end_with_parent() -> None:
 
 def _answer(request: dict[str, Any]) -> bytes:
     scenario = _scenario(request["scenario"])
+    if request["moved"]:
+        relocate(*request["moved"])
     try:
         return b"graph\n" + graph_to_json(
             capture_here(request["model"], scenario, request["trail"], request["references"])
         )
     except BaseException as error:  # noqa: BLE001 the parent tells the user, in one line
         return _failed(error)
+
+
+def relocate(folder: str, copy: str) -> None:
+    """What this process would import from a folder it imports from a copy of that, but for what is
+    installed there."""
+
+    def kept(path: str) -> bool:
+        return "site-packages" in path or not Path(path).is_relative_to(folder)
+
+    found = map(os.path.abspath, sys.path)
+    sys.path[:] = [path if kept(path) else copy + path[len(folder) :] for path in found]
 
 
 def _import() -> bytes:

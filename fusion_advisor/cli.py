@@ -314,10 +314,13 @@ def patch(
         raise UsageError(f"--root {tree}: {file} is not in it")
     request = options.request("kernels")
 
-    def captured(model: str, scenario: Scenario, references: str | None) -> Graph:
+    def captured(
+        model: str, scenario: Scenario, references: str | None, moved: tuple[str, str] | None
+    ) -> Graph:
         return capture(
-            model, scenario, request.limits, request.debug, trail=True, references=references
-        )
+            model, scenario, request.limits, request.debug,
+            trail=True, references=references, moved=moved,
+        )  # fmt: skip
 
     if model_new is not None and options.model.partition(":")[2] not in ("", "Model"):
         raise UsageError(f"--model-new: {options.model} is not a class called Model")
@@ -392,6 +395,8 @@ def _written(
         write(place, text)
         holds = "computes what the original does" if operators else "is the original"
         _tell(f"{place}: the patched model {holds} {', '.join(made.tried)}")
+    if made.diff and made.ran:
+        _tell(f"{out}: {made.ran}")
     return FAILED if left else 0
 
 

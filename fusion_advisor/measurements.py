@@ -1,4 +1,5 @@
-"""What `measure` asks of the child on the GPU, and what comes back: frozen records, free of torch.
+"""What `measure` asks of the child on the GPU, and `trial` of those that run models, and what comes
+back: frozen records, free of torch.
 
 They cross a pipe as one JSON line each (`kernels.to_json`, `kernels.from_json`). Times are
 microseconds unless a name says `_s`.
@@ -189,3 +190,34 @@ class Ceilings:
     host_launch_us: float
     machine: tuple[tuple[str, str], ...]
     failure: str | None = None
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """A model to run at some sizes of the first and the second dimension, 0 as its inputs have it,
+    with some seeds: the original, or the patched one in a copy of its tree."""
+
+    model: str
+    folder: str
+    sizes: tuple[tuple[int, int], ...]
+    seeds: int
+    far: float
+    """The error against float64 that is allowed, of eager's own and one ulp of the largest."""
+    mode: str = "eval"
+    dtype: str | None = None
+    autocast: str | None = None
+    moved: tuple[str, str] | None = None
+    """Of the patched one: the tree, and the copy of it that the model imports from instead."""
+    package: str = ""
+    """That of its kernels; empty where it calls PyTorch's own ops instead."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of it: `unfit` where the model or a kernel does not serve these sizes, or the model
+    float64; `wrong` where results differ or the patched model fails."""
+
+    place: str
+    launches: int = 0
+    unfit: str = ""
+    wrong: str = ""

@@ -123,9 +123,8 @@ def _host(value: Any) -> Any:
 def load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
     """The model that a Python file or module defines, with its inputs; CaptureError, one line."""
     with building(scenario, fake):
-        namespace, name, file = _import(model)
-        module, given, assumed = _find(namespace, name, file)
-        args, kwargs = inputs_of(given, file)
+        module, draw, assumed = found_in(model)
+        args, kwargs = draw()
     args, kwargs = under_scenario(module, args, kwargs, scenario, fake)
     assumed.append(f"mode={scenario.mode}")
     if scenario.dtype is None:
@@ -133,16 +132,33 @@ def load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
     return Loaded(module, args, kwargs, fake, model, assumed)
 
 
+def found_in(
+    model: str,
+) -> tuple[torch.nn.Module, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]], list[str]]:
+    """The module that a Python file or module defines, what draws its inputs, and what was assumed
+    in finding them; CaptureError, one line."""
+    namespace, name, file = _import(model)
+    module, name, assumed = _find(namespace, name, file)
+    return module, lambda: inputs_of(_inputs(namespace, module, name, file), file), assumed
+
+
 @contextmanager
 def building(scenario: Scenario, fake: FakeTensorMode) -> Generator[None, None, None]:
     """Fake tensors, the scenario's default dtype, CUDA read as the host."""
+    # torch redraws until no value is out of range, which no fake tensor can tell.
+    drawn = mock.patch("torch.nn.init._no_grad_trunc_normal_", _left_as_is)
+    with defaults(scenario), drawn, fake, OnHost():
+        yield
+
+
+@contextmanager
+def defaults(scenario: Scenario) -> Generator[None, None, None]:
+    """The dtype that models are built in."""
     before = torch.get_default_dtype()
     if scenario.dtype is not None:
         torch.set_default_dtype(getattr(torch, scenario.dtype))
     try:
-        # torch redraws until no value is out of range, which no fake tensor can tell.
-        with mock.patch("torch.nn.init._no_grad_trunc_normal_", _left_as_is), fake, OnHost():
-            yield
+        yield
     finally:
         torch.set_default_dtype(before)
 
@@ -184,8 +200,8 @@ def _import_file(path: str) -> ModuleType:
     return namespace
 
 
-def _find(namespace: ModuleType, name: str, file: str) -> tuple[torch.nn.Module, Any, list[str]]:
-    """The module, the inputs it comes with, and what was assumed in finding them."""
+def _find(namespace: ModuleType, name: str, file: str) -> tuple[torch.nn.Module, str, list[str]]:
+    """The module, its name, and what was assumed in finding them."""
     assumed: list[str] = []
     if not name:
         name = next((n for n in ("Model", "model") if hasattr(namespace, n)), "")
@@ -211,7 +227,7 @@ def _find(namespace: ModuleType, name: str, file: str) -> tuple[torch.nn.Module,
         module = guarded(f"building {name}(...)", lambda: found(*args, **kwargs))
     if not isinstance(module, torch.nn.Module):
         module = _wrap_function(module, found, file, name)
-    return module, _inputs(namespace, module, name, file), assumed
+    return module, name, assumed
 
 
 def _only_module_class(namespace: ModuleType, file: str) -> str:

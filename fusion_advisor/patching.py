@@ -28,12 +28,15 @@ from fusion_advisor.package import kernels_of, package_name, read_package
 from fusion_advisor.patch import Other, Patch, Placement, patch, replaced_nodes
 from fusion_advisor.pipeline import Listener, Silent, emitted, stamp_of, written
 from fusion_advisor.records import Graph
+from fusion_advisor.reports import wording
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.stamp import Stamp, body, stamped
-from fusion_advisor.trial import Trial, tried, tried_alone
+from fusion_advisor.trial import Runs, Trial, tried, tried_alone
 from fusion_advisor.verify import Provers, provers, verify
+
+Captured = Callable[[str, Scenario, str | None, tuple[str, str] | None], Graph]
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Patched:
     not asked for, or where no group could be put into the source. `unplaced` says of accepted sets,
     by what they launch, why the source cannot express them. `free_us` is what the groups would
     save if the source could express every cut, `saved_us` what the patch does. `package` names the
-    kernels that were there already; empty where there were none.
+    kernels that were there already; empty where there were none. `ran` says how the model of the
+    diff was run on numbers beside the original, or why not.
     """
 
     patch: Patch
@@ -57,12 +61,13 @@ class Patched:
     free_us: float
     saved_us: float
     package: str = ""
+    ran: str = ""
 
 
 def patched(
     request: Request,
     root: Path,
-    captured: Callable[[str, Scenario, str | None], Graph],
+    captured: Captured,
     listener: Listener | None = None,
     *,
     diff: bool = True,
@@ -74,7 +79,8 @@ def patched(
     where one computes the same, and no kernels.
 
     `root` is the tree that a diff may edit; `captured` gives the graph of a model with its trail,
-    and with the kernels of a package as their references. The partition is solved for what the
+    with the kernels of a package as their references, and with what it imports from one folder from
+    another instead. The partition is solved for what the
     source can express: the tree's, or without a diff the model's own file. A package of kernels
     that is there keeps them. Raises UsageError and CaptureError as `analyze` does.
     """
@@ -88,8 +94,13 @@ def patched(
     gpus = gpu_names()
     device, chosen = choose_device(request.device, rulebook, gpus)
 
-    def flow_of(model: str, scenario: Scenario, references: str | None = None) -> Dataflow:
-        return dataflow(annotate(captured(model, scenario, references), device))
+    def flow_of(
+        model: str,
+        scenario: Scenario,
+        moved: tuple[str, str] | None = None,
+        references: str | None = None,
+    ) -> Dataflow:
+        return dataflow(annotate(captured(model, scenario, references, moved), device))
 
     with (
         provers(
@@ -143,6 +154,7 @@ def patched(
         text, alone = made.diff(root) if diff else "", _model_new(own, signed, model)
         listener.stage("try")
         wrong: dict[str, str] = {}
+        ran = ""
         unfused = partial(flow_of, references=folder.name)
         if standing and (text or alone):
             # operators so far, they are their references in what is compared
@@ -152,8 +164,12 @@ def patched(
                 for (said, scenario, _), answer in zip(originals, asked, strict=True)
             ]
         for edited, trials in _trials(placement, originals, made, proven, model) if text else ():
+            runs = _runs(request, flow, edited, folder.name, rulebook) if edited is made else None
             diff_of, paths = edited.diff(root), edited.after
-            wrong = tried(diff_of, paths, root, request.model, trials, unfused, pool) | wrong
+            found_wrong, ran = tried(
+                diff_of, paths, root, request.model, trials, unfused, pool, runs
+            )
+            wrong |= found_wrong
         for edited, trials in _trials(placement, originals, own, proven, model) if alone else ():
             file = _model_new(edited, signed, model)
             found_wrong = tried_alone(file, model, trials, flow_of, pool)
@@ -165,7 +181,32 @@ def patched(
         _unplaced(flow, found),
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
-        folder.name if standing else "",
+        folder.name if standing else "", ran,
+    )  # fmt: skip
+
+
+def _runs(
+    request: Request, flow: Dataflow, made: Patch, package: str, rulebook: Rulebook
+) -> Runs | None:
+    """How the model of a patch is run on numbers: with the sizes of the request in the last place,
+    since the interpreter takes its time for each program. None where nothing is to be checked."""
+    if not request.verify:
+        return None
+    numbers, limit = rulebook.run, request.limits.memory_bytes
+    tensors = (t for node in flow.nodes if node.kind != "call" for t in node.outputs if t)
+    given = sum(tensor.bytes for tensor in tensors)
+    too_large = ""
+    if given > numbers.memory.value * limit:
+        too_large = (
+            f"weights and inputs take {wording.size(given)}, more than {numbers.memory.value:g} of "
+            "--memory"
+        )
+    rows, length = numbers.rows.count, numbers.length.count
+    has_kernels = any(path.parent.name == package for path in made.after)
+    return Runs(
+        (((1, length), (rows, length)), ((1, 0), (rows, 0)), ((0, 0),)),
+        request.scenario, package if has_kernels else "", numbers.seeds.count,
+        numbers.timeout.value, rulebook.measure.far.value, too_large,
     )  # fmt: skip
 
 

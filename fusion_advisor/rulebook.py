@@ -657,6 +657,16 @@ class Verify(_Rule):
     niceness: Count
 
 
+class Run(_Rule):
+    """How a patched model is run on numbers beside the original; `memory` is of the limit."""
+
+    seeds: Seeds
+    rows: Count
+    length: Count
+    timeout: Seconds
+    memory: Share
+
+
 class Measure(_Rule):
     """How a GPU is timed: `flush` in sizes of its L2, `batch` and runs in counts, `spent` in GPU
     seconds, `ahead`, `slack`, `far` and `tie` as ratios."""
@@ -692,6 +702,7 @@ class Rulebook(_Rule):
     inductor: Inductor
     search: Search
     verify: Verify
+    run: Run
     measure: Measure
 
     def tuned(self) -> Iterator[tuple[str, Number]]:
@@ -699,7 +710,7 @@ class Rulebook(_Rule):
         sections = {f"schedules.{name}": section for name, section in self.schedules}
         sections |= {
             name: getattr(self, name)
-            for name in ("times", "route", "inductor", "search", "verify", "measure")
+            for name in ("times", "route", "inductor", "search", "verify", "run", "measure")
         }
         for path, section in sections.items():
             for name, number in _flat(section):

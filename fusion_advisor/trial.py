@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,9 +19,15 @@ from pathlib import Path
 
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.errors import CaptureError, UsageError
+from fusion_advisor.kernels import from_json, to_json
+from fusion_advisor.measurements import Ran, RunJob
 from fusion_advisor.scenario import Scenario
+from fusion_advisor.workers import Worker, WorkerError
 
-Capture = Callable[[str, Scenario], Dataflow]
+Moved = tuple[str, str]
+"""A folder, and the copy of it that a model imports from instead."""
+
+Capture = Callable[[str, Scenario, Moved | None], Dataflow]
 """The dataflow of the model in a file, in a scenario. Raises CaptureError."""
 
 
@@ -34,6 +41,35 @@ class Trial:
     wrong: Callable[[Dataflow], str]
 
 
+@dataclass(frozen=True)
+class Runs:
+    """How a patched model is run beside the original: at which sizes of the first and the second
+    dimension (0: as they are), the first ones that both serve, for how many seconds in all.
+    `too_large` says why it is not; `package` is that of the kernels, empty where there are none."""
+
+    sizes: tuple[tuple[tuple[int, int], ...], ...]
+    scenario: Scenario
+    package: str
+    seeds: int
+    seconds: float
+    far: float
+    too_large: str = ""
+
+    def job(
+        self,
+        model: str,
+        folder: str,
+        sizes: tuple[tuple[int, int], ...],
+        moved: Moved | None = None,
+    ) -> RunJob:
+        """For the original, or with a copy of the tree for the model that was edited there."""
+        asked = self.scenario
+        return RunJob(
+            model, folder, sizes, self.seeds, self.far,
+            asked.mode, asked.dtype, asked.autocast, moved, self.package,
+        )  # fmt: skip
+
+
 def tried(
     diff: str,
     touched: Iterable[Path],
@@ -42,8 +78,10 @@ def tried(
     trials: Sequence[Trial],
     capture: Capture,
     pool: ThreadPoolExecutor,
-) -> dict[str, str]:
-    """What went wrong in which scenario; empty where the patched model is right in all.
+    runs: Runs | None = None,
+) -> tuple[dict[str, str], str]:
+    """What went wrong in which scenario, empty where the patched model is right in all; and what
+    was run on numbers, or why not: nothing where one is wrong or no `runs` are asked for.
 
     Raises UsageError where there is no `git`.
     """
@@ -51,7 +89,56 @@ def tried(
         file, _, name = model.partition(":")
         place = str(copy / Path(file).resolve().relative_to(root))
         patched = f"{place}:{name}" if name else place
-        return _compared(patched, copy, trials, capture, pool)
+        moved = str(root), str(copy)
+        wrong = _compared(patched, moved, trials, capture, pool)
+        if wrong or runs is None:
+            return wrong, ""
+        return _run(runs, model, patched, moved)
+
+
+def _run(runs: Runs, model: str, patched: str, moved: Moved) -> tuple[dict[str, str], str]:
+    """The patched model beside the original on numbers, at the first sizes that both serve."""
+    if runs.too_large:
+        return {}, f"not run: {runs.too_large}"
+    deadline = time.monotonic() + runs.seconds
+    why = ""
+    with (
+        Worker("fusion_advisor.running") as original,
+        Worker("fusion_advisor.running") as edited,
+        tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder,
+    ):
+        for sizes in runs.sizes:
+            answers: list[Ran] = []
+            jobs = (
+                (original, runs.job(model, folder, sizes)),
+                (edited, runs.job(patched, folder, sizes, moved)),
+            )
+            for worker, job in jobs:
+                try:
+                    left = max(deadline - time.monotonic(), 1.0)
+                    answers.append(from_json(Ran, worker.submit(to_json(job), left).result()))
+                except WorkerError as error:
+                    return {}, f"not run: {error}"
+                if answers[-1].unfit or answers[-1].wrong:
+                    break
+            ran, at = answers[-1], _at(sizes)
+            if ran.wrong:
+                return {f"run at {at}": ran.wrong.replace(f"{moved[1]}/", "")}, ""
+            if not ran.unfit and runs.package and not ran.launches:
+                elsewhere = "no kernel is launched: its files are imported from another place"
+                return {f"run at {at}": elsewhere}, ""
+            if not ran.unfit:
+                by = "the GPU" if ran.place.startswith("cuda") else "Triton's interpreter"
+                kernels = f", {ran.launches} launches of kernels on {by}" if runs.package else ""
+                return {}, f"run at {at} with {runs.seeds} seeds{kernels}"
+            why = ran.unfit.replace(f"{moved[1]}/", "")
+    return {}, f"not run: {why}"
+
+
+def _at(sizes: Sequence[tuple[int, int]]) -> str:
+    """Lengths of the first dimensions in words."""
+    said = (" x ".join(str(size) for size in each if size) for each in sizes)
+    return " and ".join(each or "the sizes of its inputs" for each in said)
 
 
 def tried_alone(
@@ -67,7 +154,8 @@ def tried_alone(
         folder = Path(name).resolve()
         (folder / "model_new.py").write_text(text, encoding="utf-8")
         (folder / "problem.py").write_text(_PROBLEM.format(str(model)), encoding="utf-8")
-        return _compared(str(folder / "problem.py"), folder, trials, capture, pool)
+        problem = str(folder / "problem.py")
+        return _compared(problem, (str(folder), str(folder)), trials, capture, pool)
 
 
 _PROBLEM = """
@@ -94,13 +182,13 @@ get_init_inputs = getattr(original, "get_init_inputs", list)
 
 def _compared(
     model: str,
-    folder: Path,
+    moved: Moved,
     trials: Sequence[Trial],
     capture: Capture,
     pool: ThreadPoolExecutor,
 ) -> dict[str, str]:
-    """What is wrong with the model in a file of `folder`, by scenario."""
-    asked = [pool.submit(capture, model, trial.scenario) for trial in trials]
+    """What is wrong with the model in a file of a copied folder, by scenario."""
+    asked = [pool.submit(capture, model, trial.scenario, moved) for trial in trials]
     wrong: dict[str, str] = {}
     for trial, answer in zip(trials, asked, strict=True):
         try:
@@ -108,7 +196,7 @@ def _compared(
         except CaptureError as error:
             found = str(error)
         if found:
-            wrong[trial.said] = found.replace(f"{folder}/", "")
+            wrong[trial.said] = found.replace(f"{moved[1]}/", "")
     return wrong
 
 
@@ -145,7 +233,7 @@ def _mirror(source: Path, target: Path, touched: set[Path]) -> None:
     for entry in source.iterdir() if source.is_dir() else ():
         if entry.name in nested and entry.is_dir():
             _mirror(entry, target / entry.name, nested[entry.name])
-        elif entry.name in files:
+        elif entry.name in files or entry.suffix == ".py":  # a link would lead back to the tree
             shutil.copyfile(entry, target / entry.name)
         elif entry.name not in (".git", "__pycache__"):
             (target / entry.name).symlink_to(entry)

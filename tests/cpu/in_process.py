@@ -5,18 +5,25 @@ from __future__ import annotations
 import sys
 from threading import Lock
 
-from fusion_advisor.capture import capture_here
+from fusion_advisor.capture import capture_here, relocate
 from fusion_advisor.records import Graph
 from fusion_advisor.scenario import Scenario
 
 _ONE_AT_A_TIME = Lock()
 
 
-def captured(model: str, scenario: Scenario, references: str | None = None) -> Graph:
+def captured(
+    model: str,
+    scenario: Scenario,
+    references: str | None = None,
+    moved: tuple[str, str] | None = None,
+) -> Graph:
     """As the command does in a child; here, with nothing left of the model behind."""
     with _ONE_AT_A_TIME:
         path, modules = list(sys.path), set(sys.modules)
         try:
+            if moved:
+                relocate(*moved)
             return capture_here(model, scenario, trail=True, references=references)
         finally:
             sys.path[:] = path

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from fusion_advisor.patching import Patched, patched
 from fusion_advisor.pipeline import analyze
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
-from fusion_advisor.trial import patched_copy
+from fusion_advisor.trial import Runs, patched_copy, tried
 
 from .in_process import captured
 
@@ -379,6 +380,68 @@ def test_a_wrong_edit_is_found(tmp_path: Path) -> None:
         assert "instead of" in difference(before, flow(copy / "model.py", "fused_model"))
 
 
+def run_on_numbers(patch: Patched, folder: Path, diff: str) -> tuple[dict[str, str], str]:
+    """What a run of a patched model beside the original says."""
+    runs = Runs((((1, 33),), ((3, 0),)), Scenario(), "fused_model", 1, 100.0, 2.0)
+    paths, model = patch.patch.after, str(folder / "model.py")
+    with ThreadPoolExecutor(1) as pool:
+        return tried(diff, paths, folder.resolve(), model, [], no_capture, pool, runs)
+
+
+def no_capture(*_: object) -> Dataflow:
+    raise AssertionError("nothing is captured")
+
+
+def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
+    """A kernel that does not compute its reference passes as a graph, and not on numbers."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = Norm(512)
+
+            def forward(self, x):
+                return self.norm(x)
+        """,
+        shape="64, 512",
+    )
+    assert run_on_numbers(patch, tmp_path, patch.diff) == (
+        {}, "run at 3 with 1 seeds, 1 launches of kernels on Triton's interpreter"
+    )  # fmt: skip
+    wrong = patch.diff.replace("(mean_sum, cols * 1.0)", "(mean_sum, 500.0)")
+    assert wrong != patch.diff
+    said, _ = run_on_numbers(patch, tmp_path, wrong)
+    assert said["run at 3"].startswith("Fault: result 0: error") or "error" in said["run at 3"]
+    fallen = patch.diff.replace("torch.float32, (n0, n1)", "torch.float64, (n0, n1)")
+    assert fallen != patch.diff
+    _, said = run_on_numbers(patch, tmp_path, fallen)
+    assert said.startswith("not run: RuntimeError: rms_norm: ")
+
+
+def test_files_are_tried_where_they_were_edited(tmp_path: Path) -> None:
+    """A model that imports its layers by the tree's folder on the path, where the patch edits."""
+    (tmp_path / "layers").mkdir()
+    (tmp_path / "models").mkdir()
+    (tmp_path / "layers" / "norm.py").write_text(HEAD)
+    file = tmp_path / "models" / "model.py"
+    file.write_text(
+        "import torch\nfrom layers.norm import Norm\n\n\nmodel = Norm(512)\n"
+        "example_inputs = [torch.empty(256, 512)]\n"
+    )
+    program = Path(sys.executable).parent / "fusion-advisor"
+    out = tmp_path / "x.patch"
+    done = subprocess.run(
+        [program, "patch", str(file), "--out", str(out), "--no-compile", "--device", "h200",
+         "--root", str(tmp_path)],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "layers/norm.py:13, saves" in done.stderr
+    assert "4 launches of kernels" in done.stderr, done.stderr
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="patches are tried with git apply")
 def test_the_command(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
@@ -391,6 +454,8 @@ def test_the_command(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "model.py:13, saves" in done.stderr
+    ran = "run at 1 and 3 with 2 seeds, 4 launches of kernels on Triton's interpreter"
+    assert ran in done.stderr, done.stderr
     before = file.read_text()
     assert file.read_text() == before, "nothing but the patch is written"
     subprocess.run(["git", "apply", str(out)], cwd=tmp_path, check=True)

@@ -67,6 +67,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # measurement: `measuring` is the child process of `measure`
         "timing replay inductor_coverage",
         "measuring",
+        "running",
         "measure",
         "calibrate",
         # what is said about it
@@ -108,7 +109,7 @@ USES_TORCH = frozenset(
     }
     | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
-    | {"measuring", "inductor_coverage", "lowering", "rewriting", "backend", "applied"}
+    | {"measuring", "running", "inductor_coverage", "lowering", "rewriting", "backend", "applied"}
     | {"transformers_patch"}
 )
 """Who may import torch or triton, at the top or inside a function."""

@@ -1,0 +1,202 @@
+"""A model's file run on numbers, as a child process of `trial`: the original, or as patched.
+
+A line in is a `RunJob`, a line out is a `Ran`. The original draws its inputs, and leaves its
+weights and for each run inputs, results and those of a float64 run in a folder; the patched model
+takes the weights and inputs from there, and its results are held to both. Models lie on the GPU
+where there is one; elsewhere their kernels run through Triton's interpreter. Kernels may not fall
+back.
+"""
+# A model file is somebody's code: everything that comes out of it is Any.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import copy
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fusion_advisor.capture import relocate
+from fusion_advisor.checking import prepare
+from fusion_advisor.emitted import Fault, cause
+from fusion_advisor.kernels import from_json, to_json
+from fusion_advisor.measurements import Ran, RunJob
+from fusion_advisor.measuring import errors
+from fusion_advisor.models import OnHost, defaults, found_in
+from fusion_advisor.scenario import Scenario
+from fusion_advisor.workers import protocol
+
+
+@dataclass
+class _Model:
+    """A model that is loaded once for all of its jobs."""
+
+    module: torch.nn.Module
+    draw: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
+    wide: list[torch.nn.Module] = field(default_factory=list[torch.nn.Module])
+
+    @property
+    def in_float64(self) -> torch.nn.Module:
+        if not self.wide:
+            self.wide.append(copy.deepcopy(self.module).double())
+        return self.wide[0]
+
+
+_Given = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def _loaded(job: RunJob, device: str) -> _Model:
+    if job.moved:
+        relocate(*job.moved)
+    with defaults(_scenario(job)), _on(device):
+        torch.manual_seed(0)
+        module, draw, _ = found_in(job.model)
+    return _Model(module.to(device).train(job.mode == "train"), draw)
+
+
+def _scenario(job: RunJob) -> Scenario:
+    return Scenario(dtype=job.dtype, autocast=job.autocast)
+
+
+@contextmanager
+def _on(device: str) -> Generator[None]:
+    """What the user's code says of CUDA is read as the host where there is none."""
+    with ExitStack() as stack:
+        if device == "cpu":
+            stack.enter_context(OnHost())
+        yield
+
+
+def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
+    """Runs the original and leaves what the patched model is held to."""
+    folder = Path(job.folder)
+    torch.save(model.module.state_dict(), folder / "weights.pt")
+    try:
+        for number, (size, seed) in enumerate(_runs(job)):
+            torch.manual_seed(seed)
+            with defaults(_scenario(job)), _on(device):
+                args, kwargs = _sized(model.draw(), size, job.dtype, device)
+            eager = _results(job, model.module, (args, kwargs), device)
+            exact = _results(job, model.in_float64, _widened((args, kwargs)), device, wide=True)
+            torch.save((args, kwargs, eager, exact), folder / f"{number}.pt")
+    except Exception as error:  # noqa: BLE001 the user's code, at sizes that it may not know
+        return Ran(place, unfit=f"the original does not run so: {cause(error)}")
+    return Ran(place)
+
+
+def _patched(job: RunJob, model: _Model, place: str, device: str) -> Ran:
+    """Runs the patched model on what the original left."""
+    folder = Path(job.folder)
+    counted = _Launches(job.package)
+    try:
+        model.module.load_state_dict(torch.load(folder / "weights.pt", weights_only=False))
+        for number, (_, seed) in enumerate(_runs(job)):
+            args, kwargs, eager, exact = torch.load(folder / f"{number}.pt", weights_only=False)
+            torch.manual_seed(seed)
+            found = _results(job, model.module, (args, kwargs), device)
+            errors(found, eager, exact, job.far)
+    except Fault as fault:
+        return Ran(place, counted.number, wrong=str(fault))
+    except Exception as error:  # noqa: BLE001 the user's code, edited
+        said = cause(error)
+        if any(frame.name == "fall_back" for frame in traceback.extract_tb(error.__traceback__)):
+            return Ran(place, counted.number, unfit=said)
+        return Ran(place, counted.number, wrong=said)
+    return Ran(place, counted.number)
+
+
+def _runs(job: RunJob) -> list[tuple[tuple[int, int], int]]:
+    return [(size, seed) for size in job.sizes for seed in range(1, job.seeds + 1)]
+
+
+class _Launches:
+    """Counts what the kernels of a package launch from now on."""
+
+    def __init__(self, package: str) -> None:
+        self.number = 0
+        for name, module in [*sys.modules.items()]:
+            if name.startswith(f"{package}.") and hasattr(module, "launch"):
+                vars(module)["launch"] = self._counting(vars(module)["launch"])
+
+    def _counting(self, launch: Callable[..., None]) -> Callable[..., None]:
+        def counted(*args: Any, **kwargs: Any) -> None:
+            self.number += 1
+            launch(*args, **kwargs)
+
+        return counted
+
+
+def _results(
+    job: RunJob, module: torch.nn.Module, given: _Given, device: str, *, wide: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """The tensors that a forward pass returns."""
+    args, kwargs = copy.deepcopy(given)
+    dtype = getattr(torch, job.autocast) if job.autocast and not wide else None
+    with (
+        torch.no_grad(), _on(device), defaults(Scenario(dtype="float64" if wide else job.dtype)),
+        torch.autocast(device, dtype=dtype, enabled=dtype is not None),
+    ):  # fmt: skip
+        result = module(*args, **kwargs)
+    return tuple(each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor))
+
+
+def _sized(given: _Given, size: tuple[int, int], dtype: str | None, device: str) -> _Given:
+    """Inputs whose first and second dimensions, where they are as long as those of the first
+    tensor, have other lengths: their own elements, again from the start where these do not do.
+    Numbers that say nothing, as `torch.empty` has them, are drawn anew."""
+    tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, torch.Tensor)]
+    leading = {dim: next((x.shape[dim] for x in tensors if x.dim() > dim), None) for dim in (0, 1)}
+
+    def resized(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        for dim, wanted in enumerate(size):
+            if wanted and value.dim() > dim and value.shape[dim] == leading[dim] != 0:
+                value = value.index_select(dim, torch.arange(wanted) % value.shape[dim])
+        if value.is_floating_point() and value.numel() > 1 and _says_nothing(value):
+            value = torch.randn(value.shape).to(value.dtype)
+        if dtype is not None and value.is_floating_point():
+            value = value.to(getattr(torch, dtype))
+        return value.to(device)
+
+    return pytree.tree_map(resized, given)
+
+
+def _says_nothing(value: torch.Tensor) -> bool:
+    """Whether numbers are all one, not finite, or beyond what a model is given."""
+    largest = value.abs().max()
+    return not 1e-20 < float(largest) < 1e20 or bool((value == value.flatten()[0]).all())
+
+
+def _widened(given: _Given) -> _Given:
+    def wide(value: Any) -> Any:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.double() if floating else value
+
+    return pytree.tree_map(wide, given)
+
+
+def main() -> None:
+    """The child's life: one model, and its jobs."""
+    warnings.simplefilter("ignore")
+    place, device = prepare("auto")
+    model: _Model | None = None
+    with protocol() as (lines, answer):
+        for line in lines:
+            job = from_json(RunJob, line)
+            try:
+                model = model or _loaded(job, device)
+            except Exception as error:  # noqa: BLE001 the user's code
+                answer(to_json(Ran(place, unfit=f"it cannot be built: {cause(error)}")))
+                continue
+            run = _patched if job.moved else _original
+            answer(to_json(run(job, model, place, device)))
