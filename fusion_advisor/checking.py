@@ -181,6 +181,8 @@ class Float64Mode(TorchDispatchMode):
         widened = tree_map(_widen, (args, kwargs or {}))
         if func is torch.ops.aten._fused_rms_norm.default:
             return _rms_norm(*widened[0])
+        if func is torch.ops.aten.native_group_norm.default:
+            return _group_norm(*widened[0])
         return tree_map(_widen, func(*widened[0], **widened[1]))
 
 
@@ -190,6 +192,20 @@ def _rms_norm(x: Any, shape: Any, weight: Any, eps: float | None) -> Any:
     dims = tuple(range(-len(shape), 0))
     scale = torch.rsqrt(x.square().mean(dims, keepdim=True) + (eps or torch.finfo(x.dtype).eps))
     return x * scale if weight is None else x * scale * weight, scale
+
+
+def _group_norm(
+    x: Any, weight: Any, bias: Any, batch: int, channels: int, area: int, groups: int, eps: float
+) -> Any:
+    """By its definition: a CPU's kernel always, CUDA's unless a channel is one place, takes the
+    mean off after it has scaled, which an infinite weight makes NaN."""
+    grouped = x.reshape(batch, groups, -1)
+    mean = grouped.mean(-1, keepdim=True)
+    scale = torch.rsqrt((grouped - mean).square().mean(-1, keepdim=True) + eps)
+    normal = ((grouped - mean) * scale).reshape(batch, channels, area)
+    normal = normal if weight is None else normal * weight[:, None]
+    normal = normal if bias is None else normal + bias[:, None]
+    return normal.reshape(x.shape), mean[..., 0], scale[..., 0]
 
 
 def _widen(value: Any) -> Any:

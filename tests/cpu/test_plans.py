@@ -279,3 +279,13 @@ def test_windows_that_are_cut_off_serve_every_batch(worker: Worker) -> None:
     spread = x(4 * 9, 1, 96).expand(-1, 16, -1)
     assert checked(unshifted, (spread, *inputs[1:]), worker) is None
     assert best(unshifted, *inputs).bytes_read == 4 * (2 * 4 * 9 * 9 * 96 + 96)
+
+
+def test_group_norm_scales_what_has_lost_its_mean(worker: Worker) -> None:
+    """With an infinite weight too, as CUDA's kernel does where a channel is one place; a CPU's
+    takes the mean off later, and gets NaN."""
+
+    def normed(y: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.nn.functional.group_norm(y, 16, weight, bias))
+
+    assert checked(normed, (x(40, 512), x(512), x(512)), worker) is None
