@@ -186,6 +186,11 @@ def _with_own_op(run: Run, subjects: Sequence[Subject]) -> list[Subject]:
 # -- measuring -------------------------------------------------------------------------------------
 
 
+_BACKENDS = (BACKEND, BACKEND_GRAPHED)
+_WITH_KERNELS = (KERNEL, KERNEL_COMPILED, KERNEL_GRAPHED, *_BACKENDS)
+"""Ways that are eager's, or torch.compile's, where no group has a kernel."""
+
+
 @dataclass
 class _Session:
     """One child on the GPU, and everything that it is asked."""
@@ -207,8 +212,8 @@ class _Session:
             for one in self.subjects
             for way in ways(one, compiled=run.compiled and one.accepted)
         ]
-        models = 2 + 4 * run.compiled if run.whole else 0
-        total = 1 + len(self.subjects) + len(plan) + models
+        models = self._model_ways() if run.whole else ()
+        total = 1 + len(self.subjects) + len(plan) + len(models)
         checks = self._checked(total)
         for subject, way in plan:
             self._tell(f"{subject.id} {way.name}", total)
@@ -264,19 +269,15 @@ class _Session:
         accepted = [subject for subject in self.subjects if subject.accepted]
         kernels = tuple(in_place(flow, accepted, rules))
         own = tuple(own_ops(flow, _with_own_op(self.run, accepted), rules))
-        yield EAGER, ()
-        if own:
-            yield OWN_OPS, own
-        if kernels:
-            yield KERNEL, kernels
-        if self.run.compiled:
-            yield COMPILED[0], ()
-            yield COMPILED[2], ()
-            if kernels:
-                for way in (KERNEL_COMPILED, KERNEL_GRAPHED):
-                    yield way, kernels
-                yield BACKEND, ()
-                yield BACKEND_GRAPHED, ()
+        needed = {OWN_OPS: own} | dict.fromkeys(_WITH_KERNELS, kernels)
+        for way in self._model_ways():
+            if needed.get(way, True):
+                yield way, needed[way] if way in needed and way not in _BACKENDS else ()
+
+    def _model_ways(self) -> tuple[Way, ...]:
+        """Every way of running the model that may be worth a measurement."""
+        compiled = (COMPILED[0], COMPILED[2], KERNEL_COMPILED, KERNEL_GRAPHED, *_BACKENDS)
+        return (EAGER, OWN_OPS, KERNEL, *(compiled if self.run.compiled else ()))
 
     def _model(self, way: Way, replaced: Sequence[Replacement]) -> None:
         texts = [one.text for one in replaced]

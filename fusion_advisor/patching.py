@@ -188,8 +188,8 @@ def patched(
 def _runs(
     request: Request, flow: Dataflow, made: Patch, package: str, rulebook: Rulebook
 ) -> Runs | None:
-    """How the model of a patch is run on numbers: with the sizes of the request in the last place,
-    since the interpreter takes its time for each program. None where nothing is to be checked."""
+    """How the model of a patch is run on numbers: at small sizes first where there is no GPU, since
+    the interpreter takes its time for each program. None where nothing is to be checked."""
     if not request.verify:
         return None
     numbers, limit = rulebook.run, request.limits.memory_bytes
@@ -202,10 +202,12 @@ def _runs(
             "--memory"
         )
     rows, length = numbers.rows.count, numbers.length.count
+    own, short = ((1, 0), (rows, 0)), ((1, length), (rows, length))
+    asked = ((0, 0),)
+    sizes = ((*asked, *own), own, asked) if gpu_names() else (short, own, asked)
     has_kernels = any(path.parent.name == package for path in made.after)
     return Runs(
-        (((1, length), (rows, length)), ((1, 0), (rows, 0)), ((0, 0),)),
-        request.scenario, package if has_kernels else "", numbers.seeds.count,
+        sizes, request.scenario, package if has_kernels else "", numbers.seeds.count,
         numbers.timeout.value, rulebook.measure.far.value, too_large,
     )  # fmt: skip
 
