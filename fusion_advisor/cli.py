@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fusion_advisor.pipeline import Analysis
     from fusion_advisor.records import Graph
     from fusion_advisor.report import Report
-    from fusion_advisor.rulebook import Gate, Pattern, Rulebook
+    from fusion_advisor.rulebook import Rulebook
     from fusion_advisor.scenario import Request, Scenario
 
 GIB = 1 << 30
@@ -839,56 +839,22 @@ def explain(
     debug: Debug = False,
 ) -> None:
     """Say what a gate or idiom asks, why, its limits and their sources."""
+    from fusion_advisor.explanation import entry, explanation
+
     rulebook = _rulebook(rules)
     if all:
         chosen = [*rulebook.gates.values(), *rulebook.patterns.values()]
     elif name:
-        chosen = [_named(rulebook, name)]
+        chosen = [entry(rulebook, name)]
     else:
         raise UsageError("explain what? Give a code or name (FA401, softmax), or --all")
-    print("\n\n".join("\n".join(_explained(rulebook, entry)) for entry in chosen))
+    print("\n\n".join(explanation(rulebook, rule) for rule in chosen))
 
 
 def _rulebook(rules: list[Path] | None) -> Rulebook:
     from fusion_advisor.rulefiles import load_rulebook
 
     return load_rulebook(rules or ())
-
-
-def _named(rulebook: Rulebook, name: str) -> Gate | Pattern:
-    if name.strip().lower() in rulebook.patterns:
-        return rulebook.pattern(name)
-    try:
-        return rulebook.gate(name)
-    except UsageError as error:
-        raise UsageError(f"{error}; idioms: {', '.join(rulebook.patterns)}") from error
-
-
-def _explained(rulebook: Rulebook, entry: Gate | Pattern) -> Iterator[str]:
-    from fusion_advisor.rulebook import Gate
-
-    if isinstance(entry, Gate):
-        yield f"{entry.code} {entry.name}: {entry.question}"
-        yield from _wrapped(entry.why)
-        yield f"  holds if measured {entry.comparison} {entry.limit}, in {entry.unit}"
-        for name, number in entry.limits.items():
-            yield from _wrapped(f"{name} = {number} ({number.source})")
-        yield from _wrapped(f"otherwise: {entry.fix}")
-        return
-    yield f"{entry.name}: {entry.what}"
-    codes = ", ".join(f"{rulebook.gate(name).code} {name}" for name in entry.gates)
-    yield from _wrapped(f"judged by {codes}")
-    if entry.claimed:
-        upper = f" to {entry.claimed_up_to}" if entry.claimed_up_to else ""
-        yield from _wrapped(f"claimed {entry.claimed}{upper} ({entry.claimed.source})")
-    if entry.framework:
-        yield f"  PyTorch has it: {entry.framework}"
-
-
-def _wrapped(text: str) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="    ")
 
 
 @app.command()

@@ -32,8 +32,11 @@ class Tool(_Row):
 
 
 class Rules(_Row):
+    """`explained` has the gates by code and the idioms by name, as `explain` prints them."""
+
     version: str
     hash: str
+    explained: dict[str, str] = {}
 
 
 class DeviceRow(_Row):
@@ -363,6 +366,46 @@ class TotalsRow(_Row):
     time_by_bound: dict[str, float] = {}
 
 
+class IgnoredRow(_Row):
+    """Who asks to leave a finding alone: a comment at `source`, or the configuration."""
+
+    code: str
+    reason: str
+    source: SourceRow | None
+
+
+class FindingRow(_Row):
+    """An accepted group as reviewers are told of it: with the code of the gate that decides.
+    `state` is `new` or `known` against the baseline, empty without one. The files of `sources` are
+    seen from the root of the repository, where they lie in it."""
+
+    group: str
+    code: str
+    state: str
+    ignored: IgnoredRow | None
+    sources: list[SourceRow]
+
+
+class UnusedRow(_Row):
+    """A comment that asks to ignore a code and holds for no finding, and why."""
+
+    source: SourceRow
+    code: str
+    why: str
+
+
+class ReviewRow(_Row):
+    """What of the report reviewers are told: which groups are findings, under the configuration
+    and the comments in the source; `below` counts the groups that save less than its thresholds,
+    `unselected` those whose codes it does not select."""
+
+    baseline: str | None
+    findings: list[FindingRow]
+    below: int
+    unselected: int
+    unused: list[UnusedRow]
+
+
 class Report(_Row):
     """One model, one scenario, one device. `search_gap` is the share by which the partition may
     be slower than the best; 0 when it is the best."""
@@ -384,6 +427,7 @@ class Report(_Row):
     no_schedule: list[CauseRow] = []
     graph: dict[str, Any] | None = None
     bench: BenchRow | None = None
+    review: ReviewRow | None = None
 
 
 def load_report(file: Path) -> Report:

@@ -17,7 +17,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
     for names in (
         # shared knowledge
-        "errors axes philox trail",
+        "errors axes philox trail ignores",
         "records",
         "primitives",
         "exprs",
@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "renaming",
         "rulebook scenario frames kernels region wire files",
         "functions",
-        "predict",
+        "predict explanation",
         "rehearsal emitted rulefiles measurements",
         "machine lanes",
         "ops",
@@ -78,6 +78,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "assemble",
         "reports",
         "compare",
+        "review",
         # the kernels in the model's own source
         "editing",
         "package",
