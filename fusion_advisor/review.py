@@ -93,7 +93,7 @@ def _new(report: Report, baseline: tuple[str, Report] | None) -> set[str] | None
         return None
     name, old = baseline
     if differs := judged_alike(old, report):
-        raise UsageError(f"--baseline {name}: {differs}; make it again with analyze --out")
+        raise UsageError(f"baseline {name}: {differs}; make it again with analyze --out")
     return unknown_to(old, report)
 
 

@@ -52,16 +52,17 @@ def _fuse(report: Report, top: int) -> Iterator[str]:
         return
     yield f"**Fuse: {len(report.groups)}**"
     yield ""
+    notes = {group.id: wording.noted(report, group) for group in report.groups}
     yield from _table(
         ("id", "pattern", "saves", "kernels", "traffic", "predicted", "route", "kernel", "source"),
-        [_row(group) for group in report.groups[:top]],
+        [_row(group, notes[group.id]) for group in report.groups[:top]],
     )
     yield from _more(len(report.groups), top)
 
 
-def _row(group: GroupRow) -> tuple[str, ...]:
+def _row(group: GroupRow, note: str) -> tuple[str, ...]:
     return (
-        group.id,
+        f"{group.id} **{_text(note)}**" if note else group.id,
         _text(group.pattern),
         wording.gain(group),
         f"{group.launches} → {group.launches - group.impact.launches_saved}",

@@ -119,10 +119,10 @@ def test_analyze_and_emit_take_the_same_scenario() -> None:
 WRONG = [
     (2, "unknown device 'h9000'", ("analyze", SOFTMAX, "--device", "h9000")),
     (2, "unknown dtype 'f7'", ("analyze", SOFTMAX, "--dtype", "f7")),
-    (2, "--mode 'both'", ("analyze", SOFTMAX, "--mode", "both")),
+    (2, "--mode: 'both'", ("analyze", SOFTMAX, "--mode", "both")),
     (2, "--format 'pdf'", ("analyze", SOFTMAX, "--format", "pdf")),
-    (2, "--fail-on 'rain'", ("analyze", SOFTMAX, "--fail-on", "rain")),
-    (2, "--input 'x'", ("analyze", SOFTMAX, "--input", "x")),
+    (2, "--fail-on: 'rain'", ("analyze", SOFTMAX, "--fail-on", "rain")),
+    (2, "--input: 'x'", ("analyze", SOFTMAX, "--input", "x")),
     (2, "no such rules", ("analyze", SOFTMAX, "--rules", "none.toml")),
     (2, "only one format", ("analyze", SOFTMAX, "--json", "-", "--format", "md")),
     (2, "MODEL", ("analyze",)),

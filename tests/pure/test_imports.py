@@ -78,7 +78,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "assemble",
         "reports",
         "compare",
-        "review",
+        "review conditions weighted",
+        "configuration",
+        "reviewing",
         # the kernels in the model's own source
         "editing",
         "package",

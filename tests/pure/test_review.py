@@ -192,5 +192,5 @@ def test_a_baseline_that_was_judged_otherwise_is_refused(
     old = report_at(4)
     row, name = field.split(".")
     setattr(getattr(old, row), name, value)
-    with pytest.raises(UsageError, match=f"--baseline base.json: {message}.*; make it again"):
+    with pytest.raises(UsageError, match=f"^baseline base.json: {message}.*; make it again"):
         review(report_at(4), Policy(), HERE, ("base.json", old))

@@ -1,0 +1,139 @@
+"""The habits of a CI job, as it runs them: a table, scenarios, a baseline, comments, conditions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .test_cli import QUICK, ROOT, one_line, run
+
+TABLE = """
+[tool.fusion-advisor]
+model = "norm_silu.py"
+device = "h200"
+
+[tool.fusion-advisor.scenarios.small]
+batch = 64
+
+[tool.fusion-advisor.scenarios.large]
+weight = 3
+"""
+COMMENT = "  # fusion-advisor: ignore[FA401] fused by hand elsewhere"
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A git working tree with a model and its table."""
+    (tmp_path / ".git").mkdir()
+    shutil.copy(ROOT / "examples" / "norm_silu.py", tmp_path)
+    (tmp_path / "pyproject.toml").write_text(TABLE)
+    return tmp_path
+
+
+def analyze(repository: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return run("analyze", *options, *QUICK, cwd=repository)
+
+
+def test_all_scenarios_of_the_table_in_one_run(repository: Path) -> None:
+    done = analyze(repository, "--out", "out", "--format", "md=comment.md")
+    assert done.returncode == 0, done.stderr
+    out = repository / "out"
+    reports = {n: json.loads((out / n / "report.json").read_text()) for n in ("small", "large")}
+    assert [report["scenario"]["batch"] for report in reports.values()] == [64, None]
+    times = {name: report["totals"]["time_us"] for name, report in reports.items()}
+    summary = json.loads((out / "scenarios.json").read_text())
+    assert [(row["name"], row["weight"]) for row in summary["scenarios"]] == [
+        ("small", 1), ("large", 3),
+    ]  # fmt: skip
+    assert summary["total"]["time_us"] == pytest.approx(times["small"] + 3 * times["large"])
+    assert "all, by weight: " in done.stderr
+    for name in reports:
+        assert (repository / f"comment.{name}.md").read_text().startswith("# `norm_silu.py`")
+        assert list((out / name / "kernels").glob("*.py"))
+    again = analyze(repository, "--baseline", "out", "--fail-on", "new", "--fail-on", "regression")
+    assert again.returncode == 0, again.stderr
+
+
+def test_one_scenario_of_the_table(repository: Path) -> None:
+    done = analyze(repository, "--scenario", "small", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["scenario"]["batch"] == 64
+    assert "by weight" not in done.stderr
+    assert "several scenarios" in one_line(analyze(repository, "--json", "-"))
+    assert "--scenario is missing" in one_line(run("emit", "--out", "k", cwd=repository))
+
+
+def test_only_what_is_new_fails_and_a_comment_sets_it_aside(repository: Path) -> None:
+    model = repository / "norm_silu.py"
+    source = model.read_text()
+    model.write_text(source.replace("        h = x", "        return x.relu()\n        h = x"))
+    options = ("--scenario", "large", "--baseline", "base.json", "--fail-on", "new")
+    assert analyze(repository, *options[:2], "--json", "base.json").returncode == 0
+    assert analyze(repository, *options).returncode == 0
+
+    model.write_text(source)
+    done = analyze(repository, *options, "--format", "sarif=new.sarif")
+    assert done.returncode == 1, done.stderr
+    assert "--fail-on new: 1 groups are worth fusing that the baseline has not" in done.stderr
+    (result,) = json.loads((repository / "new.sarif").read_text())["runs"][0]["results"]
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"] == {"uri": "norm_silu.py", "uriBaseId": "SRCROOT"}
+
+    lines = source.splitlines()
+    at = place["region"]["startLine"] - 1
+    lines[at] += COMMENT
+    lines[0] += COMMENT
+    model.write_text("\n".join(lines) + "\n")
+    done = analyze(repository, *options, "--format", "sarif=new.sarif")
+    assert done.returncode == 0, done.stderr
+    assert "norm_silu.py:1: ignore[FA401] holds for no finding" in done.stderr
+    (result,) = json.loads((repository / "new.sarif").read_text())["runs"][0]["results"]
+    assert result["suppressions"][0]["justification"] == "fused by hand elsewhere"
+
+
+def test_config_prints_each_value_with_its_origin(repository: Path) -> None:
+    done = run("config", "--batch", "8", cwd=repository)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in done.stdout.splitlines()}
+    assert rows["device"] == ['"h200"', "pyproject.toml [tool.fusion-advisor]"]
+    assert rows["scenarios.small.batch"] == ["8", "--batch"]
+    assert rows["timeout"] == ["180.0", "default"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--fail-on", "new"), "--fail-on new compares: give --baseline FILE"),
+        (("--baseline", "none.json", "--scenario", "small"), "none.json: No such file"),
+        (("--scenario", "rain"), "--scenario 'rain': known: small, large"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_before_any_work(
+    repository: Path, options: tuple[str, ...], message: str
+) -> None:
+    done = analyze(repository, *options)
+    assert done.returncode == 2
+    assert message in one_line(done)
+
+
+def test_an_unknown_code_in_the_table_is_told_before_any_work(repository: Path) -> None:
+    file = repository / "pyproject.toml"
+    file.write_text(TABLE.replace('device = "h200"', 'ignore = ["FA9"]'))
+    done = analyze(repository)
+    assert done.returncode == 2
+    assert "pyproject.toml [tool.fusion-advisor] ignore: unknown gate 'fa9'" in one_line(done)
+
+
+def test_diff_fails_on_what_it_is_told_to(repository: Path) -> None:
+    for name in ("small", "large"):
+        done = analyze(repository, "--scenario", name, "--json", f"{name}.json")
+        assert done.returncode == 0, done.stderr
+    same = run("diff", "small.json", "small.json", "--fail-on", "regression", cwd=repository)
+    assert (same.returncode, same.stderr) == (0, "")
+    grown = run("diff", "small.json", "large.json", "--fail-on", "regression=0.1", cwd=repository)
+    assert grown.returncode == 2
+    assert "its batch is 64" in grown.stderr
