@@ -207,6 +207,7 @@ def _node(node: Node, cost: Cost) -> NodeRow:
         module=node.module,
         source=_source(node.source) if node.source else None,
         time_us=cost.time_us,
+        fx=node.fx,
     )
 
 

@@ -53,7 +53,7 @@ app = typer.Typer(
 Rules = Annotated[
     list[Path] | None, typer.Option("--rules", help="TOML file or folder laid over the rules")
 ]
-_FORMATS = "text, json, md or sarif"
+_FORMATS = "text, json, md, sarif or model-explorer"
 Baseline = Annotated[
     Path | None, typer.Option(help="an earlier report.json, or the folder that --out left")
 ]

@@ -154,6 +154,8 @@ class Node:
     module: str = ""
     step: int | None = None
     """The step of the graph's trail that made it."""
+    fx: str = ""
+    """The node of the exported program that it was launched for."""
 
     @property
     def out(self) -> Tensor:

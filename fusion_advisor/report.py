@@ -87,7 +87,8 @@ class SourceRow(_Row):
 
 
 class NodeRow(_Row):
-    """One launch or view. Tensors that are there before the graph runs have no row."""
+    """One launch or view. Tensors that are there before the graph runs have no row. `fx` is the
+    node of the exported program that it was launched for."""
 
     name: str
     op: str
@@ -103,6 +104,7 @@ class NodeRow(_Row):
     module: str
     source: SourceRow | None
     time_us: float = 0.0
+    fx: str = ""
 
 
 class GateRow(_Row):

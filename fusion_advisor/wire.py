@@ -91,6 +91,7 @@ def _encode_node(node: Node) -> dict[str, Any]:
         "source": [node.source.file, node.source.line] if node.source else None,
         "module": node.module,
         "step": node.step,
+        "fx": node.fx,
     }
 
 
@@ -106,6 +107,7 @@ def _decode_node(content: dict[str, Any]) -> Node:
         source=Source(*content["source"]) if content["source"] else None,
         module=content["module"],
         step=content.get("step"),
+        fx=content.get("fx", ""),
     )
 
 

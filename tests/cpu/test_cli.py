@@ -42,7 +42,7 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_analyze_leaves_a_report_and_proven_kernels(softmax: tuple[Path, str]) -> None:
     folder, _ = softmax
     files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
-    reports = {"report.json", "report.md", "report.sarif"}
+    reports = {"report.json", "report.md", "report.sarif", "report.explorer.json"}
     assert files == {*reports, "graph.json", "kernels/softmax.py"}
     report = json.loads((folder / "report.json").read_text())
     (group,) = report["groups"]
@@ -67,7 +67,7 @@ def test_the_kernel_says_how_to_make_it_again(softmax: tuple[Path, str]) -> None
     assert f"fusion-advisor emit {SOFTMAX} --out kernels" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("name", ["text", "json", "md", "sarif"])
+@pytest.mark.parametrize("name", ["text", "json", "md", "sarif", "model-explorer"])
 def test_a_report_is_shown_again(softmax: tuple[Path, str], name: str) -> None:
     done = run("report", softmax[0] / "report.json", "--format", name)
     assert (done.returncode, done.stderr) == (0, "")
