@@ -432,6 +432,27 @@ class Report(_Row):
     review: ReviewRow | None = None
 
 
+def json_schema() -> dict[str, Any]:
+    """The report's JSON Schema, draft 2020-12. It allows fields and values that it does not know,
+    and does not ask for those that came after the first reports of this version."""
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"A report of fusion-advisor, schema_version {SCHEMA_VERSION}",
+    }
+    schema = _untitled(Report.model_json_schema())
+    return {**head, **{key: schema[key] for key in sorted(schema)}}
+
+
+def _untitled(schema: Any) -> Any:
+    """A schema without the titles that repeat its fields' names."""
+    if isinstance(schema, list):
+        return [_untitled(item) for item in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    table = cast("dict[str, Any]", schema)
+    return {k: _untitled(v) for k, v in table.items() if k != "title" or isinstance(v, dict)}
+
+
 def load_report(file: Path) -> Report:
     """Read a report. UsageError, one line, when it is missing, no report, or of another schema."""
     try:
