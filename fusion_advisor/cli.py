@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.status import Status
 
+    from fusion_advisor.cache import Outcome
     from fusion_advisor.configuration import Settings
     from fusion_advisor.patching import Patched
     from fusion_advisor.pipeline import Analysis
@@ -252,6 +253,9 @@ def analyze(
     with_graph: Annotated[
         bool, typer.Option("--with-graph", help="put the captured graph into the report")
     ] = False,
+    cache: Annotated[
+        bool, typer.Option(help="take what an earlier run of the unchanged model came to")
+    ] = True,
 ) -> int:
     """Report what to fuse in MODEL, why, and what it saves; in each of its scenarios."""
     from fusion_advisor.reviewing import Reviewing, unused_comments
@@ -271,13 +275,13 @@ def analyze(
     for name, request in requests.items():
         if several:
             _tell(f"scenario {name}")
-        analysis = _analyze(request, options.verbose)
-        report = reports[name] = analysis.report
+        outcome = _outcome(request, options.verbose, cached=cache and not options.debug)
+        report = reports[name] = outcome.report
         if with_graph:
-            report.graph = _graph(analysis)
+            report.graph = dict(outcome.graph)
         reviewing.review(name, report)
         if out is not None:
-            _write_folder(out / name if several else out, analysis)
+            _write_folder(out / name if several else out, outcome)
         _deliver(report, [output.of(name) for output in outputs] if several else outputs)
         if not any(output.name == "text" for output in outputs):
             _show(report, top)
@@ -547,6 +551,32 @@ def _analyze(request: Request, verbose: bool) -> Analysis:
             return analyze(request, captured, _Terminal(status, verbose))
 
 
+def _outcome(request: Request, verbose: bool, *, cached: bool) -> Outcome:
+    """The report, kernels and graph of a request: of the cache where it has them, else anew."""
+    from fusion_advisor.cache import Outcome, cache_folder, find, keep
+
+    rulebook, folder = _rulebook(request.rules), cache_folder()
+    found = find(folder, request, rulebook) if cached else None
+    if found is not None:
+        _tell(f"assumed: {'; '.join(found.report.scenario.defaults)}")
+        _tell(f"nothing changed since an earlier run: taken from {folder}; --no-cache runs again")
+        return found
+    started = time.time()
+    analysis = _analyze(request, verbose)
+    graph = analysis.flow.annotated.graph
+    texts = {kernel.name: kernel.text for kernel in analysis.kernels}
+    outcome = Outcome(analysis.report, texts, _as_json(graph))
+    if cached and not _failed_check(analysis.report):
+        keep(folder, request, rulebook, outcome, graph.files, started)
+    return outcome
+
+
+def _failed_check(report: Report) -> bool:
+    """Did a check fail, which may have been for want of time or memory?"""
+    checks = [group.kernel.check for group in report.groups]
+    return any(check is not None and not check.passed for check in checks)
+
+
 class _Terminal:
     """Says what was assumed, and shows the running stage where standard error is a terminal."""
 
@@ -616,7 +646,8 @@ def bench(
     else:
         folder = out or Path("bench")
         require_folder(folder)
-        _write_folder(folder, _analyze(options.request(settings, "kernels"), options.verbose))
+        request = options.request(settings, "kernels")
+        _write_folder(folder, _outcome(request, options.verbose, cached=False))
     return _bench(
         folder, out or folder, settings, only or [], candidates=candidates, resume=resume,
         compiled=torch_compile, whole=whole, rehearse=rehearse,
@@ -783,18 +814,18 @@ def _show(report: Report, top: int) -> None:
     console.print(document(report, top))
 
 
-def _write_folder(out: Path, analysis: Analysis) -> None:
+def _write_folder(out: Path, outcome: Outcome) -> None:
     """The kernels and every format of the report, in place of what an earlier run left."""
     from fusion_advisor.reports import EXTENSIONS, render
 
-    write(out / "graph.json", dumps(_graph(analysis)))
+    write(out / "graph.json", dumps(outcome.graph))
     stale = _kernel_files(out)
-    for kernel in analysis.kernels:
-        write(out / "kernels" / f"{kernel.name}.py", kernel.text)
-    for file in stale - {f"{kernel.name}.py" for kernel in analysis.kernels}:
+    for name, text in outcome.kernels.items():
+        write(out / "kernels" / f"{name}.py", text)
+    for file in stale - {f"{name}.py" for name in outcome.kernels}:
         (out / "kernels" / file).unlink(missing_ok=True)
     for name, extension in EXTENSIONS.items():
-        write(out / f"report.{extension}", render(analysis.report, name))
+        write(out / f"report.{extension}", render(outcome.report, name))
 
 
 def _kernel_files(out: Path) -> set[str]:
@@ -808,12 +839,12 @@ def _kernel_files(out: Path) -> set[str]:
     return {Path(group.kernel.file).name for group in groups if group.kernel.file}
 
 
-def _graph(analysis: Analysis) -> dict[str, Any]:
+def _as_json(graph: Graph) -> dict[str, Any]:
     from json import loads
 
     from fusion_advisor.wire import graph_to_json
 
-    return loads(graph_to_json(analysis.flow.annotated.graph))
+    return loads(graph_to_json(graph))
 
 
 def _text(path: Path | None) -> str | None:
@@ -931,6 +962,7 @@ def ops(debug: Debug = False) -> None:
 @app.command()
 def doctor(debug: Debug = False) -> None:
     """Say what this machine can run and what it cannot."""
+    from fusion_advisor.cache import cache_folder
     from fusion_advisor.machine import choose_device, gpu_names, ptxas, version
 
     gpus, assembler = gpu_names(), ptxas()
@@ -945,6 +977,7 @@ def doctor(debug: Debug = False) -> None:
         "device": choose_device(None, _rulebook(None), gpus)[1],
         "interpreter": "yes" if triton else "no: needs triton",
         "ptxas": str(assembler or "missing: kernels are not compiled"),
+        "cache": str(cache_folder()),
     }
     for name, value in rows.items():
         print(f"{name:15} {value}")

@@ -197,3 +197,5 @@ class Graph:
     """What the scenario did not say and capture chose."""
     trail: Trail | None = None
     """Which expression made each node, where the capture was asked for it."""
+    files: tuple[str, ...] = ()
+    """The user's own modules that were loaded with the model."""

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,15 @@ SOFTMAX = str(ROOT / "examples" / "softmax.py")
 QUICK = ("--no-verify", "--no-compile")
 
 
-def run(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+def run(
+    *arguments: str | Path, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, with an empty cache unless `environment` has one."""
     command = [sys.executable, "-m", "fusion_advisor", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as cache:
+        own = {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "FUSION_ADVISOR_CACHE": cache}
+        env = {**os.environ, **own, **(environment or {})}
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -137,3 +137,24 @@ def test_diff_fails_on_what_it_is_told_to(repository: Path) -> None:
     grown = run("diff", "small.json", "large.json", "--fail-on", "regression=0.1", cwd=repository)
     assert grown.returncode == 2
     assert "its batch is 64" in grown.stderr
+
+
+def test_a_second_run_of_an_unchanged_model_is_the_first_ones(repository: Path) -> None:
+    (repository / "pyproject.toml").unlink()
+    cached = {"FUSION_ADVISOR_CACHE": str(repository / "cache")}
+    options = ("norm_silu.py", "--fail-on", "accepted", *QUICK)
+    first = run("analyze", *options, "--out", "a", cwd=repository, environment=cached)
+    assert first.returncode == 1, first.stderr
+    model = repository / "norm_silu.py"
+    second = run("analyze", *options, "--out", "b", cwd=repository, environment=cached)
+    assert (second.returncode, "nothing changed since" in second.stderr) == (1, True)
+    for file in sorted((repository / "a").rglob("*.*")):
+        assert (
+            repository / "b" / file.relative_to(repository / "a")
+        ).read_text() == file.read_text()
+    again = run("analyze", *options, "--no-cache", cwd=repository, environment=cached)
+    assert "nothing changed" not in again.stderr
+    model.write_text(model.read_text().replace("y * torch", "2 * y * torch"))
+    changed = run("analyze", *options, cwd=repository, environment=cached)
+    assert "nothing changed" not in changed.stderr
+    assert "5 kernels in one" in changed.stderr

@@ -78,7 +78,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "assemble",
         "reports",
         "compare",
-        "review conditions weighted",
+        "review conditions weighted cache",
         "configuration",
         "reviewing",
         # the kernels in the model's own source
