@@ -318,6 +318,32 @@ def config(options: _Options, *, baseline: Baseline = None, fail_on: FailOn = No
 
 
 @app.command()
+def init(
+    model: Annotated[
+        str, typer.Argument(metavar="FILE.py[:CLASS]", help="where the folder has several models")
+    ] = "",
+    debug: Debug = False,
+) -> None:
+    """Write [tool.fusion-advisor] for a model that is found below the working directory."""
+    from fusion_advisor.configuration import FILE, TABLE, has_table
+    from fusion_advisor.scaffold import ADAPTER, adapter, block, chosen
+
+    root = Path.cwd().resolve()
+    table, made = root / FILE, root / ADAPTER
+    if has_table(table):
+        raise UsageError(f"{FILE}: has [{TABLE}] already; edit that")
+    one = chosen(root, model)
+    if not one.complete:
+        if made.exists():
+            raise UsageError(f"{ADAPTER}: is there already; complete it, then init {ADAPTER}:Model")
+        write(made, adapter(one))
+        _tell(f"{ADAPTER}: takes {one.model}; complete it where it raises")
+    before = f"{table.read_text(encoding='utf-8')}\n" if table.is_file() else ""
+    write(table, before + block(one.model if one.complete else ADAPTER))
+    _tell(f"{FILE}: has [{TABLE}]; fusion-advisor analyze takes it from there")
+
+
+@app.command()
 @_takes_options
 def emit(
     options: _Options, *, out: Annotated[Path, typer.Option(help="folder for the kernels")]

@@ -238,6 +238,11 @@ def _found(folder: Path) -> Layer | None:
     return None
 
 
+def has_table(file: Path) -> bool:
+    """Does a pyproject.toml have the table? UsageError where it is no TOML."""
+    return file.is_file() and _table(file) is not None
+
+
 def _table(file: Path) -> Tree | None:
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))

@@ -160,3 +160,35 @@ def test_a_second_run_of_an_unchanged_model_is_the_first_ones(repository: Path) 
     changed = run("analyze", *options, cwd=repository, environment=cached)
     assert "nothing changed" not in changed.stderr
     assert "5 kernels in one" in changed.stderr
+
+
+def test_init_writes_what_analyze_takes(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mine"\n')
+    net = "class Net(nn.Module):\n    def forward(self, x):\n        return x.relu() + 1\n"
+    (tmp_path / "net.py").write_text(f"from torch import nn\n{net}")
+    done = run("init", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert 'name = "mine"\n\n[tool.fusion-advisor]\n' in (tmp_path / "pyproject.toml").read_text()
+    done = run("analyze", *QUICK, cwd=tmp_path)
+    assert done.returncode == 3
+    assert "return the inputs of forward(x)" in one_line(done)
+
+    made = tmp_path / "fusion_model.py"
+    text = made.read_text().replace("# return", "import torch; return")
+    made.write_text(text)
+    done = run("analyze", *QUICK, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "net.py:4" in done.stderr
+    again = run("init", cwd=tmp_path)
+    assert (again.returncode, "already" in one_line(again)) == (2, True)
+
+
+def test_init_takes_a_model_that_has_its_inputs(repository: Path) -> None:
+    (repository / "pyproject.toml").unlink()
+    done = run("init", cwd=repository)
+    assert done.returncode == 0, done.stderr
+    assert sorted(f.name for f in repository.iterdir()) == [
+        ".git", "norm_silu.py", "pyproject.toml",
+    ]  # fmt: skip
+    assert "norm_silu.py:Model" in run("config", cwd=repository).stdout
