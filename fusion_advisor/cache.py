@@ -1,8 +1,9 @@
 """What analyses came to, kept by the content of all that they were made from.
 
 An entry is one JSON file, named by what was asked: the model, the scenario, the device, the rules'
-hash, the versions, this package's own text. It holds while every file that the model was loaded
-from reads as it did. What a model reads beside its modules, and its environment, is not seen.
+hash, what is installed, this package's own files. It holds while every file that the model was
+loaded from reads as it did. What a model reads beside its modules, and its environment, are not
+seen.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,12 +20,11 @@ from typing import Any
 
 from fusion_advisor.errors import UsageError
 from fusion_advisor.files import write
-from fusion_advisor.machine import gpu_names, version
+from fusion_advisor.machine import gpu_names
 from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.scenario import Request
 
-_PACKAGES = ("fusion-advisor", "torch", "triton", "transformers")
 _MOST = 64
 """Entries; the ones that were used least recently go first."""
 
@@ -102,11 +103,18 @@ def _entry(folder: Path, request: Request, rulebook: Rulebook) -> Path:
         "rules": rulebook.hash,
         "proof": [request.verify, request.compile],
         "kernels": [request.folder, request.command],
-        "versions": [platform.python_version(), *map(version, _PACKAGES)],
+        "versions": [platform.python_version(), *_installed()],
         "package": _package(),
     }
     text = json.dumps(asked, sort_keys=True)
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+
+def _installed() -> list[str]:
+    """Every installed package with its version, as the folders of their records are called."""
+    folders = (Path(entry or ".") for entry in sys.path)
+    names = (file.name for folder in folders if folder.is_dir() for file in folder.iterdir())
+    return sorted({name for name in names if name.endswith((".dist-info", ".egg-info"))})
 
 
 def _package() -> list[tuple[str, int, int]]:

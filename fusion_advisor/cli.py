@@ -202,7 +202,7 @@ class _Options:
             verify=self.verify,
             compile=self.compile,
             folder=folder,
-            command=_regenerate(),
+            command=_regenerate(scenario if len(settings.scenarios) > 1 else None),
             debug=self.debug,
         )
 
@@ -533,16 +533,17 @@ def _one_of(option: str, value: str, *known: str) -> Any:
 
 _KEPT_OPTIONS = frozenset(
     {"--device", "--mode", "--dtype", "--autocast", "--batch", "--seq", "--input", "--phase",
-     "--kv-len", "--rules"}
+     "--kv-len", "--rules", "--scenario"}
 )  # fmt: skip
 
 
-def _regenerate() -> str:
-    """The command that makes the same kernels again: the model and its scenario."""
+def _regenerate(scenario: str | None) -> str:
+    """The command that makes the same kernels again: the model and its scenario, by its name where
+    it is one of several."""
     import shlex
 
     words = sys.argv[2:]
-    kept: list[str] = []
+    kept = ["--scenario", scenario] if scenario else []
     while words:
         word = words.pop(0)
         option = word.split("=")[0]
@@ -561,7 +562,7 @@ def _regenerate() -> str:
 
 _WITH_VALUE = frozenset(
     {"--out", "--format", "--json", "--timeout", "--memory", "--fail-on", "--top"}
-    | {"--model-new", "--root", "--level"}
+    | {"--model-new", "--root", "--level", "--baseline"}
 )
 
 

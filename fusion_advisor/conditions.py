@@ -10,6 +10,7 @@ from fusion_advisor.report import FindingRow, Report
 from fusion_advisor.reports import wording
 
 NAMES = ("new", "accepted", "unverified", "regression", "coverage")
+_MOST_LISTED = 5
 _SHARES = ("regression", "coverage")
 _EXPECTED = f"{', '.join(NAMES[:-1])} or coverage; regression=SHARE and coverage=SHARE (0.95)"
 
@@ -59,8 +60,8 @@ def violation(condition: Condition, report: Report, baseline: Report | None = No
         unproven = [group.id for group in report.groups if not wording.verified(group)]
         return f"no check has passed for {', '.join(unproven)}" if unproven else ""
     found = [row for row in _open(report) if condition.name == "accepted" or row.state == "new"]
-    known = "" if condition.name == "accepted" else " that the baseline has not"
-    return f"{len(found)} groups are worth fusing{known}{_listed(report, found)}" if found else ""
+    known = "" if condition.name == "accepted" else " and not in the baseline"
+    return f"worth fusing{known}: {_listed(report, found)}" if found else ""
 
 
 def _open(report: Report) -> list[FindingRow]:
@@ -70,9 +71,11 @@ def _open(report: Report) -> list[FindingRow]:
 
 
 def _listed(report: Report, found: list[FindingRow]) -> str:
+    """Each by its place, as many as fit into a line."""
     groups = {group.id: group for group in report.groups}
-    places = [f"{row.group} {wording.place(groups[row.group])}" for row in found]
-    return f": {', '.join(places)}"
+    places = [f"{row.group} at {wording.place(groups[row.group])}" for row in found]
+    more = f" and {len(places) - _MOST_LISTED} others" if len(places) > _MOST_LISTED else ""
+    return f"{', '.join(places[:_MOST_LISTED])}{more}"
 
 
 def _regression(condition: Condition, report: Report, baseline: Report) -> str:

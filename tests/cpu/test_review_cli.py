@@ -51,6 +51,8 @@ def test_all_scenarios_of_the_table_in_one_run(repository: Path) -> None:
     ]  # fmt: skip
     assert summary["total"]["time_us"] == pytest.approx(times["small"] + 3 * times["large"])
     assert "all, by weight: " in done.stderr
+    (kernel,) = (out / "small" / "kernels").glob("*.py")
+    assert "fusion-advisor emit --scenario small --out kernels" in kernel.read_text()
     for name in reports:
         assert (repository / f"comment.{name}.md").read_text().startswith("# `norm_silu.py`")
         assert list((out / name / "kernels").glob("*.py"))
@@ -78,7 +80,7 @@ def test_only_what_is_new_fails_and_a_comment_sets_it_aside(repository: Path) ->
     model.write_text(source)
     done = analyze(repository, *options, "--format", "sarif=new.sarif")
     assert done.returncode == 1, done.stderr
-    assert "--fail-on new: 1 groups are worth fusing that the baseline has not" in done.stderr
+    assert "--fail-on new: worth fusing and not in the baseline: g1 at norm_silu.py:" in done.stderr
     (result,) = json.loads((repository / "new.sarif").read_text())["runs"][0]["results"]
     place = result["locations"][0]["physicalLocation"]
     assert place["artifactLocation"] == {"uri": "norm_silu.py", "uriBaseId": "SRCROOT"}

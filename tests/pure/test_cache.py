@@ -82,7 +82,7 @@ def test_other_rules_and_versions_are_a_miss(
     overlay = tmp_path / "mine.toml"
     overlay.write_text("[gates.traffic-saving.limits.ratio]\nvalue = 2\nunit='x'\nsource='me'\n")
     assert find(folder, request, load_rulebook([overlay])) is None
-    monkeypatch.setattr(cache, "version", lambda package: f"{package} 99")
+    monkeypatch.setattr(cache, "_installed", lambda: ["torch-99.dist-info"])
     assert find(folder, request, RULES) is None
 
 
@@ -136,6 +136,7 @@ def test_the_least_recently_used_entries_go_first(
 
 
 def test_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FUSION_ADVISOR_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert cache_folder() == Path("/somewhere/fusion-advisor")
     monkeypatch.setenv("FUSION_ADVISOR_CACHE", "/mine")

@@ -41,7 +41,7 @@ def test_a_condition_may_have_a_share() -> None:
 def test_accepted_groups_that_nobody_ignores() -> None:
     condition = Condition("accepted")
     report = reviewed(mixed())
-    assert violation(condition, report).startswith("1 groups are worth fusing: g1 /elsewhere")
+    assert violation(condition, report).startswith("worth fusing: g1 at /elsewhere")
     assert violation(condition, ignored(report)) == ""
     assert violation(condition, reviewed(report_of("aten.cos.default"))) == ""
 
