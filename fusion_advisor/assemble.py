@@ -14,6 +14,7 @@ from fusion_advisor.advise import advise
 from fusion_advisor.annotate import Annotated, Cost, element_set
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision, GateResult
+from fusion_advisor.explanation import explanation
 from fusion_advisor.group import Grouping
 from fusion_advisor.identify import Finding, Identified
 from fusion_advisor.kernels import Check, Compiled, Kernel
@@ -87,7 +88,7 @@ def assemble(
     grouped = {i for finding in found.groups for place in finding.instances for i in place}
     return Report(
         tool=tool(),
-        rules=Rules(version=rulebook.version, hash=rulebook.hash),
+        rules=_rules(rulebook),
         device=_device(annotated.device),
         scenario=_scenario(graph, scenario, assumed),
         model=_model(graph),
@@ -119,6 +120,12 @@ def tool() -> Tool:
         torch=version("torch"),
         triton=version("triton"),
     )
+
+
+def _rules(rulebook: Rulebook) -> Rules:
+    gates = {gate.code: explanation(rulebook, gate) for gate in rulebook.gates.values()}
+    idioms = {name: explanation(rulebook, idiom) for name, idiom in rulebook.patterns.items()}
+    return Rules(version=rulebook.version, hash=rulebook.hash, explained=gates | idioms)
 
 
 def _device(device: Device) -> DeviceRow:
@@ -200,6 +207,7 @@ def _node(node: Node, cost: Cost) -> NodeRow:
         module=node.module,
         source=_source(node.source) if node.source else None,
         time_us=cost.time_us,
+        fx=node.fx,
     )
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusion_advisor.errors import AdvisorError, CaptureError, UsageError
-from fusion_advisor.frames import choose_from_dump, source_of_traceback
+from fusion_advisor.frames import choose_from_dump, has_source, is_user, source_of_traceback
 from fusion_advisor.records import Graph
 from fusion_advisor.scenario import InputSpec, Limits, Scenario, parse_dtype, parse_input
 from fusion_advisor.wire import graph_from_json, graph_to_json
@@ -156,7 +156,15 @@ def capture_here(
             importlib.import_module("transformers")
     scenario = scenario or Scenario()
     started = time.perf_counter()
-    return _translate(load(model, scenario), scenario, started, trail, references)
+    graph = _translate(load(model, scenario), scenario, started, trail, references)
+    return replace(graph, files=_loaded_files())
+
+
+def _loaded_files() -> tuple[str, ...]:
+    """The files of the modules that are loaded here and of no installed package."""
+    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    files = (file for file in named if file and os.path.isabs(file) and has_source(file))
+    return tuple(sorted(filter(is_user, files)))
 
 
 def _fake_mode_of(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:

@@ -13,9 +13,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import MISSING, dataclass, fields
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
@@ -25,13 +26,16 @@ from fusion_advisor.errors import AdvisorError, PatchError, UsageError
 from fusion_advisor.files import require_folder, write
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from rich.status import Status
 
+    from fusion_advisor.cache import Outcome
+    from fusion_advisor.configuration import Settings
     from fusion_advisor.patching import Patched
     from fusion_advisor.pipeline import Analysis
     from fusion_advisor.records import Graph
     from fusion_advisor.report import Report
-    from fusion_advisor.rulebook import Gate, Pattern, Rulebook
+    from fusion_advisor.rulebook import Rulebook
     from fusion_advisor.scenario import Request, Scenario
 
 GIB = 1 << 30
@@ -49,6 +53,16 @@ app = typer.Typer(
 
 Rules = Annotated[
     list[Path] | None, typer.Option("--rules", help="TOML file or folder laid over the rules")
+]
+_FORMATS = "text, json, md, sarif or model-explorer"
+Baseline = Annotated[
+    Path | None, typer.Option(help="an earlier report.json, or the folder that --out left")
+]
+FailOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="exit with 1: new, accepted, unverified, regression[=SHARE], coverage[=SHARE]"
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks and the model's output")]
 
@@ -113,76 +127,93 @@ def _unexpected(error: Exception, debug: bool) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Options:
-    """What every command takes that captures a model."""
+    """What every command takes that captures a model. None: as pyproject.toml has it, else by
+    default."""
 
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="MODEL",
-            help="file.py, file.py:name, package.module:name, hf:config.json[#AutoClass], a .pt2",
+            help="file.py, file.py:name, package.module:name, hf:config.json[#AutoClass], a .pt2;"
+            " the one of [tool.fusion-advisor] if left out",
         ),
-    ]
+    ] = None
+    scenario: Annotated[
+        str | None, typer.Option(help="one scenario of [tool.fusion-advisor], by its name")
+    ] = None
     device: Annotated[
         str | None, typer.Option(help="GPU to judge for (default: the one here, else h200)")
     ] = None
-    mode: Annotated[str, typer.Option(help="eval or train")] = "eval"
+    mode: Annotated[str | None, typer.Option(help="eval (default) or train")] = None
     dtype: Annotated[str | None, typer.Option(help="dtype that the model is built in")] = None
     autocast: Annotated[
         str | None, typer.Option(help="dtype of torch.autocast around the model")
     ] = None
-    batch: Annotated[
-        int | None, typer.Option(help="size of the inputs' first dimension", min=1)
-    ] = None
-    seq: Annotated[int | None, typer.Option(help="size of the inputs' second dimension", min=1)] = (
-        None
-    )
+    batch: Annotated[int | None, typer.Option(help="size of the inputs' first dimension")] = None
+    seq: Annotated[int | None, typer.Option(help="size of the inputs' second dimension")] = None
     input: Annotated[
         list[str] | None,
         typer.Option("--input", help="an input as NAME=SHAPE:DTYPE, x=4x128:int64"),
     ] = None
-    dynamic: Annotated[bool, typer.Option("--dynamic", help="keep sizes symbolic")] = False
-    phase: Annotated[str, typer.Option(help="forward, prefill or decode")] = "forward"
-    kv_len: Annotated[
-        int | None, typer.Option(help="filled length of the cache in decode", min=1)
-    ] = None
+    dynamic: Annotated[bool | None, typer.Option("--dynamic", help="keep sizes symbolic")] = None
+    phase: Annotated[str | None, typer.Option(help="forward (default), prefill or decode")] = None
+    kv_len: Annotated[int | None, typer.Option(help="filled length of the cache in decode")] = None
     rules: Rules = None
-    timeout: Annotated[float, typer.Option(help="seconds that the model's code may run")] = 180.0
-    memory: Annotated[float, typer.Option(help="GiB that the model's code may use")] = 8.0
+    timeout: Annotated[
+        float | None, typer.Option(help="seconds that the model's code may run (default: 180)")
+    ] = None
+    memory: Annotated[
+        float | None, typer.Option(help="GiB that the model's code may use (default: 8)")
+    ] = None
     verify: Annotated[bool, typer.Option(help="check every kernel against fp64")] = True
     compile: Annotated[bool, typer.Option(help="compile every kernel for the device")] = True
     verbose: Annotated[bool, typer.Option("--verbose", help="show the time of each stage")] = False
     debug: Debug = False
 
-    def request(self, folder: str | None) -> Request:
-        """The options as a request, kernels going to `folder`. UsageError for a wrong value."""
-        from fusion_advisor.scenario import Limits, Request, Scenario, parse_input
+    def settings(self, **more: Any) -> Settings:
+        """The options, and `more` of them by their keys, over what pyproject.toml has. UsageError
+        for a wrong value."""
+        from fusion_advisor.configuration import ScenarioTable, settled
 
-        if self.timeout <= 0 or self.memory <= 0:
-            raise UsageError("--timeout and --memory must be more than 0")
-        if self.phase != "forward" and not self.model.startswith("hf:"):
-            raise UsageError(f"--phase {self.phase}: only for hf: models, which have a cache")
+        asked = {name.replace("_", "-"): getattr(self, name, None) for name in _keys(ScenarioTable)}
+        rules = [str(path) for path in self.rules] if self.rules else None
+        given = {
+            "model": self.model, "device": self.device, "rules": rules,
+            "timeout": self.timeout, "memory": self.memory, **more,
+        }  # fmt: skip
+        return settled(_given(given), _given(asked), self.scenario)
+
+    def request(
+        self, settings: Settings, folder: str | None, scenario: str | None = None
+    ) -> Request:
+        """One scenario of the settings as a request, kernels going to `folder`. UsageError where
+        there are several and none is named."""
+        from fusion_advisor.scenario import Limits, Request
+
+        values, asked = settings.values, settings.scenarios[scenario or settings.only].scenario
+        if asked.phase != "forward" and not settings.model.startswith("hf:"):
+            raise UsageError(f"phase {asked.phase}: only for hf: models, which have a cache")
         return Request(
-            model=self.model,
-            scenario=Scenario(
-                mode=_one_of("--mode", self.mode, "eval", "train"),
-                dtype=_floating("--dtype", self.dtype),
-                autocast=_floating("--autocast", self.autocast, "bfloat16", "float16"),
-                batch=self.batch,
-                seq=self.seq,
-                inputs=tuple(map(parse_input, self.input or [])),
-                dynamic=self.dynamic,
-                phase=_one_of("--phase", self.phase, "forward", "prefill", "decode"),
-                kv_len=self.kv_len,
-            ),
-            limits=Limits(self.timeout, int(self.memory * GIB)),
-            device=self.device,
-            rules=tuple(self.rules or ()),
+            model=settings.model,
+            scenario=asked,
+            limits=Limits(values.timeout, int(values.memory * GIB)),
+            device=values.device,
+            rules=settings.rules,
             verify=self.verify,
             compile=self.compile,
             folder=folder,
-            command=_regenerate(),
+            command=_regenerate(scenario if len(settings.scenarios) > 1 else None),
             debug=self.debug,
         )
+
+
+def _keys(table: type[BaseModel]) -> list[str]:
+    return list(table.model_fields)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Those that were given."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _takes_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -213,34 +244,103 @@ def analyze(
     *,
     out: Annotated[Path | None, typer.Option(help="folder for kernels and all formats")] = None,
     format: Annotated[
-        list[str] | None, typer.Option(help="text, json or md, with =FILE into a file")
+        list[str] | None, typer.Option(help=f"{_FORMATS}, with =FILE into a file")
     ] = None,
     json: Annotated[str | None, typer.Option(help="the JSON report's file; - is stdout")] = None,
-    fail_on: Annotated[
-        list[str] | None,
-        typer.Option(help="exit with 1: accepted, unverified, or coverage[=SHARE]"),
-    ] = None,
+    baseline: Baseline = None,
+    fail_on: FailOn = None,
     top: Annotated[int, typer.Option(help="rows of each list in the text", min=0)] = 10,
     with_graph: Annotated[
         bool, typer.Option("--with-graph", help="put the captured graph into the report")
     ] = False,
+    cache: Annotated[
+        bool, typer.Option(help="take what an earlier run of the unchanged model came to")
+    ] = True,
 ) -> int:
-    """Report what to fuse in MODEL, why, and what it saves."""
+    """Report what to fuse in MODEL, why, and what it saves; in each of its scenarios."""
+    from fusion_advisor.reviewing import Reviewing, unused_comments
+
     outputs = _outputs(format or [], json)
-    conditions = [_condition(text) for text in fail_on or []]
+    settings = options.settings(**{"baseline": _text(baseline), "fail-on": fail_on})
+    several = len(settings.scenarios) > 1
+    if several and any(output.file is None for output in outputs):
+        raise UsageError("several scenarios: give each format =FILE, or choose one: --scenario")
     if out is not None:
         require_folder(out)
-    request = options.request("kernels" if out else None)
-    analysis = _analyze(request, options.verbose)
-    report = analysis.report
-    if with_graph:
-        report.graph = _graph(analysis)
+    tree = _tree_of(Path.cwd() / "any")
+    reviewing = Reviewing(settings, _rulebook(settings.rules), tree)
+    kernels = "kernels" if out else None
+    requests = {name: options.request(settings, kernels, name) for name in settings.scenarios}
+    reports: dict[str, Report] = {}
+    for name, request in requests.items():
+        if several:
+            _tell(f"scenario {name}")
+        outcome = _outcome(request, options.verbose, cached=cache and not options.debug)
+        report = reports[name] = outcome.report
+        if with_graph:
+            report.graph = dict(outcome.graph)
+        reviewing.review(name, report)
+        if out is not None:
+            _write_folder(out / name if several else out, outcome)
+        _deliver(report, [output.of(name) for output in outputs] if several else outputs)
+        if not any(output.name == "text" for output in outputs):
+            _show(report, top)
+    if several:
+        _weigh(settings, reports, out)
+    for line in unused_comments(reports):
+        _tell(line)
+    failures = [*reviewing.failures(reports)]
+    for line in failures:
+        _tell(f"fusion-advisor: {line}")
+    return FAILED if failures else 0
+
+
+def _weigh(settings: Settings, reports: Mapping[str, Report], out: Path | None) -> None:
+    """Says what all scenarios come to, and leaves it beside their folders."""
+    from fusion_advisor.weighted import as_data, described, weighed
+
+    rows = [weighed(name, settings.scenarios[name].weight, reports[name]) for name in reports]
+    for line in described(rows):
+        _tell(line)
     if out is not None:
-        _write_folder(out, analysis)
-    _deliver(report, outputs)
-    if not any(output.name == "text" for output in outputs):
-        _show(report, top)
-    return FAILED if any(condition.holds(report) for condition in conditions) else 0
+        write(out / "scenarios.json", dumps(as_data(rows), indent=1) + "\n")
+
+
+@app.command()
+@_takes_options
+def config(options: _Options, *, baseline: Baseline = None, fail_on: FailOn = None) -> int:
+    """Print what [tool.fusion-advisor] and the options set, each value with its origin."""
+    given = {"baseline": _text(baseline), "fail-on": fail_on}
+    for setting in options.settings(**given).each():
+        value = "" if setting.value is None else dumps(setting.value)
+        print(f"{'.'.join(setting.path):28} {value:24} {setting.origin}")
+    return 0
+
+
+@app.command()
+def init(
+    model: Annotated[
+        str, typer.Argument(metavar="FILE.py[:CLASS]", help="where the folder has several models")
+    ] = "",
+    debug: Debug = False,
+) -> None:
+    """Write [tool.fusion-advisor] for a model that is found below the working directory."""
+    from fusion_advisor.configuration import FILE, TABLE, has_table
+    from fusion_advisor.scaffold import ADAPTER, adapter, block, chosen
+
+    root = Path.cwd().resolve()
+    table, made = root / FILE, root / ADAPTER
+    if has_table(table):
+        raise UsageError(f"{FILE}: has [{TABLE}] already; edit that")
+    one = chosen(root, model)
+    if not one.complete:
+        if made.exists():
+            raise UsageError(f"{ADAPTER}: is there already; complete it, then init {ADAPTER}:Model")
+        write(made, adapter(one))
+        _tell(f"{ADAPTER}: takes {one.model}; complete it where it raises")
+    before = f"{table.read_text(encoding='utf-8')}\n" if table.is_file() else ""
+    write(table, before + block(one.model if one.complete else ADAPTER))
+    _tell(f"{FILE}: has [{TABLE}]; fusion-advisor analyze takes it from there")
 
 
 @app.command()
@@ -250,7 +350,7 @@ def emit(
 ) -> int:
     """Write a checked Triton kernel for each accepted group of MODEL."""
     require_folder(out)
-    analysis = _analyze(options.request(str(out)), options.verbose)
+    analysis = _analyze(options.request(options.settings(), str(out)), options.verbose)
     for kernel in analysis.kernels:
         write(out / f"{kernel.name}.py", kernel.text)
     from fusion_advisor.reports import wording
@@ -288,19 +388,19 @@ def patch(
     from fusion_advisor.capture import capture
     from fusion_advisor.patching import patched
 
-    if options.model.startswith("hf:"):
+    settings = options.settings()
+    model = settings.model
+    if model.startswith("hf:"):
         if out is None or check or model_new or level != "kernel":
-            raise UsageError(f"patch {options.model}: takes --out FILE and no other form of patch")
-        return _patch_family(options, out, root or _tree_of(out))
-    file = Path(options.model.partition(":")[0])
+            raise UsageError(f"patch {model}: takes --out FILE and no other form of patch")
+        return _patch_family(options, settings, out, root or _tree_of(out))
+    file = Path(model.partition(":")[0])
     if file.suffix != ".py":
-        raise UsageError(
-            f"patch {options.model}: only a model in a .py file, or of hf:, has a source"
-        )
+        raise UsageError(f"patch {model}: only a model in a .py file, or of hf:, has a source")
     if not file.is_file():
         raise UsageError(f"{file}: no such file")
     if check:
-        return _check_kernels(file, options.rules or [])
+        return _check_kernels(file, settings.rules)
     if out is None and model_new is None:
         raise UsageError(
             "patch: say where to write it: --out FILE, --model-new FILE or both; or give --check"
@@ -312,7 +412,7 @@ def patch(
     tree = (root or _tree_of(file)).resolve()
     if not file.resolve().is_relative_to(tree):
         raise UsageError(f"--root {tree}: {file} is not in it")
-    request = options.request("kernels")
+    request = options.request(settings, "kernels")
 
     def captured(
         model: str, scenario: Scenario, references: str | None, moved: tuple[str, str] | None
@@ -322,8 +422,8 @@ def patch(
             trail=True, references=references, moved=moved,
         )  # fmt: skip
 
-    if model_new is not None and options.model.partition(":")[2] not in ("", "Model"):
-        raise UsageError(f"--model-new: {options.model} is not a class called Model")
+    if model_new is not None and model.partition(":")[2] not in ("", "Model"):
+        raise UsageError(f"--model-new: {model} is not a class called Model")
     with Console(stderr=True).status("starting") as status:
         made = patched(
             request, tree, captured, _Terminal(status, options.verbose),
@@ -332,14 +432,14 @@ def patch(
     return _written(made, out, model_new, operators=operators)
 
 
-def _patch_family(options: _Options, out: Path, root: Path) -> int:
+def _patch_family(options: _Options, settings: Settings, out: Path, root: Path) -> int:
     """A package that swaps classes of transformers, whose source is not the user's."""
     from rich.console import Console
 
     require_folder(out.parent)
     if not root.is_dir():
         raise UsageError(f"--root {root}: no such folder")
-    request = options.request("kernels")
+    request = options.request(settings, "kernels")
     with Console(stderr=True).status("starting") as status:
         from fusion_advisor.transformers_patch import patched_family
 
@@ -430,19 +530,6 @@ def _tree_of(file: Path) -> Path:
     return next((p for p in (folder, *folder.parents) if (p / ".git").exists()), folder)
 
 
-def _floating(option: str, given: str | None, *known: str) -> str | None:
-    """The dtype that an option names. UsageError unless models can be built or run in it."""
-    from fusion_advisor.scenario import parse_dtype
-
-    if given is None:
-        return None
-    dtype = parse_dtype(given)
-    known = known or ("float64", "float32", "bfloat16", "float16")
-    if dtype not in known:
-        raise UsageError(f"{option} {given!r}: expected {' or '.join(known)}")
-    return dtype
-
-
 def _one_of(option: str, value: str, *known: str) -> Any:
     if value not in known:
         raise UsageError(f"{option} {value!r}: expected {' or '.join(known)}")
@@ -451,16 +538,17 @@ def _one_of(option: str, value: str, *known: str) -> Any:
 
 _KEPT_OPTIONS = frozenset(
     {"--device", "--mode", "--dtype", "--autocast", "--batch", "--seq", "--input", "--phase",
-     "--kv-len", "--rules"}
+     "--kv-len", "--rules", "--scenario"}
 )  # fmt: skip
 
 
-def _regenerate() -> str:
-    """The command that makes the same kernels again: the model and its scenario."""
+def _regenerate(scenario: str | None) -> str:
+    """The command that makes the same kernels again: the model and its scenario, by its name where
+    it is one of several."""
     import shlex
 
     words = sys.argv[2:]
-    kept: list[str] = []
+    kept = ["--scenario", scenario] if scenario else []
     while words:
         word = words.pop(0)
         option = word.split("=")[0]
@@ -479,7 +567,7 @@ def _regenerate() -> str:
 
 _WITH_VALUE = frozenset(
     {"--out", "--format", "--json", "--timeout", "--memory", "--fail-on", "--top"}
-    | {"--model-new", "--root", "--level"}
+    | {"--model-new", "--root", "--level", "--baseline"}
 )
 
 
@@ -493,6 +581,32 @@ def _analyze(request: Request, verbose: bool) -> Analysis:
 
         with Console(stderr=True).status("starting") as status:
             return analyze(request, captured, _Terminal(status, verbose))
+
+
+def _outcome(request: Request, verbose: bool, *, cached: bool) -> Outcome:
+    """The report, kernels and graph of a request: of the cache where it has them, else anew."""
+    from fusion_advisor.cache import Outcome, cache_folder, find, keep
+
+    rulebook, folder = _rulebook(request.rules), cache_folder()
+    found = find(folder, request, rulebook) if cached else None
+    if found is not None:
+        _tell(f"assumed: {'; '.join(found.report.scenario.defaults)}")
+        _tell(f"nothing changed since an earlier run: taken from {folder}; --no-cache runs again")
+        return found
+    started = time.time()
+    analysis = _analyze(request, verbose)
+    graph = analysis.flow.annotated.graph
+    texts = {kernel.name: kernel.text for kernel in analysis.kernels}
+    outcome = Outcome(analysis.report, texts, _as_json(graph))
+    if cached and not _failed_check(analysis.report):
+        keep(folder, request, rulebook, outcome, graph.files, started)
+    return outcome
+
+
+def _failed_check(report: Report) -> bool:
+    """Did a check fail, which may have been for want of time or memory?"""
+    checks = [group.kernel.check for group in report.groups]
+    return any(check is not None and not check.passed for check in checks)
 
 
 class _Terminal:
@@ -558,14 +672,16 @@ def bench(
             "bench times on a GPU and there is none here; take the report's folder to one, "
             "or give --rehearse to see that every way runs"
         )
-    if options.model.endswith(".json") and not options.model.startswith("hf:"):
-        folder = Path(options.model).parent
+    settings = options.settings()
+    if settings.model.endswith(".json") and not settings.model.startswith("hf:"):
+        folder = Path(settings.model).parent
     else:
         folder = out or Path("bench")
         require_folder(folder)
-        _write_folder(folder, _analyze(options.request("kernels"), options.verbose))
+        request = options.request(settings, "kernels")
+        _write_folder(folder, _outcome(request, options.verbose, cached=False))
     return _bench(
-        folder, out or folder, options, only or [], candidates=candidates, resume=resume,
+        folder, out or folder, settings, only or [], candidates=candidates, resume=resume,
         compiled=torch_compile, whole=whole, rehearse=rehearse,
     )  # fmt: skip
 
@@ -573,7 +689,7 @@ def bench(
 def _bench(
     folder: Path,
     out: Path,
-    options: _Options,
+    settings: Settings,
     only: list[str],
     *,
     candidates: bool,
@@ -591,7 +707,7 @@ def _bench(
     from fusion_advisor.report import load_report
     from fusion_advisor.reports import EXTENSIONS, render
 
-    given = Path(options.model)
+    given = Path(settings.model)
     file = given if given.suffix == ".json" else folder / "report.json"
     report = load_report(file)
     require_folder(out)
@@ -608,7 +724,7 @@ def _bench(
         def told(what: str, done: int, total: int) -> None:
             shown.update(task, description=what, completed=done, total=total)
 
-        rulebook = _rulebook(options.rules)
+        rulebook = _rulebook(settings.rules)
         ledger = Ledger(out / "bench.jsonl", report, rulebook.hash, resume=resume)
         run = Run(
             report, graph, rulebook, texts, tuple(only), candidates, compiled,
@@ -630,8 +746,6 @@ def _bench(
 
 def _graph_of(report: Report, file: Path) -> Graph:
     """The graph in a report, or beside it as `analyze --out` leaves it."""
-    from json import dumps
-
     from fusion_advisor.wire import graph_from_json
 
     beside = file.parent / "graph.json"
@@ -675,6 +789,11 @@ class _Output:
 
     name: str
     file: Path | None
+
+    def of(self, scenario: str) -> _Output:
+        """The same for one scenario of several: `report.decode.json` for `report.json`."""
+        assert self.file is not None
+        return _Output(self.name, self.file.with_suffix(f".{scenario}{self.file.suffix}"))
 
 
 def _outputs(formats: list[str], json: str | None) -> list[_Output]:
@@ -727,20 +846,18 @@ def _show(report: Report, top: int) -> None:
     console.print(document(report, top))
 
 
-def _write_folder(out: Path, analysis: Analysis) -> None:
+def _write_folder(out: Path, outcome: Outcome) -> None:
     """The kernels and every format of the report, in place of what an earlier run left."""
-    from json import dumps
-
     from fusion_advisor.reports import EXTENSIONS, render
 
-    write(out / "graph.json", dumps(_graph(analysis)))
+    write(out / "graph.json", dumps(outcome.graph))
     stale = _kernel_files(out)
-    for kernel in analysis.kernels:
-        write(out / "kernels" / f"{kernel.name}.py", kernel.text)
-    for file in stale - {f"{kernel.name}.py" for kernel in analysis.kernels}:
+    for name, text in outcome.kernels.items():
+        write(out / "kernels" / f"{name}.py", text)
+    for file in stale - {f"{name}.py" for name in outcome.kernels}:
         (out / "kernels" / file).unlink(missing_ok=True)
     for name, extension in EXTENSIONS.items():
-        write(out / f"report.{extension}", render(analysis.report, name))
+        write(out / f"report.{extension}", render(outcome.report, name))
 
 
 def _kernel_files(out: Path) -> set[str]:
@@ -754,51 +871,16 @@ def _kernel_files(out: Path) -> set[str]:
     return {Path(group.kernel.file).name for group in groups if group.kernel.file}
 
 
-def _graph(analysis: Analysis) -> dict[str, Any]:
+def _as_json(graph: Graph) -> dict[str, Any]:
     from json import loads
 
     from fusion_advisor.wire import graph_to_json
 
-    return loads(graph_to_json(analysis.flow.annotated.graph))
+    return loads(graph_to_json(graph))
 
 
-@dataclass(frozen=True)
-class _Condition:
-    """A `--fail-on`: `least` is the coverage that is enough."""
-
-    name: str
-    least: float = 1.0
-
-    def holds(self, report: Report) -> bool:
-        from fusion_advisor.reports import wording
-
-        if self.name == "accepted":
-            failed = bool(report.groups)
-            why = f"{len(report.groups)} groups are worth fusing"
-        elif self.name == "unverified":
-            unproven = [group.id for group in report.groups if not wording.verified(group)]
-            failed = bool(unproven)
-            why = f"no check has passed for {', '.join(unproven)}"
-        else:
-            failed = report.totals.coverage < self.least
-            why = f"coverage is {report.totals.coverage:.4g}, needs {self.least:g}"
-        if failed:
-            _tell(f"fusion-advisor: --fail-on {self.name}: {why}")
-        return failed
-
-
-def _condition(text: str) -> _Condition:
-    name, given, share = text.partition("=")
-    if name in ("accepted", "unverified") and not given:
-        return _Condition(name)
-    if name == "coverage":
-        try:
-            return _Condition(name, float(share) if given else 1.0)
-        except ValueError:
-            pass
-    raise UsageError(
-        f"--fail-on {text!r}: expected accepted, unverified, coverage or coverage=SHARE (0.95)"
-    )
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 # -- reports that are there ------------------------------------------------------------------------
@@ -808,7 +890,7 @@ def _condition(text: str) -> _Condition:
 def report(
     file: Annotated[Path, typer.Argument(metavar="REPORT.json")],
     format: Annotated[
-        list[str] | None, typer.Option(help="text (default), json or md, with =FILE into a file")
+        list[str] | None, typer.Option(help=f"{_FORMATS}, with =FILE into a file (default: text)")
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -823,14 +905,26 @@ def report(
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD.json")],
     new: Annotated[Path, typer.Argument(metavar="NEW.json")],
+    fail_on: FailOn = None,
     debug: Debug = False,
-) -> None:
+) -> int:
     """Say what a change did to traffic and verdicts."""
     from fusion_advisor.compare import compare
+    from fusion_advisor.conditions import parse_condition, violation
     from fusion_advisor.report import load_report
+    from fusion_advisor.review import Policy, review
 
-    for line in compare(load_report(old), load_report(new)):
+    conditions = [parse_condition(text) for text in fail_on or []]
+    before, after = load_report(old), load_report(new)
+    for line in compare(before, after):
         print(line)
+    if conditions:
+        after.review = review(after, Policy(), Path.cwd(), (str(old), before))
+    broken = {condition.name: violation(condition, after, before) for condition in conditions}
+    for name, why in broken.items():
+        if why:
+            _tell(f"fusion-advisor: --fail-on {name}: {why}")
+    return FAILED if any(broken.values()) else 0
 
 
 # -- what is known ---------------------------------------------------------------------------------
@@ -844,56 +938,22 @@ def explain(
     debug: Debug = False,
 ) -> None:
     """Say what a gate or idiom asks, why, its limits and their sources."""
+    from fusion_advisor.explanation import entry, explanation
+
     rulebook = _rulebook(rules)
     if all:
         chosen = [*rulebook.gates.values(), *rulebook.patterns.values()]
     elif name:
-        chosen = [_named(rulebook, name)]
+        chosen = [entry(rulebook, name)]
     else:
         raise UsageError("explain what? Give a code or name (FA401, softmax), or --all")
-    print("\n\n".join("\n".join(_explained(rulebook, entry)) for entry in chosen))
+    print("\n\n".join(explanation(rulebook, rule) for rule in chosen))
 
 
-def _rulebook(rules: list[Path] | None) -> Rulebook:
+def _rulebook(rules: Sequence[Path] | None) -> Rulebook:
     from fusion_advisor.rulefiles import load_rulebook
 
     return load_rulebook(rules or ())
-
-
-def _named(rulebook: Rulebook, name: str) -> Gate | Pattern:
-    if name.strip().lower() in rulebook.patterns:
-        return rulebook.pattern(name)
-    try:
-        return rulebook.gate(name)
-    except UsageError as error:
-        raise UsageError(f"{error}; idioms: {', '.join(rulebook.patterns)}") from error
-
-
-def _explained(rulebook: Rulebook, entry: Gate | Pattern) -> Iterator[str]:
-    from fusion_advisor.rulebook import Gate
-
-    if isinstance(entry, Gate):
-        yield f"{entry.code} {entry.name}: {entry.question}"
-        yield from _wrapped(entry.why)
-        yield f"  holds if measured {entry.comparison} {entry.limit}, in {entry.unit}"
-        for name, number in entry.limits.items():
-            yield from _wrapped(f"{name} = {number} ({number.source})")
-        yield from _wrapped(f"otherwise: {entry.fix}")
-        return
-    yield f"{entry.name}: {entry.what}"
-    codes = ", ".join(f"{rulebook.gate(name).code} {name}" for name in entry.gates)
-    yield from _wrapped(f"judged by {codes}")
-    if entry.claimed:
-        upper = f" to {entry.claimed_up_to}" if entry.claimed_up_to else ""
-        yield from _wrapped(f"claimed {entry.claimed}{upper} ({entry.claimed.source})")
-    if entry.framework:
-        yield f"  PyTorch has it: {entry.framework}"
-
-
-def _wrapped(text: str) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, 98, initial_indent="  ", subsequent_indent="    ")
 
 
 @app.command()
@@ -934,6 +994,7 @@ def ops(debug: Debug = False) -> None:
 @app.command()
 def doctor(debug: Debug = False) -> None:
     """Say what this machine can run and what it cannot."""
+    from fusion_advisor.cache import cache_folder
     from fusion_advisor.machine import choose_device, gpu_names, ptxas, version
 
     gpus, assembler = gpu_names(), ptxas()
@@ -948,6 +1009,7 @@ def doctor(debug: Debug = False) -> None:
         "device": choose_device(None, _rulebook(None), gpus)[1],
         "interpreter": "yes" if triton else "no: needs triton",
         "ptxas": str(assembler or "missing: kernels are not compiled"),
+        "cache": str(cache_folder()),
     }
     for name, value in rows.items():
         print(f"{name:15} {value}")

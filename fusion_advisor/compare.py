@@ -24,9 +24,39 @@ def compare(old: Report, new: Report) -> Iterator[str]:
         yield "no difference in traffic or verdicts"
 
 
+def judged_alike(old: Report, new: Report) -> str:
+    """What keeps the verdicts of two reports from being compared; empty if nothing does."""
+    if old.device.name != new.device.name:
+        return f"it is of {old.device.name}, and this report of {new.device.name}"
+    if old.rules.hash != new.rules.hash:
+        return f"it is by rules {old.rules.hash[:8]}, and this report by {new.rules.hash[:8]}"
+    asked = {"shapes", "defaults"}
+    before, after = old.scenario.model_dump(exclude=asked), new.scenario.model_dump(exclude=asked)
+    field = next((name for name in after if before.get(name) != after[name]), None)
+    if field is not None:
+        return f"its {field} is {before.get(field)}, and that of this report {after[field]}"
+    return ""
+
+
+def unknown_to(old: Report, new: Report) -> set[str]:
+    """The ids of groups of the new report that the old one does not accept anywhere."""
+    was, now = _paired(old, new)
+    known = {mark for mark, row in was.items() if row.verdict == "fuse"}
+    return {row.id for mark, row in now.items() if row.verdict == "fuse" and mark not in known}
+
+
+def growth(old: Report, new: Report) -> dict[str, float]:
+    """The shares by which eager's predicted time and HBM bytes grew."""
+    was, now = old.totals, new.totals
+    pairs = {
+        "time": (was.time_us, now.time_us),
+        "HBM bytes": (was.hbm_bytes_unfused, now.hbm_bytes_unfused),
+    }
+    return {name: after / before - 1 for name, (before, after) in pairs.items() if before}
+
+
 def _verdicts(old: Report, new: Report) -> Iterator[str]:
-    was, now = _by_fingerprint(old), _by_fingerprint(new)
-    _pair_by_place(was, now)
+    was, now = _paired(old, new)
     for mark, row in now.items():
         known = was.get(mark)
         if known is None:
@@ -38,6 +68,13 @@ def _verdicts(old: Report, new: Report) -> Iterator[str]:
     for mark, row in was.items():
         if mark not in now:
             yield f"gone     {_described(row)}"
+
+
+def _paired(old: Report, new: Report) -> tuple[dict[str, GroupRow], dict[str, GroupRow]]:
+    """The rows of both, the same computation by the same key."""
+    was, now = _by_fingerprint(old), _by_fingerprint(new)
+    _pair_by_place(was, now)
+    return was, now
 
 
 def _by_fingerprint(report: Report) -> dict[str, GroupRow]:

@@ -179,6 +179,7 @@ class Launcher:
                     args=_arg(args, {}),
                     source=_source(node, outer),
                     module=_module(node, outer),
+                    fx=(outer or node).name,
                 )
             )
 
@@ -269,6 +270,7 @@ class Launcher:
                     source=source,
                     module=module,
                     step=marked(node.meta.get("stack_trace")),
+                    fx=(outer or node).name,
                 )
             )
         result = _fill(expansion.result, made)

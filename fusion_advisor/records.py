@@ -154,6 +154,8 @@ class Node:
     module: str = ""
     step: int | None = None
     """The step of the graph's trail that made it."""
+    fx: str = ""
+    """The node of the exported program that it was launched for."""
 
     @property
     def out(self) -> Tensor:
@@ -195,3 +197,5 @@ class Graph:
     """What the scenario did not say and capture chose."""
     trail: Trail | None = None
     """Which expression made each node, where the capture was asked for it."""
+    files: tuple[str, ...] = ()
+    """The user's own modules that were loaded with the model."""

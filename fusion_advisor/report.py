@@ -32,8 +32,11 @@ class Tool(_Row):
 
 
 class Rules(_Row):
+    """`explained` has the gates by code and the idioms by name, as `explain` prints them."""
+
     version: str
     hash: str
+    explained: dict[str, str] = {}
 
 
 class DeviceRow(_Row):
@@ -84,7 +87,8 @@ class SourceRow(_Row):
 
 
 class NodeRow(_Row):
-    """One launch or view. Tensors that are there before the graph runs have no row."""
+    """One launch or view. Tensors that are there before the graph runs have no row. `fx` is the
+    node of the exported program that it was launched for."""
 
     name: str
     op: str
@@ -100,6 +104,7 @@ class NodeRow(_Row):
     module: str
     source: SourceRow | None
     time_us: float = 0.0
+    fx: str = ""
 
 
 class GateRow(_Row):
@@ -363,6 +368,46 @@ class TotalsRow(_Row):
     time_by_bound: dict[str, float] = {}
 
 
+class IgnoredRow(_Row):
+    """Who asks to leave a finding alone: a comment at `source`, or the configuration."""
+
+    code: str
+    reason: str
+    source: SourceRow | None
+
+
+class FindingRow(_Row):
+    """An accepted group as reviewers are told of it: with the code of the gate that decides.
+    `state` is `new` or `known` against the baseline, empty without one. The files of `sources` are
+    seen from the root of the repository, where they lie in it."""
+
+    group: str
+    code: str
+    state: str
+    ignored: IgnoredRow | None
+    sources: list[SourceRow]
+
+
+class UnusedRow(_Row):
+    """A comment that asks to ignore a code and holds for no finding, and why."""
+
+    source: SourceRow
+    code: str
+    why: str
+
+
+class ReviewRow(_Row):
+    """What of the report reviewers are told: which groups are findings, under the configuration
+    and the comments in the source; `below` counts the groups that save less than its thresholds,
+    `unselected` those whose codes it does not select."""
+
+    baseline: str | None
+    findings: list[FindingRow]
+    below: int
+    unselected: int
+    unused: list[UnusedRow]
+
+
 class Report(_Row):
     """One model, one scenario, one device. `search_gap` is the share by which the partition may
     be slower than the best; 0 when it is the best."""
@@ -384,6 +429,28 @@ class Report(_Row):
     no_schedule: list[CauseRow] = []
     graph: dict[str, Any] | None = None
     bench: BenchRow | None = None
+    review: ReviewRow | None = None
+
+
+def json_schema() -> dict[str, Any]:
+    """The report's JSON Schema, draft 2020-12. It allows fields and values that it does not know,
+    and does not ask for those that came after the first reports of this version."""
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"A report of fusion-advisor, schema_version {SCHEMA_VERSION}",
+    }
+    schema = _untitled(Report.model_json_schema())
+    return {**head, **{key: schema[key] for key in sorted(schema)}}
+
+
+def _untitled(schema: Any) -> Any:
+    """A schema without the titles that repeat its fields' names."""
+    if isinstance(schema, list):
+        return [_untitled(item) for item in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    table = cast("dict[str, Any]", schema)
+    return {k: _untitled(v) for k, v in table.items() if k != "title" or isinstance(v, dict)}
 
 
 def load_report(file: Path) -> Report:

@@ -88,7 +88,7 @@ def parse_input(text: str) -> InputSpec:
     """`x=4x128x512:bf16` or `x=4,128,512`; a scalar tensor is `x=:int64`. UsageError otherwise."""
     match = re.fullmatch(r"(\w+)=((?:\d+(?:[x,]\d+)*)?)(?::([\w.]+))?", text.strip())
     if match is None:
-        raise UsageError(f"--input {text!r}: expected NAME=SHAPE:DTYPE, such as x=4x128:bfloat16")
+        raise UsageError(f"{text!r}; expected NAME=SHAPE:DTYPE, such as x=4x128:bfloat16")
     name, shape, dtype = match.groups()
     sizes = tuple(int(size) for size in re.split("[x,]", shape) if size)
     return InputSpec(name, sizes, parse_dtype(dtype) if dtype else "")

@@ -25,6 +25,7 @@ def graph_to_json(graph: Graph) -> bytes:
         "seconds": graph.seconds,
         "assumed": graph.assumed,
         "trail": _encode_trail(graph.trail) if graph.trail else None,
+        "files": graph.files,
     }
     return json.dumps(content).encode()
 
@@ -42,6 +43,7 @@ def graph_from_json(text: bytes | str) -> Graph:
         seconds=content["seconds"],
         assumed=tuple(content["assumed"]),
         trail=_decode_trail(content["trail"]) if content.get("trail") else None,
+        files=tuple(content.get("files", ())),
     )
 
 
@@ -91,6 +93,7 @@ def _encode_node(node: Node) -> dict[str, Any]:
         "source": [node.source.file, node.source.line] if node.source else None,
         "module": node.module,
         "step": node.step,
+        "fx": node.fx,
     }
 
 
@@ -106,6 +109,7 @@ def _decode_node(content: dict[str, Any]) -> Node:
         source=Source(*content["source"]) if content["source"] else None,
         module=content["module"],
         step=content.get("step"),
+        fx=content.get("fx", ""),
     )
 
 

@@ -13,10 +13,16 @@ from fusion_advisor.errors import UsageError
 if TYPE_CHECKING:
     from fusion_advisor.report import Report
 
-FORMATS = {"text": "text", "json": "json", "md": "markdown"}
+FORMATS = {
+    "text": "text",
+    "json": "json",
+    "md": "markdown",
+    "sarif": "sarif",
+    "model-explorer": "model_explorer",
+}
 """Each format's name on the command line, and its module."""
 
-EXTENSIONS = {"json": "json", "md": "md"}
+EXTENSIONS = {"json": "json", "md": "md", "sarif": "sarif", "model-explorer": "explorer.json"}
 """What `--out` writes beside the kernels."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -42,7 +43,7 @@ def _parts(report: Report, top: int) -> Iterator[RenderableType]:
         yield _line(f"graph break: {broken}", "yellow")
     yield from _section("Totals", [_pairs(wording.totals(report))])
     yield from _section("Time by bottleneck", [_pairs(_shares(report))])
-    yield from _ranked("Fuse", report.groups, top, _accepted)
+    yield from _ranked("Fuse", report.groups, top, partial(_accepted, report))
     if report.bench:
         yield from _section("Measured", _measured(report))
     yield from _ranked("Rejected", wording.apart(report), top, _rejected)
@@ -97,7 +98,7 @@ def _ranked(
     yield from _section(count, shown)
 
 
-def _accepted(group: GroupRow) -> Iterator[RenderableType]:
+def _accepted(report: Report, group: GroupRow) -> Iterator[RenderableType]:
     low, high = group.predicted.interval
     yield Text.assemble(
         (f"{group.id} ", "bold"),
@@ -107,7 +108,7 @@ def _accepted(group: GroupRow) -> Iterator[RenderableType]:
     )
     yield from _details(
         wording.gate(group.deciding),
-        *([said] if (said := wording.disagreement(group)) else []),
+        *filter(None, [wording.disagreement(group), wording.noted(report, group)]),
         wording.place(group),
         f"{group.route}: {group.action.code}" if group.action.code else group.route,
         f"kernel {group.kernel.file or group.kernel.entry or ''} {wording.kernel(group)}",

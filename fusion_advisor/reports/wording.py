@@ -274,3 +274,16 @@ def reasons(report: Report, top: int) -> list[tuple[str, int]]:
         if not row.reason.endswith("no launch")
     )
     return Counter(kinds).most_common(top)
+
+
+def noted(report: Report, group: GroupRow) -> str:
+    """What a reviewer is told of a group beside its figures: that it is new, who ignores it."""
+    found = report.review.findings if report.review else []
+    row = next((row for row in found if row.group == group.id), None)
+    if row is None:
+        return "no finding" if report.review else ""
+    if row.ignored is None:
+        return row.state
+    source = row.ignored.source
+    where = f" ({source.file}:{source.line})" if source else ""
+    return f"ignored: {row.ignored.reason}{where}"

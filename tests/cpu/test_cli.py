@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,15 @@ SOFTMAX = str(ROOT / "examples" / "softmax.py")
 QUICK = ("--no-verify", "--no-compile")
 
 
-def run(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+def run(
+    *arguments: str | Path, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, with an empty cache unless `environment` has one."""
     command = [sys.executable, "-m", "fusion_advisor", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as cache:
+        own = {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "FUSION_ADVISOR_CACHE": cache}
+        env = {**os.environ, **own, **(environment or {})}
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -42,7 +49,8 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_analyze_leaves_a_report_and_proven_kernels(softmax: tuple[Path, str]) -> None:
     folder, _ = softmax
     files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
-    assert files == {"report.json", "report.md", "graph.json", "kernels/softmax.py"}
+    reports = {"report.json", "report.md", "report.sarif", "report.explorer.json"}
+    assert files == {*reports, "graph.json", "kernels/softmax.py"}
     report = json.loads((folder / "report.json").read_text())
     (group,) = report["groups"]
     assert (group["pattern"], group["route"]) == ("softmax", "framework")
@@ -66,7 +74,7 @@ def test_the_kernel_says_how_to_make_it_again(softmax: tuple[Path, str]) -> None
     assert f"fusion-advisor emit {SOFTMAX} --out kernels" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("name", ["text", "json", "md"])
+@pytest.mark.parametrize("name", ["text", "json", "md", "sarif", "model-explorer"])
 def test_a_report_is_shown_again(softmax: tuple[Path, str], name: str) -> None:
     done = run("report", softmax[0] / "report.json", "--format", name)
     assert (done.returncode, done.stderr) == (0, "")
@@ -118,10 +126,10 @@ def test_analyze_and_emit_take_the_same_scenario() -> None:
 WRONG = [
     (2, "unknown device 'h9000'", ("analyze", SOFTMAX, "--device", "h9000")),
     (2, "unknown dtype 'f7'", ("analyze", SOFTMAX, "--dtype", "f7")),
-    (2, "--mode 'both'", ("analyze", SOFTMAX, "--mode", "both")),
+    (2, "--mode: 'both'", ("analyze", SOFTMAX, "--mode", "both")),
     (2, "--format 'pdf'", ("analyze", SOFTMAX, "--format", "pdf")),
-    (2, "--fail-on 'rain'", ("analyze", SOFTMAX, "--fail-on", "rain")),
-    (2, "--input 'x'", ("analyze", SOFTMAX, "--input", "x")),
+    (2, "--fail-on: 'rain'", ("analyze", SOFTMAX, "--fail-on", "rain")),
+    (2, "--input: 'x'", ("analyze", SOFTMAX, "--input", "x")),
     (2, "no such rules", ("analyze", SOFTMAX, "--rules", "none.toml")),
     (2, "only one format", ("analyze", SOFTMAX, "--json", "-", "--format", "md")),
     (2, "MODEL", ("analyze",)),

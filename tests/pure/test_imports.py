@@ -17,15 +17,15 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(names.split())
     for names in (
         # shared knowledge
-        "errors axes philox trail",
-        "records",
+        "errors axes philox trail ignores",
+        "records scaffold",
         "primitives",
         "exprs",
         "bounds builder",
         "renaming",
         "rulebook scenario frames kernels region wire files",
         "functions",
-        "predict",
+        "predict explanation",
         "rehearsal emitted rulefiles measurements",
         "machine lanes",
         "ops",
@@ -79,6 +79,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "assemble",
         "reports",
         "compare",
+        "review conditions weighted cache",
+        "configuration",
+        "reviewing",
         # the kernels in the model's own source
         "editing",
         "package",

@@ -212,7 +212,7 @@ def test_every_format_says_what_was_found(name: str) -> None:
     text = render(mixed(), name)
     assert text.endswith("\n")
     assert "pointwise-chain" in text
-    assert "/elsewhere/model.py" in text
+    assert "/elsewhere/model.py" in text or name == "model-explorer"
 
 
 def test_text_fits_sixty_columns(monkeypatch: pytest.MonkeyPatch) -> None:

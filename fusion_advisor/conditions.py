@@ -1,0 +1,85 @@
+"""What `--fail-on` can ask: conditions of a report that end a run with exit code 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusion_advisor.compare import growth
+from fusion_advisor.errors import UsageError
+from fusion_advisor.report import FindingRow, Report
+from fusion_advisor.reports import wording
+
+NAMES = ("new", "accepted", "unverified", "regression", "coverage")
+_MOST_LISTED = 5
+_SHARES = ("regression", "coverage")
+_EXPECTED = f"{', '.join(NAMES[:-1])} or coverage; regression=SHARE and coverage=SHARE (0.95)"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """`new`: a finding that the baseline lacks; `accepted`: any finding; `unverified`: a group
+    whose kernel no check has passed; `regression`: the step's predicted time or bytes grew by more
+    than `share` since the baseline; `coverage`: less than `share` of the time is in modelled ops.
+    """
+
+    name: str
+    share: float | None = None
+
+    @property
+    def compares(self) -> bool:
+        """Does it need a baseline?"""
+        return self.name in ("new", "regression")
+
+
+def parse_condition(text: str) -> Condition:
+    """`accepted`, `coverage=0.95`. UsageError for any other text."""
+    name, given, share = text.partition("=")
+    if name in NAMES and not given:
+        return Condition(name)
+    if name in _SHARES:
+        try:
+            return Condition(name, float(share))
+        except ValueError:
+            pass
+    raise UsageError(f"{text!r}; expected {_EXPECTED}")
+
+
+def violation(condition: Condition, report: Report, baseline: Report | None = None) -> str:
+    """Why a reviewed report fails a condition; empty where it does not. UsageError without the
+    baseline that it needs."""
+    if condition.compares and baseline is None:
+        raise UsageError(f"--fail-on {condition.name}: compares with --baseline REPORT.json")
+    if condition.name == "regression":
+        assert baseline is not None
+        return _regression(condition, report, baseline)
+    if condition.name == "coverage":
+        least = 1.0 if condition.share is None else condition.share
+        coverage = report.totals.coverage
+        return f"coverage is {coverage:.4g}, needs {least:g}" if coverage < least else ""
+    if condition.name == "unverified":
+        unproven = [group.id for group in report.groups if not wording.verified(group)]
+        return f"no check has passed for {', '.join(unproven)}" if unproven else ""
+    found = [row for row in _open(report) if condition.name == "accepted" or row.state == "new"]
+    known = "" if condition.name == "accepted" else " and not in the baseline"
+    return f"worth fusing{known}: {_listed(report, found)}" if found else ""
+
+
+def _open(report: Report) -> list[FindingRow]:
+    """The findings that nobody asks to ignore."""
+    assert report.review is not None, "review the report first"
+    return [row for row in report.review.findings if row.ignored is None]
+
+
+def _listed(report: Report, found: list[FindingRow]) -> str:
+    """Each by its place, as many as fit into a line."""
+    groups = {group.id: group for group in report.groups}
+    places = [f"{row.group} at {wording.place(groups[row.group])}" for row in found]
+    more = f" and {len(places) - _MOST_LISTED} others" if len(places) > _MOST_LISTED else ""
+    return f"{', '.join(places[:_MOST_LISTED])}{more}"
+
+
+def _regression(condition: Condition, report: Report, baseline: Report) -> str:
+    most = condition.share or 0.0
+    grown = {name: by for name, by in growth(baseline, report).items() if by > most}
+    said = ", ".join(f"{name} grew by {100 * by:.2g} %" for name, by in grown.items())
+    return f"{said}, allowed {100 * most:g} %" if grown else ""

@@ -1,0 +1,129 @@
+"""The report as SARIF 2.1.0, for code scanning: a result for each finding that is new.
+
+Without a baseline every finding is a result. What comments or the configuration ask to ignore is
+suppressed, not left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from fusion_advisor.report import FindingRow, GroupRow, IgnoredRow, Report, SourceRow
+from fusion_advisor.reports import wording
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+ROOT = "SRCROOT"
+"""Whoever reads the paths says where the repository's root is."""
+
+Json = dict[str, Any]
+
+
+def render(report: Report) -> str:
+    """One run, in a category of its own for each model, device and scenario."""
+    told = [row for row in findings(report) if row.state != "known"]
+    codes = list(dict.fromkeys(row.code for row in told))
+    groups = {group.id: group for group in report.groups}
+    driver: Json = {
+        "name": report.tool.name,
+        "semanticVersion": report.tool.version,
+        "rules": [_rule(report, code) for code in codes],
+    }
+    run: Json = {
+        "tool": {"driver": driver},
+        "automationDetails": {"id": _category(report)},
+        "originalUriBaseIds": {ROOT: {"description": {"text": "The root of the repository."}}},
+        "results": [_result(row, groups[row.group], codes.index(row.code)) for row in told],
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
+
+
+def findings(report: Report) -> list[FindingRow]:
+    """What reviewers are told; all groups, by the paths that they have, where nobody reviewed."""
+    if report.review:
+        return report.review.findings
+    return [
+        FindingRow(
+            group=group.id,
+            code=group.deciding.code if group.deciding else "",
+            state="",
+            ignored=None,
+            sources=group.sources,
+        )
+        for group in report.groups
+    ]
+
+
+def _category(report: Report) -> str:
+    """Runs of one category replace each other; it ends where the id of the run would begin."""
+    asked = f"{report.device.name}, {wording.scenario(report)}"
+    return f"{report.tool.name}/{report.model.source}/{asked}/"
+
+
+def _rule(report: Report, code: str) -> Json:
+    """A gate, in the words of `explain`."""
+    text = report.rules.explained.get(code, code)
+    title, _, body = text.partition("\n")
+    return {
+        "id": code,
+        "name": title.partition(":")[0].removeprefix(code).strip() or code,
+        "shortDescription": {"text": title},
+        "fullDescription": {"text": " ".join(body.split()) or title},
+        "help": {"text": text, "markdown": f"```text\n{text}\n```"},
+        "defaultConfiguration": {"level": "warning"},
+        "properties": {"tags": ["performance"], "precision": "high"},
+    }
+
+
+def _result(row: FindingRow, group: GroupRow, rule: int) -> Json:
+    places = [_location(source) for source in row.sources]
+    result: Json = {
+        "ruleId": row.code,
+        "ruleIndex": rule,
+        "level": "warning" if group.predicted.worthwhile else "note",
+        "message": {"text": _message(group)},
+        "locations": places[:1],
+        "relatedLocations": [{"id": n, **place} for n, place in enumerate(places[1:], 1)],
+        "partialFingerprints": {
+            "primaryLocationLineHash": group.fingerprint,
+            "computation/v1": group.fingerprint,
+        },
+        "properties": {"savedMicroseconds": group.impact.saved_us_total, "idiom": group.pattern},
+    }
+    if row.state:
+        result["baselineState"] = row.state
+    if row.ignored:
+        result["suppressions"] = [_suppression(row.ignored)]
+    return result
+
+
+def _message(group: GroupRow) -> str:
+    """What it is, what it saves, what decides, what to do. A bracket would begin a link."""
+    share = wording.percent(group.impact.share)
+    text = (
+        f"{group.pattern}: {wording.launches(group)} would save {wording.gain(group)},"
+        f" {share} of the step. {wording.gate(group.deciding)}. {group.action.text}"
+    )
+    return re.sub(r"[\[\]\\]", r"\\\g<0>", text)
+
+
+def _location(source: SourceRow) -> Json:
+    path = PurePosixPath(source.file)
+    place: Json = (
+        {"uri": f"file://{quote(source.file)}"}
+        if path.is_absolute()
+        else {"uri": quote(source.file), "uriBaseId": ROOT}
+    )
+    region = {"startLine": source.line}
+    return {"physicalLocation": {"artifactLocation": place, "region": region}}
+
+
+def _suppression(ignored: IgnoredRow) -> Json:
+    said: Json = {
+        "kind": "inSource" if ignored.source else "external",
+        "justification": ignored.reason,
+    }
+    return {**said, "location": _location(ignored.source)} if ignored.source else said

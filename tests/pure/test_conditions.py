@@ -1,0 +1,81 @@
+"""What ends a run with exit code 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fusion_advisor.conditions import Condition, parse_condition, violation
+from fusion_advisor.errors import UsageError
+from fusion_advisor.report import IgnoredRow, Report
+from fusion_advisor.review import Policy, review
+
+from .test_report import mixed, report_of
+
+
+def reviewed(report: Report, baseline: Report | None = None) -> Report:
+    given = ("base.json", baseline) if baseline else None
+    report.review = review(report, Policy(), Path("/"), given)
+    return report
+
+
+def ignored(report: Report) -> Report:
+    assert report.review
+    for row in report.review.findings:
+        row.ignored = IgnoredRow(code="FA401", reason="why not", source=None)
+    return report
+
+
+@pytest.mark.parametrize("text", ["rain", "", "accepted=1", "new=", "coverage=much", "regression="])
+def test_what_is_no_condition_names_the_known(text: str) -> None:
+    with pytest.raises(UsageError, match="expected new, accepted, unverified, regression"):
+        parse_condition(text)
+
+
+def test_a_condition_may_have_a_share() -> None:
+    assert parse_condition("coverage=0.95") == Condition("coverage", 0.95)
+    assert parse_condition("regression") == Condition("regression", None)
+
+
+def test_accepted_groups_that_nobody_ignores() -> None:
+    condition = Condition("accepted")
+    report = reviewed(mixed())
+    assert violation(condition, report).startswith("worth fusing: g1 at /elsewhere")
+    assert violation(condition, ignored(report)) == ""
+    assert violation(condition, reviewed(report_of("aten.cos.default"))) == ""
+
+
+def test_new_groups_that_nobody_ignores() -> None:
+    condition, old = Condition("new"), report_of("aten.cos.default")
+    assert violation(condition, reviewed(mixed(), old), old)
+    assert violation(condition, ignored(reviewed(mixed(), old)), old) == ""
+    assert violation(condition, reviewed(mixed(), mixed()), mixed()) == ""
+
+
+@pytest.mark.parametrize("name", ["new", "regression"])
+def test_what_compares_needs_a_baseline(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--fail-on {name}: compares with --baseline"):
+        violation(Condition(name), reviewed(mixed()))
+
+
+def test_time_and_bytes_may_grow_by_a_share() -> None:
+    old, new = mixed(), reviewed(mixed())
+    assert violation(Condition("regression"), new, old) == ""
+    new.totals.time_us *= 1.1
+    new.totals.hbm_bytes_unfused *= 2
+    said = violation(Condition("regression", 0.05), new, old)
+    assert said == "time grew by 10 %, HBM bytes grew by 1e+02 %, allowed 5 %"
+    assert "time" not in violation(Condition("regression", 0.5), new, old)
+    assert violation(Condition("regression", 1.0), new, old) == ""
+
+
+def test_less_coverage_than_needed() -> None:
+    report = mixed()
+    report.totals.coverage = 0.5
+    assert violation(Condition("coverage"), report) == "coverage is 0.5, needs 1"
+    assert violation(Condition("coverage", 0.5), report) == ""
+
+
+def test_groups_without_a_check() -> None:
+    assert violation(Condition("unverified"), mixed()) == "no check has passed for g1"
