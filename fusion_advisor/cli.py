@@ -213,7 +213,7 @@ def analyze(
     *,
     out: Annotated[Path | None, typer.Option(help="folder for kernels and all formats")] = None,
     format: Annotated[
-        list[str] | None, typer.Option(help="text, json or md, with =FILE into a file")
+        list[str] | None, typer.Option(help="text, json, md or html, with =FILE into a file")
     ] = None,
     json: Annotated[str | None, typer.Option(help="the JSON report's file; - is stdout")] = None,
     fail_on: Annotated[
@@ -803,7 +803,8 @@ def _condition(text: str) -> _Condition:
 def report(
     file: Annotated[Path, typer.Argument(metavar="REPORT.json")],
     format: Annotated[
-        list[str] | None, typer.Option(help="text (default), json or md, with =FILE into a file")
+        list[str] | None,
+        typer.Option(help="text (default), json, md or html, with =FILE into a file"),
     ] = None,
     debug: Debug = False,
 ) -> None:

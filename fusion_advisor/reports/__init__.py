@@ -13,10 +13,10 @@ from fusion_advisor.errors import UsageError
 if TYPE_CHECKING:
     from fusion_advisor.report import Report
 
-FORMATS = {"text": "text", "json": "json", "md": "markdown"}
+FORMATS = {"text": "text", "json": "json", "md": "markdown", "html": "html"}
 """Each format's name on the command line, and its module."""
 
-EXTENSIONS = {"json": "json", "md": "md"}
+EXTENSIONS = {"json": "json", "md": "md", "html": "html"}
 """What `--out` writes beside the kernels."""
 
 
