@@ -21,8 +21,8 @@ from fusion_advisor.report import Report
 from fusion_advisor.reports.page_data import page_data
 
 SCRIPTS = (
-    "format", "dom", "theme", "model", "state", "table", "overview", "layout", "viewport",
-    "roofline", "graph", "details", "lists", "main",
+    "format", "numbers", "dom", "theme", "model", "state", "table", "overview", "layout",
+    "viewport", "roofline", "graph", "details", "lists", "main",
 )  # fmt: skip
 """The page's modules, each after those that it imports."""
 

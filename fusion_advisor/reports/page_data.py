@@ -215,10 +215,11 @@ def _kernel(group: GroupRow) -> dict[str, Any]:
 def _measured(row: GroupRow) -> dict[str, Any] | None:
     if row.measured is None:
         return None
-    ours = next((way for way in row.measured.ways if way.way == "kernel"), None)
+    medians = {way.way: way.us for way in row.measured.ways}
     return {
         "speedup": row.measured.speedup,
-        "us": ours.us if ours else None,
+        "eagerUs": medians.get("eager"),
+        "us": medians.get("kernel"),
         "said": wording.measured(row),
         "ways": wording.ways(row),
         "inductor": wording.inductor(row),

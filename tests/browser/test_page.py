@@ -225,11 +225,11 @@ def test_the_graph_is_walked_with_keys(opened: Open, plain: Report) -> None:
     for _ in LAYER:
         page.keyboard.press("ArrowDown")
         walked.append(text(page, "#graph-said").split(":")[0])
-    assert walked == [f"{op}_0" for op in LAYER]
+    assert walked == [f"{op}_1" for op in LAYER]  # a layer with others on both sides
     page.keyboard.press("ArrowUp")
-    assert text(page, "#graph-said").startswith(f"{LAYER[-2]}_0: ")
+    assert text(page, "#graph-said").startswith(f"{LAYER[-2]}_1: ")
     page.keyboard.press("Enter")
-    assert text(page, "#details h2") == f"{LAYER[-2]}_0"
+    assert text(page, "#details h2") == f"{LAYER[-2]}_1"
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.id") == "graph"
 
@@ -239,13 +239,13 @@ def test_search_goes_to_what_it_finds_and_a_click_opens_it(opened: Open, plain: 
     page.keyboard.press("/")
     page.keyboard.type("exp layers.0")
     page.keyboard.press("Enter")
-    assert text(page, "#graph-said").startswith("exp_0: aten.exp.default")
+    assert text(page, "#graph-said").startswith("exp_1: aten.exp.default")
     assert text(page, "#launches-count").startswith("1 row,")
     box = page.locator("#graph").bounding_box()
     page.locator("#graph").scroll_into_view_if_needed()
     box = page.locator("#graph").bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    assert text(page, "#details h2") == "exp_0"
+    assert text(page, "#details h2") == "exp_1"
     page.keyboard.press("Escape")
     page.locator("#search").focus()
     page.keyboard.press("Escape")

@@ -3,7 +3,7 @@
 import { byId } from "./dom.js";
 import { bytes, micros, plural } from "./format.js";
 import { BOX, layOut } from "./layout.js";
-import { isSelected } from "./state.js";
+import { largest } from "./numbers.js";
 import { colours, groupColour } from "./theme.js";
 import { createCanvas, createViewport } from "./viewport.js";
 
@@ -13,15 +13,16 @@ const CURVED = 0.18; // the scale from which edges are curves
 export function createGraph(model, state) {
   const canvas = byId("graph");
   const unfolded = new Set();
-  const heaviest = Math.max(...model.nodes.map((node) => node.bytes), 1);
+  const heaviest = largest(
+    model.nodes.map((node) => node.bytes),
+    1,
+  );
   let layout = null;
   let current = null; // the box with the keyboard's focus
   let under = null; // the box under the pointer
+  let marks = { selected: new Set(), group: false, found: null }; // boxes
 
-  const redraw = createCanvas(canvas, (context, width, height) => {
-    if (!viewport.view.touched && layout) settle(width, height);
-    draw(context, width, height);
-  });
+  const redraw = createCanvas(canvas, draw);
   const viewport = createViewport(canvas, {
     changed: redraw,
     clicked: click,
@@ -35,26 +36,31 @@ export function createGraph(model, state) {
     },
   });
 
-  // Until the reader moves it, the whole is in sight; what is too long to read starts at its top.
-  let settled = "";
-  function settle(width, height) {
-    const size = `${width} ${height}`;
-    if (settled === size) return;
-    settled = size;
-    viewport.fit(extent(layout));
-  }
-
   function arrange() {
     const aspect = Math.max(0.6, canvas.clientWidth / Math.max(canvas.clientHeight, 1));
     layout = layOut(model, { views: byId("graph-views").checked, unfolded, aspect });
     current = null;
-    byId("graph-size").textContent = `${plural(layout.boxes.length, "box")} for ${plural(model.nodes.length, "node")}`;
+    mark();
+    byId("graph-size").textContent =
+      `${plural(layout.boxes.length, "box")} for ${plural(model.nodes.length, "node")}`;
     if (!model.nodes.some((node) => node.inputs.length)) {
       byId("graph-size").textContent += "; the report is of a version that had no edges";
     }
     byId("graph-fold").hidden = !model.repeats.length;
-    byId("graph-fold").textContent = unfolded.size ? "Fold repeated layers" : "Unfold repeated layers";
+    byId("graph-fold").textContent = unfolded.size
+      ? "Fold repeated layers"
+      : "Unfold repeated layers";
     viewport.fit(extent(layout));
+  }
+
+  function mark() {
+    const { selected, found } = state;
+    const chosen = selected?.node ? [selected.node.index] : (selected?.set ?? []);
+    marks = {
+      selected: layout.boxesFor(chosen),
+      group: Boolean(selected?.group),
+      found: found && layout.boxesFor(found),
+    };
   }
 
   function fold() {
@@ -63,7 +69,7 @@ export function createGraph(model, state) {
     arrange();
   }
 
-  function click(point, event) {
+  function click(point) {
     const box = hit(point);
     const frame = box ? null : frameAt(point);
     if (frame) {
@@ -72,7 +78,7 @@ export function createGraph(model, state) {
       arrange();
     } else if (box) {
       go(box, false);
-      open(box, event);
+      open(box);
     }
   }
 
@@ -92,15 +98,25 @@ export function createGraph(model, state) {
   }
 
   function hit({ x, y }) {
-    const found = layout.boxes.find((box) => x >= box.px && x <= box.px + BOX.width && y >= box.py && y <= box.py + BOX.height);
+    const found = layout.boxes.find(
+      (box) => x >= box.px && x <= box.px + BOX.width && y >= box.py && y <= box.py + BOX.height,
+    );
     return found ?? null;
   }
 
   function frameAt({ x, y }) {
-    return layout.frames.find((frame) => x >= frame.x0 - 8 && x <= frame.x1 + 8 && y >= frame.y0 - 24 && y <= frame.y0 - 2) ?? null;
+    return (
+      layout.frames.find(
+        (frame) =>
+          x >= frame.x0 - 8 && x <= frame.x1 + 8 && y >= frame.y0 - 24 && y <= frame.y0 - 2,
+      ) ?? null
+    );
   }
 
-  const beside = (step) => layout.boxes[(layout.boxes.indexOf(current) + step + layout.boxes.length) % layout.boxes.length];
+  const beside = (step) =>
+    layout.boxes[
+      (layout.boxes.indexOf(current) + step + layout.boxes.length) % layout.boxes.length
+    ];
   const keys = {
     ArrowDown: () => go(current?.outs[0] ?? beside(1)),
     ArrowUp: () => go(current?.ins[0] ?? beside(-1)),
@@ -126,21 +142,28 @@ export function createGraph(model, state) {
 
   function draw(context, width, height) {
     const { scale, x, y } = viewport.view;
-    const seen = { x0: -x / scale, y0: -y / scale, x1: (width - x) / scale, y1: (height - y) / scale };
+    const seen = {
+      x0: -x / scale,
+      y0: -y / scale,
+      x1: (width - x) / scale,
+      y1: (height - y) / scale,
+    };
     context.save();
     context.translate(x, y);
     context.scale(scale, scale);
-    for (const frame of layout.frames) if (overlaps(frame, seen)) drawFrame(context, frame, model, scale);
+    for (const frame of layout.frames)
+      if (overlaps(frame, seen)) drawFrame(context, frame, model, scale);
     drawEdges(context, layout, seen, scale, current ?? under);
-    for (const box of layout.boxes) if (overlaps(extentOf(box), seen)) drawBox(context, box, state, { scale, heaviest, current, under });
+    for (const box of layout.boxes)
+      if (overlaps(extentOf(box), seen))
+        drawBox(context, box, marks, { scale, heaviest, current, under });
     context.restore();
   }
 
   state.listen((change) => {
-    if (change.selected?.group) {
-      const first = change.selected.group.instances[0]?.map((i) => layout.boxFor(model.nodes[i])).find(Boolean);
-      if (first) go(first);
-    }
+    mark();
+    const [first] = marks.selected;
+    if (change.selected?.group && first) go(first);
     redraw();
   });
   arrange();
@@ -149,7 +172,7 @@ export function createGraph(model, state) {
     redraw,
     // Shows the next of the nodes that were found; false where none is drawn.
     next(found) {
-      const boxes = [...new Set([...found].map((i) => layout.boxFor(model.nodes[i])))].filter(Boolean);
+      const boxes = [...layout.boxesFor(found)];
       if (!boxes.length) return false;
       go(boxes[(boxes.indexOf(current) + 1) % boxes.length]);
       return true;
@@ -159,7 +182,9 @@ export function createGraph(model, state) {
 
 function sentence(node) {
   const where = node.group ? `in ${node.group.id} ${node.group.pattern}` : node.reason;
-  const cost = node.us ? `${bytes(node.bytes)}, ${micros(node.us)}, ${node.bound}-bound` : "no launch";
+  const cost = node.us
+    ? `${bytes(node.bytes)}, ${micros(node.us)}, ${node.bound}-bound`
+    : "no launch";
   return `${node.name}: ${node.op} ${node.shape}; ${cost}; ${where}${node.module ? `; ${node.module}` : ""}`;
 }
 
@@ -209,7 +234,8 @@ function drawEdges(context, { boxes }, seen, scale, focus) {
   context.strokeStyle = colours.muted;
   context.globalAlpha = 0.55;
   context.beginPath();
-  for (const box of boxes) for (const to of box.outs) if (inSight(box, to, seen)) trace(context, box, to, scale);
+  for (const box of boxes)
+    for (const to of box.outs) if (inSight(box, to, seen)) trace(context, box, to, scale);
   context.stroke();
   context.globalAlpha = 1;
   if (!focus) return;
@@ -222,7 +248,8 @@ function drawEdges(context, { boxes }, seen, scale, focus) {
 }
 
 function inSight(from, to, seen) {
-  if (Math.max(from.py, to.py) + BOX.height < seen.y0 || Math.min(from.py, to.py) > seen.y1) return false;
+  if (Math.max(from.py, to.py) + BOX.height < seen.y0 || Math.min(from.py, to.py) > seen.y1)
+    return false;
   return Math.max(from.px, to.px) + BOX.width >= seen.x0 && Math.min(from.px, to.px) <= seen.x1;
 }
 
@@ -230,7 +257,12 @@ function inSight(from, to, seen) {
 function trace(context, from, to, scale) {
   const middle = BOX.width / 2;
   if (from.column !== to.column) {
-    const [x0, y0, x1, y1] = [from.px + BOX.width, from.py + BOX.height / 2, to.px, to.py + BOX.height / 2];
+    const [x0, y0, x1, y1] = [
+      from.px + BOX.width,
+      from.py + BOX.height / 2,
+      to.px,
+      to.py + BOX.height / 2,
+    ];
     context.moveTo(x0, y0);
     if (scale < CURVED) context.lineTo(x1, y1);
     else context.bezierCurveTo(x0 + 50, y0, x1 - 50, y1, x1, y1);
@@ -245,10 +277,10 @@ function trace(context, from, to, scale) {
   else context.bezierCurveTo(x0 + bow, y0 + reach, x1 + bow, y1 - reach, x1, y1);
 }
 
-function drawBox(context, box, state, { scale, heaviest, current, under }) {
+function drawBox(context, box, marks, { scale, heaviest, current, under }) {
   const { node, px, py } = box;
-  const marked = isSelected(state, node);
-  const faded = state.found ? !state.found.has(node.index) : state.selected?.group && !marked;
+  const marked = marks.selected.has(box);
+  const faded = marks.found ? !marks.found.has(box) : marks.group && !marked;
   const { width, height } = BOX;
   context.globalAlpha = faded ? 0.25 : 1;
   if (scale < READABLE) return drawSmall(context, box, marked);
@@ -262,9 +294,14 @@ function drawBox(context, box, state, { scale, heaviest, current, under }) {
   context.fillRect(px, py, 5, height);
   context.fillStyle = node.group ? groupColour(node.group.index) : colours.plain;
   context.fillRect(px + 5, py + height - 4, (width - 5) * (node.bytes / heaviest), 4);
-  context.strokeStyle = marked || box === current ? colours.ink : node.group ? groupColour(node.group.index) : colours.line;
+  context.strokeStyle =
+    marked || box === current
+      ? colours.ink
+      : node.group
+        ? groupColour(node.group.index)
+        : colours.line;
   context.lineWidth = marked || box === current || box === under ? 2 / Math.max(scale, 0.5) : 1;
-  if (state.found && !faded) context.strokeStyle = colours.match;
+  if (marks.found && !faded) context.strokeStyle = colours.match;
   context.strokeRect(px, py, width, height);
   drawText(context, box);
   context.globalAlpha = 1;

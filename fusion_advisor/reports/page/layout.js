@@ -1,6 +1,7 @@
 // The graph in layers: what reads stands below what it reads. Repeated stretches are drawn once.
 
 import { isView } from "./model.js";
+import { largest, smallest } from "./numbers.js";
 
 export const BOX = { width: 168, height: 38, gapX: 22, gapY: 34 };
 
@@ -11,7 +12,14 @@ const COLUMN_GAP = 70;
 // What is drawn of the model: boxes with positions, edges between them, frames around repeats.
 export function layOut(model, { views, unfolded, aspect }) {
   const { shown, stands, edges } = visible(model, views, unfolded);
-  const boxes = shown.map((index) => ({ node: model.nodes[index], ins: [], outs: [], depth: 0, x: 0, y: 0 }));
+  const boxes = shown.map((index) => ({
+    node: model.nodes[index],
+    ins: [],
+    outs: [],
+    depth: 0,
+    x: 0,
+    y: 0,
+  }));
   const boxOf = new Map(boxes.map((box) => [box.node.index, box]));
   for (const [from, to] of edges) {
     boxOf.get(from).outs.push(boxOf.get(to));
@@ -21,21 +29,23 @@ export function layOut(model, { views, unfolded, aspect }) {
   order(levels);
   const columns = columnsOf(levels, aspect);
   place(columns);
-  return { boxes, boxOf, frames: frames(model, boxes, unfolded), boxFor: (node) => boxFor(node, stands, boxOf), columns };
+  const boxFor = (index) => boxOf.get(stands[index]) ?? null;
+  const boxesFor = (indices) => new Set(Array.from(indices, boxFor).filter(Boolean));
+  return { boxes, boxesFor, frames: frames(model, boxes, unfolded) };
 }
 
-// A node that is not drawn itself is stood for by the same node of the first stretch.
-function boxFor(node, stands, boxOf) {
-  return boxOf.get(stands[node.index]) ?? null;
-}
-
+// Which nodes are drawn, which of them each node is stood for by, and the edges between those. A
+// folded stretch has the edges of its first turn, and shows a turn that has others on both sides.
 function visible(model, views, unfolded) {
   const { nodes } = model;
+  const firsts = Int32Array.from(nodes, (_, i) => i);
   const stands = Int32Array.from(nodes, (_, i) => i);
-  model.repeats.forEach((repeat, number) => {
+  model.repeats.forEach(({ start, length, count }, number) => {
     if (unfolded.has(number)) return;
-    for (let i = 0; i < repeat.length * repeat.count; i++) {
-      stands[repeat.start + i] = repeat.start + (i % repeat.length);
+    const typical = count > 2 ? start + length : start;
+    for (let i = 0; i < length * count; i++) {
+      firsts[start + i] = start + (i % length);
+      stands[start + i] = typical + (i % length);
     }
   });
   const shown = [];
@@ -43,8 +53,8 @@ function visible(model, views, unfolded) {
   const origins = new Array(nodes.length); // of each node, the boxes that its result comes from
   for (const node of nodes) {
     const i = node.index;
-    if (stands[i] !== i) {
-      origins[i] = origins[stands[i]];
+    if (firsts[i] !== i) {
+      origins[i] = origins[firsts[i]];
       continue;
     }
     const from = new Set();
@@ -53,19 +63,20 @@ function visible(model, views, unfolded) {
       origins[i] = from;
       continue;
     }
-    origins[i] = new Set([i]);
-    shown.push(i);
-    for (const one of from) edges.push([one, i]);
+    origins[i] = new Set([stands[i]]);
+    shown.push(stands[i]);
+    for (const one of from) edges.push([one, stands[i]]);
   }
   return { shown, stands, edges };
 }
 
 // The longest path from the start; what reads nothing stands right above its first reader.
 function layers(boxes) {
-  for (const box of boxes) for (const one of box.ins) box.depth = Math.max(box.depth, one.depth + 1);
+  for (const box of boxes)
+    for (const one of box.ins) box.depth = Math.max(box.depth, one.depth + 1);
   for (const box of boxes) {
     if (!box.ins.length && box.outs.length) {
-      box.depth = Math.max(0, Math.min(...box.outs.map((one) => one.depth)) - 1);
+      box.depth = Math.max(0, smallest(box.outs.map((one) => one.depth)) - 1);
     }
   }
   const levels = [];
@@ -75,7 +86,9 @@ function layers(boxes) {
 
 // Each box as near as it can be to the middle of what it reads, then of what reads it.
 function order(levels) {
-  levels.forEach((level, row) => level.forEach((box, i) => Object.assign(box, { row, x: i - (level.length - 1) / 2 })));
+  levels.forEach((level, row) =>
+    level.forEach((box, i) => Object.assign(box, { row, x: i - (level.length - 1) / 2 })),
+  );
   for (let sweep = 0; sweep < SWEEPS; sweep++) {
     const down = sweep % 2 === 0;
     for (const level of down ? levels : levels.toReversed()) {
@@ -100,13 +113,15 @@ function settle(level, side) {
 function columnsOf(levels, aspect) {
   const crossing = new Array(levels.length).fill(0); // edges between a layer and the one below
   for (const level of levels) {
-    for (const box of level) for (const to of box.outs) for (let r = box.row; r < to.row && r < box.row + 40; r++) crossing[r]++;
+    for (const box of level)
+      for (const to of box.outs)
+        for (let r = box.row; r < to.row && r < box.row + 40; r++) crossing[r]++;
   }
   let best = null;
   for (let rows = 8; ; rows = Math.ceil(rows * 1.2)) {
     const columns = split(levels, crossing, rows);
     const width = columns.reduce((sum, column) => sum + column.width + COLUMN_GAP, 0);
-    const height = Math.max(...columns.map((column) => column.height));
+    const height = largest(columns.map((column) => column.height));
     const size = Math.max(width / aspect, height);
     if (!best || size < best.size) best = { columns, size };
     if (columns.length <= 1) return best.columns;
@@ -120,7 +135,8 @@ function split(levels, crossing, rows) {
     let end = start;
     let used = 0;
     while (end < levels.length && used < rows) used += rowsOf(levels[end++]);
-    if (end < levels.length) end = quietest(crossing, Math.max(start + 1, end - Math.ceil(rows / 4)), end);
+    if (end < levels.length)
+      end = quietest(crossing, Math.max(start + 1, end - Math.ceil(rows / 4)), end);
     columns.push(column(levels.slice(start, end)));
     start = end;
   }
@@ -177,13 +193,23 @@ function frames(model, boxes, unfolded) {
   const found = new Map();
   for (const box of boxes) {
     const number = model.repeats.findIndex(
-      ({ start, length, count }) => box.node.index >= start && box.node.index < start + length * count,
+      ({ start, length, count }) =>
+        box.node.index >= start && box.node.index < start + length * count,
     );
     if (number < 0) continue;
     const { start, length } = model.repeats[number];
+    const folded = !unfolded.has(number);
     const turn = Math.floor((box.node.index - start) / length);
     const key = `${number} ${turn} ${box.column}`;
-    const frame = found.get(key) ?? { number, turn, folded: !unfolded.has(number), x0: Infinity, y0: Infinity, x1: -Infinity, y1: -Infinity };
+    const frame = found.get(key) ?? {
+      number,
+      turn,
+      folded,
+      x0: Infinity,
+      y0: Infinity,
+      x1: -Infinity,
+      y1: -Infinity,
+    };
     frame.x0 = Math.min(frame.x0, box.px);
     frame.y0 = Math.min(frame.y0, box.py);
     frame.x1 = Math.max(frame.x1, box.px + BOX.width);

@@ -40,10 +40,15 @@ function createSearch(model, state, graph) {
       state.set({ query, found: null, foundGroups: null });
       return;
     }
-    const found = new Set(model.nodes.filter((node) => fits(nodeText(node))).map((node) => node.index));
+    const found = new Set(
+      model.nodes.filter((node) => fits(nodeText(node))).map((node) => node.index),
+    );
     const holds = (group) => group.instances.some((nodes) => nodes.some((i) => found.has(i)));
-    const foundGroups = new Set(model.groups.filter((group) => fits(groupText(group)) || holds(group)));
-    byId("found").textContent = `${plural(found.size, "node")}, ${plural(foundGroups.size, "group")}`;
+    const foundGroups = new Set(
+      model.groups.filter((group) => fits(groupText(group)) || holds(group)),
+    );
+    byId("found").textContent =
+      `${plural(found.size, "node")}, ${plural(foundGroups.size, "group")}`;
     state.set({ query, found, foundGroups });
   }
 

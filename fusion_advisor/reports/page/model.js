@@ -51,16 +51,32 @@ export function searcher(query) {
 
 export function nodeText(node) {
   node.text ??= [
-    node.name, node.op, node.shape, node.module, node.source, node.bound, node.reason,
+    node.name,
+    node.op,
+    node.shape,
+    node.module,
+    node.source,
+    node.bound,
+    node.reason,
     node.group ? `${node.group.id} ${node.group.pattern}` : "",
-  ].join(" ").toLowerCase();
+  ]
+    .join(" ")
+    .toLowerCase();
   return node.text;
 }
 
 export function groupText(group) {
   group.text ??= [
-    group.id, group.pattern, group.kind, group.route, group.decided, group.place, group.kernel.file,
+    group.id,
+    group.pattern,
+    group.kind,
+    group.route,
+    group.decided,
+    group.place,
+    group.kernel.file,
     ...group.sources.map((line) => `${line.place} ${line.text}`),
-  ].join(" ").toLowerCase();
+  ]
+    .join(" ")
+    .toLowerCase();
   return group.text;
 }

@@ -15,7 +15,12 @@ export function drawOverview(model, state, search) {
   byId("totals").replaceChildren(
     ...model.totals.map(([name, value]) => {
       const [figure, rest] = value.split(/ (?=\()/, 2); // what stands in brackets is said softly
-      return el("div", {}, el("dt", {}, name), el("dd", {}, figure, rest ? el("small", {}, ` ${rest}`) : null));
+      return el(
+        "div",
+        {},
+        el("dt", {}, name),
+        el("dd", {}, figure, rest ? el("small", {}, ` ${rest}`) : null),
+      );
     }),
   );
   byId("about").replaceChildren(
@@ -30,7 +35,8 @@ export function drawOverview(model, state, search) {
 
 function drawBottlenecks(model) {
   const shown = model.bottlenecks.filter(([, , share]) => share > 0);
-  const part = ([name, , share]) => el("span", { class: `bound ${name}`, style: { flexGrow: share } });
+  const part = ([name, , share]) =>
+    el("span", { class: `bound ${name}`, style: { flexGrow: share } });
   const said = ([name, us, share]) =>
     el("li", {}, el("i", { class: `swatch ${name}` }), `${name} ${micros(us)}, ${percent(share)}`);
   byId("bottlenecks").replaceChildren(
@@ -66,8 +72,19 @@ function drawWaterfall(model, state) {
 function stepOf(group, saved, rest, before, state) {
   const count = group.instances.length;
   const name = `${group.id} ${group.pattern}${count > 1 ? ` ×${count}` : ""}`;
-  const row = bar(name, saved, { left: rest, size: saved }, before, "saved", groupPaint(group.index));
-  const button = el("button", { type: "button", class: "step", onclick: () => state.set({ selected: selection(group) }) });
+  const row = bar(
+    name,
+    saved,
+    { left: rest, size: saved },
+    before,
+    "saved",
+    groupPaint(group.index),
+  );
+  const button = el("button", {
+    type: "button",
+    class: "step",
+    onclick: () => state.set({ selected: selection(group) }),
+  });
   button.append(...row.childNodes);
   return el("li", {}, button);
 }
@@ -112,16 +129,18 @@ function drawPlaces(model, search) {
     const rows = ranked.slice(0, PLACES).map((sum) => {
       const button = el(
         "button",
-        { type: "button", class: "step", title: `${sum.key}: ${micros(sum.us)}`, onclick: () => search(sum.key.replace(/\*|\(.*\)/g, " ").trim()) },
+        {
+          type: "button",
+          class: "step",
+          title: `${sum.key}: ${micros(sum.us)}`,
+          onclick: () => search(sum.key.replace(/\*|\(.*\)/g, " ").trim()),
+        },
         el("span", { class: "name" }, sum.key),
         el(
           "span",
           { class: "track" },
-          el("i", { class: "grouped", style: { left: "0", width: `${(100 * sum.grouped) / most}%` } }),
-          el("i", {
-            class: "alone",
-            style: { left: `${(100 * sum.grouped) / most}%`, width: `${(100 * (sum.bytes - sum.grouped)) / most}%` },
-          }),
+          part("grouped", 0, sum.grouped / most),
+          part("alone", sum.grouped / most, (sum.bytes - sum.grouped) / most),
         ),
         el("span", { class: "amount" }, bytes(sum.bytes)),
         el("span", { class: "share" }, percent(sum.bytes / whole)),
@@ -134,6 +153,11 @@ function drawPlaces(model, search) {
   draw();
 }
 
+function part(kind, left, size) {
+  if (!size) return null;
+  return el("i", { class: kind, style: { left: `${100 * left}%`, width: `${100 * size}%` } });
+}
+
 function drawAdvice(model) {
   byId("advice-section").hidden = !model.advice.length;
   byId("advice").replaceChildren(
@@ -143,7 +167,15 @@ function drawAdvice(model) {
         {},
         el("b", {}, row.code),
         ` ${row.message}`,
-        el("ul", { class: "lines" }, row.sources.slice(0, 5).map((line) => el("li", {}, el("code", {}, line.place), " ", el("code", {}, line.text)))),
+        el(
+          "ul",
+          { class: "lines" },
+          row.sources
+            .slice(0, 5)
+            .map((line) =>
+              el("li", {}, el("code", {}, line.place), " ", el("code", {}, line.text)),
+            ),
+        ),
       ),
     ),
   );
@@ -156,13 +188,32 @@ function drawBench(model) {
   byId("bench").replaceChildren(
     el("p", {}, el("b", {}, "The model: "), bench.said),
     waysTable(bench.ways),
-    el("ul", {}, bench.judged.map((line) => el("li", {}, line))),
-    el("p", { class: "muted" }, `On ${bench.machine}. Cold L2, medians with quartiles.${bench.complete ? "" : " Interrupted: what is finished is here."}`),
+    el(
+      "ul",
+      {},
+      bench.judged.map((line) => el("li", {}, line)),
+    ),
+    el(
+      "p",
+      { class: "muted" },
+      `On ${bench.machine}. Cold L2, medians with quartiles.${bench.complete ? "" : " Interrupted: what is finished is here."}`,
+    ),
   );
 }
 
 export function waysTable(ways) {
   const head = ["way", "time", "of copy", ""].map((name) => el("th", { scope: "col" }, name));
-  const rows = ways.map((way) => el("tr", {}, way.map((text) => el("td", {}, text))));
-  return el("table", { class: "plain" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows));
+  const rows = ways.map((way) =>
+    el(
+      "tr",
+      {},
+      way.map((text) => el("td", {}, text)),
+    ),
+  );
+  return el(
+    "table",
+    { class: "plain" },
+    el("thead", {}, el("tr", {}, head)),
+    el("tbody", {}, rows),
+  );
 }

@@ -3,6 +3,7 @@
 import { byId, el } from "./dom.js";
 import { bytes, micros, plural, ratio, scaled, times } from "./format.js";
 import { isView } from "./model.js";
+import { largest, smallest } from "./numbers.js";
 import { isSelected, selection } from "./state.js";
 import { colours, groupColour } from "./theme.js";
 import { createCanvas } from "./viewport.js";
@@ -91,12 +92,24 @@ function nodePoints(model) {
       point.nodes.push(node);
     } else {
       const { flops, us } = node;
-      found.set(key, { node, nodes: [node], group: node.group, x: flops / node.bytes, y: rate(flops, us), bytes: node.bytes, us });
+      found.set(key, {
+        node,
+        nodes: [node],
+        group: node.group,
+        x: flops / node.bytes,
+        y: rate(flops, us),
+        bytes: node.bytes,
+        us,
+      });
     }
   }
   const points = [...found.values()];
-  const most = Math.max(...points.map((point) => point.us * point.nodes.length), 1e-9);
-  for (const point of points) point.size = 5 + 15 * Math.sqrt((point.us * point.nodes.length) / most);
+  const most = largest(
+    points.map((point) => point.us * point.nodes.length),
+    1e-9,
+  );
+  for (const point of points)
+    point.size = 5 + 15 * Math.sqrt((point.us * point.nodes.length) / most);
   return points.sort((a, b) => a.x - b.x);
 }
 
@@ -108,8 +121,20 @@ function groupPoints(model) {
     y: rate(group.flops, group.fusedUs),
     bytes: group.fusedBytes,
     us: group.fusedUs,
-    before: { x: group.flops / group.unfusedBytes, y: rate(group.flops, group.unfusedUs), bytes: group.unfusedBytes, us: group.unfusedUs },
-    measured: group.measured?.us ? { x: group.flops / group.fusedBytes, y: rate(group.flops, group.measured.us), bytes: group.fusedBytes, us: group.measured.us } : null,
+    before: {
+      x: group.flops / group.unfusedBytes,
+      y: rate(group.flops, group.unfusedUs),
+      bytes: group.unfusedBytes,
+      us: group.unfusedUs,
+    },
+    measured: group.measured?.us
+      ? {
+          x: group.flops / group.fusedBytes,
+          y: rate(group.flops, group.measured.us),
+          bytes: group.fusedBytes,
+          us: group.measured.us,
+        }
+      : null,
     size: 14,
   }));
 }
@@ -119,14 +144,21 @@ function rate(flops, us) {
 }
 
 function ranges(model, points) {
-  const all = points.flatMap((point) => [point, point.before ?? point]).filter((point) => point.x > 0);
+  const all = points
+    .flatMap((point) => [point, point.before ?? point])
+    .filter((point) => point.x > 0);
   const ridges = Object.values(model.roofs.peaks).map((peak) => peak / model.roofs.datasheet);
   const xs = [...all.map((point) => point.x), ...ridges, 0.1];
   const ys = [...all.map((point) => point.y), ...Object.values(model.roofs.peaks)];
   const down = (value) => Math.floor(Math.log10(value) - 0.1);
   const up = (value) => Math.ceil(Math.log10(value) + 0.25);
-  const [x0, x1] = [down(Math.min(...xs)), up(Math.max(...xs))];
-  return { x0, x1, y0: down(Math.min(...ys, 10 ** x0 * model.roofs.datasheet)), y1: up(Math.max(...ys, 1)) };
+  const [x0, x1] = [down(smallest(xs)), up(largest(xs))];
+  return {
+    x0,
+    x1,
+    y0: down(smallest(ys, 10 ** x0 * model.roofs.datasheet)),
+    y1: up(largest(ys, 1)),
+  };
 }
 
 function axes({ x0, x1, y0, y1 }, width, height) {
@@ -136,7 +168,13 @@ function axes({ x0, x1, y0, y1 }, width, height) {
   const w = Math.max(10, width - left - EDGE.right);
   const h = Math.max(10, height - EDGE.top - EDGE.bottom);
   return {
-    x0, x1, y0, y1, left, gutter, narrow,
+    x0,
+    x1,
+    y0,
+    y1,
+    left,
+    gutter,
+    narrow,
     step: Math.ceil((36 * (x1 - x0)) / w), // powers of ten from label to label
     right: left + w,
     bottom: EDGE.top + h,
@@ -156,7 +194,10 @@ function locate(point, frame, roofs) {
 function spot({ x, y, bytes: moved, us }, frame, roofs) {
   if (x > 0) return { px: frame.x(x), py: frame.y(y) };
   const share = moved / (us * 1e-6) / roofs.datasheet;
-  return { px: frame.left - frame.gutter / 2, py: frame.y(10 ** frame.x0 * roofs.datasheet * share) };
+  return {
+    px: frame.left - frame.gutter / 2,
+    py: frame.y(10 ** frame.x0 * roofs.datasheet * share),
+  };
 }
 
 function drawAxes(context, frame, roofs) {
@@ -165,7 +206,12 @@ function drawAxes(context, frame, roofs) {
   grid(context, frame);
   context.save();
   context.beginPath();
-  context.rect(frame.left - frame.gutter, EDGE.top, frame.right - frame.left + frame.gutter, frame.bottom - EDGE.top);
+  context.rect(
+    frame.left - frame.gutter,
+    EDGE.top,
+    frame.right - frame.left + frame.gutter,
+    frame.bottom - EDGE.top,
+  );
   context.clip();
   const peaks = Object.entries(roofs.peaks).sort((a, b) => b[1] - a[1]);
   const highest = peaks[0]?.[1] ?? 10 ** frame.y1;
@@ -183,15 +229,30 @@ function grid(context, frame) {
   context.textBaseline = "top";
   for (let power = frame.x0; power <= frame.x1; power++) {
     line(context, frame.x(10 ** power), EDGE.top, frame.x(10 ** power), frame.bottom);
-    if (power % frame.step === 0) context.fillText(String(Number(`1e${power}`)), frame.x(10 ** power), frame.bottom + 6);
+    if (power % frame.step === 0 && !(frame.narrow && power === frame.x0))
+      context.fillText(String(Number(`1e${power}`)), frame.x(10 ** power), frame.bottom + 6);
   }
   context.fillText("no FLOPs", frame.left - frame.gutter / 2, frame.bottom + 6);
-  context.fillText(frame.narrow ? "FLOP/B; upwards FLOP/s" : "arithmetic intensity, FLOP/B", (frame.left + frame.right) / 2, frame.bottom + 24);
+  context.fillText(
+    frame.narrow ? "FLOP/B; upwards FLOP/s" : "arithmetic intensity, FLOP/B",
+    (frame.left + frame.right) / 2,
+    frame.bottom + 24,
+  );
   context.textAlign = "right";
   context.textBaseline = "middle";
   for (let power = frame.y0; power <= frame.y1; power++) {
-    line(context, frame.left - frame.gutter, frame.y(10 ** power), frame.right, frame.y(10 ** power));
-    context.fillText(scaled(10 ** power, frame.narrow ? "" : "FLOP/s"), frame.left - frame.gutter - 6, frame.y(10 ** power));
+    line(
+      context,
+      frame.left - frame.gutter,
+      frame.y(10 ** power),
+      frame.right,
+      frame.y(10 ** power),
+    );
+    context.fillText(
+      scaled(10 ** power, frame.narrow ? "" : "FLOP/s"),
+      frame.left - frame.gutter - 6,
+      frame.y(10 ** power),
+    );
   }
 }
 
@@ -200,7 +261,13 @@ function diagonal(context, frame, bandwidth, peak, colour, dash) {
   context.strokeStyle = colour;
   context.setLineDash(dash);
   line(context, frame.left, frame.y(start * bandwidth), frame.x(peak / bandwidth), frame.y(peak));
-  line(context, frame.left - frame.gutter, frame.y(start * bandwidth), frame.left, frame.y(start * bandwidth));
+  line(
+    context,
+    frame.left - frame.gutter,
+    frame.y(start * bandwidth),
+    frame.left,
+    frame.y(start * bandwidth),
+  );
   context.setLineDash([]);
 }
 
@@ -236,7 +303,11 @@ function roofLabels(context, frame, peaks, roofs) {
     context.fillText(text, x, frame.bottom - 4 - 13 * i);
   });
   context.fillStyle = colours.ink;
-  context.fillText(`${scaled(roofs.datasheet, "B/s")}, copy ${scaled(roofs.bandwidth, "B/s")} (dashed)`, frame.left + 6, EDGE.top + 14);
+  context.fillText(
+    `${scaled(roofs.datasheet, "B/s")}, copy ${scaled(roofs.bandwidth, "B/s")} (dashed)`,
+    frame.left + 6,
+    EDGE.top + 14,
+  );
 }
 
 function line(context, x0, y0, x1, y1) {
@@ -248,7 +319,9 @@ function line(context, x0, y0, x1, y1) {
 
 function drawNode(context, point, state) {
   const marked = point.nodes.some((node) => isSelected(state, node));
-  const faded = state.found ? !point.nodes.some((node) => state.found.has(node.index)) : state.selected && !marked;
+  const faded = state.found
+    ? !point.nodes.some((node) => state.found.has(node.index))
+    : state.selected && !marked;
   context.globalAlpha = faded ? 0.12 : 0.75;
   context.fillStyle = point.group ? groupColour(point.group.index) : colours.plain;
   context.strokeStyle = marked ? colours.ink : colours.surface;

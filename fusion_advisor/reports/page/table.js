@@ -17,7 +17,11 @@ export function createTable({ host, label, columns, open, sorted = null }) {
   const grid = el(
     "table",
     { role: "grid", tabindex: "0", "aria-label": label },
-    el("colgroup", {}, columns.map((column) => el("col", { style: { width: column.width } }))),
+    el(
+      "colgroup",
+      {},
+      columns.map((column) => el("col", { style: { width: column.width } })),
+    ),
     el("thead", {}, head),
     body,
   );
@@ -32,7 +36,12 @@ export function createTable({ host, label, columns, open, sorted = null }) {
         const arrow = here ? (sort.down ? " ▾" : " ▴") : "";
         return el(
           "th",
-          { scope: "col", "aria-sort": direction, class: column.numeric ? "numeric" : "", title: column.hint ?? "" },
+          {
+            scope: "col",
+            "aria-sort": direction,
+            class: column.numeric ? "numeric" : "",
+            title: column.hint ?? "",
+          },
           el("button", { type: "button", onclick: () => sortBy(column) }, column.label + arrow),
         );
       }),
@@ -60,14 +69,21 @@ export function createTable({ host, label, columns, open, sorted = null }) {
     const count = Math.ceil((scroller.clientHeight || 480) / ROW) + 2 * SPARE;
     const shown = rows.slice(first, first + count);
     const after = rows.length - first - shown.length;
-    body.replaceChildren(space(first), ...shown.map((row, i) => line(row, first + i)), space(after));
+    body.replaceChildren(
+      space(first),
+      ...shown.map((row, i) => line(row, first + i)),
+      space(after),
+    );
     if (active >= first && active < first + shown.length) {
       grid.setAttribute("aria-activedescendant", `${host.id}-${active}`);
     } else grid.removeAttribute("aria-activedescendant");
   }
 
   function space(count) {
-    const cell = el("td", { colspan: String(columns.length), style: { height: `${count * ROW}px` } });
+    const cell = el("td", {
+      colspan: String(columns.length),
+      style: { height: `${count * ROW}px` },
+    });
     return el("tr", { class: "space", role: "presentation", hidden: !count }, cell);
   }
 

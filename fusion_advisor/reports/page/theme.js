@@ -3,11 +3,22 @@
 import { byId } from "./dom.js";
 
 const NAMES = [
-  "ink", "muted", "line", "surface", "raised", "accent", "compute", "memory", "overhead", "free", "plain", "match",
+  "ink",
+  "muted",
+  "line",
+  "surface",
+  "raised",
+  "accent",
+  "compute",
+  "memory",
+  "overhead",
+  "free",
+  "plain",
+  "match",
 ];
 
 export const colours = {};
-let lightness = 0;
+let lightness = "";
 
 function isDark() {
   const chosen = document.documentElement.dataset.theme;
