@@ -51,7 +51,7 @@ def _part(name: str) -> str:
 def _script() -> str:
     """All modules as one: in a file without a server, modules cannot import each other."""
     whole = "\n".join(_EXPORT.sub("", _IMPORT.sub("", _part(f"{name}.js"))) for name in SCRIPTS)
-    return f"\n{whole}"
+    return f'\n"use strict";\n{whole}'
 
 
 def _hash(text: str) -> str:

@@ -25,13 +25,14 @@ export function layOut(model, { views, unfolded, aspect }) {
     boxOf.get(from).outs.push(boxOf.get(to));
     boxOf.get(to).ins.push(boxOf.get(from));
   }
-  const levels = layers(boxes);
+  const stretches = stretchesOf(model, unfolded);
+  const levels = layers(boxes, stretches);
   order(levels);
   const columns = columnsOf(levels, aspect);
   place(columns);
   const boxFor = (index) => boxOf.get(stands[index]) ?? null;
   const boxesFor = (indices) => new Set(Array.from(indices, boxFor).filter(Boolean));
-  return { boxes, boxesFor, frames: frames(model, boxes, unfolded) };
+  return { boxes, boxesFor, frames: frames(boxes, stretches) };
 }
 
 // Which nodes are drawn, which of them each node is stood for by, and the edges between those. A
@@ -70,14 +71,43 @@ function visible(model, views, unfolded) {
   return { shown, stands, edges };
 }
 
-// The longest path from the start; what reads nothing stands right above its first reader.
-function layers(boxes) {
-  for (const box of boxes)
-    for (const one of box.ins) box.depth = Math.max(box.depth, one.depth + 1);
-  for (const box of boxes) {
-    if (!box.ins.length && box.outs.length) {
-      box.depth = Math.max(0, smallest(box.outs.map((one) => one.depth)) - 1);
+// For each node the stretch that it is in: a folded repeat, one turn of a repeat that is not, or
+// null between them.
+function stretchesOf(model, unfolded) {
+  const of = new Array(model.nodes.length).fill(null);
+  model.repeats.forEach(({ start, length, count }, number) => {
+    const folded = !unfolded.has(number);
+    let stretch = null;
+    for (let i = 0; i < length * count; i++) {
+      const turn = Math.floor(i / length);
+      if (i === 0 || (!folded && i % length === 0)) stretch = { number, turn, folded };
+      of[start + i] = stretch;
     }
+  });
+  return of;
+}
+
+// The longest path from the start; what reads nothing stands right above its first reader. What
+// comes after a stretch stands below all of it, so that its frame holds nothing else.
+function layers(boxes, stretches) {
+  let stretch = null;
+  let within = { floor: 0, deepest: -1 }; // the layers from one border of a stretch to the next
+  for (const box of boxes) {
+    if (stretches[box.node.index] !== stretch) {
+      stretch = stretches[box.node.index];
+      within = { floor: within.deepest + 1, deepest: within.deepest };
+    }
+    box.depth = largest(
+      box.ins.map((one) => one.depth + 1),
+      within.floor,
+    );
+    box.within = within;
+    within.deepest = Math.max(within.deepest, box.depth);
+  }
+  for (const box of boxes) {
+    if (box.ins.length || !box.outs.length) continue;
+    const above = smallest(box.outs.map((one) => one.depth)) - 1;
+    box.depth = Math.max(box.within.floor, Math.min(box.within.deepest, above));
   }
   const levels = [];
   for (const box of boxes) (levels[box.depth] ??= []).push(box);
@@ -188,23 +218,16 @@ function place(columns) {
   });
 }
 
-// A frame a column around a folded stretch, or around each stretch that is not folded.
-function frames(model, boxes, unfolded) {
+// A frame a column around each stretch.
+function frames(boxes, stretches) {
   const found = new Map();
   for (const box of boxes) {
-    const number = model.repeats.findIndex(
-      ({ start, length, count }) =>
-        box.node.index >= start && box.node.index < start + length * count,
-    );
-    if (number < 0) continue;
-    const { start, length } = model.repeats[number];
-    const folded = !unfolded.has(number);
-    const turn = Math.floor((box.node.index - start) / length);
-    const key = `${number} ${turn} ${box.column}`;
-    const frame = found.get(key) ?? {
-      number,
-      turn,
-      folded,
+    const stretch = stretches[box.node.index];
+    if (!stretch) continue;
+    const columns = found.get(stretch) ?? new Map();
+    found.set(stretch, columns);
+    const frame = columns.get(box.column) ?? {
+      ...stretch,
       x0: Infinity,
       y0: Infinity,
       x1: -Infinity,
@@ -214,7 +237,7 @@ function frames(model, boxes, unfolded) {
     frame.y0 = Math.min(frame.y0, box.py);
     frame.x1 = Math.max(frame.x1, box.px + BOX.width);
     frame.y1 = Math.max(frame.y1, box.py + BOX.height);
-    found.set(key, frame);
+    columns.set(box.column, frame);
   }
-  return [...found.values()];
+  return [...found.values()].flatMap((columns) => [...columns.values()]);
 }

@@ -194,10 +194,8 @@ function locate(point, frame, roofs) {
 function spot({ x, y, bytes: moved, us }, frame, roofs) {
   if (x > 0) return { px: frame.x(x), py: frame.y(y) };
   const share = moved / (us * 1e-6) / roofs.datasheet;
-  return {
-    px: frame.left - frame.gutter / 2,
-    py: frame.y(10 ** frame.x0 * roofs.datasheet * share),
-  };
+  const py = frame.y(10 ** frame.x0 * roofs.datasheet * share);
+  return { px: frame.left - frame.gutter / 2, py: Math.min(py, frame.bottom) };
 }
 
 function drawAxes(context, frame, roofs) {
