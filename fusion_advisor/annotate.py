@@ -18,7 +18,7 @@ from fusion_advisor.launched import launched
 from fusion_advisor.ops import REGISTRY, Call, Op, state
 from fusion_advisor.predict import NOTHING, Work, launch_us
 from fusion_advisor.records import OWN_OPS, Arg, Graph, Node, Ref, Tensor
-from fusion_advisor.rulebook import Device
+from fusion_advisor.rulebook import Device, Unit
 
 Bound = Literal["compute", "memory", "overhead", "free"]
 
@@ -33,7 +33,7 @@ class Cost:
     special_flops: int
     bytes_read: int
     bytes_written: int
-    unit: str
+    unit: Unit
     dtype: str
     pattern: str
     axes: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import math
 import operator
 import os
@@ -33,6 +34,7 @@ from fusion_advisor.report import (
     GroupRow,
     ImpactRow,
     KernelRow,
+    LineRow,
     ModelRow,
     NodeRow,
     OnChipRow,
@@ -89,10 +91,14 @@ def assemble(
     return Report(
         tool=tool(),
         rules=_rules(rulebook),
-        device=_device(annotated.device),
+        device=_device(annotated),
         scenario=_scenario(graph, scenario, assumed),
         model=_model(graph),
-        nodes=[_node(node, annotated.costs[node.name]) for node in graph.nodes if _listed(node)],
+        nodes=[
+            _node(node, annotated.costs[node.name], annotated.device)
+            for node in graph.nodes
+            if _listed(node)
+        ],
         groups=rows(found.groups),
         candidates=rows(found.candidates),
         ungrouped=_ungrouped(flow, found, grouped),
@@ -128,7 +134,8 @@ def _rules(rulebook: Rulebook) -> Rules:
     return Rules(version=rulebook.version, hash=rulebook.hash, explained=gates | idioms)
 
 
-def _device(device: Device) -> DeviceRow:
+def _device(annotated: Annotated) -> DeviceRow:
+    device = annotated.device
     return DeviceRow(
         name=device.name,
         title=device.title,
@@ -137,6 +144,7 @@ def _device(device: Device) -> DeviceRow:
         datasheet_bandwidth=device.datasheet_bandwidth,
         launch_us=device.launch_us,
         times_fitted_on=device.times.fitted_on,
+        peaks=_peaks(annotated),
         sm_count=device.sm_count,
         shared_memory_bytes=device.shared_memory_bytes,
         sources={
@@ -145,6 +153,20 @@ def _device(device: Device) -> DeviceRow:
             "matmul_share": device.achieved.matmul_share.source,
         },
     )
+
+
+def _peaks(annotated: Annotated) -> dict[str, float]:
+    """The peak of each unit that a launch of the graph has arithmetic for."""
+    device = annotated.device
+    return {
+        _unit(cost, device): device.peak_flops(cost.unit, cost.dtype)
+        for cost in annotated.costs.values()
+        if cost.launches and cost.flops
+    }
+
+
+def _unit(cost: Cost, device: Device) -> str:
+    return " ".join(device.place(cost.unit, cost.dtype))
 
 
 def _scenario(graph: Graph, scenario: Scenario, assumed: Sequence[str]) -> ScenarioRow:
@@ -190,7 +212,7 @@ def _listed(node: Node) -> bool:
     return node.kind == "call"
 
 
-def _node(node: Node, cost: Cost) -> NodeRow:
+def _node(node: Node, cost: Cost, device: Device) -> NodeRow:
     first = next((tensor for tensor in node.outputs if tensor is not None), None)
     return NodeRow(
         name=node.name,
@@ -208,6 +230,8 @@ def _node(node: Node, cost: Cost) -> NodeRow:
         source=_source(node.source) if node.source else None,
         time_us=cost.time_us,
         fx=node.fx,
+        inputs=list(dict.fromkeys(ref.node for ref in node.refs())),
+        unit=_unit(cost, device) if cost.launches else "",
     )
 
 
@@ -221,8 +245,15 @@ def _source_row(source: Source, folder: str) -> SourceRow:
     return SourceRow(file=source.file.removeprefix(folder), line=source.line)
 
 
-def _sources(sources: Iterable[Source | None]) -> list[SourceRow]:
-    return [_source(source) for source in dict.fromkeys(sources) if source]
+def _sources(sources: Iterable[Source | None]) -> list[LineRow]:
+    """Each line once."""
+    return [_line(source) for source in dict.fromkeys(sources) if source]
+
+
+def _line(source: Source) -> LineRow:
+    place = _source(source)
+    text = linecache.getline(source.file, source.line).strip()
+    return LineRow(file=place.file, line=place.line, text=text)
 
 
 # -- groups and candidates -------------------------------------------------------------------------

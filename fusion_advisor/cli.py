@@ -54,7 +54,7 @@ app = typer.Typer(
 Rules = Annotated[
     list[Path] | None, typer.Option("--rules", help="TOML file or folder laid over the rules")
 ]
-_FORMATS = "text, json, md, sarif or model-explorer"
+_FORMATS = "text, json, md, html, sarif or model-explorer"
 Baseline = Annotated[
     Path | None, typer.Option(help="an earlier report.json, or the folder that --out left")
 ]

@@ -86,9 +86,11 @@ def analyze(
             proofs[name] = replace(proofs[name], check=check, compiled=compiled)
     listener.stage("report")
     report = assemble(flow, grouping, found, proofs, request.scenario, assumed, rulebook)
-    signed = (
+    signed = [
         _signed(request, flow, finding, proofs[finding.id], rulebook) for finding in found.groups
-    )
+    ]
+    for row, kernel in zip(report.groups, signed, strict=True):
+        row.kernel.text = kernel.text if kernel else None
     return Analysis(report, tuple(kernel for kernel in signed if kernel), flow)
 
 

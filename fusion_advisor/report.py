@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fusion_advisor.errors import UsageError
 
@@ -51,6 +51,8 @@ class DeviceRow(_Row):
     launch_us: float
     times_fitted_on: str = ""
     """The device whose measured kernels the predicted times follow, relative to its bandwidth."""
+    peaks: dict[str, float] = {}
+    """FLOP a second of each unit that the nodes run on, by what they call it."""
     sm_count: int
     shared_memory_bytes: int
     sources: dict[str, str] = {}
@@ -86,9 +88,16 @@ class SourceRow(_Row):
     line: int
 
 
+class LineRow(SourceRow):
+    """`text` is the line itself, without its indentation; empty where the file is not there."""
+
+    text: str = ""
+
+
 class NodeRow(_Row):
-    """One launch or view. Tensors that are there before the graph runs have no row. `fx` is the
-    node of the exported program that it was launched for."""
+    """One launch or view. Tensors that are there before the graph runs have no row. `inputs` are
+    what it reads, each once; `unit` is the unit that its arithmetic runs on, with the dtype; `fx`
+    is the node of the exported program that it was launched for."""
 
     name: str
     op: str
@@ -105,6 +114,8 @@ class NodeRow(_Row):
     source: SourceRow | None
     time_us: float = 0.0
     fx: str = ""
+    inputs: list[str] = []
+    unit: str = ""
 
 
 class GateRow(_Row):
@@ -193,7 +204,8 @@ class CheckRow(_Row):
 
 
 class KernelRow(_Row):
-    """`status` is how far the kernel is proven; `why` says what keeps it there."""
+    """`status` is how far the kernel is proven; `why` says what keeps it there. `text` is what
+    stands in `file`: the JSON leaves it out, and a report that is loaded has it from there."""
 
     status: str = "none"
     file: str | None = None
@@ -202,6 +214,7 @@ class KernelRow(_Row):
     resources: ResourcesRow | None = None
     check: CheckRow | None = None
     why: str | None = None
+    text: str | None = Field(default=None, exclude=True)
 
 
 class ApartRow(_Row):
@@ -312,7 +325,7 @@ class GroupRow(_Row):
     fixable: FixableRow | None
     kernel: KernelRow
     measured: MeasuredRow | None
-    sources: list[SourceRow]
+    sources: list[LineRow]
     parent: str | None = None
     launches: int = 0
 
@@ -338,7 +351,7 @@ class AdviceRow(_Row):
     code: str
     message: str
     saved_us: float | None
-    sources: list[SourceRow]
+    sources: list[LineRow]
 
 
 class CauseRow(_Row):
@@ -454,7 +467,8 @@ def _untitled(schema: Any) -> Any:
 
 
 def load_report(file: Path) -> Report:
-    """Read a report. UsageError, one line, when it is missing, no report, or of another schema."""
+    """Read a report, with the kernels beside it. UsageError, one line, when it is missing, no
+    report, or of another schema."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -471,8 +485,22 @@ def load_report(file: Path) -> Report:
             " run analyze again"
         )
     try:
-        return Report.model_validate(content)
+        report = Report.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"{file}: {field}: {first['msg']}; run analyze again") from error
+    for group in report.groups:
+        group.kernel.text = _kernel_beside(file, group.kernel.file)
+    return report
+
+
+def _kernel_beside(report: Path, name: str | None) -> str | None:
+    """The text of a kernel that lies in the report's own folder, None if it is not there."""
+    if not name:
+        return None
+    folder = report.parent.resolve()
+    kernel = (folder / name).resolve()
+    if not kernel.is_relative_to(folder) or kernel.suffix != ".py" or not kernel.is_file():
+        return None  # a report of somebody else's may name any file of this machine
+    return kernel.read_text(encoding="utf-8", errors="replace")

@@ -401,6 +401,13 @@ class Device(_Rule):
 
     def peak(self, unit: Unit, dtype: str) -> Number:
         """The dense peak of `unit` in `dtype`, as the number that stands in the rules.
+        UsageError when `dtype` is unknown."""
+        place, rate = self.place(unit, dtype)
+        rates: Mapping[str, Number] = getattr(self.peaks, place)
+        return rates[rate]
+
+    def place(self, unit: Unit, dtype: str) -> tuple[Unit, str]:
+        """The unit and dtype whose rate applies.
 
         A dtype that the unit lacks runs elsewhere: IEEE float32 and float64 products on the CUDA
         cores (torch's default for matrix products; convolutions ask for `tf32`), float8 products
@@ -410,9 +417,8 @@ class Device(_Rule):
         """
         place: tuple[Unit, str] | None = (unit, dtype) if dtype in PEAK_DTYPES else None
         while place is not None:
-            rates: Mapping[str, Number] = getattr(self.peaks, place[0])
-            if place[1] in rates:
-                return rates[place[1]]
+            if place[1] in getattr(self.peaks, place[0]):
+                return place
             place = _runs_as(*place)
         raise UsageError(f"device {self.name} has no {unit} peak for dtype {dtype!r}")
 

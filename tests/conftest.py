@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-TIERS = {"pure": "notorch", "cpu": "torch", "gpu": "gpu"}
+TIERS = {"pure": "notorch", "cpu": "torch", "browser": "browser", "gpu": "gpu"}
 HERE = Path(__file__).resolve().parent
 
 

@@ -17,12 +17,19 @@ FORMATS = {
     "text": "text",
     "json": "json",
     "md": "markdown",
+    "html": "html",
     "sarif": "sarif",
     "model-explorer": "model_explorer",
 }
 """Each format's name on the command line, and its module."""
 
-EXTENSIONS = {"json": "json", "md": "md", "sarif": "sarif", "model-explorer": "explorer.json"}
+EXTENSIONS = {
+    "json": "json",
+    "md": "md",
+    "html": "html",
+    "sarif": "sarif",
+    "model-explorer": "explorer.json",
+}
 """What `--out` writes beside the kernels."""
 
 

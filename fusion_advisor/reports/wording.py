@@ -150,6 +150,11 @@ def ways(group: GroupRow) -> list[tuple[str, ...]]:
     return [_way(row) for row in group.measured.ways] if group.measured else []
 
 
+def steps(report: Report) -> list[tuple[str, ...]]:
+    """How each way of the whole model was measured, as `ways` has it."""
+    return [_way(row) for row in report.bench.model] if report.bench else []
+
+
 def _way(row: WayRow) -> tuple[str, ...]:
     if row.us is None:
         return row.way, "", "", row.failure or row.absent or ""

@@ -49,7 +49,7 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_analyze_leaves_a_report_and_proven_kernels(softmax: tuple[Path, str]) -> None:
     folder, _ = softmax
     files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
-    reports = {"report.json", "report.md", "report.sarif", "report.explorer.json"}
+    reports = {"report.json", "report.md", "report.html", "report.sarif", "report.explorer.json"}
     assert files == {*reports, "graph.json", "kernels/softmax.py"}
     report = json.loads((folder / "report.json").read_text())
     (group,) = report["groups"]

@@ -68,6 +68,16 @@ def test_the_command_runs_from_an_empty_folder(installed: Path, tmp_path: Path) 
     assert not list(tmp_path.iterdir())
 
 
+def test_the_page_of_a_report_travels_too(installed: Path, tmp_path: Path) -> None:
+    report = ROOT / "tests" / "cpu" / "golden" / "norm_silu_report.json"
+    page = tmp_path / "report.html"
+    run(
+        installed / "bin" / "fusion-advisor", "report", report, "--format", f"html={page}",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert page.read_text().startswith("<!doctype html>")
+
+
 BACKEND = """
 import torch
 from torch._dynamo.backends.registry import lookup_backend

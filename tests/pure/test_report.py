@@ -36,13 +36,13 @@ GROUP = (
 FIELDS = {
     "tool": "name version torch triton",
     "rules": "version hash",
-    "device": "name",
+    "device": "name peaks",
     "scenario": "mode phase dtype shapes defaults",
     "model": "source captured_by nodes graph_breaks differs_from_eager",
     "totals": "flops hbm_bytes_unfused hbm_bytes_fused kernels_unfused kernels_fused time_us"
     " predicted_speedup coverage saveable_bytes ceiling_speedup peak_activation_bytes",
     "nodes.0": "name op shape dtype flops bytes_read bytes_written arithmetic_intensity bound"
-    " parallelism modelled module source",
+    " parallelism modelled module source inputs unit",
     "nodes.0.source": "file line",
     "groups.0": GROUP,
     "candidates.0": GROUP,
@@ -53,6 +53,7 @@ FIELDS = {
     "groups.0.impact": "saved_us instances saved_us_total share launches_saved"
     " activation_bytes_saved rank basis",
     "groups.0.action": "text code",
+    "groups.0.sources.0": "file line text",
     "groups.0.kernel": "status file entry schedule resources check",
     "ungrouped.0": "node reason",
     "advice.0": "code message saved_us sources",
@@ -158,6 +159,25 @@ def test_every_node_is_in_a_group_or_has_a_reason() -> None:
     assert alone.isdisjoint(members)
     assert alone | set(members) == {row.name for row in report.nodes}
     assert all(row.reason for row in report.ungrouped)
+
+
+def test_a_node_names_what_it_reads_and_the_unit_that_it_runs_on() -> None:
+    report = report_of("aten.cos.default", "aten.add.Tensor")
+    cos, add = report.nodes
+    assert (cos.inputs, add.inputs) == (["given"], ["n1", "given"])
+    assert {cos.unit, add.unit} == {"cuda float32"}
+    device = load_rulebook().device("h200")
+    assert report.device.peaks == {"cuda float32": device.peak_flops("cuda", "float32")}
+
+
+def test_a_source_line_is_quoted_where_its_file_is_there(tmp_path: Path) -> None:
+    model = tmp_path / "model.py"
+    model.write_text("first\n    x = x.cos()\n")
+    nodes = chain("aten.cos.default", "aten.cos.default")
+    here = Source(str(model), 2)
+    graph = Graph((*nodes[:2], replace(nodes[2], source=here)), (Ref("n2"),), source="model.py")
+    (group,) = report_of_graph(graph).groups
+    assert [line.text for line in group.sources] == ["", "x = x.cos()"]
 
 
 def test_an_unknown_op_is_counted_and_named() -> None:
