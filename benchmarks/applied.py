@@ -55,6 +55,7 @@ def tried(family: str) -> dict[str, Any]:
     graph = capture_module(loaded.module, loaded.args, loaded.kwargs)
     flow = dataflow(annotate(graph, rulebook.device("h200")))
     free = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
+    found = identify(flow, free, rulebook).groups
     began = time.perf_counter()
     done = apply(loaded.module, loaded.args, loaded.kwargs, device="h200", verify=False)
     return {
@@ -64,8 +65,8 @@ def tried(family: str) -> dict[str, Any]:
         "refused": dict(done.refused),
         "unplaced": dict(done.unplaced),
         "saved_us": done.saved_us,
-        "free_us": sum(g.saved_us_total for g in identify(flow, free, rulebook).groups),
-        "free": {g.pattern: g.saved_us_total for g in identify(flow, free, rulebook).groups},
+        "free_us": sum(each.saved_us_total for each in found),
+        "free": {each.pattern: each.saved_us_total for each in found},
     }
 
 

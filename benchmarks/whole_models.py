@@ -48,6 +48,8 @@ WAYS = (
 )
 """`graph`: what eager launches, captured once in a CUDA graph and replayed."""
 
+TRAINING = ("training", "training-applied")
+
 
 @dataclass(frozen=True)
 class Size:
@@ -381,7 +383,6 @@ def _measure(row: Row, step: Callable[[], Any], device: str) -> None:
 
 
 KINDS = (
-    ("ours", ()),
     ("attention", ("flash", "fmha", "attention")),
     ("products", ("gemm", "nvjet", "cutlass", "cublas", "gemv", "xmma", "splitk")),
     ("Inductor", ("triton_",)),
@@ -467,9 +468,6 @@ def run(arguments: argparse.Namespace) -> list[Row]:
                 json.dumps([asdict(row) for row in rows], indent=1)
             )
     return rows
-
-
-TRAINING = ("training", "training-applied")
 
 
 def _within(process: subprocess.Popen[str], seconds: float) -> str:
