@@ -150,8 +150,9 @@ def launcher(file: KernelFile) -> str:
     device = file.input_names[0]
     for name, access in file.stores:
         lines.append(
-            f"{name} = {device}.new_empty_strided({_shape(file, access)},"
-            f" {_output_strides(file, access)}{_made_in(file, access)})"
+            f"{name} = torch.empty_strided({_shape(file, access)},"
+            f" {_output_strides(file, access)}, dtype=torch.{access.tensor.dtype},"
+            f" device={device}.device)"
         )
     for kernel in file.kernels:
         lines += _together(file, kernel) if kernel.step.phases else _call(file, kernel)
@@ -177,12 +178,6 @@ def _read(file: KernelFile, used: str) -> list[str]:
         if f"{file.strides[name]}[" in used:
             lines.append(f"{file.strides[name]} = ranked({name}.stride(), {rank})")
     return lines
-
-
-def _made_in(file: KernelFile, access: Access) -> str:
-    """The dtype of a result that is not of its first input's."""
-    dtype = access.tensor.dtype
-    return "" if dtype == file.region.inputs[0].dtype else f", dtype=torch.{dtype}"
 
 
 def _largest(file: KernelFile) -> str:

@@ -51,7 +51,7 @@ def findings(report: Report) -> list[FindingRow]:
             code=group.deciding.code if group.deciding else "",
             state="",
             ignored=None,
-            sources=group.sources,
+            sources=[*group.sources],
         )
         for group in report.groups
     ]

@@ -79,7 +79,12 @@ def broadcast(args_0, args_1, args_2, args_3):
         return fall_back(problem, args_0, args_1, args_2, args_3)
     if not n0 * n1 * n2 * n3:
         return reference(args_0, args_1, args_2, args_3)
-    sub_out = args_0.new_empty_strided((n2, n0, n3, n1), (n0 * n3 * n1, n3 * n1, n1, 1))
+    sub_out = torch.empty_strided(
+        (n2, n0, n3, n1),
+        (n0 * n3 * n1, n3 * n1, n1, 1),
+        dtype=torch.float32,
+        device=args_0.device,
+    )
     launch(
         broadcast_kernel,
         (cdiv(n2 * n0 * n3 * n1, 1024),),

@@ -116,7 +116,7 @@ def dropout_gelu(args_0, seed=None, offset=None):
         return fall_back(problem, args_0, seed, offset)
     if not n0 * n1:
         return reference(args_0, seed, offset)
-    dropout_out = args_0.new_empty_strided((n0, n1), (n1, 1))
+    dropout_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
     launch(
         dropout_gelu_kernel,
         (cdiv(n0 * n1, 1024),),

@@ -121,11 +121,17 @@ def dropped_attention(args_0, args_1, seed=None, offset=None):
         return fall_back(problem, args_0, args_1, seed, offset)
     if not n0 * n1 * n2:
         return reference(args_0, args_1, seed, offset)
-    native_dropout_out = args_0.new_empty_strided((n0, n1, n2), (n1 * n2, n2, 1))
-    native_dropout_1_out = args_0.new_empty_strided(
+    native_dropout_out = torch.empty_strided(
+        (n0, n1, n2),
+        (n1 * n2, n2, 1),
+        dtype=torch.float32,
+        device=args_0.device,
+    )
+    native_dropout_1_out = torch.empty_strided(
         (n0, n1, n2),
         (n1 * n2, n2, 1),
         dtype=torch.bool,
+        device=args_0.device,
     )
     launch(
         dropped_attention_kernel,

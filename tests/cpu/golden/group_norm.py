@@ -71,7 +71,12 @@ def group_norm(args_0, args_1, args_2):
         return fall_back(problem, args_0, args_1, args_2)
     if not n0 * n1 * n2 * 16:
         return reference(args_0, args_1, args_2)
-    relu_out = args_0.new_empty_strided((n0, 16, n1, n2), (n1 * n2 * 16, n1 * n2, n2, 1))
+    relu_out = torch.empty_strided(
+        (n0, 16, n1, n2),
+        (n1 * n2 * 16, n1 * n2, n2, 1),
+        dtype=torch.float32,
+        device=args_0.device,
+    )
     launch(
         group_norm_kernel,
         (cdiv(n0 * 4, 8),),

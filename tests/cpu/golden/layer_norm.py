@@ -66,7 +66,7 @@ def layer_norm(args_0, args_1, args_2):
         return fall_back(problem, args_0, args_1, args_2)
     if not n0 * n1:
         return reference(args_0, args_1, args_2)
-    add_1_out = args_0.new_empty_strided((n0, n1), (n1, 1))
+    add_1_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
     launch(
         layer_norm_kernel,
         (cdiv(n0, 8),),

@@ -64,9 +64,14 @@ def masked_count(unsqueeze, args_0):
         return fall_back(problem, unsqueeze, args_0)
     if not n0 * n1:
         return reference(unsqueeze, args_0)
-    and_1_out = unsqueeze.new_empty_strided((n1, n0), (n0, 1), dtype=torch.bool)
-    sum_1_out = unsqueeze.new_empty_strided((n1, 1), (1, 1))
-    where_where_out = unsqueeze.new_empty_strided((n1, n0), (n0, 1))
+    and_1_out = torch.empty_strided((n1, n0), (n0, 1), dtype=torch.bool, device=unsqueeze.device)
+    sum_1_out = torch.empty_strided((n1, 1), (1, 1), dtype=torch.int64, device=unsqueeze.device)
+    where_where_out = torch.empty_strided(
+        (n1, n0),
+        (n0, 1),
+        dtype=torch.int64,
+        device=unsqueeze.device,
+    )
     launch(
         masked_count_kernel,
         (cdiv(n1, 16),),

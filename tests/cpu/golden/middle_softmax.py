@@ -75,7 +75,12 @@ def middle_softmax(args_0, args_1):
         return fall_back(problem, args_0, args_1)
     if not n0 * n1 * n2:
         return reference(args_0, args_1)
-    softmax_out = args_0.new_empty_strided((n0, n1, n2), (n1 * n2, n2, 1))
+    softmax_out = torch.empty_strided(
+        (n0, n1, n2),
+        (n1 * n2, n2, 1),
+        dtype=torch.float32,
+        device=args_0.device,
+    )
     launch(
         middle_softmax_kernel,
         (cdiv(n0 * n2, 32),),

@@ -66,8 +66,18 @@ def residual_rms_norm(args_0, args_1, args_2):
         return fall_back(problem, args_0, args_1, args_2)
     if not n0 * n1 * n2:
         return reference(args_0, args_1, args_2)
-    add_out = args_0.new_empty_strided((n0, n1, n2), (n1 * n2, n2, 1))
-    mul_1_out = args_0.new_empty_strided((n0, n1, n2), (n1 * n2, n2, 1))
+    add_out = torch.empty_strided(
+        (n0, n1, n2),
+        (n1 * n2, n2, 1),
+        dtype=torch.bfloat16,
+        device=args_0.device,
+    )
+    mul_1_out = torch.empty_strided(
+        (n0, n1, n2),
+        (n1 * n2, n2, 1),
+        dtype=torch.bfloat16,
+        device=args_0.device,
+    )
     launch(
         residual_rms_norm_kernel,
         (cdiv(n0 * n1, 2),),

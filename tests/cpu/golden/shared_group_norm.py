@@ -194,7 +194,12 @@ def shared_group_norm(args_0, args_1, args_2):
     if not n0 * n1 * 4:
         return reference(args_0, args_1, args_2)
     parts = cdiv(n1 * 2, 32)
-    relu_out = args_0.new_empty_strided((n0, 4, n1), (n1 * 4, n1, 1))
+    relu_out = torch.empty_strided(
+        (n0, 4, n1),
+        (n1 * 4, n1, 1),
+        dtype=torch.float32,
+        device=args_0.device,
+    )
     # Words of this call alone, 0 until they are left; a captured graph zeroes them anew.
     workspace = torch.zeros(16 + n0 * 2 * parts, dtype=torch.int64, device=args_0.device)
     # Programs wait where there surely is room for all of a row, and for other such kernels;

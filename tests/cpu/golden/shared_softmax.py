@@ -201,7 +201,7 @@ def shared_softmax(args_0):
     if not n0 * n1:
         return reference(args_0)
     parts = cdiv(n1, 64)
-    div_out = args_0.new_empty_strided((n0, n1), (n1, 1))
+    div_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
     # Words of this call alone, 0 until they are left; a captured graph zeroes them anew.
     workspace = torch.zeros(16 + n0 * parts, dtype=torch.int64, device=args_0.device)
     # Programs wait where there surely is room for all of a row, and for other such kernels;

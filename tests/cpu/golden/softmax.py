@@ -56,7 +56,7 @@ def softmax(args_0):
         return fall_back(problem, args_0)
     if not n0 * n1:
         return reference(args_0)
-    div_out = args_0.new_empty_strided((n0, n1), (n1, 1))
+    div_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
     launch(
         softmax_kernel,
         (cdiv(n0, 4),),

@@ -75,7 +75,12 @@ def swiglu(chunk_1, chunk_1_1):
         return fall_back(problem, chunk_1, chunk_1_1)
     if not n0 * n1 * n2:
         return reference(chunk_1, chunk_1_1)
-    mul_out = chunk_1.new_empty_strided((n0, n1, n2), (n1 * n2, n2, 1))
+    mul_out = torch.empty_strided(
+        (n0, n1, n2),
+        (n1 * n2, n2, 1),
+        dtype=torch.bfloat16,
+        device=chunk_1.device,
+    )
     launch(
         swiglu_kernel,
         (cdiv(n0 * n1 * n2, 1024),),
