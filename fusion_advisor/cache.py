@@ -58,8 +58,11 @@ def find(folder: Path, request: Request, rulebook: Rulebook) -> Outcome | None:
         if any(_content(Path(name)) != mark for name, mark in content["files"].items()):
             return None
         report = Report.model_validate(content["report"])
+        kernels = dict(content["kernels"])
+        for group in report.groups:
+            group.kernel.text = kernels.get(group.kernel.entry)
         os.utime(file)
-        return Outcome(report, dict(content["kernels"]), dict(content["graph"]))
+        return Outcome(report, kernels, dict(content["graph"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
