@@ -155,7 +155,7 @@ def test_a_second_run_of_an_unchanged_model_is_the_first_ones(repository: Path) 
         for folder in (repository / "a", repository / "b")
     ]
     assert texts[0] == texts[1]
-    assert len(texts[0]) == 6
+    assert len(texts[0]) == 7
     again = run("analyze", *options, "--no-cache", cwd=repository, environment=cached)
     assert "nothing changed" not in again.stderr
     model.write_text(model.read_text().replace("y * torch", "2 * y * torch"))
