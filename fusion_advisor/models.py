@@ -326,8 +326,7 @@ def under_scenario(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A model's inputs as fake tensors, with the scenario's batch, sequence length and dtype."""
     args, kwargs = _named(module, args, kwargs, scenario, fake)
-    leading = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    sizes = {dim: next((x.shape[dim] for x in leading if x.dim() > dim), None) for dim in (0, 1)}
+    sizes = leading_sizes((args, kwargs))
     wanted = {0: scenario.batch, 1: scenario.seq}
 
     def adjusted(value: Any) -> Any:
@@ -346,6 +345,13 @@ def under_scenario(
             return torch.empty(shape, dtype=dtype)
 
     return pytree.tree_map(adjusted, (args, kwargs))
+
+
+def leading_sizes(given: Any) -> dict[int, int | None]:
+    """The first and the second dimension of the first tensor that has one: what a batch and a
+    sequence length are taken for."""
+    tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, torch.Tensor)]
+    return {dim: next((x.shape[dim] for x in tensors if x.dim() > dim), None) for dim in (0, 1)}
 
 
 def _named(

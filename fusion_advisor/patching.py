@@ -33,10 +33,10 @@ from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.stamp import Stamp, body, stamped
-from fusion_advisor.trial import Runs, Trial, tried, tried_alone
+from fusion_advisor.trial import Moved, Runs, Trial, tried, tried_alone
 from fusion_advisor.verify import Provers, provers, verify
 
-Captured = Callable[[str, Scenario, str | None, tuple[str, str] | None], Graph]
+Captured = Callable[[str, Scenario, str | None, Moved | None], Graph]
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ def patched(
 
     `root` is the tree that a diff may edit; `captured` gives the graph of a model with its trail,
     with the kernels of a package as their references, and with what it imports from one folder from
-    another instead. The partition is solved for what the
-    source can express: the tree's, or without a diff the model's own file. A package of kernels
-    that is there keeps them. Raises UsageError and CaptureError as `analyze` does.
+    another instead. The partition is solved for what the source can express: the tree's, or without
+    a diff the model's own file. A package of kernels that is there keeps them. Raises UsageError
+    and CaptureError as `analyze` does.
     """
     listener = listener or Silent()
     model = Path(request.model.partition(":")[0]).resolve()
@@ -97,7 +97,7 @@ def patched(
     def flow_of(
         model: str,
         scenario: Scenario,
-        moved: tuple[str, str] | None = None,
+        moved: Moved | None = None,
         references: str | None = None,
     ) -> Dataflow:
         return dataflow(annotate(captured(model, scenario, references, moved), device))

@@ -16,9 +16,10 @@ import copy
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from fusion_advisor.emitted import Fault, cause
 from fusion_advisor.kernels import from_json, to_json
 from fusion_advisor.measurements import Ran, RunJob
 from fusion_advisor.measuring import errors
-from fusion_advisor.models import OnHost, defaults, found_in
+from fusion_advisor.models import OnHost, defaults, found_in, leading_sizes
 from fusion_advisor.scenario import Scenario
 from fusion_advisor.workers import protocol
 
@@ -42,13 +43,10 @@ class _Model:
 
     module: torch.nn.Module
     draw: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
-    wide: list[torch.nn.Module] = field(default_factory=list[torch.nn.Module])
 
-    @property
+    @cached_property
     def in_float64(self) -> torch.nn.Module:
-        if not self.wide:
-            self.wide.append(copy.deepcopy(self.module).double())
-        return self.wide[0]
+        return copy.deepcopy(self.module).double()
 
 
 _Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -67,13 +65,9 @@ def _scenario(job: RunJob) -> Scenario:
     return Scenario(dtype=job.dtype, autocast=job.autocast)
 
 
-@contextmanager
-def _on(device: str) -> Generator[None]:
+def _on(device: str) -> AbstractContextManager[Any]:
     """What the user's code says of CUDA is read as the host where there is none."""
-    with ExitStack() as stack:
-        if device == "cpu":
-            stack.enter_context(OnHost())
-        yield
+    return OnHost() if device == "cpu" else nullcontext()
 
 
 def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
@@ -153,8 +147,7 @@ def _sized(given: _Given, size: tuple[int, int], dtype: str | None, device: str)
     """Inputs whose first and second dimensions, where they are as long as those of the first
     tensor, have other lengths: their own elements, again from the start where these do not do.
     Numbers that say nothing, as `torch.empty` has them, are drawn anew."""
-    tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, torch.Tensor)]
-    leading = {dim: next((x.shape[dim] for x in tensors if x.dim() > dim), None) for dim in (0, 1)}
+    leading = leading_sizes(given)
 
     def resized(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
