@@ -35,3 +35,9 @@ def write(file: Path, text: str) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
+
+
+def tree_of(file: Path) -> Path:
+    """The git working tree that a file is in, else its folder."""
+    folder = file.resolve().parent
+    return next((p for p in (folder, *folder.parents) if (p / ".git").exists()), folder)

@@ -93,6 +93,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "rewriting",
         "backend applied",
         "transformers_patch",
+        "commands",
         "cli",
         "__main__",
     )

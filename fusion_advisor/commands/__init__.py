@@ -1,0 +1,1 @@
+"""The commands: a module takes options, calls the package and tells the user."""

@@ -1,0 +1,113 @@
+"""`analyze` and `emit`: MODEL in, a report and kernels out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fusion_advisor.commands.options import (
+    FAILED,
+    FORMAT_NAMES,
+    Baseline,
+    FailOn,
+    Options,
+    rulebook_of,
+    takes_options,
+    text_of,
+)
+from fusion_advisor.commands.outcome import analyzed, outcome_of, write_folder
+from fusion_advisor.commands.output import asked_outputs, deliver, show, tell
+from fusion_advisor.errors import UsageError
+from fusion_advisor.files import require_folder, tree_of, write
+
+if TYPE_CHECKING:
+    from fusion_advisor.configuration import Settings
+    from fusion_advisor.report import Report
+
+
+@takes_options
+def analyze(
+    options: Options,
+    *,
+    out: Annotated[Path | None, typer.Option(help="folder for kernels and all formats")] = None,
+    format: Annotated[
+        list[str] | None, typer.Option(help=f"{FORMAT_NAMES}, with =FILE into a file")
+    ] = None,
+    json: Annotated[str | None, typer.Option(help="the JSON report's file; - is stdout")] = None,
+    baseline: Baseline = None,
+    fail_on: FailOn = None,
+    top: Annotated[int, typer.Option(help="rows of each list in the text", min=0)] = 10,
+    with_graph: Annotated[
+        bool, typer.Option("--with-graph", help="put the captured graph into the report")
+    ] = False,
+    cache: Annotated[
+        bool, typer.Option(help="take what an earlier run of the unchanged model came to")
+    ] = True,
+) -> int:
+    """Report what to fuse in MODEL, why, and what it saves; in each of its scenarios."""
+    from fusion_advisor.reviewing import Reviewing, unused_comments
+
+    outputs = asked_outputs(format or [], json)
+    settings = options.settings(**{"baseline": text_of(baseline), "fail-on": fail_on})
+    several = len(settings.scenarios) > 1
+    if several and any(output.file is None for output in outputs):
+        raise UsageError("several scenarios: give each format =FILE, or choose one: --scenario")
+    if out is not None:
+        require_folder(out)
+    tree = tree_of(Path.cwd() / "any")
+    reviewing = Reviewing(settings, rulebook_of(settings.rules), tree)
+    kernels = "kernels" if out else None
+    requests = {name: options.request(settings, kernels, name) for name in settings.scenarios}
+    reports: dict[str, Report] = {}
+    for name, request in requests.items():
+        if several:
+            tell(f"scenario {name}")
+        outcome = outcome_of(request, options.verbose, cached=cache and not options.debug)
+        report = reports[name] = outcome.report
+        if with_graph:
+            report.graph = dict(outcome.graph)
+        reviewing.review(name, report)
+        if out is not None:
+            write_folder(out / name if several else out, outcome)
+        deliver(report, [output.of(name) for output in outputs] if several else outputs)
+        if not any(output.name == "text" for output in outputs):
+            show(report, top)
+    if several:
+        _weigh(settings, reports, out)
+    for line in unused_comments(reports):
+        tell(line)
+    failures = [*reviewing.failures(reports)]
+    for line in failures:
+        tell(f"fusion-advisor: {line}")
+    return FAILED if failures else 0
+
+
+def _weigh(settings: Settings, reports: Mapping[str, Report], out: Path | None) -> None:
+    """Says what all scenarios come to, and leaves it beside their folders."""
+    from fusion_advisor.weighted import as_data, described, weighed
+
+    rows = [weighed(name, settings.scenarios[name].weight, reports[name]) for name in reports]
+    for line in described(rows):
+        tell(line)
+    if out is not None:
+        write(out / "scenarios.json", dumps(as_data(rows), indent=1) + "\n")
+
+
+@takes_options
+def emit(
+    options: Options, *, out: Annotated[Path, typer.Option(help="folder for the kernels")]
+) -> int:
+    """Write a checked Triton kernel for each accepted group of MODEL."""
+    require_folder(out)
+    analysis = analyzed(options.request(options.settings(), str(out)), options.verbose)
+    for kernel in analysis.kernels:
+        write(out / f"{kernel.name}.py", kernel.text)
+    from fusion_advisor.reports import wording
+
+    for group in analysis.report.groups:
+        tell(f"{group.kernel.file or group.id}: {group.pattern}: {wording.kernel(group)}")
+    return 0

@@ -1,0 +1,85 @@
+"""`explain`, `devices`, `rules`, `ops`, `doctor`: what is known, what this machine can run."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fusion_advisor.commands.options import Debug, Rules, rulebook_of
+from fusion_advisor.errors import UsageError
+
+
+def explain(
+    name: Annotated[str | None, typer.Argument(metavar="CODE|NAME")] = None,
+    all: Annotated[bool, typer.Option("--all", help="every gate and idiom")] = False,
+    rules: Rules = None,
+    debug: Debug = False,
+) -> None:
+    """Say what a gate or idiom asks, why, its limits and their sources."""
+    from fusion_advisor.explanation import entry, explanation
+
+    rulebook = rulebook_of(rules)
+    if all:
+        chosen = [*rulebook.gates.values(), *rulebook.patterns.values()]
+    elif name:
+        chosen = [entry(rulebook, name)]
+    else:
+        raise UsageError("explain what? Give a code or name (FA401, softmax), or --all")
+    print("\n\n".join(explanation(rulebook, rule) for rule in chosen))
+
+
+def devices(rules: Rules = None, debug: Debug = False) -> None:
+    """List the GPUs that can be judged for."""
+    for name, device in rulebook_of(rules).devices.items():
+        print(
+            f"{name:10} {device.title:32} sm_{device.capability:<4}"
+            f"{device.datasheet_bandwidth / 1e9:6.0f} GB/s"
+            f"{device.peak_flops('tensor', 'bfloat16') / 1e12:8.1f} TFLOP/s bf16"
+            f"{device.sm_count:5} SMs"
+        )
+
+
+def rules(rules: Rules = None, debug: Debug = False) -> None:
+    """List the gates, idioms and tuned numbers, with the rules' version and hash."""
+    rulebook = rulebook_of(rules)
+    print(f"rules {rulebook.version} {rulebook.hash}")
+    for gate in rulebook.gates.values():
+        limits = ", ".join(f"{name} {number}" for name, number in gate.limits.items())
+        print(f"{gate.code} {gate.name:20} {gate.comparison:2} {limits or gate.limit}")
+    for pattern in rulebook.patterns.values():
+        print(f"      {pattern.name:20} {pattern.what}")
+    for field, number in rulebook.tuned():
+        print(f"      {field:36} {number!s:16} {number.source}")
+
+
+def ops(debug: Debug = False) -> None:
+    """List the ops that are modelled, and whether they have a meaning that can be fused."""
+    from fusion_advisor.ops import REGISTRY
+
+    for name, op in sorted(REGISTRY.items()):
+        print(f"{name:56} {op.pattern:12} {'fusible' if op.meaning else 'counted'}")
+
+
+def doctor(debug: Debug = False) -> None:
+    """Say what this machine can run and what it cannot."""
+    from fusion_advisor.cache import cache_folder
+    from fusion_advisor.machine import choose_device, gpu_names, ptxas, version
+
+    gpus, assembler = gpu_names(), ptxas()
+    triton = version("triton")
+    rows = {
+        "python": sys.version.split()[0],
+        "fusion-advisor": version("fusion-advisor") or "not installed",
+        "torch": version("torch") or "missing: models cannot be captured; pip install torch",
+        "triton": triton or "missing: kernels are not checked; pip install triton",
+        "transformers": version("transformers") or "missing: hf: models need it",
+        "GPU": ", ".join(gpus) or "none: kernels are checked by Triton's interpreter",
+        "device": choose_device(None, rulebook_of(None), gpus)[1],
+        "interpreter": "yes" if triton else "no: needs triton",
+        "ptxas": str(assembler or "missing: kernels are not compiled"),
+        "cache": str(cache_folder()),
+    }
+    for name, value in rows.items():
+        print(f"{name:15} {value}")

@@ -1,0 +1,168 @@
+"""`bench` and `calibrate`: what runs on a GPU."""
+
+from __future__ import annotations
+
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fusion_advisor.commands.options import (
+    FAILED,
+    Debug,
+    Options,
+    Rules,
+    rulebook_of,
+    takes_options,
+)
+from fusion_advisor.commands.outcome import outcome_of, write_folder
+from fusion_advisor.commands.output import show, tell
+from fusion_advisor.errors import UsageError
+from fusion_advisor.files import require_folder, write
+
+if TYPE_CHECKING:
+    from fusion_advisor.configuration import Settings
+    from fusion_advisor.records import Graph
+    from fusion_advisor.report import Report
+
+
+@takes_options
+def bench(
+    options: Options,
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="folder for report and rows (default: the report's own)")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="a group or candidate by its id; all groups if none")
+    ] = None,
+    candidates: Annotated[
+        bool,
+        typer.Option("--candidates", help="emit and time rejected candidates that have a plan"),
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="leave out what stands in bench.jsonl from this GPU"),
+    ] = False,
+    torch_compile: Annotated[
+        bool, typer.Option(help="measure torch.compile in its modes, too")
+    ] = True,
+    whole: Annotated[bool, typer.Option(help="measure the whole model, too")] = True,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="without a GPU: run each way once, give no times")
+    ] = False,
+) -> int:
+    """Check and time eager, its rivals and the emitted kernels of MODEL or a REPORT.json."""
+    from fusion_advisor.machine import gpu_names
+
+    if not rehearse and not gpu_names():
+        raise UsageError(
+            "bench times on a GPU and there is none here; take the report's folder to one, "
+            "or give --rehearse to see that every way runs"
+        )
+    settings = options.settings()
+    if settings.model.endswith(".json") and not settings.model.startswith("hf:"):
+        folder = Path(settings.model).parent
+    else:
+        folder = out or Path("bench")
+        require_folder(folder)
+        request = options.request(settings, "kernels")
+        write_folder(folder, outcome_of(request, options.verbose, cached=False))
+    return _bench(
+        folder, out or folder, settings, only or [], candidates=candidates, resume=resume,
+        compiled=torch_compile, whole=whole, rehearse=rehearse,
+    )  # fmt: skip
+
+
+def _bench(
+    folder: Path,
+    out: Path,
+    settings: Settings,
+    only: list[str],
+    *,
+    candidates: bool,
+    resume: bool,
+    compiled: bool,
+    whole: bool,
+    rehearse: bool,
+) -> int:
+    """Measures what `analyze --out` left in a folder; rows and reports go to `out`."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from fusion_advisor.bench import Run, bench
+    from fusion_advisor.ledger import Ledger
+    from fusion_advisor.report import load_report
+    from fusion_advisor.reports import EXTENSIONS, render
+
+    given = Path(settings.model)
+    file = given if given.suffix == ".json" else folder / "report.json"
+    report = load_report(file)
+    require_folder(out)
+    graph = _graph_of(report, file)
+    texts = {
+        group.id: (folder / group.kernel.file).read_text(encoding="utf-8")
+        for group in report.groups
+        if group.kernel.file and (folder / group.kernel.file).is_file()
+    }
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as shown:
+        task = shown.add_task("starting", total=None)
+
+        def told(what: str, done: int, total: int) -> None:
+            shown.update(task, description=what, completed=done, total=total)
+
+        rulebook = rulebook_of(settings.rules)
+        ledger = Ledger(out / "bench.jsonl", report, rulebook.hash, resume=resume)
+        run = Run(
+            report, graph, rulebook, texts, tuple(only), candidates, compiled,
+            whole=whole and not rehearse, rehearse=rehearse, told=told,
+            ledger=None if rehearse else ledger,
+        )  # fmt: skip
+        found = bench(run)
+    if rehearse:
+        tell("rehearsed on the CPU: nothing was measured, no report is written")
+        broken = [f"{who}: {row.way}: {row.failure}" for who, row in run.failures()]
+        for line in broken:
+            tell(line)
+        return FAILED if broken else 0
+    for name, extension in EXTENSIONS.items():
+        write(out / f"report.{extension}", render(found, name))
+    show(found, len(found.groups))
+    return 0
+
+
+def _graph_of(report: Report, file: Path) -> Graph:
+    """The graph in a report, or beside it as `analyze --out` leaves it."""
+    from fusion_advisor.wire import graph_from_json
+
+    beside = file.parent / "graph.json"
+    if report.graph is None and not beside.is_file():
+        raise UsageError(
+            f"{file}: no graph in it and no graph.json beside it; run analyze with --out again"
+        )
+    text = dumps(report.graph) if report.graph else beside.read_text(encoding="utf-8")
+    try:
+        return graph_from_json(text)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{beside}: not a graph of fusion-advisor; analyze again") from error
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option(help="TOML file, to be laid over the rules")],
+    device: Annotated[str | None, typer.Option(help="whose rules (default: the GPU here)")] = None,
+    rules: Rules = None,
+    debug: Debug = False,
+) -> None:
+    """Measure what the GPU here reaches, as rules: copy bandwidth, matrix products, a launch."""
+    from fusion_advisor.calibrate import calibrated, overlay
+    from fusion_advisor.machine import gpu_names
+
+    gpus = gpu_names()
+    if not gpus:
+        raise UsageError("calibrate measures a GPU and there is none here")
+    rulebook = rulebook_of(rules)
+    part = rulebook.device(device or gpus[0])
+    write(out, overlay(part, calibrated(part, rulebook)))
+    tell(f"{out}: lay it over the rules with --rules {out}")

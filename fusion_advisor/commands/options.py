@@ -1,0 +1,217 @@
+"""Options that several commands share, and what they come to: settings, a request, the command that
+makes the same again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from fusion_advisor.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from fusion_advisor.configuration import Settings
+    from fusion_advisor.rulebook import Rulebook
+    from fusion_advisor.scenario import Request
+
+
+GIB = 1 << 30
+
+
+FAILED = 1
+"""Exit code of a `--fail-on` condition."""
+
+
+Rules = Annotated[
+    list[Path] | None, typer.Option("--rules", help="TOML file or folder laid over the rules")
+]
+
+
+FORMAT_NAMES = "text, json, md, html, sarif or model-explorer"
+
+
+Baseline = Annotated[
+    Path | None, typer.Option(help="an earlier report.json, or the folder that --out left")
+]
+
+
+FailOn = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="exit with 1: new, accepted, unverified, regression[=SHARE], coverage[=SHARE]"
+    ),
+]
+
+
+Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks and the model's output")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every command takes that captures a model. None: as pyproject.toml has it, else by
+    default."""
+
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="file.py, file.py:name, package.module:name, hf:config.json[#AutoClass], a .pt2;"
+            " the one of [tool.fusion-advisor] if left out",
+        ),
+    ] = None
+    scenario: Annotated[
+        str | None, typer.Option(help="one scenario of [tool.fusion-advisor], by its name")
+    ] = None
+    device: Annotated[
+        str | None, typer.Option(help="GPU to judge for (default: the one here, else h200)")
+    ] = None
+    mode: Annotated[str | None, typer.Option(help="eval (default) or train")] = None
+    dtype: Annotated[str | None, typer.Option(help="dtype that the model is built in")] = None
+    autocast: Annotated[
+        str | None, typer.Option(help="dtype of torch.autocast around the model")
+    ] = None
+    batch: Annotated[int | None, typer.Option(help="size of the inputs' first dimension")] = None
+    seq: Annotated[int | None, typer.Option(help="size of the inputs' second dimension")] = None
+    input: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="an input as NAME=SHAPE:DTYPE, x=4x128:int64"),
+    ] = None
+    dynamic: Annotated[bool | None, typer.Option("--dynamic", help="keep sizes symbolic")] = None
+    phase: Annotated[str | None, typer.Option(help="forward (default), prefill or decode")] = None
+    kv_len: Annotated[int | None, typer.Option(help="filled length of the cache in decode")] = None
+    rules: Rules = None
+    timeout: Annotated[
+        float | None, typer.Option(help="seconds that the model's code may run (default: 180)")
+    ] = None
+    memory: Annotated[
+        float | None, typer.Option(help="GiB that the model's code may use (default: 8)")
+    ] = None
+    verify: Annotated[bool, typer.Option(help="check every kernel against fp64")] = True
+    compile: Annotated[bool, typer.Option(help="compile every kernel for the device")] = True
+    verbose: Annotated[bool, typer.Option("--verbose", help="show the time of each stage")] = False
+    debug: Debug = False
+
+    def settings(self, **more: Any) -> Settings:
+        """The options, and `more` of them by their keys, over what pyproject.toml has. UsageError
+        for a wrong value."""
+        from fusion_advisor.configuration import ScenarioTable, settled
+
+        asked = {name.replace("_", "-"): getattr(self, name, None) for name in _keys(ScenarioTable)}
+        rules = [str(path) for path in self.rules] if self.rules else None
+        given = {
+            "model": self.model, "device": self.device, "rules": rules,
+            "timeout": self.timeout, "memory": self.memory, **more,
+        }  # fmt: skip
+        return settled(only_given(given), only_given(asked), self.scenario)
+
+    def request(
+        self, settings: Settings, folder: str | None, scenario: str | None = None
+    ) -> Request:
+        """One scenario of the settings as a request, kernels going to `folder`. UsageError where
+        there are several and none is named."""
+        from fusion_advisor.scenario import Limits, Request
+
+        values, asked = settings.values, settings.scenarios[scenario or settings.only].scenario
+        if asked.phase != "forward" and not settings.model.startswith("hf:"):
+            raise UsageError(f"phase {asked.phase}: only for hf: models, which have a cache")
+        return Request(
+            model=settings.model,
+            scenario=asked,
+            limits=Limits(values.timeout, int(values.memory * GIB)),
+            device=values.device,
+            rules=settings.rules,
+            verify=self.verify,
+            compile=self.compile,
+            folder=folder,
+            command=regenerate(scenario if len(settings.scenarios) > 1 else None),
+            debug=self.debug,
+        )
+
+
+def _keys(table: type[BaseModel]) -> list[str]:
+    return list(table.model_fields)
+
+
+def only_given(options: dict[str, Any]) -> dict[str, Any]:
+    """Those that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def takes_options(command: Callable[..., int]) -> Callable[..., int]:
+    """A command whose first parameter is `Options`, as typer sees it: each field a parameter."""
+    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
+    types = get_type_hints(Options, include_extras=True)
+    shared = [
+        inspect.Parameter(
+            option.name, inspect.Parameter.KEYWORD_ONLY, annotation=types[option.name],
+            default=inspect.Parameter.empty if option.default is MISSING else option.default,
+        )
+        for option in fields(Options)
+    ]  # fmt: skip
+
+    @functools.wraps(command)
+    def run(**given: Any) -> int:
+        options = Options(**{option.name: given.pop(option.name) for option in shared})
+        return command(options, **given)
+
+    vars(run)["__signature__"] = inspect.Signature([*own, *shared])
+    return run
+
+
+def text_of(path: Path | None) -> str | None:
+    """A path as pyproject.toml would have it."""
+    return None if path is None else str(path)
+
+
+def one_of(option: str, value: str, *known: str) -> Any:
+    """The value of an option that knows these alone. UsageError for another."""
+    if value not in known:
+        raise UsageError(f"{option} {value!r}: expected {' or '.join(known)}")
+    return value
+
+
+def rulebook_of(rules: Sequence[Path] | None) -> Rulebook:
+    """The rules with those of `--rules` laid over them."""
+    from fusion_advisor.rulefiles import load_rulebook
+
+    return load_rulebook(rules or ())
+
+
+_KEPT_OPTIONS = frozenset(
+    {"--device", "--mode", "--dtype", "--autocast", "--batch", "--seq", "--input", "--phase",
+     "--kv-len", "--rules", "--scenario"}
+)  # fmt: skip
+_WITH_VALUE = frozenset(
+    {"--out", "--format", "--json", "--timeout", "--memory", "--fail-on", "--top"}
+    | {"--model-new", "--root", "--level", "--baseline"}
+)
+
+
+def regenerate(scenario: str | None) -> str:
+    """The command that makes the same kernels again: the model and its scenario, by its name where
+    it is one of several."""
+    words = sys.argv[2:]
+    kept = ["--scenario", scenario] if scenario else []
+    while words:
+        word = words.pop(0)
+        option = word.split("=")[0]
+        if option in _KEPT_OPTIONS:
+            kept.append(word)
+            if "=" not in word and words:
+                kept.append(words.pop(0))
+        elif word == "--dynamic" or not word.startswith("-"):
+            kept.append(word)
+        elif option in _WITH_VALUE and "=" not in word and words:
+            words.pop(0)
+    if sys.argv[1:2] == ["patch"]:
+        return shlex.join(["fusion-advisor", "patch", *kept, "--out", "kernels.patch"])
+    return shlex.join(["fusion-advisor", "emit", *kept, "--out", "kernels"])

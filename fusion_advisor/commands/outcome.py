@@ -1,0 +1,90 @@
+"""What a request comes to, of the cache or anew, and the folder that `--out` names."""
+
+from __future__ import annotations
+
+import time
+from json import dumps, loads
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusion_advisor.commands.options import rulebook_of
+from fusion_advisor.commands.output import Terminal, tell
+from fusion_advisor.errors import UsageError
+from fusion_advisor.files import write
+
+if TYPE_CHECKING:
+    from fusion_advisor.cache import Outcome
+    from fusion_advisor.pipeline import Analysis
+    from fusion_advisor.records import Graph
+    from fusion_advisor.report import Report
+    from fusion_advisor.scenario import Request
+
+
+def outcome_of(request: Request, verbose: bool, *, cached: bool) -> Outcome:
+    """The report, kernels and graph of a request: of the cache where it has them, else anew."""
+    from fusion_advisor.cache import Outcome, cache_folder, find, keep
+
+    rulebook, folder = rulebook_of(request.rules), cache_folder()
+    found = find(folder, request, rulebook) if cached else None
+    if found is not None:
+        tell(f"assumed: {'; '.join(found.report.scenario.defaults)}")
+        tell(f"nothing changed since an earlier run: taken from {folder}; --no-cache runs again")
+        return found
+    started = time.time()
+    analysis = analyzed(request, verbose)
+    graph = analysis.flow.annotated.graph
+    texts = {kernel.name: kernel.text for kernel in analysis.kernels}
+    outcome = Outcome(analysis.report, texts, _as_json(graph))
+    if cached and not _failed_check(analysis.report):
+        keep(folder, request, rulebook, outcome, graph.files, started)
+    return outcome
+
+
+def analyzed(request: Request, verbose: bool) -> Analysis:
+    from fusion_advisor.capture import capturing
+
+    with capturing(request.model, request.scenario, request.limits, request.debug) as captured:
+        from rich.console import Console  # while the child imports torch
+
+        from fusion_advisor.pipeline import analyze
+
+        with Console(stderr=True).status("starting") as status:
+            return analyze(request, captured, Terminal(status, verbose))
+
+
+def _failed_check(report: Report) -> bool:
+    """Did a check fail, which may have been for want of time or memory?"""
+    checks = [group.kernel.check for group in report.groups]
+    return any(check is not None and not check.passed for check in checks)
+
+
+def write_folder(out: Path, outcome: Outcome) -> None:
+    """The kernels and every format of the report, in place of what an earlier run left."""
+    from fusion_advisor.reports import EXTENSIONS, render
+
+    write(out / "graph.json", dumps(outcome.graph))
+    stale = _kernel_files(out)
+    for name, text in outcome.kernels.items():
+        write(out / "kernels" / f"{name}.py", text)
+    for file in stale - {f"{name}.py" for name in outcome.kernels}:
+        (out / "kernels" / file).unlink(missing_ok=True)
+    for name, extension in EXTENSIONS.items():
+        write(out / f"report.{extension}", render(outcome.report, name))
+
+
+def _kernel_files(out: Path) -> set[str]:
+    """The kernels that the report in a folder names: files of ours, unlike others beside them."""
+    from fusion_advisor.report import load_report
+
+    try:
+        groups = load_report(out / "report.json").groups
+    except UsageError:
+        return set()  # no report, or none of this version: whose the files are is not known
+    return {Path(group.kernel.file).name for group in groups if group.kernel.file}
+
+
+def _as_json(graph: Graph) -> dict[str, Any]:
+
+    from fusion_advisor.wire import graph_to_json
+
+    return loads(graph_to_json(graph))

@@ -1,0 +1,109 @@
+"""Where reports go, and what a person at the terminal is told meanwhile: standard error, so that
+standard output can carry a report alone."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusion_advisor.errors import UsageError
+from fusion_advisor.files import write
+
+if TYPE_CHECKING:
+    from rich.status import Status
+
+    from fusion_advisor.report import Report
+
+
+@dataclass(frozen=True)
+class Output:
+    """A format and its file; None is standard output."""
+
+    name: str
+    file: Path | None
+
+    def of(self, scenario: str) -> Output:
+        """The same for one scenario of several: `report.decode.json` for `report.json`."""
+        assert self.file is not None
+        return Output(self.name, self.file.with_suffix(f".{scenario}{self.file.suffix}"))
+
+
+def asked_outputs(formats: list[str], json: str | None) -> list[Output]:
+    """What `--format` and `--json` ask for. UsageError for an unknown format."""
+    from fusion_advisor.reports import FORMATS
+
+    if json is not None:
+        formats = [*formats, "json" if json == "-" else f"json={json}"]
+    outputs: list[Output] = []
+    for text in formats:
+        name, _, file = text.partition("=")
+        if name not in FORMATS:
+            raise UsageError(f"--format {text!r}: expected {', '.join(FORMATS)}, with =FILE or not")
+        outputs.append(Output(name, Path(file) if file and file != "-" else None))
+    if sum(output.file is None for output in outputs) > 1:
+        raise UsageError("only one format can go to standard output: give the others =FILE")
+    return outputs
+
+
+def deliver(report: Report, outputs: list[Output]) -> None:
+    """Writes the report in each format to its place."""
+    from fusion_advisor.reports import render
+
+    for output in outputs:
+        text = render(report, output.name)
+        if output.file is None:
+            _print(text)
+        else:
+            write(output.file, text)
+
+
+def _print(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        sys.stdout = None  # else Python tries again as it ends
+        raise UsageError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def show(report: Report, top: int) -> None:
+    """The text on standard error, in colour on a terminal."""
+    from rich.console import Console
+
+    from fusion_advisor.reports.text import MIN_WIDTH, document
+
+    console = Console(stderr=True)
+    console.width = max(MIN_WIDTH, console.width if console.is_terminal else 100)
+    console.print(document(report, top))
+
+
+class Terminal:
+    """Says what was assumed, and shows the running stage where standard error is a terminal."""
+
+    def __init__(self, status: Status, verbose: bool) -> None:
+        self._status = status
+        self._verbose = verbose
+        self._running = ""
+        self._since = time.perf_counter()
+
+    def assumed(self, facts: Sequence[str]) -> None:
+        tell(f"assumed: {'; '.join(facts)}")
+
+    def stage(self, name: str) -> None:
+        """One stage has ended and the next begins."""
+        now = time.perf_counter()
+        if self._verbose and self._running:
+            tell(f"{self._running}: {now - self._since:.2f} s")
+        self._running, self._since = name, now
+        self._status.update(name)
+
+
+def tell(line: str) -> None:
+    """A line for people."""
+    print(line, file=sys.stderr)

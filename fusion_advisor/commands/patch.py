@@ -1,0 +1,183 @@
+"""`patch`: the kernels of MODEL's groups in its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fusion_advisor.commands.options import FAILED, Options, one_of, takes_options
+from fusion_advisor.commands.output import Terminal, tell
+from fusion_advisor.errors import PatchError, UsageError
+from fusion_advisor.files import require_folder, tree_of, write
+
+if TYPE_CHECKING:
+    from fusion_advisor.configuration import Settings
+    from fusion_advisor.patching import Patched
+    from fusion_advisor.records import Graph
+    from fusion_advisor.scenario import Scenario
+
+
+@takes_options
+def patch(
+    options: Options,
+    *,
+    out: Annotated[Path | None, typer.Option(help="the diff, as git apply takes it")] = None,
+    model_new: Annotated[
+        Path | None,
+        typer.Option(
+            help="one file with a class ModelNew and its kernels, as KernelBench takes it"
+        ),
+    ] = None,
+    level: Annotated[
+        str, typer.Option(help="kernel; or framework: PyTorch's own ops where one does the same")
+    ] = "kernel",
+    check: Annotated[
+        bool, typer.Option("--check", help="exit with 1 if kernels of an earlier patch are stale")
+    ] = False,
+    root: Annotated[
+        Path | None, typer.Option(help="the tree that may be edited (default: the git one)")
+    ] = None,
+) -> int:
+    """Put the kernels of MODEL's groups into its source: as a diff, or as a class ModelNew."""
+    from rich.console import Console
+
+    from fusion_advisor.capture import capture
+    from fusion_advisor.patching import patched
+
+    settings = options.settings()
+    model = settings.model
+    if model.startswith("hf:"):
+        if out is None or check or model_new or level != "kernel":
+            raise UsageError(f"patch {model}: takes --out FILE and no other form of patch")
+        return _patch_family(options, settings, out, root or tree_of(out))
+    file = Path(model.partition(":")[0])
+    if file.suffix != ".py":
+        raise UsageError(f"patch {model}: only a model in a .py file, or of hf:, has a source")
+    if not file.is_file():
+        raise UsageError(f"{file}: no such file")
+    if check:
+        return _check_kernels(file, settings.rules)
+    if out is None and model_new is None:
+        raise UsageError(
+            "patch: say where to write it: --out FILE, --model-new FILE or both; or give --check"
+        )
+    operators = one_of("--level", level, "kernel", "framework") == "framework"
+    for written in (out, model_new):
+        if written is not None:
+            require_folder(written.parent)
+    tree = (root or tree_of(file)).resolve()
+    if not file.resolve().is_relative_to(tree):
+        raise UsageError(f"--root {tree}: {file} is not in it")
+    request = options.request(settings, "kernels")
+
+    def captured(
+        model: str, scenario: Scenario, references: str | None, moved: tuple[str, str] | None
+    ) -> Graph:
+        return capture(
+            model, scenario, request.limits, request.debug,
+            trail=True, references=references, moved=moved,
+        )  # fmt: skip
+
+    if model_new is not None and model.partition(":")[2] not in ("", "Model"):
+        raise UsageError(f"--model-new: {model} is not a class called Model")
+    with Console(stderr=True).status("starting") as status:
+        made = patched(
+            request, tree, captured, Terminal(status, options.verbose),
+            diff=out is not None, model_new=model_new is not None, operators=operators,
+        )  # fmt: skip
+    return _written(made, out, model_new, operators=operators)
+
+
+def _patch_family(options: Options, settings: Settings, out: Path, root: Path) -> int:
+    """A package that swaps classes of transformers, whose source is not the user's."""
+    from rich.console import Console
+
+    require_folder(out.parent)
+    if not root.is_dir():
+        raise UsageError(f"--root {root}: no such folder")
+    request = options.request(settings, "kernels")
+    with Console(stderr=True).status("starting") as status:
+        from fusion_advisor.transformers_patch import patched_family
+
+        listener = Terminal(status, options.verbose)
+        made = patched_family(request, root.resolve(), listener)
+    return _written(made, out)
+
+
+def _written(
+    made: Patched, out: Path | None, model_new: Path | None = None, *, operators: bool = False
+) -> int:
+    """Says what became of the groups, and writes what was asked for where it holds."""
+    from fusion_advisor.reports import wording
+
+    for put in made.patch.puts:
+        places = ", ".join(f"{_beneath(e.file, made.root)}:{e.lines[0]}" for e in put.edits)
+        tell(
+            f"{put.finding.id} {put.finding.pattern}: {places}, saves "
+            f"{wording.time(put.finding.saved_us_total)} in {put.occurrences} "
+            f"{'places that run' if put.occurrences > 1 else 'place that runs'}"
+        )
+    for name, reason in made.patch.refused.items():
+        tell(f"{name} is left out: {reason}")
+    for launches, reason in made.unplaced.items():
+        tell(f"cannot be written as one call: {launches}: {reason}")
+    lost = made.free_us - made.saved_us
+    if lost > 0:
+        tell(
+            f"the source cannot express groups that would save {wording.time(lost)} more "
+            f"of {wording.time(made.free_us)}"
+        )
+    if made.wrong:
+        for said, what in made.wrong.items():
+            tell(f"{said}: {what}")
+        raise PatchError("nothing is written, for the patched model is not the original")
+    for path, changed in made.patch.outdated.items():
+        tell(
+            f"{_beneath(str(path), made.root)}: {changed} changed since it was written; with this "
+            "patch it stands for that as it is now: see that it still computes it"
+        )
+    left = False
+    for place, text in ((out, made.diff), (model_new, made.model_new)):
+        if place is None:
+            continue
+        if not text and place == out and made.package:
+            has = f"{made.package} has every kernel that the source can call"
+            tell(f"{out}: not written, for {has}")
+            continue
+        if not text:
+            tell(f"{place}: not written, for no group can be put into the source")
+            left = True
+            continue
+        write(place, text)
+        holds = "computes what the original does" if operators else "is the original"
+        tell(f"{place}: the patched model {holds} {', '.join(made.tried)}")
+    if made.diff and made.ran:
+        tell(f"{out}: {made.ran}")
+    return FAILED if left else 0
+
+
+def _check_kernels(model: Path, rules: Sequence[Path]) -> int:
+    """Says of the kernels beside a model which are stale, and why."""
+    from fusion_advisor.machine import version
+    from fusion_advisor.package import package_name, stale
+    from fusion_advisor.rulefiles import load_rulebook
+
+    folder = model.parent / package_name(model)
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: is not there; write it with patch {model} --out FILE")
+    tool = version("fusion-advisor") or "unknown"
+    found = [*stale(folder, tool, load_rulebook(rules).hash)]
+    for path, why in found:
+        tell(f"{path}: stale: {why}")
+    if not found:
+        tell(f"{folder}: every kernel is as its patch left it, and so is what it was made from")
+    return FAILED if found else 0
+
+
+def _beneath(file: str, root: Path) -> Path:
+    """A file as seen from a folder that it is in."""
+    path = Path(file).resolve()
+    return path.relative_to(root) if path.is_relative_to(root) else path
