@@ -104,9 +104,17 @@ def assemble(
         ungrouped=_ungrouped(flow, found, grouped),
         advice=[
             AdviceRow(
-                code=a.code, message=a.message, saved_us=a.saved_us, sources=_sources(a.sources)
+                id=f"a{number}",
+                code=a.code,
+                message=a.message,
+                saved_us=a.saved_us,
+                sources=_sources(a.sources),
+                evidence=list(a.evidence),
+                fingerprint=a.mark,
             )
-            for a in advise(flow, grouped, scenario.mode == "train")
+            for number, a in enumerate(
+                advise(flow, grouped, scenario.mode == "train", rulebook), start=1
+            )
         ],
         totals=_totals(flow, grouping, found.groups, total_us),
         search_gap=grouping.gap,
@@ -131,7 +139,8 @@ def tool() -> Tool:
 def _rules(rulebook: Rulebook) -> Rules:
     gates = {gate.code: explanation(rulebook, gate) for gate in rulebook.gates.values()}
     idioms = {name: explanation(rulebook, idiom) for name, idiom in rulebook.patterns.items()}
-    return Rules(version=rulebook.version, hash=rulebook.hash, explained=gates | idioms)
+    advice = {name: explanation(rulebook, kind) for name, kind in rulebook.advice.items()}
+    return Rules(version=rulebook.version, hash=rulebook.hash, explained=gates | idioms | advice)
 
 
 def _device(annotated: Annotated) -> DeviceRow:

@@ -186,6 +186,7 @@ def _translate(
     import torch
 
     from fusion_advisor.launching import Launcher
+    from fusion_advisor.masks import masks
     from fusion_advisor.tracing import from_program, launch, trace
 
     grad = scenario.mode == "train"
@@ -209,6 +210,7 @@ def _translate(
         assumed=tuple(loaded.assumed),
         trail=replace(traced.trail, values=launcher.values) if traced.trail else None,
     )  # fmt: skip
+    graph = replace(graph, masks=masks(graph))
     if not any(node.kind == "call" for node in graph.nodes):
         raise CaptureError(
             f"{loaded.source}: the model launches no kernel; give a model that computes something"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusion_advisor.report import GroupRow, Report
+from fusion_advisor.report import AdviceRow, GroupRow, Report
 from fusion_advisor.reports import wording
 
 
@@ -39,10 +39,24 @@ def judged_alike(old: Report, new: Report) -> str:
 
 
 def unknown_to(old: Report, new: Report) -> set[str]:
-    """The ids of groups of the new report that the old one does not accept anywhere."""
+    """The ids of groups of the new report that the old one does not accept anywhere, and of the
+    advice that it does not give."""
     was, now = _paired(old, new)
     known = {mark for mark, row in was.items() if row.verdict == "fuse"}
-    return {row.id for mark, row in now.items() if row.verdict == "fuse" and mark not in known}
+    groups = {row.id for mark, row in now.items() if row.verdict == "fuse" and mark not in known}
+    return groups | {row.id for row in _advice_beyond(old, new)}
+
+
+def _advice_beyond(old: Report, new: Report) -> list[AdviceRow]:
+    """The advice of the new report that the old one gives neither for the same reason nor for the
+    same lines."""
+    marks = {row.fingerprint for row in old.advice if row.fingerprint}
+    places = {_advised(row) for row in old.advice}
+    return [r for r in new.advice if r.fingerprint not in marks and _advised(r) not in places]
+
+
+def _advised(row: AdviceRow) -> object:
+    return row.code, tuple((source.file, source.line) for source in row.sources)
 
 
 def growth(old: Report, new: Report) -> dict[str, float]:
@@ -68,6 +82,8 @@ def _verdicts(old: Report, new: Report) -> Iterator[str]:
     for mark, row in was.items():
         if mark not in now:
             yield f"gone     {_described(row)}"
+    yield from (f"new      {row.code}: {row.message}" for row in _advice_beyond(old, new))
+    yield from (f"gone     {row.code}: {row.message}" for row in _advice_beyond(new, old))
 
 
 def _paired(old: Report, new: Report) -> tuple[dict[str, GroupRow], dict[str, GroupRow]]:

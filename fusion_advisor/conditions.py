@@ -9,7 +9,7 @@ from fusion_advisor.errors import UsageError
 from fusion_advisor.report import FindingRow, Report
 from fusion_advisor.reports import wording
 
-NAMES = ("new", "accepted", "unverified", "regression", "coverage")
+NAMES = ("new", "accepted", "advice", "unverified", "regression", "coverage")
 _MOST_LISTED = 5
 _SHARES = ("regression", "coverage")
 _EXPECTED = f"{', '.join(NAMES[:-1])} or coverage; regression=SHARE and coverage=SHARE (0.95)"
@@ -17,9 +17,10 @@ _EXPECTED = f"{', '.join(NAMES[:-1])} or coverage; regression=SHARE and coverage
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`new`: a finding that the baseline lacks; `accepted`: any finding; `unverified`: a group
-    whose kernel no check has passed; `regression`: the step's predicted time or bytes grew by more
-    than `share` since the baseline; `coverage`: less than `share` of the time is in modelled ops.
+    """`new`: a finding that the baseline lacks; `accepted`: any that is a group; `advice`: any that
+    is none; `unverified`: a group whose kernel no check has passed; `regression`: the step's
+    predicted time or bytes grew by more than `share` since the baseline; `coverage`: less than
+    `share` of the time is in modelled ops.
     """
 
     name: str
@@ -59,9 +60,13 @@ def violation(condition: Condition, report: Report, baseline: Report | None = No
     if condition.name == "unverified":
         unproven = [group.id for group in report.groups if not wording.verified(group)]
         return f"no check has passed for {', '.join(unproven)}" if unproven else ""
-    found = [row for row in _open(report) if condition.name == "accepted" or row.state == "new"]
-    known = "" if condition.name == "accepted" else " and not in the baseline"
-    return f"worth fusing{known}: {_listed(report, found)}" if found else ""
+    if condition.name == "new":
+        found = [row for row in _open(report) if row.state == "new"]
+        return f"not in the baseline: {_listed(report, found)}" if found else ""
+    advice = condition.name == "advice"
+    found = [row for row in _open(report) if bool(row.advice) == advice]
+    what = "time to save without a fusion" if advice else "worth fusing"
+    return f"{what}: {_listed(report, found)}" if found else ""
 
 
 def _open(report: Report) -> list[FindingRow]:
@@ -73,7 +78,13 @@ def _open(report: Report) -> list[FindingRow]:
 def _listed(report: Report, found: list[FindingRow]) -> str:
     """Each by its place, as many as fit into a line."""
     groups = {group.id: group for group in report.groups}
-    places = [f"{row.group} at {wording.place(groups[row.group])}" for row in found]
+    advice = {row.id: row for row in report.advice}
+    places = [
+        f"{row.code} at {wording.place(advice[row.advice])}"
+        if row.advice
+        else f"{row.group} at {wording.place(groups[row.group])}"
+        for row in found
+    ]
     more = f" and {len(places) - _MOST_LISTED} others" if len(places) > _MOST_LISTED else ""
     return f"{', '.join(places[:_MOST_LISTED])}{more}"
 

@@ -79,7 +79,12 @@ OPERAND = -1
 
 
 class UnknownSize(ValueError):
-    """A size that only the values of a tensor decide, as after `nonzero`."""
+    """A size that only the values of a tensor decide, as after `nonzero`; or a `number`, as after
+    `item`."""
+
+    def __init__(self, message: str, *, number: bool = False) -> None:
+        super().__init__(message)
+        self.number = number
 
 
 def describe(tensor: torch.Tensor) -> Tensor:
@@ -102,7 +107,9 @@ def hint(size: Any) -> Any:
     node = size.node
     value = node.hint if node.has_hint() else None
     if value is None:
-        raise UnknownSize(f"size {node.expr} depends on data")
+        number = isinstance(size, torch.SymFloat)
+        what = "number" if number else "size"
+        raise UnknownSize(f"{what} {node.expr} depends on data", number=number)
     return value
 
 

@@ -6,25 +6,40 @@ import textwrap
 from collections.abc import Iterator
 
 from fusion_advisor.errors import UsageError
-from fusion_advisor.rulebook import Gate, Pattern, Rulebook
+from fusion_advisor.rulebook import AdviceKind, Gate, Pattern, Rulebook
 
 _WIDTH = 98
 
 
-def entry(rulebook: Rulebook, name: str) -> Gate | Pattern:
-    """A gate by its code or name, or an idiom by its name. UsageError names what is known."""
-    if name.strip().lower() in rulebook.patterns:
+Rule = Gate | Pattern | AdviceKind
+"""What has an explanation."""
+
+
+def rules(rulebook: Rulebook) -> list[Rule]:
+    """All of them: gates, idioms, advice."""
+    return [*rulebook.gates.values(), *rulebook.patterns.values(), *rulebook.advice.values()]
+
+
+def entry(rulebook: Rulebook, name: str) -> Rule:
+    """A gate by its code or name, an idiom or a kind of advice by its name. UsageError names what
+    is known."""
+    asked = name.strip().lower()
+    if asked in rulebook.patterns:
         return rulebook.pattern(name)
+    if asked in rulebook.advice:
+        return rulebook.advice_kind(name)
     try:
         return rulebook.gate(name)
     except UsageError as error:
-        raise UsageError(f"{error}; idioms: {', '.join(rulebook.patterns)}") from error
+        idioms, advice = ", ".join(rulebook.patterns), ", ".join(rulebook.advice)
+        raise UsageError(f"{error}; idioms: {idioms}; advice: {advice}") from error
 
 
-def explanation(rulebook: Rulebook, rule: Gate | Pattern) -> str:
+def explanation(rulebook: Rulebook, rule: Rule) -> str:
     """Some lines of at most 98 characters; the first names the rule."""
-    lines = _gate(rule) if isinstance(rule, Gate) else _pattern(rulebook, rule)
-    return "\n".join(lines)
+    if isinstance(rule, Gate):
+        return "\n".join(_gate(rule))
+    return "\n".join(_pattern(rulebook, rule) if isinstance(rule, Pattern) else _advice(rule))
 
 
 def _gate(gate: Gate) -> Iterator[str]:
@@ -45,6 +60,15 @@ def _pattern(rulebook: Rulebook, pattern: Pattern) -> Iterator[str]:
         yield from _wrapped(f"claimed {pattern.claimed}{upper} ({pattern.claimed.source})")
     if pattern.framework:
         yield f"  PyTorch has it: {pattern.framework}"
+
+
+def _advice(kind: AdviceKind) -> Iterator[str]:
+    yield f"{kind.name}: {kind.what}"
+    yield from _wrapped(kind.why)
+    yield from _wrapped(f"saves: {kind.saves}")
+    for name, number in kind.limits.items():
+        yield from _wrapped(f"{name} = {number} ({number.source})")
+    yield from _wrapped(f"instead: {kind.fix}")
 
 
 def _wrapped(text: str) -> list[str]:

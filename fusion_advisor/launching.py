@@ -551,9 +551,16 @@ def _data_dependent(
 ) -> CaptureError:
     source = _source(node, outer)
     where = f"{source.file}:{source.line}: " if source else ""
+    name = op_name(node.target)
+    if error.number:
+        return CaptureError(
+            f"{where}{name} takes a number that is read from a tensor ({error}), for which the host"
+            " waits for the GPU; keep it a tensor instead of item()"
+        )
     return CaptureError(
-        f"{where}the size of what {op_name(node.target)} returns depends on the values of a "
-        f"tensor ({error}); write it with a fixed size, for example with a mask or torch.where"
+        f"{where}the size of what {name} returns depends on the values of a tensor ({error}), for"
+        " which the host waits for the GPU; write it with a fixed size, for example with a mask or"
+        " torch.where"
     )
 
 

@@ -181,6 +181,19 @@ def iter_refs(arg: Arg) -> Iterator[Ref]:
             yield from iter_refs(item)
 
 
+MaskSays = Literal["nothing", "causal", "other", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What the mask of the attention `node` hides: nothing, what is_causal hides, other places, or
+    it is unknown; and how that is known, or why it is not."""
+
+    node: str
+    says: MaskSays
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """A captured model: nodes in eager's order, and what it returns."""
@@ -199,3 +212,5 @@ class Graph:
     """Which expression made each node, where the capture was asked for it."""
     files: tuple[str, ...] = ()
     """The user's own modules that were loaded with the model."""
+    masks: tuple[Mask, ...] = ()
+    """Of the attentions that take one."""

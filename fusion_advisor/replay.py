@@ -151,12 +151,18 @@ def _launch(built: fx.Graph, step: Launcher, values: dict[Ref, fx.Node]) -> None
         )
 
 
-def _call(built: fx.Graph, node: Node, values: dict[Ref, fx.Node], device: str) -> None:
+def operator_of(node: Node) -> Any:
+    """The overload that a call ran. Fault where torch has none of that name."""
     found: Any = torch.ops
     for part in node.op.split("."):
         if not hasattr(found, part):
             raise Fault(f"{node.name}: {node.op} cannot be run from its record")
         found = getattr(found, part)
+    return found
+
+
+def _call(built: fx.Graph, node: Node, values: dict[Ref, fx.Node], device: str) -> None:
+    found = operator_of(node)
 
     def argument(arg: Arg) -> Any:
         if isinstance(arg, Ref):

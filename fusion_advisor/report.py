@@ -346,12 +346,16 @@ class UngroupedRow(_Row):
 
 
 class AdviceRow(_Row):
-    """A finding that is not a fusion. `saved_us` is None where nothing predicts it."""
+    """A finding that is not a fusion. `saved_us` is None where nothing predicts it; `evidence` are
+    the facts that it stands on; `fingerprint` survives moved lines and another number of layers."""
 
     code: str
     message: str
     saved_us: float | None
     sources: list[LineRow]
+    id: str = ""
+    evidence: list[str] = []
+    fingerprint: str = ""
 
 
 class CauseRow(_Row):
@@ -390,15 +394,17 @@ class IgnoredRow(_Row):
 
 
 class FindingRow(_Row):
-    """An accepted group as reviewers are told of it: with the code of the gate that decides.
-    `state` is `new` or `known` against the baseline, empty without one. The files of `sources` are
-    seen from the root of the repository, where they lie in it."""
+    """An accepted group, or advice that saves time, as reviewers are told of it: with the code of
+    the gate that decides, or of the advice; the id of the other is empty. `state` is `new` or
+    `known` against the baseline, empty without one. The files of `sources` are seen from the root
+    of the repository, where they lie in it."""
 
     group: str
     code: str
     state: str
     ignored: IgnoredRow | None
     sources: list[SourceRow]
+    advice: str = ""
 
 
 class UnusedRow(_Row):
@@ -410,9 +416,9 @@ class UnusedRow(_Row):
 
 
 class ReviewRow(_Row):
-    """What of the report reviewers are told: which groups are findings, under the configuration
-    and the comments in the source; `below` counts the groups that save less than its thresholds,
-    `unselected` those whose codes it does not select."""
+    """What of the report reviewers are told: which groups and advice are findings, under the
+    configuration and the comments in the source; `below` counts those that save less than its
+    thresholds, `unselected` those whose codes it does not select."""
 
     baseline: str | None
     findings: list[FindingRow]

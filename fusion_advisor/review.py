@@ -1,9 +1,9 @@
-"""Which groups of a report reviewers are told of, under their own policy, and which are new."""
+"""What of a report reviewers are told, by their own policy: groups, advice, which are new."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,11 +24,12 @@ from fusion_advisor.report import (
 
 @dataclass(frozen=True)
 class Policy:
-    """What a repository wants to hear of. Codes are a gate's code or name, or an idiom's name.
+    """What a repository wants to hear of. Codes are a gate's code or name, or the name of
+    an idiom or of a kind of advice.
 
     `select`: these codes alone, all if empty. `ignore` and `ignore_in`, the latter by patterns of
-    modules' paths: found but set aside. A group that saves less than `least_us` microseconds, or
-    less than `least_share` of the step, is no finding.
+    modules' paths: found but set aside. What saves less than `least_us` microseconds, or less
+    than `least_share` of the step, is no finding, nor is advice whose gain nothing predicts.
     """
 
     select: tuple[str, ...] = ()
@@ -36,6 +37,20 @@ class Policy:
     ignore_in: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     least_us: float = 0.0
     least_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A group, or advice, as this module sees both. `names` select and ignore it."""
+
+    id: str
+    code: str
+    names: frozenset[str]
+    saved_us: float
+    share: float
+    sources: list[SourceRow]
+    nodes: Sequence[str] = ()
+    is_advice: bool = False
 
 
 def review(
@@ -48,11 +63,12 @@ def review(
     new = _new(report, baseline)
     comments = [ignore for file in _files(report) for ignore in ignores(Path(file), file)]
     holding = [ignore for ignore in comments if not ignore.fault]
-    selected = [row for row in report.groups if not policy.select or _is(row, policy.select)]
+    told = [*map(_group, report.groups), *_advice(report)]
+    selected = [row for row in told if not policy.select or _is(row, policy.select)]
     large = [
         row
         for row in selected
-        if row.impact.saved_us_total >= policy.least_us and row.impact.share >= policy.least_share
+        if row.saved_us >= policy.least_us and row.share >= policy.least_share
     ]
     used = {ignore for row in large for ignore in holding if _holds(ignore, row)}
     modules = {node.name: node.module for node in report.nodes}
@@ -60,8 +76,9 @@ def review(
         baseline=baseline[0] if baseline else None,
         findings=[
             FindingRow(
-                group=row.id,
-                code=_code(row),
+                group="" if row.is_advice else row.id,
+                advice=row.id if row.is_advice else "",
+                code=row.code,
                 state="" if new is None else "new" if row.id in new else "known",
                 ignored=_ignored(row, policy, modules, holding, root),
                 sources=[_rooted(source, root) for source in row.sources or _model_file(report)],
@@ -69,7 +86,7 @@ def review(
             for row in large
         ],
         below=len(selected) - len(large),
-        unselected=len(report.groups) - len(selected),
+        unselected=len(told) - len(selected),
         unused=[
             UnusedRow(
                 source=_rooted(SourceRow(file=ignore.file, line=ignore.line), root),
@@ -80,6 +97,36 @@ def review(
             if ignore not in used
         ],
     )
+
+
+def _group(row: GroupRow) -> _Told:
+    code = row.deciding.code if row.deciding else ""
+    names = {row.pattern, *((code, row.deciding.name) if row.deciding else ())}
+    return _Told(
+        id=row.id,
+        code=code,
+        names=frozenset(names),
+        saved_us=row.impact.saved_us_total,
+        share=row.impact.share,
+        sources=[*row.sources],
+        nodes=row.nodes,
+    )
+
+
+def _advice(report: Report) -> Iterator[_Told]:
+    """The advice whose gain is predicted."""
+    total = report.totals.time_us
+    for row in report.advice:
+        if row.saved_us:
+            yield _Told(
+                id=row.id,
+                code=row.code,
+                names=frozenset({row.code}),
+                saved_us=row.saved_us,
+                share=row.saved_us / total if total else 0.0,
+                sources=[*row.sources],
+                is_advice=True,
+            )
 
 
 def unused_in_all(reviews: Iterable[ReviewRow]) -> list[UnusedRow]:
@@ -110,24 +157,19 @@ def _model_file(report: Report) -> list[SourceRow]:
     return [SourceRow(file=given, line=1)] if named else []
 
 
-def _code(row: GroupRow) -> str:
-    return row.deciding.code if row.deciding else ""
+def _is(row: _Told, codes: Iterable[str]) -> bool:
+    """Does a code name the gate that decides on a group, its idiom, or the kind of an advice?"""
+    return not row.names.isdisjoint(codes)
 
 
-def _is(row: GroupRow, codes: Iterable[str]) -> bool:
-    """Does a code name the gate that decides on a group, or its idiom?"""
-    names = {row.pattern, *((row.deciding.code, row.deciding.name) if row.deciding else ())}
-    return not names.isdisjoint(codes)
-
-
-def _holds(ignore: Ignore, row: GroupRow) -> bool:
-    """Does a comment ask to leave a group with a line in its reach alone?"""
+def _holds(ignore: Ignore, row: _Told) -> bool:
+    """Does a comment ask to leave what has a line in its reach alone?"""
     reached = (s.file == ignore.file and s.line in ignore.lines for s in row.sources)
     return _is(row, [ignore.code]) and any(reached)
 
 
 def _ignored(
-    row: GroupRow,
+    row: _Told,
     policy: Policy,
     modules: Mapping[str, str],
     comments: Iterable[Ignore],
@@ -138,15 +180,15 @@ def _ignored(
             source = _rooted(SourceRow(file=ignore.file, line=ignore.line), root)
             return IgnoredRow(code=ignore.code, reason=ignore.reason, source=source)
     if _is(row, policy.ignore):
-        return IgnoredRow(code=_code(row), reason="ignored by the configuration", source=None)
+        return IgnoredRow(code=row.code, reason="ignored by the configuration", source=None)
     for pattern in _patterns(row, policy):
-        if all(_inside(modules.get(node, ""), pattern) for node in row.nodes):
+        if row.nodes and all(_inside(modules.get(node, ""), pattern) for node in row.nodes):
             reason = f"ignored by the configuration in {pattern}"
-            return IgnoredRow(code=_code(row), reason=reason, source=None)
+            return IgnoredRow(code=row.code, reason=reason, source=None)
     return None
 
 
-def _patterns(row: GroupRow, policy: Policy) -> Iterator[str]:
+def _patterns(row: _Told, policy: Policy) -> Iterator[str]:
     return (pattern for pattern, codes in policy.ignore_in.items() if _is(row, codes))
 
 

@@ -488,6 +488,23 @@ class Pattern(_Rule):
     """The PyTorch line that computes it in as few bytes, if there is one."""
 
 
+class AdviceKind(_Rule):
+    """A finding that is not a fusion: what it is, why it costs time, what to do."""
+
+    name: str
+    order: int
+    what: Text
+    why: Text
+    fix: Text
+    saves: Text
+    """What its microseconds are."""
+    limits: Mapping[str, AnyNumber]
+
+    def number(self, limit: str) -> Number:
+        """A limit by name; UsageError when the kind has none of that name."""
+        return _lookup(self.limits, limit, f"limit of advice {self.name}")
+
+
 class FlatSchedule(_Rule):
     """A program takes a block of consecutive elements."""
 
@@ -637,6 +654,12 @@ class Search(_Rule):
     judged_sets: Sets
 
 
+class Capture(_Rule):
+    """What a capture looks at beyond the graph: masks of at most so many elements."""
+
+    mask_elements: Elements
+
+
 class Verify(_Rule):
     """How a kernel is checked."""
 
@@ -699,6 +722,7 @@ class Rulebook(_Rule):
     devices: Mapping[str, Device]
     gates: Mapping[str, Gate]
     patterns: Mapping[str, Pattern]
+    advice: Mapping[str, AdviceKind]
     schedules: Schedules
     times: Times
     """Of devices that have none of their own."""
@@ -707,6 +731,7 @@ class Rulebook(_Rule):
     route: Route
     inductor: Inductor
     search: Search
+    capture: Capture
     verify: Verify
     run: Run
     measure: Measure
@@ -716,7 +741,16 @@ class Rulebook(_Rule):
         sections = {f"schedules.{name}": section for name, section in self.schedules}
         sections |= {
             name: getattr(self, name)
-            for name in ("times", "route", "inductor", "search", "verify", "run", "measure")
+            for name in (
+                "times",
+                "route",
+                "inductor",
+                "search",
+                "capture",
+                "verify",
+                "run",
+                "measure",
+            )
         }
         for path, section in sections.items():
             for name, number in _flat(section):
@@ -735,6 +769,10 @@ class Rulebook(_Rule):
     def pattern(self, name: str) -> Pattern:
         """An idiom by name; UsageError names the known."""
         return _lookup(self.patterns, _slug(name), "pattern")
+
+    def advice_kind(self, name: str) -> AdviceKind:
+        """A kind of advice by name; UsageError names the known."""
+        return _lookup(self.advice, _slug(name), "advice")
 
 
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 from fusion_advisor.errors import AdvisorError, UsageError
 from fusion_advisor.rulebook import Rulebook, Tree, table_of
 
-_FOLDERS = ("devices", "gates", "patterns", "schedules")
-_NAMED = ("devices", "gates", "patterns")
+_FOLDERS = ("advice", "devices", "gates", "patterns", "schedules")
+_NAMED = ("advice", "devices", "gates", "patterns")
 
 Layers = Sequence[tuple[Path, Tree]]
 """Files and their rules, each laid over the ones before it."""

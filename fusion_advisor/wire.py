@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Symbol, Tensor
+from fusion_advisor.records import Arg, Graph, Mask, Node, Ref, Source, Symbol, Tensor
 from fusion_advisor.trail import Activation, Evaluation, Moment, Span, Trail
 
 
@@ -26,6 +26,7 @@ def graph_to_json(graph: Graph) -> bytes:
         "assumed": graph.assumed,
         "trail": _encode_trail(graph.trail) if graph.trail else None,
         "files": graph.files,
+        "masks": [[mask.node, mask.says, mask.why] for mask in graph.masks],
     }
     return json.dumps(content).encode()
 
@@ -44,6 +45,7 @@ def graph_from_json(text: bytes | str) -> Graph:
         assumed=tuple(content["assumed"]),
         trail=_decode_trail(content["trail"]) if content.get("trail") else None,
         files=tuple(content.get("files", ())),
+        masks=tuple(Mask(*mask) for mask in content.get("masks", ())),
     )
 
 

@@ -17,12 +17,13 @@ def explain(
     rules: Rules = None,
     debug: Debug = False,
 ) -> None:
-    """Say what a gate or idiom asks, why, its limits and their sources."""
+    """Say what a gate or idiom asks, or an advice means: why, its limits and their sources."""
     from fusion_advisor.explanation import entry, explanation
+    from fusion_advisor.explanation import rules as every
 
     rulebook = rulebook_of(rules)
     if all:
-        chosen = [*rulebook.gates.values(), *rulebook.patterns.values()]
+        chosen = every(rulebook)
     elif name:
         chosen = [entry(rulebook, name)]
     else:

@@ -6,7 +6,7 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 
-from fusion_advisor.report import BenchRow, GroupRow, Report
+from fusion_advisor.report import AdviceRow, BenchRow, GroupRow, Report
 from fusion_advisor.reports import wording
 
 LIMIT = 65_536
@@ -41,7 +41,7 @@ def _lines(report: Report, top: int) -> Iterator[str]:
         rows = [(str(count), _text(reason)) for reason, count in reasons]
         yield from _folded("Not in a group, by reason", _table(("nodes", "reason"), rows))
     if report.advice:
-        lines = [f"- **{_text(row.code)}**: {_text(row.message)}" for row in report.advice[:top]]
+        lines = [line for row in report.advice[:top] for line in _advised(row)]
         yield from _folded("Advice", [*lines, *_more(len(report.advice), top)])
     yield from _folded("Time by bottleneck, and what was assumed", _assumed(report))
 
@@ -136,6 +136,12 @@ def _rejected(candidates: list[GroupRow], top: int) -> Iterator[str]:
         ],
     )
     yield from _more(len(candidates), top)
+
+
+def _advised(row: AdviceRow) -> Iterator[str]:
+    place = f" {_code(wording.place(row))}" if row.sources else ""
+    yield f"- **{_text(row.code)}** {_text(wording.advice(row))}{place}"
+    yield from (f"  - {_text(line)}" for line in row.evidence)
 
 
 def _assumed(report: Report) -> Iterator[str]:

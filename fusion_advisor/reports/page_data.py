@@ -45,7 +45,12 @@ def page_data(report: Report) -> dict[str, Any]:
             for repeat in repeats(report.nodes)
         ],
         "advice": [
-            {"code": row.code, "message": row.message, "sources": _lines(row.sources)}
+            {
+                "code": row.code,
+                "message": wording.advice(row),
+                "evidence": row.evidence,
+                "sources": _lines(row.sources),
+            }
             for row in report.advice
         ],
         "bench": _bench(report),

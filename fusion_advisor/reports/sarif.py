@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from fusion_advisor.report import FindingRow, GroupRow, IgnoredRow, Report, SourceRow
+from fusion_advisor.report import AdviceRow, FindingRow, GroupRow, IgnoredRow, Report, SourceRow
 from fusion_advisor.reports import wording
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -27,6 +27,7 @@ def render(report: Report) -> str:
     told = [row for row in findings(report) if row.state != "known"]
     codes = list(dict.fromkeys(row.code for row in told))
     groups = {group.id: group for group in report.groups}
+    advice = {row.id: row for row in report.advice}
     driver: Json = {
         "name": report.tool.name,
         "semanticVersion": report.tool.version,
@@ -36,25 +37,36 @@ def render(report: Report) -> str:
         "tool": {"driver": driver},
         "automationDetails": {"id": _category(report)},
         "originalUriBaseIds": {ROOT: {"description": {"text": "The root of the repository."}}},
-        "results": [_result(row, groups[row.group], codes.index(row.code)) for row in told],
+        "results": [
+            _advised(row, advice[row.advice], codes.index(row.code))
+            if row.advice
+            else _grouped(row, groups[row.group], codes.index(row.code))
+            for row in told
+        ],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
 
 def findings(report: Report) -> list[FindingRow]:
-    """What reviewers are told; all groups, by the paths that they have, where nobody reviewed."""
+    """What reviewers are told; all that saves time, by the paths that it has, where nobody
+    reviewed."""
     if report.review:
         return report.review.findings
-    return [
-        FindingRow(
-            group=group.id,
-            code=group.deciding.code if group.deciding else "",
-            state="",
-            ignored=None,
-            sources=[*group.sources],
-        )
-        for group in report.groups
+    groups = [
+        _unreviewed(row, row.deciding.code if row.deciding else "", group=row.id)
+        for row in report.groups
     ]
+    return groups + [
+        _unreviewed(row, row.code, advice=row.id) for row in report.advice if row.saved_us
+    ]
+
+
+def _unreviewed(
+    row: GroupRow | AdviceRow, code: str, *, group: str = "", advice: str = ""
+) -> FindingRow:
+    return FindingRow(
+        group=group, advice=advice, code=code, state="", ignored=None, sources=[*row.sources]
+    )
 
 
 def _category(report: Report) -> str:
@@ -64,7 +76,7 @@ def _category(report: Report) -> str:
 
 
 def _rule(report: Report, code: str) -> Json:
-    """A gate, in the words of `explain`."""
+    """A gate or a kind of advice, in the words of `explain`."""
     text = report.rules.explained.get(code, code)
     title, _, body = text.partition("\n")
     return {
@@ -78,20 +90,37 @@ def _rule(report: Report, code: str) -> Json:
     }
 
 
-def _result(row: FindingRow, group: GroupRow, rule: int) -> Json:
+def _grouped(row: FindingRow, group: GroupRow, rule: int) -> Json:
+    told: Json = {
+        "level": "warning" if group.predicted.worthwhile else "note",
+        "message": {"text": _message(group)},
+        "properties": {"savedMicroseconds": group.impact.saved_us_total, "idiom": group.pattern},
+    }
+    return _result(row, rule, group.fingerprint, told)
+
+
+def _advised(row: FindingRow, advice: AdviceRow, rule: int) -> Json:
+    facts = "".join(f" {fact}." for fact in advice.evidence)
+    told: Json = {
+        "level": "warning",
+        "message": {"text": _plain(f"{advice.code}: {wording.advice(advice)}.{facts}")},
+        "properties": {"savedMicroseconds": advice.saved_us},
+    }
+    return _result(row, rule, advice.fingerprint, told)
+
+
+def _result(row: FindingRow, rule: int, fingerprint: str, told: Json) -> Json:
     places = [_location(source) for source in row.sources]
     result: Json = {
         "ruleId": row.code,
         "ruleIndex": rule,
-        "level": "warning" if group.predicted.worthwhile else "note",
-        "message": {"text": _message(group)},
+        **told,
         "locations": places[:1],
         "relatedLocations": [{"id": n, **place} for n, place in enumerate(places[1:], 1)],
         "partialFingerprints": {
-            "primaryLocationLineHash": group.fingerprint,
-            "computation/v1": group.fingerprint,
+            "primaryLocationLineHash": fingerprint,
+            "computation/v1": fingerprint,
         },
-        "properties": {"savedMicroseconds": group.impact.saved_us_total, "idiom": group.pattern},
     }
     if row.state:
         result["baselineState"] = row.state
@@ -101,12 +130,17 @@ def _result(row: FindingRow, group: GroupRow, rule: int) -> Json:
 
 
 def _message(group: GroupRow) -> str:
-    """What it is, what it saves, what decides, what to do. A bracket would begin a link."""
+    """What it is, what it saves, what decides, what to do."""
     share = wording.percent(group.impact.share)
     text = (
         f"{group.pattern}: {wording.launches(group)} would save {wording.gain(group)},"
         f" {share} of the step. {wording.gate(group.deciding)}. {group.action.text}"
     )
+    return _plain(text)
+
+
+def _plain(text: str) -> str:
+    """A text in which no bracket begins a link."""
     return re.sub(r"[\[\]\\]", r"\\\g<0>", text)
 
 

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from fusion_advisor.report import GroupRow, Report
+from fusion_advisor.report import AdviceRow, GroupRow, Report
 from fusion_advisor.reports import wording
 
 TOP = 10
@@ -54,7 +54,7 @@ def _parts(report: Report, top: int) -> Iterator[RenderableType]:
     if causes:
         yield from _section("Not modelled", [_pairs(causes)])
     if report.advice:
-        advice = [Text(f"{row.code}: {row.message}") for row in report.advice[:top]]
+        advice = [line for row in report.advice[:top] for line in _advised(row)]
         yield from _section("Advice", advice)
 
 
@@ -147,6 +147,11 @@ def _rejected(group: GroupRow) -> Iterator[RenderableType]:
         yield from _details(said)
     if group.fixable:
         yield from _details(f"fixable: {group.fixable.change}")
+
+
+def _advised(row: AdviceRow) -> Iterator[RenderableType]:
+    yield Text.assemble((row.code, "yellow"), f" {wording.advice(row)}")
+    yield from _details(*([wording.place(row)] if row.sources else []), *row.evidence)
 
 
 def _details(*lines: str) -> Iterator[RenderableType]:

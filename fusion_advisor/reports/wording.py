@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from fusion_advisor.report import GateRow, GroupRow, Report, WayRow
+from fusion_advisor.report import AdviceRow, GateRow, GroupRow, Report, WayRow
 
 
 def size(count: float) -> str:
@@ -135,12 +135,18 @@ def device(report: Report) -> str:
     )
 
 
-def place(group: GroupRow) -> str:
+def advice(row: AdviceRow) -> str:
+    """What it says, and what following it saves at most."""
+    saves = f"up to {time(row.saved_us)}: " if row.saved_us else ""
+    return f"{saves}{row.message}"
+
+
+def place(row: GroupRow | AdviceRow) -> str:
     """The first line of the source, and how many more."""
-    if not group.sources:
+    if not row.sources:
         return "no source"
-    first = group.sources[0]
-    more = f" and {len(group.sources) - 1} more" if len(group.sources) > 1 else ""
+    first = row.sources[0]
+    more = f" and {len(row.sources) - 1} more" if len(row.sources) > 1 else ""
     return f"{first.file}:{first.line}{more}"
 
 

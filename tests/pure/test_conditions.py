@@ -29,7 +29,7 @@ def ignored(report: Report) -> Report:
 
 @pytest.mark.parametrize("text", ["rain", "", "accepted=1", "new=", "coverage=much", "regression="])
 def test_what_is_no_condition_names_the_known(text: str) -> None:
-    with pytest.raises(UsageError, match="expected new, accepted, unverified, regression"):
+    with pytest.raises(UsageError, match="expected new, accepted, advice, unverified"):
         parse_condition(text)
 
 
@@ -44,6 +44,22 @@ def test_accepted_groups_that_nobody_ignores() -> None:
     assert violation(condition, report).startswith("worth fusing: g1 at /elsewhere")
     assert violation(condition, ignored(report)) == ""
     assert violation(condition, reviewed(report_of("aten.cos.default"))) == ""
+
+
+def test_advice_that_saves_time_and_nobody_ignores() -> None:
+    condition = Condition("advice")
+    report = reviewed(mixed())
+    said = violation(condition, report)
+    assert said == "time to save without a fusion: hidden-copy at /elsewhere/model.py:5"
+    assert violation(condition, ignored(report)) == ""
+    assert violation(condition, reviewed(report_of("aten.cos.default"))) == ""
+
+
+def test_new_advice_fails_as_a_new_group_does() -> None:
+    old = mixed()
+    old.advice = []
+    said = violation(Condition("new"), reviewed(mixed(), old), old)
+    assert said == "not in the baseline: hidden-copy at /elsewhere/model.py:5"
 
 
 def test_new_groups_that_nobody_ignores() -> None:

@@ -38,6 +38,8 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "whole_operators",
         "launching",
         "tracing",
+        "replay",
+        "masks",
         "lowering",
         "capture",
         # the stages on records
@@ -65,14 +67,15 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "fingerprint idiom",
         "operators",
         # measurement: `measuring` is the child process of `measure`
-        "timing replay inductor_coverage",
+        "timing inductor_coverage",
         "measuring",
         "running",
         "measure",
         "calibrate",
         # what is said about it
         "identify",
-        "routing advise inductor",
+        "routing inductor advice",
+        "advise",
         "report",
         "judge ledger beside",
         "recommend",
@@ -110,6 +113,7 @@ USES_TORCH = frozenset(
         "transformers_models",
         "tracing",
         "capture",
+        "masks",
     }
     | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}

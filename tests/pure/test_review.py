@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fusion_advisor.errors import UsageError
-from fusion_advisor.report import NodeRow, Report, ReviewRow, SourceRow
+from fusion_advisor.report import LineRow, NodeRow, Report, ReviewRow, SourceRow
 from fusion_advisor.review import Policy, review, unused_in_all
 
-from .test_report import report_of
+from .test_report import mixed, report_of
 
 HERE = Path("/repository")
 
@@ -46,6 +46,41 @@ def test_every_group_is_a_finding_by_default() -> None:
         ("g1", "FA401", "", None)
     ]
     assert (row.baseline, row.below, row.unselected, row.unused) == (None, 0, 0, [])
+
+
+def test_advice_is_a_finding_where_its_gain_is_predicted() -> None:
+    report = mixed()
+    told = [(f.advice, f.group, f.code) for f in review(report, Policy(), Path.cwd()).findings]
+    assert told == [("", "g1", "FA401"), ("a1", "", "hidden-copy")]
+    least = Policy(least_us=(report.advice[0].saved_us or 0.0) + 1)
+    assert review(report, least, Path.cwd()).below >= 1
+    (finding,) = review(report, Policy(select=("hidden-copy",)), Path.cwd()).findings
+    assert finding.advice == "a1"
+    report.advice[0].saved_us = None
+    assert [f.advice for f in review(report, Policy(), Path.cwd()).findings] == [""]
+
+
+def test_a_comment_sets_advice_aside(sources: Path) -> None:
+    report = mixed()
+    report.advice[0].sources = [LineRow(file="model.py", line=2)]
+    (sources / "model.py").write_text(
+        "x\ny.contiguous()  # fusion-advisor: ignore[hidden-copy] once\n"
+    )
+    row = review(report, Policy(), Path.cwd())
+    assert ignored(row) == ["once"]
+    assert row.unused == []
+
+
+def test_advice_that_the_baseline_gives_is_known(sources: Path) -> None:
+    for change in ({"fingerprint": "another"}, {"sources": []}):
+        old = mixed()
+        old.advice = [old.advice[0].model_copy(update=change)]
+        (finding,) = (
+            f
+            for f in review(mixed(), Policy(), Path.cwd(), ("base.json", old)).findings
+            if f.advice
+        )
+        assert finding.state == "known", change
 
 
 def test_lines_are_seen_from_the_root_of_the_repository(sources: Path) -> None:

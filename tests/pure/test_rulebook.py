@@ -226,7 +226,7 @@ def test_a_missing_overlay_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_rules_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r": no rules; expected TOML files in it or in devices, "):
+    with pytest.raises(UsageError, match=r": no rules; expected TOML files in it or in advice, "):
         load_rulebook([tmp_path])
 
 

@@ -79,7 +79,8 @@ def test_a_result_stands_at_the_users_lines() -> None:
 
 def test_a_file_outside_the_repository_has_a_whole_uri() -> None:
     report = mixed()
-    (result,) = run_of(report)["results"]
+    result, advice = run_of(report)["results"]
+    assert advice["ruleId"] == "hidden-copy"
     place = result["locations"][0]["physicalLocation"]["artifactLocation"]
     assert place == {"uri": "file:///elsewhere/model.py"}
     assert "baselineState" not in result
@@ -95,6 +96,17 @@ def test_the_rules_help_is_what_explain_says() -> None:
     assert text in rule["help"]["markdown"]
     assert rule["shortDescription"]["text"] == text.splitlines()[0]
     assert run["results"][0]["ruleIndex"] == 0
+
+
+def test_advice_is_a_result_of_its_own_rule() -> None:
+    report = mixed()
+    run = run_of(report)
+    rules = {rule["id"]: rule for rule in run["tool"]["driver"]["rules"]}
+    result = run["results"][1]
+    assert rules["hidden-copy"]["name"] == "hidden-copy"
+    assert result["message"]["text"].startswith("hidden-copy: up to ")
+    assert result["partialFingerprints"]["computation/v1"] == report.advice[0].fingerprint
+    assert result["properties"]["savedMicroseconds"] == report.advice[0].saved_us
 
 
 def test_what_is_ignored_is_suppressed() -> None:

@@ -170,6 +170,7 @@ function drawAdvice(model) {
         el(
           "ul",
           { class: "lines" },
+          row.evidence.map((fact) => el("li", {}, fact)),
           row.sources
             .slice(0, 5)
             .map((line) =>

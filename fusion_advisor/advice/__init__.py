@@ -1,0 +1,32 @@
+"""Findings that are not a fusion, by the name of their kind in `rules/advice/`."""
+
+from collections.abc import Callable, Iterator
+
+from fusion_advisor.advice import (
+    differs_from_eager,
+    float64,
+    forward_only,
+    growing_cache,
+    hidden_copy,
+    host_sync,
+    launch_bound,
+    masked_attention,
+    repeated_heads,
+    weight_cast,
+)
+from fusion_advisor.advice.base import Advice, Model
+
+KINDS: dict[str, Callable[[Model], Iterator[Advice]]] = {
+    "launch-bound": launch_bound.find,
+    "masked-attention": masked_attention.find,
+    "repeated-heads": repeated_heads.find,
+    "hidden-copy": hidden_copy.find,
+    "growing-cache": growing_cache.find,
+    "weight-cast": weight_cast.find,
+    "float64": float64.find,
+    "host-sync": host_sync.find,
+    "forward-only": forward_only.find,
+    "differs-from-eager": differs_from_eager.find,
+}
+
+__all__ = ["KINDS", "Advice", "Model"]

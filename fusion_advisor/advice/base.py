@@ -1,0 +1,100 @@
+"""What a kind of advice reads, and what it says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fusion_advisor.annotate import Cost
+from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.ops import Call
+from fusion_advisor.records import Node, Ref, Source, Tensor
+from fusion_advisor.rulebook import Rulebook
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """`saved_us` is what following it saves at most, of one step; None where nothing predicts it.
+    `evidence` are the facts that it stands on. `mark` is equal for the same advice on a model whose
+    lines moved or whose layers are more."""
+
+    code: str
+    message: str
+    saved_us: float | None
+    sources: tuple[Source, ...]
+    evidence: tuple[str, ...] = ()
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Model:
+    """An annotated graph, and its launches that kernels of accepted groups take over."""
+
+    flow: Dataflow
+    grouped: frozenset[int]
+    training: bool
+    rulebook: Rulebook
+
+    @property
+    def left(self) -> Iterator[int]:
+        """The launches that stay as they are."""
+        return (i for i in self.launches if i not in self.grouped)
+
+    @property
+    def launches(self) -> Iterator[int]:
+        """Positions of all launches, in eager's order."""
+        return (i for i in range(len(self.flow.nodes)) if self.flow.launches(i))
+
+    def call(self, number: int) -> Call:
+        """A node with its tensors."""
+        return Call(self.flow.nodes[number], self.flow.annotated.tensors)
+
+    def cost(self, number: int) -> Cost:
+        return self.flow.annotated.costs[self.flow.nodes[number].name]
+
+    def time_us(self, numbers: Iterable[int]) -> float:
+        """Predicted microseconds of launches, one after the other."""
+        return sum(self.cost(i).time_us for i in numbers)
+
+    def bytes(self, numbers: Iterable[int]) -> int:
+        """HBM bytes of launches."""
+        return sum(self.cost(i).bytes for i in numbers)
+
+    def sources(self, numbers: Iterable[int]) -> tuple[Source, ...]:
+        """Their lines, each once."""
+        lines = (self.flow.nodes[i].source for i in numbers)
+        return tuple(dict.fromkeys(line for line in lines if line))
+
+    def origin(self, ref: Ref) -> Node:
+        """The node that made what a chain of views looks at."""
+        return self.flow.nodes[self.flow.position[self.flow.base(ref).node]]
+
+
+def by(numbers: Iterable[int], key: Callable[[int], K]) -> dict[K, list[int]]:
+    """Nodes by a key, in order."""
+    found: dict[K, list[int]] = {}
+    for number in numbers:
+        found.setdefault(key(number), []).append(number)
+    return found
+
+
+def mark(code: str, *facts: object) -> str:
+    """The same for the same facts."""
+    return hashlib.sha256(repr((code, *facts)).encode()).hexdigest()
+
+
+def layout(tensor: Tensor) -> str:
+    """`8x128:bfloat16, strides 1x8`; the strides where elements are not in order."""
+    sizes = "x".join(map(str, tensor.shape)) or "scalar"
+    strides = "" if tensor.contiguous else f", strides {'x'.join(map(str, tensor.stride))}"
+    return f"{sizes}:{tensor.dtype}{strides}"
+
+
+def counted(numbers: list[int], what: str) -> str:
+    """`3 copies`, `1 copy`: `what` in the singular."""
+    plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{len(numbers)} {what if len(numbers) == 1 else plural}"

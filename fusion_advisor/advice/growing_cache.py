@@ -1,0 +1,41 @@
+"""Caches that are copied whole to append to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fusion_advisor.advice.base import Advice, Model, by, counted, layout, mark
+from fusion_advisor.records import Ref
+
+_CAT = "aten.cat.default"
+
+
+def find(model: Model) -> Iterator[Advice]:
+    """One for each line that appends."""
+    flow = model.flow
+    least = model.rulebook.advice_kind("growing-cache").number("kept").value
+    kept = {i: share for i in model.left if (share := _kept(model, i)) > least}
+    for numbers in by(kept, lambda i: flow.nodes[i].source).values():
+        first = numbers[0]
+        yield Advice(
+            "growing-cache",
+            f"{counted(numbers, 'concatenation')} ({flow.nodes[first].name},"
+            f" {model.bytes(numbers) / 1e6:.1f} MB in all) of a cache, to append to it: write the"
+            " new part in place into one that is allocated once",
+            sum(model.cost(i).time_us * kept[i] for i in numbers),
+            model.sources(numbers),
+            (f"{kept[first]:.1%} of {layout(flow.nodes[first].out)} was an input, and the result is"
+             " returned",),
+            mark("growing-cache", len(flow.nodes[first].out.shape), flow.nodes[first].out.dtype),
+        )  # fmt: skip
+
+
+def _kept(model: Model, number: int) -> float:
+    """The share of a concatenation that was an input of the model and is returned to its caller."""
+    flow = model.flow
+    node = flow.nodes[number]
+    if node.op != _CAT or -1 not in flow.uses(Ref(node.name)):
+        return 0.0
+    given = [ref for ref in flow.operands[number] if model.origin(ref).kind == "input"]
+    sizes = flow.annotated.tensors
+    return max((sizes[ref].numel for ref in given), default=0) / max(node.out.numel, 1)

@@ -1,0 +1,88 @@
+"""Attentions that a mask keeps off the flash kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fusion_advisor.advice.base import Advice, Model, by, counted, layout, mark
+from fusion_advisor.records import Mask, Ref
+
+_ATTENTION = "aten.scaled_dot_product_attention.default"
+_MASK = 3
+"""Where scaled_dot_product_attention takes it."""
+_FLASH = ("float16", "bfloat16")
+_SAID = {
+    "nothing": "a mask that hides nothing: leave it out",
+    "causal": "a mask that is causal: pass is_causal=True instead",
+    "other": "a mask that hides what is_causal does not: FlexAttention compiles such masks",
+    "unknown": "a mask that an input decides: leave it out where it hides nothing, pass"
+    " is_causal=True where it is causal",
+}
+
+
+def find(model: Model) -> Iterator[Advice]:
+    """One for each line and for what its masks say, where the flash kernel would serve."""
+    flow = model.flow
+    masks = {mask.node: mask for mask in flow.annotated.graph.masks}
+    masked = {
+        i: masks.get(
+            flow.nodes[i].name, Mask(flow.nodes[i].name, "unknown", "it was not looked at")
+        )
+        for i in model.launches
+        if flow.nodes[i].op == _ATTENTION and _keeps_off(model, i)
+    }
+    groups = by(masked, lambda i: (flow.nodes[i].source, masked[i].says, masked[i].why))
+    for (_, says, why), numbers in groups.items():
+        first = model.call(numbers[0])
+        given = first.tensor(_MASK, "attn_mask")
+        assert given is not None
+        yield Advice(
+            "masked-attention",
+            f"{counted(numbers, 'attention')} ({first.node.name}) with {_SAID[says]};"
+            " attn_mask keeps them off the flash kernel",
+            _saved(model, numbers, says),
+            model.sources(numbers),
+            (f"the mask is {layout(given)}: {why}",),
+            mark("masked-attention", says, layout(first.operand(0))),
+        )
+
+
+def _keeps_off(model: Model, number: int) -> bool:
+    """Would the flash kernel serve an attention without its mask?"""
+    call = model.call(number)
+    query = call.operand(0)
+    return (
+        call.tensor(_MASK, "attn_mask") is not None
+        and query.dtype in _FLASH
+        and len(query.shape) == len(("batch", "heads", "length", "width"))
+        and query.shape[-2] > 1
+    )
+
+
+def _saved(model: Model, numbers: list[int], says: str) -> float | None:
+    """What is predicted for an attention is the flash kernel's time; measured is how much longer
+    the masked one takes."""
+    if says not in ("nothing", "causal"):
+        return None
+    kind = model.rulebook.advice_kind("masked-attention")
+    masked_us = model.time_us(numbers) * kind.number("unmasked").value
+    faster = kind.number("causal" if says == "causal" else "unmasked").value
+    return masked_us * (1 - 1 / faster) + model.time_us(_making(model, numbers))
+
+
+def _making(model: Model, numbers: list[int]) -> list[int]:
+    """The launches that only make these attentions' masks."""
+    flow = model.flow
+    gone = set(numbers)
+    todo = [ref for i in numbers if isinstance(ref := model.call(i).arg(_MASK, "attn_mask"), Ref)]
+    made: list[int] = []
+    while todo:
+        ref = flow.base(todo.pop())
+        number = flow.position[ref.node]
+        if number in gone or not flow.launches(number):
+            continue
+        if all(i in gone for i in flow.uses(ref)):
+            gone.add(number)
+            made.append(number)
+            todo += flow.operands[number]
+    return made

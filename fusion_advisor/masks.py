@@ -1,0 +1,105 @@
+"""What attention masks hide, where a model makes them from sizes alone: they are computed."""
+
+# torch carries Any in its operators.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from fusion_advisor.emitted import Fault
+from fusion_advisor.records import Graph, Mask, MaskSays, Node, Ref
+from fusion_advisor.replay import operator_of, replayed
+from fusion_advisor.rulefiles import load_rulebook
+
+_ATTENTION = "aten.scaled_dot_product_attention.default"
+_MASK = 3
+"""Where scaled_dot_product_attention takes it."""
+
+
+def masks(graph: Graph) -> tuple[Mask, ...]:
+    """A mask for each attention that takes one. What inputs and parameters decide is unknown, and
+    so is a mask of more elements than `capture.mask_elements` of the rules."""
+    nodes = {node.name: node for node in graph.nodes}
+    known: dict[object, tuple[MaskSays, str]] = {}
+
+    def said(node: Node, ref: Ref) -> Mask:
+        rows, columns = (nodes[r.node].outputs[r.output] for r in list(node.refs())[:2])
+        assert rows
+        assert columns
+        key = ref, rows.shape[-2], columns.shape[-2]
+        if key not in known:
+            known[key] = _says(graph, nodes, *key)
+        return Mask(node.name, *known[key])
+
+    return tuple(said(node, ref) for node, ref in _masked(graph))
+
+
+def _masked(graph: Graph) -> Iterator[tuple[Node, Ref]]:
+    for node in graph.nodes:
+        if node.op == _ATTENTION:
+            given = (
+                node.args[_MASK] if len(node.args) > _MASK else dict(node.kwargs).get("attn_mask")
+            )
+            if isinstance(given, Ref):
+                yield node, given
+
+
+def _says(
+    graph: Graph, nodes: dict[str, Node], mask: Ref, rows: int, columns: int
+) -> tuple[MaskSays, str]:
+    """What a mask hides of so many queries and keys, and how that is known."""
+    needed = _needed(nodes, mask)
+    given = sorted(name for name in needed if nodes[name].kind != "call")
+    if given:
+        return "unknown", f"it depends on {', '.join(given)}"
+    if any(_draws(nodes[name]) for name in needed):
+        return "unknown", "it is drawn at random"
+    most = load_rulebook().capture.mask_elements.count
+    largest = max(t.numel for name in needed for t in nodes[name].outputs if t)
+    if largest > most:
+        return "unknown", f"it is made of {largest} elements, more than are looked at ({most})"
+    made = replace(graph, nodes=tuple(n for n in graph.nodes if n.name in needed), outputs=(mask,))
+    try:
+        module, _ = replayed(made, (), "cpu")
+        (value,) = module()
+    except (Fault, RuntimeError) as error:
+        return "unknown", f"it cannot be computed here ({' '.join(str(error).split())[:80]})"
+    return _read(value, rows, columns)
+
+
+def _needed(nodes: dict[str, Node], mask: Ref) -> set[str]:
+    """The nodes that a mask is made by, and those that write into what they made."""
+    needed: set[str] = set()
+    todo = [mask.node]
+    while todo:
+        name = todo.pop()
+        if name in needed:
+            continue
+        needed.add(name)
+        todo += [ref.node for ref in nodes[name].refs()]
+        storages = {t.storage for t in nodes[name].outputs if t}
+        todo += [node.name for node in nodes.values() if storages & set(node.mutates)]
+    return needed
+
+
+def _draws(node: Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in operator_of(node).tags
+
+
+def _read(value: torch.Tensor, rows: int, columns: int) -> tuple[MaskSays, str]:
+    """What a computed mask hides: False of booleans, what is far below zero of numbers added."""
+    seen = value if value.dtype == torch.bool else value == 0
+    hidden = ~seen if value.dtype == torch.bool else value <= torch.finfo(value.dtype).min
+    made = "made from sizes alone, and computed:"
+    if bool(seen.all()):
+        return "nothing", f"{made} it lets every place be seen"
+    causal = torch.ones(rows, columns, dtype=torch.bool).tril()
+    if bool((seen == causal).all()) and bool((hidden == ~causal).all()):
+        return "causal", f"{made} it hides what comes after each place, and nothing else"
+    share = float(hidden.float().mean())
+    return "other", f"{made} it hides {share:.1%} of the places, not as is_causal does"
