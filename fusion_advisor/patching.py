@@ -64,6 +64,10 @@ class Patched:
     ran: str = ""
 
 
+STAGES = ("capture", "group", "emit", "verify", "try", "report")
+"""What `patched` tells of, in order."""
+
+
 def patched(
     request: Request,
     root: Path,

@@ -26,6 +26,9 @@ from fusion_advisor.scenario import Request
 from fusion_advisor.stamp import Stamp, checked, stamped
 from fusion_advisor.verify import provers, verify
 
+STAGES = ("capture", "annotate", "group", "emit", "verify", "report")
+"""What `analyze` tells of, in order."""
+
 
 class Listener(Protocol):
     """Told of each stage as it begins, and of what was assumed as soon as that is known."""

@@ -49,6 +49,9 @@ from fusion_advisor.stamp import stamped
 from fusion_advisor.trial import patched_copy
 from fusion_advisor.verify import provers
 
+STAGES = ("capture", "group", "try", "report")
+"""What `patched_family` tells of, in order."""
+
 
 def patched_family(request: Request, root: Path, listener: Listener | None = None) -> Patched:
     """From a configuration to a diff that adds a package to the tree at `root`.

@@ -75,7 +75,7 @@ def analyze(
             write_folder(out / name if several else out, outcome)
         deliver(report, [output.of(name) for output in outputs] if several else outputs)
         if not any(output.name == "text" for output in outputs):
-            show(report, top)
+            show(report, top, gates=options.verbose)
     if several:
         _weigh(settings, reports, out)
     for line in unused_comments(reports):

@@ -97,7 +97,9 @@ class Options:
     ] = None
     verify: Annotated[bool, typer.Option(help="check every kernel against fp64")] = True
     compile: Annotated[bool, typer.Option(help="compile every kernel for the device")] = True
-    verbose: Annotated[bool, typer.Option("--verbose", help="show the time of each stage")] = False
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="show every gate, and each stage's time")
+    ] = False
     debug: Debug = False
 
     def settings(self, **more: Any) -> Settings:

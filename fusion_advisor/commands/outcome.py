@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fusion_advisor.commands.options import rulebook_of
-from fusion_advisor.commands.output import Terminal, tell
+from fusion_advisor.commands.output import following, tell
 from fusion_advisor.errors import UsageError
 from fusion_advisor.files import write
 
@@ -41,15 +41,14 @@ def outcome_of(request: Request, verbose: bool, *, cached: bool) -> Outcome:
 
 
 def analyzed(request: Request, verbose: bool) -> Analysis:
+    """Runs the pipeline on a model that a child captures."""
     from fusion_advisor.capture import capturing
 
     with capturing(request.model, request.scenario, request.limits, request.debug) as captured:
-        from rich.console import Console  # while the child imports torch
+        from fusion_advisor.pipeline import STAGES, analyze  # while the child imports torch
 
-        from fusion_advisor.pipeline import analyze
-
-        with Console(stderr=True).status("starting") as status:
-            return analyze(request, captured, Terminal(status, verbose))
+        with following(STAGES, verbose=verbose) as listener:
+            return analyze(request, captured, listener)
 
 
 def _failed_check(report: Report) -> bool:

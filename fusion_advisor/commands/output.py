@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from fusion_advisor.errors import UsageError
 from fusion_advisor.files import write
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from rich.progress import Progress
 
     from fusion_advisor.report import Report
 
@@ -72,22 +73,24 @@ def _print(text: str) -> None:
         raise UsageError(f"standard output cannot be written: {error.strerror}") from error
 
 
-def show(report: Report, top: int) -> None:
-    """The text on standard error, in colour on a terminal."""
+def show(report: Report, top: int, *, gates: bool = False) -> None:
+    """The text on standard error, in colour on a terminal; every gate of a group on request."""
     from rich.console import Console
 
     from fusion_advisor.reports.text import MIN_WIDTH, document
 
     console = Console(stderr=True)
     console.width = max(MIN_WIDTH, console.width if console.is_terminal else 100)
-    console.print(document(report, top))
+    console.print(document(report, top, gates=gates))
 
 
 class Terminal:
-    """Says what was assumed, and shows the running stage where standard error is a terminal."""
+    """Says what was assumed, and shows how far the stages are where standard error is a terminal;
+    under `verbose` what each took."""
 
-    def __init__(self, status: Status, verbose: bool) -> None:
-        self._status = status
+    def __init__(self, shown: Progress, stages: int, *, verbose: bool) -> None:
+        self._shown = shown
+        self._task = shown.add_task("starting", total=stages)
         self._verbose = verbose
         self._running = ""
         self._since = time.perf_counter()
@@ -100,8 +103,23 @@ class Terminal:
         now = time.perf_counter()
         if self._verbose and self._running:
             tell(f"{self._running}: {now - self._since:.2f} s")
+        self._shown.update(self._task, description=name, advance=1 if self._running else 0)
         self._running, self._since = name, now
-        self._status.update(name)
+
+
+@contextmanager
+def following(stages: Sequence[str], *, verbose: bool) -> Generator[Terminal]:
+    """A listener to these stages; what it shows of them is gone at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True,
+        disable=not console.is_terminal,
+    ) as shown:  # fmt: skip
+        yield Terminal(shown, len(stages), verbose=verbose)
 
 
 def tell(line: str) -> None:

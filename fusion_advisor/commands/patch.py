@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fusion_advisor.commands.options import FAILED, Options, one_of, takes_options
-from fusion_advisor.commands.output import Terminal, tell
+from fusion_advisor.commands.output import following, tell
 from fusion_advisor.errors import PatchError, UsageError
 from fusion_advisor.files import require_folder, tree_of, write
 
@@ -42,10 +42,8 @@ def patch(
     ] = None,
 ) -> int:
     """Put the kernels of MODEL's groups into its source: as a diff, or as a class ModelNew."""
-    from rich.console import Console
-
     from fusion_advisor.capture import capture
-    from fusion_advisor.patching import patched
+    from fusion_advisor.patching import STAGES, patched
 
     settings = options.settings()
     model = settings.model
@@ -83,9 +81,9 @@ def patch(
 
     if model_new is not None and model.partition(":")[2] not in ("", "Model"):
         raise UsageError(f"--model-new: {model} is not a class called Model")
-    with Console(stderr=True).status("starting") as status:
+    with following(STAGES, verbose=options.verbose) as listener:
         made = patched(
-            request, tree, captured, Terminal(status, options.verbose),
+            request, tree, captured, listener,
             diff=out is not None, model_new=model_new is not None, operators=operators,
         )  # fmt: skip
     return _written(made, out, model_new, operators=operators)
@@ -93,16 +91,13 @@ def patch(
 
 def _patch_family(options: Options, settings: Settings, out: Path, root: Path) -> int:
     """A package that swaps classes of transformers, whose source is not the user's."""
-    from rich.console import Console
-
     require_folder(out.parent)
     if not root.is_dir():
         raise UsageError(f"--root {root}: no such folder")
     request = options.request(settings, "kernels")
-    with Console(stderr=True).status("starting") as status:
-        from fusion_advisor.transformers_patch import patched_family
+    from fusion_advisor.transformers_patch import STAGES, patched_family
 
-        listener = Terminal(status, options.verbose)
+    with following(STAGES, verbose=options.verbose) as listener:
         made = patched_family(request, root.resolve(), listener)
     return _written(made, out)
 

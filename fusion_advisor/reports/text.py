@@ -15,6 +15,7 @@ from rich.text import Text
 from fusion_advisor.report import AdviceRow, GroupRow, Report
 from fusion_advisor.reports import wording
 
+Say = Callable[[GroupRow], Iterator[RenderableType]]
 TOP = 10
 MIN_WIDTH = 60
 
@@ -29,12 +30,15 @@ def render(report: Report) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def document(report: Report, top: int = TOP) -> RenderableType:
-    """What rich prints; `top` rows of each list."""
-    return Group(*_parts(report, top))
+def document(report: Report, top: int = TOP, *, gates: bool = False) -> RenderableType:
+    """What rich prints; `top` rows of each list, every gate of a group on request."""
+    return Group(*_parts(report, top, gates))
 
 
-def _parts(report: Report, top: int) -> Iterator[RenderableType]:
+def _parts(report: Report, top: int, gates: bool) -> Iterator[RenderableType]:
+    def told(say: Say) -> Say:
+        return partial(_with_gates, say) if gates else say
+
     yield Text(f"{report.model.source} on {report.device.title}", style="bold")
     yield _line("scenario: " + wording.scenario(report), "dim")
     yield _line("assumed: " + "; ".join(report.scenario.defaults), "dim")
@@ -43,10 +47,10 @@ def _parts(report: Report, top: int) -> Iterator[RenderableType]:
         yield _line(f"graph break: {broken}", "yellow")
     yield from _section("Totals", [_pairs(wording.totals(report))])
     yield from _section("Time by bottleneck", [_pairs(_shares(report))])
-    yield from _ranked("Fuse", report.groups, top, partial(_accepted, report))
+    yield from _ranked("Fuse", report.groups, top, told(partial(_accepted, report)))
     if report.bench:
         yield from _section("Measured", _measured(report))
-    yield from _ranked("Rejected", wording.apart(report), top, _rejected)
+    yield from _ranked("Rejected", wording.apart(report), top, told(_rejected))
     reasons = [(str(count), reason) for reason, count in wording.reasons(report, top)]
     if reasons:
         yield from _section("Not in a group, by reason", [_pairs(reasons)])
@@ -89,7 +93,7 @@ def _ranked(
     title: str,
     rows: list[GroupRow],
     top: int,
-    say: Callable[[GroupRow], Iterator[RenderableType]],
+    say: Say,
 ) -> Iterator[RenderableType]:
     count = f"{title}: {len(rows)}" if rows else f"{title}: none"
     shown = [line for row in rows[:top] for line in say(row)]
@@ -113,6 +117,11 @@ def _accepted(report: Report, group: GroupRow) -> Iterator[RenderableType]:
         f"{group.route}: {group.action.code}" if group.action.code else group.route,
         f"kernel {group.kernel.file or group.kernel.entry or ''} {wording.kernel(group)}",
     )
+
+
+def _with_gates(say: Say, group: GroupRow) -> Iterator[RenderableType]:
+    yield from say(group)
+    yield from _details(*(f"{row.outcome}: {wording.gate(row)}" for row in group.gates))
 
 
 def _measured(report: Report) -> Iterator[RenderableType]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import assemble, peak_activation_bytes
@@ -19,6 +20,7 @@ from fusion_advisor.identify import identify
 from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Tensor
 from fusion_advisor.report import Report, load_report
 from fusion_advisor.reports import FORMATS, render, wording
+from fusion_advisor.reports.text import document
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 
@@ -240,6 +242,16 @@ def test_text_fits_sixty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = render(mixed(), "text").splitlines()
     assert max(map(len, lines)) <= 60
     assert "\x1b" not in "".join(lines)
+
+
+def test_every_gate_is_told_on_request() -> None:
+    report = mixed()
+    console = Console(width=100, color_system=None)
+    with console.capture() as captured:
+        console.print(document(report, gates=True))
+    text = captured.get()
+    told = text.count("holds: ") + text.count("fails: ") + text.count("unknown: ")
+    assert told == sum(len(row.gates) for row in (*report.groups, *report.candidates))
 
 
 def test_an_unknown_format_names_the_known() -> None:
