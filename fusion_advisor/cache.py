@@ -25,9 +25,6 @@ from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.scenario import Request
 
-_MOST = 64
-"""Entries; the ones that were used least recently go first."""
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -92,7 +89,7 @@ def keep(
         write(_entry(folder, request, rulebook), json.dumps(entry))
     except (OSError, UsageError):
         return
-    for old in sorted(folder.glob("*.json"), key=_used)[:-_MOST]:
+    for old in sorted(folder.glob("*.json"), key=_used)[: -rulebook.cache.entries.count]:
         old.unlink(missing_ok=True)
 
 

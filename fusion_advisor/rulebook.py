@@ -654,6 +654,12 @@ class Search(_Rule):
     judged_sets: Sets
 
 
+class Cache(_Rule):
+    """How many results are kept."""
+
+    entries: Count
+
+
 class Capture(_Rule):
     """What a capture looks at beyond the graph: masks of at most so many elements."""
 
@@ -731,6 +737,7 @@ class Rulebook(_Rule):
     route: Route
     inductor: Inductor
     search: Search
+    cache: Cache
     capture: Capture
     verify: Verify
     run: Run
@@ -746,6 +753,7 @@ class Rulebook(_Rule):
                 "route",
                 "inductor",
                 "search",
+                "cache",
                 "capture",
                 "verify",
                 "run",

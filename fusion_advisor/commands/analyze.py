@@ -14,10 +14,12 @@ from fusion_advisor.commands.options import (
     FORMAT_NAMES,
     Baseline,
     FailOn,
+    Ignore,
     Options,
+    Select,
+    reviewing_options,
     rulebook_of,
     takes_options,
-    text_of,
 )
 from fusion_advisor.commands.outcome import analyzed, outcome_of, write_folder
 from fusion_advisor.commands.output import asked_outputs, deliver, show, tell
@@ -40,6 +42,8 @@ def analyze(
     json: Annotated[str | None, typer.Option(help="the JSON report's file; - is stdout")] = None,
     baseline: Baseline = None,
     fail_on: FailOn = None,
+    select: Select = None,
+    ignore: Ignore = None,
     top: Annotated[int, typer.Option(help="rows of each list in the text", min=0)] = 10,
     with_graph: Annotated[
         bool, typer.Option("--with-graph", help="put the captured graph into the report")
@@ -52,7 +56,7 @@ def analyze(
     from fusion_advisor.reviewing import Reviewing, unused_comments
 
     outputs = asked_outputs(format or [], json)
-    settings = options.settings(**{"baseline": text_of(baseline), "fail-on": fail_on})
+    settings = options.settings(**reviewing_options(baseline, fail_on, select, ignore))
     several = len(settings.scenarios) > 1
     if several and any(output.file is None for output in outputs):
         raise UsageError("several scenarios: give each format =FILE, or choose one: --scenario")

@@ -52,6 +52,12 @@ FailOn = Annotated[
 ]
 
 
+Select = Annotated[
+    list[str] | None, typer.Option(help="findings of this code or name alone; repeatable")
+]
+Ignore = Annotated[
+    list[str] | None, typer.Option(help="set findings of this code or name aside; repeatable")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks and the model's output")]
 
 
@@ -169,9 +175,15 @@ def takes_options(command: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-def text_of(path: Path | None) -> str | None:
-    """A path as pyproject.toml would have it."""
-    return None if path is None else str(path)
+def reviewing_options(
+    baseline: Path | None,
+    fail_on: list[str] | None,
+    select: list[str] | None,
+    ignore: list[str] | None,
+) -> dict[str, Any]:
+    """What reviewers are told of, by its keys in pyproject.toml."""
+    path = None if baseline is None else str(baseline)
+    return {"baseline": path, "fail-on": fail_on, "select": select, "ignore": ignore}
 
 
 def one_of(option: str, value: str, *known: str) -> Any:
@@ -194,7 +206,7 @@ _KEPT_OPTIONS = frozenset(
 )  # fmt: skip
 _WITH_VALUE = frozenset(
     {"--out", "--format", "--json", "--timeout", "--memory", "--fail-on", "--top"}
-    | {"--model-new", "--root", "--level", "--baseline"}
+    | {"--model-new", "--root", "--level", "--baseline", "--select", "--ignore"}
 )
 
 

@@ -8,16 +8,32 @@ from typing import Annotated
 
 import typer
 
-from fusion_advisor.commands.options import Baseline, Debug, FailOn, Options, takes_options, text_of
+from fusion_advisor.commands.options import (
+    Baseline,
+    Debug,
+    FailOn,
+    Ignore,
+    Options,
+    Select,
+    reviewing_options,
+    takes_options,
+)
 from fusion_advisor.commands.output import tell
 from fusion_advisor.errors import UsageError
 from fusion_advisor.files import write
 
 
 @takes_options
-def config(options: Options, *, baseline: Baseline = None, fail_on: FailOn = None) -> int:
+def config(
+    options: Options,
+    *,
+    baseline: Baseline = None,
+    fail_on: FailOn = None,
+    select: Select = None,
+    ignore: Ignore = None,
+) -> int:
     """Print what [tool.fusion-advisor] and the options set, each value with its origin."""
-    given = {"baseline": text_of(baseline), "fail-on": fail_on}
+    given = reviewing_options(baseline, fail_on, select, ignore)
     for setting in options.settings(**given).each():
         value = "" if setting.value is None else dumps(setting.value)
         print(f"{'.'.join(setting.path):28} {value:24} {setting.origin}")

@@ -12,6 +12,7 @@ import pytest
 
 from fusion_advisor import cache
 from fusion_advisor.cache import Outcome, cache_folder, find, keep
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
 
@@ -29,13 +30,13 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model.py"
 
 
-def kept(model: Path, **options: object) -> tuple[Path, Request]:
+def kept(model: Path, rules: Rulebook = RULES, /, **options: object) -> tuple[Path, Request]:
     """A folder with an entry for a request."""
     request = replace(Request("model.py"), **options)  # type: ignore[arg-type]
     folder = model.parent / "cache"
     outcome = Outcome(mixed(), {"softmax": "text\n"}, {"nodes": []})
     files = [str(model), str(model.parent / "parts.py")]
-    keep(folder, request, RULES, outcome, files, time.time() + 1)
+    keep(folder, request, rules, outcome, files, time.time() + 1)
     return folder, request
 
 
@@ -121,18 +122,18 @@ def test_a_folder_that_cannot_be_made_keeps_nothing(model: Path) -> None:
     assert find(folder, request, RULES) is None
 
 
-def test_the_least_recently_used_entries_go_first(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "_MOST", 2)
-    folder, first = kept(model, device="a100-80gb")
+def test_the_least_recently_used_entries_go_first(model: Path, tmp_path: Path) -> None:
+    overlay = tmp_path / "few.toml"
+    overlay.write_text('[cache]\nentries = { value = 2, unit = "count", source = "a test" }\n')
+    few = load_rulebook([overlay])
+    folder, first = kept(model, few, device="a100-80gb")
     (file,) = folder.glob("*.json")
     os.utime(file, (1, 1))
-    _, second = kept(model, device="h100")
-    assert find(folder, first, RULES) is not None
+    _, second = kept(model, few, device="h100")
+    assert find(folder, first, few) is not None
     os.utime(next(f for f in folder.glob("*.json") if f != file), (2, 2))
-    _, third = kept(model, device="l4")
-    assert [find(folder, r, RULES) is None for r in (first, second, third)] == [False, True, False]
+    _, third = kept(model, few, device="l4")
+    assert [find(folder, r, few) is None for r in (first, second, third)] == [False, True, False]
 
 
 def test_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,6 +266,14 @@ def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert load_report(file) == report
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_older_report_is_read(name: str) -> None:
+    """The first report that there was, by its own layout: what came later is left out."""
+    report = load_report(Path(__file__).parent / "reports" / "2026-11-first.json")
+    assert report.totals.saveable_bytes
+    assert "residual-norm" in render(report, name)
+
+
 def test_readers_accept_what_they_do_not_know(tmp_path: Path) -> None:
     content = json.loads(render(mixed(), "json"))
     content["later"] = 1
