@@ -69,7 +69,8 @@ def _check_codes(settings: Settings, rulebook: Rulebook) -> None:
                 for code in setting.value:
                     entry(rulebook, code)
             except UsageError as error:
-                where = f"{setting.origin} {setting.path[-1]}"
+                option = setting.origin.startswith("--")
+                where = setting.origin if option else f"{setting.origin} {setting.path[-1]}"
                 raise UsageError(f"{where}: {error}") from error
 
 
