@@ -85,6 +85,7 @@ def fused_traffic(flow: Dataflow, border: Boundary) -> int:
     made = {flow.nodes[i].name for i in border.members if flow.launches(i)}
     kept = set(border.outputs)
     shared: dict[int, int] = {}
+    read_of: dict[Ref, int] = {}
     total = 0
     for number in border.members:
         node, cost = flow.nodes[number], annotated.costs[flow.nodes[number].name]
@@ -100,9 +101,14 @@ def fused_traffic(flow: Dataflow, border: Boundary) -> int:
             if maker in made:
                 total -= min(read, annotated.costs[maker].bytes_written)
             else:
-                total -= min(read, shared.get(element, 0))
+                again = min(read, shared.get(element, 0))
+                total -= again
                 shared[element] = max(read, shared.get(element, 0))
-    return total
+                base = flow.base(ref)
+                read_of[base] = read_of.get(base, 0) + read - again
+    # Views that overlap, a tensor and its halves say, are together no more than what they look at.
+    wholes = ((read, annotated.tensors[base].bytes) for base, read in read_of.items())
+    return total - sum(max(read - whole, 0) for read, whole in wholes)
 
 
 def express(flow: Dataflow, border: Boundary) -> Expressed:

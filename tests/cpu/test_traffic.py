@@ -226,3 +226,15 @@ def test_a_cache_that_is_written_in_part_is_still_read() -> None:
     moved = sum(flow.annotated.costs[flow.nodes[number].name].bytes for number in launches)
     fused = fused_traffic(flow, boundary(flow, launches))
     assert moved - 2 * VECTOR <= fused < moved
+
+
+def test_a_tensor_and_its_halves_are_read_once() -> None:
+    """Rotary embedding: the fused kernel reads what it turns, and the two tables."""
+
+    def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        front, back = x.chunk(2, dim=-1)
+        return x * cos + torch.cat([-back, front], dim=-1) * sin
+
+    flow = flow_of(turned, x(), x(), x())
+    launches = [number for number in range(len(flow.nodes)) if flow.launches(number)]
+    assert fused_traffic(flow, boundary(flow, launches)) == 4 * FULL
