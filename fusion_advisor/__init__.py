@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusion_advisor.applied import apply as apply
+    from fusion_advisor.recorded import record as record
 
-__all__ = ["apply"]
+__all__ = ["apply", "record"]
+
+_OFFERED = {"apply": "applied", "record": "recorded"}
+"""What is offered, and the module that it is in."""
 
 
 def __getattr__(name: str) -> Any:
-    """`apply` needs torch, which the command line must not pay for."""
-    if name != "apply":
+    """What is offered needs torch, which the command line must not pay for."""
+    if name not in _OFFERED:
         raise AttributeError(f"module 'fusion_advisor' has no attribute {name!r}")
-    from importlib import import_module
-
-    return import_module("fusion_advisor.applied").apply
+    return getattr(import_module(f"fusion_advisor.{_OFFERED[name]}"), name)

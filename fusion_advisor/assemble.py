@@ -113,7 +113,7 @@ def assemble(
                 fingerprint=a.mark,
             )
             for number, a in enumerate(
-                advise(flow, grouped, scenario.mode == "train", rulebook), start=1
+                advise(flow, grouped, scenario.gradients, rulebook), start=1
             )
         ],
         totals=_totals(flow, grouping, found.groups, total_us),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fusion_advisor.errors import UsageError
-from fusion_advisor.files import write
+from fusion_advisor.files import content_hash, write
 from fusion_advisor.machine import gpu_names
 from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Rulebook
@@ -52,7 +52,7 @@ def find(folder: Path, request: Request, rulebook: Rulebook) -> Outcome | None:
         if folder.stat().st_uid != os.getuid():
             return None
         content = json.loads(file.read_text(encoding="utf-8"))
-        if any(_content(Path(name)) != mark for name, mark in content["files"].items()):
+        if any(content_hash(Path(name)) != mark for name, mark in content["files"].items()):
             return None
         report = Report.model_validate(content["report"])
         kernels = dict(content["kernels"])
@@ -75,7 +75,7 @@ def keep(
     """Puts in what a request came to, made from these files beside MODEL's own; nothing where one
     of them was written after `since`, when the run began, or the folder cannot be written into."""
     named = request.model.removeprefix("hf:").partition("#")[0].partition(":")[0]
-    marks = {name: _content(Path(name)) for name in sorted({*files, os.path.abspath(named)})}
+    marks = {name: content_hash(Path(name)) for name in sorted({*files, os.path.abspath(named)})}
     if any(mark and Path(name).stat().st_mtime > since for name, mark in marks.items()):
         return
     entry = {
@@ -122,14 +122,6 @@ def _package() -> list[tuple[str, int, int]]:
     here = Path(__file__).parent
     files = [(str(file.relative_to(here)), file.stat()) for file in sorted(here.rglob("*.py"))]
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
-
-
-def _content(file: Path) -> str:
-    """A hash of what a file holds; empty for one that cannot be read."""
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def _used(file: Path) -> float:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusion_advisor.errors import AdvisorError, CaptureError, UsageError
 from fusion_advisor.frames import choose_from_dump, has_source, is_user, source_of_traceback
+from fusion_advisor.recording import names_json, recorded_graph
 from fusion_advisor.records import Graph
 from fusion_advisor.scenario import InputSpec, Limits, Scenario, parse_dtype, parse_input
 from fusion_advisor.wire import graph_from_json, graph_to_json
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
     from fusion_advisor.models import Loaded
 
 __all__ = [
-    "InputSpec", "Limits", "Scenario", "capture", "capture_here", "capture_module", "capturing",
-    "graph_from_json", "graph_to_json", "parse_dtype", "parse_input",
+    "InputSpec", "Limits", "Scenario", "capture", "capture_here", "capture_loaded",
+    "capture_module", "capturing", "graph_from_json", "graph_to_json", "parse_dtype", "parse_input",
 ]  # fmt: skip
 
 _POLL_SECONDS = 0.05
@@ -82,9 +83,12 @@ def capturing(
 ) -> Generator[Callable[[], Graph]]:
     """Starts the capture of MODEL; the function given waits for it, as `capture` does.
 
-    Whoever leaves the block early ends the child.
+    Whoever leaves the block early ends the child. A recording has its graph: nothing is started.
     """
     _refuse_missing(model)
+    if names_json(model):
+        yield lambda: recorded_graph(model)
+        return
     request = {
         "model": model,
         "scenario": asdict(scenario or Scenario()),
@@ -142,6 +146,12 @@ def capture_module(
         module.train(was_training)
 
 
+def capture_loaded(loaded: Loaded, scenario: Scenario) -> Graph:
+    """Captures what is fake already, each of its modules in the mode that it is in. Raises
+    CaptureError."""
+    return _translate(loaded, scenario, time.perf_counter())
+
+
 def capture_here(
     model: str,
     scenario: Scenario | None = None,
@@ -189,14 +199,13 @@ def _translate(
     from fusion_advisor.masks import masks
     from fusion_advisor.tracing import from_program, launch, trace
 
-    grad = scenario.mode == "train"
     if loaded.program is not None:
         traced = from_program(loaded.program)
     else:
         traced = trace(
             loaded.module, loaded.args, loaded.kwargs, loaded.fake,
-            grad=grad, dynamic=scenario.dynamic, autocast=bool(scenario.autocast),
-            trail=trail, references=references,
+            grad=scenario.gradients, dynamic=scenario.dynamic, autocast=bool(scenario.autocast),
+            trail=trail, references=references, breaks=loaded.breaks,
         )  # fmt: skip
     autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
     launcher = Launcher(autocast)
@@ -224,12 +233,12 @@ def _translate(
 def _refuse_missing(model: str) -> None:
     """CaptureError at once where MODEL is a file that is not there."""
     path = model.removeprefix("hf:").partition("#" if model.startswith("hf:") else ":")[0]
-    named = model.startswith("hf:") or path.endswith((".py", ".pt2")) or "/" in path
+    named = model.startswith("hf:") or path.endswith((".py", ".pt2", ".json")) or "/" in path
     if named and not Path(path).is_file():
         what = "a folder" if Path(path).is_dir() else "no such file"
         raise CaptureError(
-            f"{path}: {what}; give FILE.py, FILE.py:NAME, package.module:NAME, hf:config.json "
-            "or FILE.pt2"
+            f"{path}: {what}; give FILE.py, FILE.py:NAME, package.module:NAME, hf:config.json, "
+            "FILE.pt2 or RECORDING.json"
         )
 
 

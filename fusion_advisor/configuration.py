@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fusion_advisor.conditions import parse_condition
 from fusion_advisor.errors import UsageError
+from fusion_advisor.recording import call_of, recording_of
 from fusion_advisor.rulebook import Tree, table_of
 from fusion_advisor.scenario import Scenario, parse_dtype, parse_input
 
@@ -91,6 +92,7 @@ class ScenarioTable(_Table):
     dynamic: bool = False
     phase: Literal["forward", "prefill", "decode"] = "forward"
     kv_len: Size | None = None
+    grad: bool | None = None
 
     @property
     def scenario(self) -> Scenario:
@@ -104,6 +106,7 @@ class ScenarioTable(_Table):
             dynamic=self.dynamic,
             phase=self.phase,
             kv_len=self.kv_len,
+            grad=self.grad,
         )
 
 
@@ -147,6 +150,8 @@ class Layer:
         """What a user calls the place where a value is set."""
         if self.file is None:
             return "MODEL" if path == ("model",) else f"--{path[-1]}"
+        if self.file.name != FILE:  # a recording
+            return str(self.file)
         return f"{self.file} [{'.'.join((TABLE, *path[:-1]))}]"
 
     def field(self, path: Keys) -> str:
@@ -169,6 +174,8 @@ class Settings:
     values: Configuration
     scenarios: Mapping[str, ScenarioTable]
     layers: Sequence[Layer]
+    recorded: bool = False
+    """Whether the scenarios are the calls of a recording."""
 
     @property
     def model(self) -> str:
@@ -176,6 +183,11 @@ class Settings:
         if self.values.model is None:
             raise UsageError(f"MODEL is missing: give it, or set model in {FILE} [{TABLE}]")
         return self.values.model
+
+    def model_in(self, scenario: str) -> str:
+        """MODEL in one of the scenarios: of a recording that call. UsageError where there is
+        none."""
+        return call_of(self.model, scenario) if self.recorded else self.model
 
     @property
     def rules(self) -> tuple[Path, ...]:
@@ -200,12 +212,15 @@ def settled(
 ) -> Settings:
     """The table that is found from `folder` (the working directory) upwards, under `options`, by
     their paths in it, and what is `asked` of every scenario. Of another model than the table's,
-    its scenarios and baseline are not; unless a `scenario` is chosen by name.
+    its scenarios and baseline are not; unless a `scenario` is chosen by name. The calls of a
+    recording are scenarios of which nothing but the weight can be set.
 
     UsageError, one line with file and field or option, for an unknown key or a wrong value.
     """
     found = _found((folder or Path.cwd()).absolute())
     below = [_of_model(found, options.get("model"), scenario)] if found else []
+    recorded = _recorded(options.get("model") or (below[0].tree.get("model") if below else None))
+    below = [*recorded, *below]
     named = _validated(below).scenarios
     if scenario is not None and scenario not in named:
         raise UsageError(f"--scenario {scenario!r}: known: {', '.join(named) or 'none'}")
@@ -215,7 +230,42 @@ def settled(
     for name in names:
         if not re.fullmatch(r"[\w-]+", name):
             raise UsageError(f"scenario {name!r}: a name has letters, digits, _ and - alone")
-    return Settings(values, {name: values.scenarios[name] for name in names}, layers)
+    if recorded:
+        _refuse_unrecorded(recorded[0], layers, names)
+    scenarios = {name: values.scenarios[name] for name in names}
+    return Settings(values, scenarios, layers, bool(recorded))
+
+
+def _recorded(model: Any) -> list[Layer]:
+    """The scenarios of a recording, as a table has them; none for any other model."""
+    recording = recording_of(model) if isinstance(model, str) else None
+    if recording is None:
+        return []
+    calls = {
+        call.name: {
+            "weight": call.count,
+            "mode": call.mode,
+            "autocast": call.autocast,
+            "grad": call.grad,
+        }
+        for call in recording.captured.values()
+    }
+    return [Layer({"scenarios": calls}, recording.file)]
+
+
+def _refuse_unrecorded(recorded: Layer, layers: Sequence[Layer], names: Sequence[str]) -> None:
+    """UsageError for a scenario that was not recorded, and for what cannot be set of one."""
+    calls = recorded.tree["scenarios"]
+    for layer in layers:
+        for (name, *rest), _ in _leaves(layer.tree.get("scenarios") or {}):
+            if name in names and name not in calls:
+                where = layer.field(("scenarios", name))
+                raise UsageError(f"{where}: {recorded.file} has {', '.join(calls)}")
+            if name in names and layer is not recorded and rest not in ([], ["weight"]):
+                raise UsageError(
+                    f"{layer.field(('scenarios', name, *rest))}: the calls in {recorded.file} are "
+                    "as they were recorded; record others, or give the model itself"
+                )
 
 
 def _of_model(layer: Layer, model: Any, scenario: str | None) -> Layer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -41,3 +42,11 @@ def tree_of(file: Path) -> Path:
     """The git working tree that a file is in, else its folder."""
     folder = file.resolve().parent
     return next((p for p in (folder, *folder.parents) if (p / ".git").exists()), folder)
+
+
+def content_hash(file: Path) -> str:
+    """The SHA-256 of what a file holds; empty for one that cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""

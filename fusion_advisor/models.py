@@ -58,6 +58,8 @@ class Loaded:
     source: str
     assumed: list[str] = field(default_factory=list[str])
     program: torch.export.ExportedProgram | None = None
+    breaks: bool = True
+    """Whether Dynamo may be asked for graph breaks, for which it forgets what was compiled."""
 
 
 class HostFakeMode(FakeTensorMode):
@@ -175,7 +177,7 @@ def _import(model: str) -> tuple[ModuleType, str, str]:
     if not name:
         raise CaptureError(
             f"model {model!r}: no such file; give FILE.py, FILE.py:NAME, package.module:NAME, "
-            "hf:config.json or FILE.pt2"
+            "hf:config.json, FILE.pt2 or RECORDING.json"
         )
     sys.path.insert(0, str(Path.cwd()))
     namespace = guarded(f"importing {path}", lambda: importlib.import_module(path))

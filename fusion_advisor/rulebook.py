@@ -702,6 +702,13 @@ class Run(_Rule):
     memory: Share
 
 
+class Record(_Rule):
+    """How a running program's calls are kept; `captured` is how many of its
+    signatures at most."""
+
+    captured: Count
+
+
 class Measure(_Rule):
     """How a GPU is timed: `flush` in sizes of its L2, `batch` and runs in counts, `spent` in GPU
     seconds, `ahead`, `slack`, `far` and `tie` as ratios."""
@@ -741,6 +748,7 @@ class Rulebook(_Rule):
     capture: Capture
     verify: Verify
     run: Run
+    record: Record
     measure: Measure
 
     def tuned(self) -> Iterator[tuple[str, Number]]:
@@ -757,6 +765,7 @@ class Rulebook(_Rule):
                 "capture",
                 "verify",
                 "run",
+                "record",
                 "measure",
             )
         }

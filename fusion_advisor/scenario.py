@@ -45,6 +45,12 @@ class Scenario:
     dynamic: bool = False
     phase: Literal["forward", "prefill", "decode"] = "forward"
     kv_len: int | None = None
+    grad: bool | None = None
+
+    @property
+    def gradients(self) -> bool:
+        """Whether gradients are on: in train mode, unless it says otherwise."""
+        return self.mode == "train" if self.grad is None else self.grad
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,10 +98,12 @@ def trace(
     autocast: bool = False,
     trail: bool = False,
     references: str | None = None,
+    breaks: bool = True,
 ) -> Traced:
     """The graph of one forward pass, with the trail of its nodes on request; kernels of the package
-    `references` are traced by their references. CaptureError names the user's line when no graph
-    can be had."""
+    `references` are traced by their references. Without `breaks` Dynamo is not asked for graph
+    breaks, which makes it forget what the process has compiled. CaptureError names the user's line
+    when no graph can be had."""
     module, differs = _unwrap(module)
     if not grad:
         differs += _fast_paths(module)
@@ -130,9 +132,11 @@ def trace(
             result.trail = recorder.trail(tuple(p.path or p.name for p in result.placeholders))
         if failures:
             result.differs.append(f"{failures[0][0]} refused: {_first_line(failures[0][1])}")
-        if result.captured_by == "make_fx":
+        if result.captured_by == "make_fx" and breaks:
             with _quiet(grad):
                 _state_breaks(result, module, args, kwargs, fake)
+        elif result.captured_by == "make_fx":
+            result.differs.append("graph breaks are not known: Dynamo was not asked")
         if attempt.note:
             result.differs.append(attempt.note)
         result.differs += [*differs, *dict.fromkeys(seen)]
@@ -494,41 +498,62 @@ def _checkpoints_noted(seen: list[str]) -> Generator[None, None, None]:
         yield
 
 
-def _unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
-    """Takes wrappers off and says so: DDP, DataParallel, an inner torch.compile.
-
-    FSDP has no parameters of the model's own shape: one clear refusal.
-    """
+def unwrapped(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
+    """What the wrappers around a model hold, and what to say of each. CaptureError for FSDP, which
+    has no parameters of the model's own shape; neither module is changed."""
     notes: list[str] = []
+    _refuse_shards(module)
+    while (held := _held(module)) is not None:
+        module, what = held
+        notes.append(f"the model is {what}")
+    if getattr(module, "_compiled_call_impl", None) is not None:
+        notes.append(f"the model is {_COMPILED}")
+    return module, notes
+
+
+def _unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
+    """Takes wrappers off, those inside the model too, and says so."""
+    module, notes = unwrapped(module)
+    for name, child in [*module.named_modules(remove_duplicate=False)]:
+        place = f"submodule {name}"
+        held = _held(child)
+        if held is not None:
+            inner, what = held
+            parent, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(parent), leaf, inner)
+            return module, [*notes, f"{place} is {what}", *_unwrap(module)[1]]
+        if getattr(child, "_compiled_call_impl", None) is not None:
+            child._compiled_call_impl = None
+            if name:  # the model's own is noted
+                notes.append(f"{place} is {_COMPILED}")
+    return module, notes
+
+
+_COMPILED = "compiled by torch.compile: captured as eager runs it"
+
+
+def _held(module: torch.nn.Module) -> tuple[torch.nn.Module, str] | None:
+    """The module in a wrapper, and what to say of that; None for what wraps nothing."""
+    kind = type(module).__name__
+    inner: Any = module
+    if kind in ("DistributedDataParallel", "DataParallel"):
+        return inner.module, f"wrapped in {kind}: captured as one replica, unwrapped"
+    if kind == "OptimizedModule":
+        return inner._orig_mod, _COMPILED
+    return None
+
+
+def _refuse_shards(module: torch.nn.Module) -> None:
     # Whoever uses it has imported it; nobody else should pay for that.
     fsdp = sys.modules.get("torch.distributed.fsdp")
     sharded = (fsdp.FullyShardedDataParallel, fsdp.FSDPModule) if fsdp else ()
-    for name, child in [*module.named_modules(remove_duplicate=False)]:
-        kind = type(child).__name__
-        place = f"submodule {name}" if name else "the model"
+    for name, child in module.named_modules():
         if isinstance(child, sharded):
+            place = f"submodule {name}" if name else "the model"
             raise CaptureError(
-                f"{place} is wrapped in {kind}, whose parameters are shards: "
+                f"{place} is wrapped in {type(child).__name__}, whose parameters are shards: "
                 "give the module before it is wrapped"
             )
-        inner: Any = None
-        if kind in ("DistributedDataParallel", "DataParallel"):
-            inner = child.module
-            notes.append(f"{place} is wrapped in {kind}: captured as one replica, unwrapped")
-        elif kind == "OptimizedModule":
-            inner = child._orig_mod
-            notes.append(f"{place} is compiled by torch.compile: captured as eager runs it")
-        elif getattr(child, "_compiled_call_impl", None) is not None:
-            child._compiled_call_impl = None
-            notes.append(f"{place} is compiled by torch.compile: captured as eager runs it")
-        if inner is not None:
-            if not name:
-                unwrapped, more = _unwrap(inner)
-                return unwrapped, notes + more
-            parent, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(parent), leaf, inner)
-            return module, notes + _unwrap(module)[1]
-    return module, notes
 
 
 def _fast_paths(module: torch.nn.Module) -> list[str]:

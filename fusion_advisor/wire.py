@@ -7,6 +7,7 @@ A reference is `{"node": ..., "output": ...}`, a torch constant `{"text": ...}`,
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, cast
 
 from fusion_advisor.records import Arg, Graph, Mask, Node, Ref, Source, Symbol, Tensor
@@ -15,7 +16,17 @@ from fusion_advisor.trail import Activation, Evaluation, Moment, Span, Trail
 
 def graph_to_json(graph: Graph) -> bytes:
     """The graph as one line of JSON."""
-    content = {
+    return json.dumps(graph_to_data(graph)).encode()
+
+
+def graph_from_json(text: bytes | str) -> Graph:
+    """The graph that `graph_to_json` wrote; ValueError or KeyError when it is something else."""
+    return graph_from_data(json.loads(text))
+
+
+def graph_to_data(graph: Graph) -> dict[str, Any]:
+    """The graph as what JSON can hold, for a file that has more in it."""
+    return {
         "nodes": [_encode_node(node) for node in graph.nodes],
         "outputs": [[ref.node, ref.output] for ref in graph.outputs],
         "captured_by": graph.captured_by,
@@ -28,12 +39,10 @@ def graph_to_json(graph: Graph) -> bytes:
         "files": graph.files,
         "masks": [[mask.node, mask.says, mask.why] for mask in graph.masks],
     }
-    return json.dumps(content).encode()
 
 
-def graph_from_json(text: bytes | str) -> Graph:
-    """The graph that `graph_to_json` wrote; ValueError or KeyError when it is something else."""
-    content = json.loads(text)
+def graph_from_data(content: Mapping[str, Any]) -> Graph:
+    """The graph that `graph_to_data` gave, from JSON or not."""
     return Graph(
         nodes=tuple(_decode_node(node) for node in content["nodes"]),
         outputs=tuple(Ref(node, output) for node, output in content["outputs"]),

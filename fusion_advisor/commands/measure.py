@@ -55,6 +55,7 @@ def bench(
 ) -> int:
     """Check and time eager, its rivals and the emitted kernels of MODEL or a REPORT.json."""
     from fusion_advisor.machine import gpu_names
+    from fusion_advisor.recording import names_json
 
     if not rehearse and not gpu_names():
         raise UsageError(
@@ -62,21 +63,22 @@ def bench(
             "or give --rehearse to see that every way runs"
         )
     settings = options.settings()
-    if settings.model.endswith(".json") and not settings.model.startswith("hf:"):
-        folder = Path(settings.model).parent
+    if names_json(settings.model) and not settings.recorded:
+        file = Path(settings.model)
     else:
         folder = out or Path("bench")
+        file = folder / "report.json"
         require_folder(folder)
         request = options.request(settings, "kernels")
         write_folder(folder, outcome_of(request, options.verbose, cached=False))
     return _bench(
-        folder, out or folder, settings, only or [], candidates=candidates, resume=resume,
+        file, out or file.parent, settings, only or [], candidates=candidates, resume=resume,
         compiled=torch_compile, whole=whole, rehearse=rehearse,
     )  # fmt: skip
 
 
 def _bench(
-    folder: Path,
+    file: Path,
     out: Path,
     settings: Settings,
     only: list[str],
@@ -87,7 +89,7 @@ def _bench(
     whole: bool,
     rehearse: bool,
 ) -> int:
-    """Measures what `analyze --out` left in a folder; rows and reports go to `out`."""
+    """Measures what a report and the files beside it say; rows and reports go to `out`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -96,15 +98,13 @@ def _bench(
     from fusion_advisor.report import load_report
     from fusion_advisor.reports import EXTENSIONS, render
 
-    given = Path(settings.model)
-    file = given if given.suffix == ".json" else folder / "report.json"
     report = load_report(file)
     require_folder(out)
     graph = _graph_of(report, file)
     texts = {
-        group.id: (folder / group.kernel.file).read_text(encoding="utf-8")
+        group.id: (file.parent / group.kernel.file).read_text(encoding="utf-8")
         for group in report.groups
-        if group.kernel.file and (folder / group.kernel.file).is_file()
+        if group.kernel.file and (file.parent / group.kernel.file).is_file()
     }
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True)) as shown:

@@ -70,12 +70,12 @@ class Options:
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="file.py, file.py:name, package.module:name, hf:config.json[#AutoClass], a .pt2;"
-            " the one of [tool.fusion-advisor] if left out",
+            help="file.py, file.py:name, package.module:name, hf:config.json[#AutoClass], a .pt2,"
+            " a recording; the one of [tool.fusion-advisor] if left out",
         ),
     ] = None
     scenario: Annotated[
-        str | None, typer.Option(help="one scenario of [tool.fusion-advisor], by its name")
+        str | None, typer.Option(help="one scenario of [tool.fusion-advisor] or of a recording")
     ] = None
     device: Annotated[
         str | None, typer.Option(help="GPU to judge for (default: the one here, else h200)")
@@ -128,11 +128,12 @@ class Options:
         there are several and none is named."""
         from fusion_advisor.scenario import Limits, Request
 
-        values, asked = settings.values, settings.scenarios[scenario or settings.only].scenario
+        name = scenario or settings.only
+        values, asked = settings.values, settings.scenarios[name].scenario
         if asked.phase != "forward" and not settings.model.startswith("hf:"):
             raise UsageError(f"phase {asked.phase}: only for hf: models, which have a cache")
         return Request(
-            model=settings.model,
+            model=settings.model_in(name),
             scenario=asked,
             limits=Limits(values.timeout, int(values.memory * GIB)),
             device=values.device,

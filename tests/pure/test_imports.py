@@ -28,9 +28,10 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "predict explanation",
         "rehearsal emitted rulefiles measurements",
         "machine lanes",
+        "recording",
         "ops",
         # capture, in the child process that runs somebody's code
-        "opaque own_kernels models recurrent provenance",
+        "opaque own_kernels models recurrent provenance signature",
         "transformers_models",
         "loading",
         "expansions",
@@ -94,7 +95,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "patching dividing",
         # torch.compile's backend: calls the pipeline as the command line does
         "rewriting",
-        "backend applied",
+        "backend applied recorded",
         "transformers_patch",
         "commands",
         "cli",
@@ -118,7 +119,7 @@ USES_TORCH = frozenset(
     | {"expansions", "composites", "whole_operators", "launching"}
     | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
     | {"measuring", "running", "inductor_coverage", "lowering", "rewriting", "backend", "applied"}
-    | {"transformers_patch"}
+    | {"transformers_patch", "signature", "recorded"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 

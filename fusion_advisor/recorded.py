@@ -1,0 +1,307 @@
+"""`with fusion_advisor.record(model):` keeps what a running program calls its model with.
+
+Within the block each call of the model is noted by its signature: how the arguments nest, each
+tensor's shape, strides, dtype and device, the numbers and strings among them, the mode of every
+module, autocast, and whether gradients are on. As the block ends each distinct signature is
+captured on fake tensors, in a copy of the model that has no weights, and all goes into one file for
+`fusion-advisor analyze` (`recording.py` has its format). Of tensors it has no data, and no GPU
+memory is used.
+
+The model runs as it does without: its results, its exceptions, its state and the generators of
+random numbers are the same. What is called from within a call of the model is part of that call.
+Its Python code runs once more for each signature as the block ends, on fake tensors: what it does
+to itself, or to what it holds, happens to the copy, but what it does elsewhere (prints, a hook that
+appends to a list) happens once more.
+
+- A block that raises leaves no file, and neither does one in which the model was not called: that
+  is a warning. What was left out or could not be captured is a warning, too, and in the file.
+- `record` takes what the program calls: the wrapper, where it is DistributedDataParallel,
+  DataParallel or what torch.compile gave. It is taken off for the capture. Calls that compiled code
+  makes are not seen. FSDP's shards cannot be captured.
+- Other recordings, of the same model or of a part of it, may be open meanwhile. Of several
+  processes let one record. No other thread may run a model as the block ends.
+- Each signature is captured with the model as it is by then, but for the modes of its modules.
+"""
+# Arguments and results are whatever the user's program has.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fusion_advisor.capture import capture_loaded
+from fusion_advisor.errors import CaptureError
+from fusion_advisor.files import content_hash, require_folder
+from fusion_advisor.frames import is_user
+from fusion_advisor.models import HostFakeMode, Loaded
+from fusion_advisor.recording import Call, LeftOut, Recording, write_recording
+from fusion_advisor.records import Graph
+from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.scenario import Scenario
+from fusion_advisor.signature import Part, as_data, fakes, objects_known, signature, unknown_in
+from fusion_advisor.tracing import unwrapped
+from fusion_advisor.wire import graph_to_data
+
+FILE = "fusion-advisor.recording.json"
+
+
+@contextmanager
+def record(
+    model: torch.nn.Module, file: str | Path = FILE, *, rules: Sequence[Path] = ()
+) -> Generator[None]:
+    """Notes the calls of a model within the block; as it ends, captures each distinct one and
+    writes the file.
+
+    At most `[record] captured` of `rules/model.toml` are captured, the most frequent first. Raises
+    UsageError at once where the file cannot be written or the rules are wrong.
+    """
+    most = load_rulebook(rules).record.captured.count
+    place = Path(file).absolute()
+    require_folder(place.parent)
+    seen = _Seen(model)
+    with seen.watching():
+        yield
+    if seen.counts:
+        recording = _recording(seen, most, place)
+        write_recording(recording)
+        for line in _lacks(recording, most):
+            _warn(f"{file}: {line}")
+    else:
+        _warn(f"{file}: is not written, for the block did not call the {_name(model)}")
+
+
+def _recording(seen: _Seen, most: int, file: Path) -> Recording:
+    """What was seen, with the graphs of the calls that are made most often."""
+    frequent = {made for made, _ in Counter(seen.counts).most_common(most)}
+    chosen = [made for made in seen.counts if made in frequent]
+    rest = seen.counts.keys() - frequent
+    calls = [_call(f"call-{number}", seen, made) for number, made in enumerate(chosen, start=1)]
+    left_out = LeftOut(len(rest), sum(seen.counts[made] for made in rest))
+    return Recording(_name(seen.bare), tuple(calls), left_out, _sources(calls), file)
+
+
+def _lacks(recording: Recording, most: int) -> Iterator[str]:
+    """What of the calls is not captured, in a line each."""
+    left_out = recording.left_out
+    if left_out.calls:
+        yield (
+            f"{left_out.calls} calls of {left_out.signatures} signatures are left out, for the "
+            f"{most} most frequent are captured; [record] captured in the rules says how many"
+        )
+    for call in recording.calls:
+        if call.failure:
+            yield f"{call.name} ({call.count} calls) could not be captured: {call.failure}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """How a call is made; equal for those that launch the same. `modes` says of each module
+    whether it is in train mode, the model first."""
+
+    arguments: Part
+    modes: tuple[bool, ...]
+    autocast: str | None
+    grad: bool
+
+    @property
+    def train(self) -> bool:
+        """The mode of the model itself."""
+        return self.modes[0]
+
+
+class _Seen:
+    """The calls of a model, counted by how they are made, in the order of their first."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.counts: dict[_Made, int] = {}
+        self.bare, self.notes = unwrapped(model)
+        self.modules = dict(self.bare.named_modules())
+        self._model = model
+        self._device = _device(self.bare)
+        self._lock = threading.Lock()
+        self._depth = threading.local()
+
+    @contextmanager
+    def watching(self) -> Generator[None]:
+        """Counts what is called within the block."""
+        compiled: Any = getattr(self._model, "_compiled_call_impl", None)
+        with ExitStack() as stack:
+            if compiled is None:
+                for handle in self._hooks():
+                    stack.callback(handle.remove)
+            else:  # hooks would be compiled into it
+                self._model._compiled_call_impl = self._around(compiled)
+                stack.callback(setattr, self._model, "_compiled_call_impl", compiled)
+            yield
+
+    def _hooks(self) -> list[Any]:
+        """Functions, for a copy of the model copies what its hooks are bound to."""
+
+        def before(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+            # A copy of the model has its hooks, and torch.compile looks into them.
+            if not torch.compiler.is_compiling() and module is self._model:
+                self._enter(args, kwargs)
+
+        def after(module: torch.nn.Module, args: Any, result: Any) -> None:
+            if not torch.compiler.is_compiling() and module is self._model:
+                self._leave()
+
+        return [
+            self._model.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            self._model.register_forward_hook(after, always_call=True),
+        ]
+
+    def _around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._enter(args, kwargs)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                self._leave()
+
+        return noted
+
+    def _enter(self, args: Any, kwargs: Any) -> None:
+        depth = getattr(self._depth, "value", 0)
+        self._depth.value = depth + 1
+        if not depth:
+            made = self._made(args, kwargs)
+            with self._lock:
+                self.counts[made] = self.counts.get(made, 0) + 1
+
+    def _leave(self) -> None:
+        self._depth.value = max(0, getattr(self._depth, "value", 0) - 1)
+
+    def _made(self, args: Any, kwargs: Any) -> _Made:
+        autocast = None
+        if torch.is_autocast_enabled(self._device):
+            autocast = str(torch.get_autocast_dtype(self._device)).removeprefix("torch.")
+        return _Made(
+            signature((args, kwargs)),
+            tuple(module.training for module in self.modules.values()),
+            autocast,
+            torch.is_grad_enabled(),
+        )
+
+
+def _call(name: str, seen: _Seen, made: _Made) -> Call:
+    """Calls that were made alike, with their graph or with why there is none."""
+    graph: Graph | None = None
+    failure = ""
+    try:
+        graph = _captured(seen, made)
+    except CaptureError as error:
+        failure = str(error)
+    except Exception as error:  # noqa: BLE001 the program goes on; the file says what it lacks
+        failure = f"capture failed: {_said(error)}"
+    arguments = as_data(made.arguments)
+    if isinstance(arguments, list):
+        arguments = dict(zip(("args", "kwargs"), arguments, strict=True))
+    others = [at for at, mode in zip(seen.modules, made.modes, strict=True) if mode != made.train]
+    return Call(
+        name=name,
+        count=seen.counts[made],
+        mode=_mode(made),
+        grad=made.grad,
+        autocast=made.autocast,
+        signature={**arguments, "modules_in_other_mode": others},
+        graph=graph_to_data(graph) if graph else None,
+        failure=failure,
+    )
+
+
+def _captured(seen: _Seen, made: _Made) -> Graph:
+    """What calls made like this launch. CaptureError where that cannot be had."""
+    for what in unknown_in(made.arguments):
+        raise CaptureError(
+            f"an argument is {what}, which recording does not describe; pass tensors, numbers, "
+            "strings, and containers or plain objects of these"
+        )
+    fake = HostFakeMode()
+    with _undisturbed(), objects_known(made.arguments):
+        model = _without_weights(seen.bare, fake)
+        for name, mode in zip(seen.modules, made.modes, strict=True):
+            model.get_submodule(name).training = mode
+        args, kwargs = fakes(made.arguments, fake)
+        asked = Scenario(mode=_mode(made), autocast=made.autocast, grad=made.grad)
+        loaded = Loaded(model, args, kwargs, fake, _name(model), breaks=False)
+        graph = capture_loaded(loaded, asked)
+    return replace(graph, differs_from_eager=(*seen.notes, *graph.differs_from_eager))
+
+
+def _without_weights(model: torch.nn.Module, fake: FakeTensorMode) -> torch.nn.Module:
+    """A copy whose tensors are all of the fake mode, whatever holds them."""
+    try:
+        with FakeCopyMode(fake):
+            return copy.deepcopy(model)
+    except Exception as error:
+        raise CaptureError(
+            f"the {_name(model)} cannot be copied: {_said(error)}; keep what cannot be copied out "
+            "of its attributes"
+        ) from error
+
+
+@contextmanager
+def _undisturbed() -> Generator[None]:
+    """Leaves the generators of random numbers as they are, and lets nothing that the program has
+    turned on around the block change what is captured."""
+    numpy = sys.modules.get("numpy")
+    drawn, drawn_by_numpy = random.getstate(), numpy.random.get_state() if numpy else None
+    enabled = [(device, torch.is_autocast_enabled(device)) for device in ("cpu", "cuda")]
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), _disable_current_modes():
+        for device, _ in enabled:
+            torch.set_autocast_enabled(device, False)
+        try:
+            yield
+        finally:
+            for device, on in enabled:
+                torch.set_autocast_enabled(device, on)
+            random.setstate(drawn)
+            if numpy:
+                numpy.random.set_state(drawn_by_numpy)
+
+
+def _device(model: torch.nn.Module) -> str:
+    """Where a model's parameters are, the first device for one that has none."""
+    parameter = next(model.parameters(), None)
+    return parameter.device.type if parameter is not None else torch.get_default_device().type
+
+
+def _sources(calls: Iterable[Call]) -> dict[str, str]:
+    """The user's own files that graphs name, by their content."""
+    nodes = (node for call in calls if call.graph for node in call.graph["nodes"])
+    files = sorted({node["source"][0] for node in nodes if node["source"]})
+    return {file: content_hash(Path(file)) for file in files if is_user(file)}
+
+
+def _mode(made: _Made) -> Literal["eval", "train"]:
+    return "train" if made.train else "eval"
+
+
+def _name(model: torch.nn.Module) -> str:
+    return type(model).__name__
+
+
+def _said(error: Exception) -> str:
+    """An exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _warn(line: str) -> None:
+    warnings.warn(f"fusion_advisor: {line}", stacklevel=4)  # at the end of the user's block
