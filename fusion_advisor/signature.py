@@ -84,11 +84,9 @@ Part = Layout | Plain | Nested | Held | Unknown
 def signature(value: Any) -> Part:
     """Arguments without their data; equal for calls that are made alike. Raises nothing."""
     try:
-        part = _Walk().part(value)
-        hash(part)
+        return _Walk().part(value)
     except Exception as error:  # noqa: BLE001 an object may do anything where it is looked at
         return Unknown(f"one that raises {type(error).__name__} where it is looked into")
-    return part
 
 
 def unknown_in(part: Part) -> Iterator[str]:
