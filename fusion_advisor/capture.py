@@ -233,7 +233,8 @@ def _translate(
 def _refuse_missing(model: str) -> None:
     """CaptureError at once where MODEL is a file that is not there."""
     path = model.removeprefix("hf:").partition("#" if model.startswith("hf:") else ":")[0]
-    named = model.startswith("hf:") or path.endswith((".py", ".pt2", ".json")) or "/" in path
+    named = model.startswith("hf:") or path.endswith((".py", ".pt2")) or "/" in path
+    named = named or names_json(model)
     if named and not Path(path).is_file():
         what = "a folder" if Path(path).is_dir() else "no such file"
         raise CaptureError(

@@ -10,8 +10,8 @@ memory is used.
 The model runs as it does without: its results, its exceptions, its state and the generators of
 random numbers are the same. Noting a call takes the host some tenths of a millisecond. What is
 called from within a call of the model is part of that call. Its Python code runs once more for each
-signature as the block ends, on fake tensors: what it does to itself, or to what it holds, happens to
-the copy, but what it does elsewhere (prints, a hook that appends to a list) happens once more.
+signature as the block ends, on fake tensors: what it does to itself, or to what it holds, happens
+to the copy, but what it does elsewhere (prints, a hook that appends to a list) happens once more.
 
 - A block that raises leaves no file, and neither does one in which the model was not called: that
   is a warning. What was left out or could not be captured is a warning, too, and in the file.

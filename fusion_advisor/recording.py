@@ -168,9 +168,11 @@ def _read(file: Path, content: Mapping[str, Any]) -> Recording:
 
 
 def _parts(model: str) -> tuple[Path | None, str]:
-    """The file and the call that MODEL names."""
-    form = re.fullmatch(r"(?!hf:)(.+\.json)(?::([\w-]+))?", model)
-    return (Path(form[1]), form[2] or "") if form else (None, "")
+    """The file and the call that MODEL names. A package may have a module called `json`, too."""
+    form = re.fullmatch(r"(?!hf:)([^:]+\.json)(?::([\w-]+))?", model)
+    if form is None or (form[2] and not Path(form[1]).is_file()):
+        return None, ""
+    return Path(form[1]), form[2] or ""
 
 
 def _content(file: Path) -> Mapping[str, Any]:
