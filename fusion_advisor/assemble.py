@@ -112,9 +112,7 @@ def assemble(
                 evidence=list(a.evidence),
                 fingerprint=a.mark,
             )
-            for number, a in enumerate(
-                advise(flow, grouped, scenario.gradients, rulebook), start=1
-            )
+            for number, a in enumerate(advise(flow, grouped, scenario.gradients, rulebook), start=1)
         ],
         totals=_totals(flow, grouping, found.groups, total_us),
         search_gap=grouping.gap,

@@ -38,6 +38,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,7 +55,16 @@ from fusion_advisor.recording import Call, LeftOut, Recording, write_recording
 from fusion_advisor.records import Graph
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
-from fusion_advisor.signature import Part, as_data, fakes, objects_known, signature, unknown_in
+from fusion_advisor.signature import (
+    Part,
+    as_data,
+    elements,
+    fakes,
+    objects_known,
+    signature,
+    unknown_in,
+    without_sizes,
+)
 from fusion_advisor.tracing import unwrapped
 from fusion_advisor.wire import graph_to_data
 
@@ -68,8 +78,10 @@ def record(
     """Notes the calls of a model within the block; as it ends, captures each distinct one and
     writes the file.
 
-    At most `[record] captured` of `rules/model.toml` are captured, the most frequent first. Raises
-    UsageError at once where the file cannot be written or the rules are wrong.
+    At most `[record] captured` of `rules/model.toml` are captured. Where there are more, those that
+    differ in sizes and numbers alone count as one, captured at their median size; of what are more
+    even then, the most frequent. Raises UsageError at once where the file cannot be written or the
+    rules are wrong, and CaptureError for a model in FSDP.
     """
     most = load_rulebook(rules).record.captured.count
     place = Path(file).absolute()
@@ -88,17 +100,44 @@ def record(
 
 def _recording(seen: _Seen, most: int, file: Path) -> Recording:
     """What was seen, with the graphs of the calls that are made most often."""
-    frequent = {made for made, _ in Counter(seen.counts).most_common(most)}
-    chosen = [made for made in seen.counts if made in frequent]
-    rest = seen.counts.keys() - frequent
-    calls = [_call(f"call-{number}", seen, made) for number, made in enumerate(chosen, start=1)]
-    left_out = LeftOut(len(rest), sum(seen.counts[made] for made in rest))
+    alike = _alike(seen.counts, most)
+    frequent = sorted(alike, key=lambda counts: -counts.total())[:most]
+    chosen = [counts for counts in alike if counts in frequent]
+    rest = [counts for counts in alike if counts not in frequent]
+    calls = [_call(f"call-{number}", seen, each) for number, each in enumerate(chosen, start=1)]
+    left_out = LeftOut(sum(map(len, rest)), sum(counts.total() for counts in rest))
     return Recording(_name(seen.bare), tuple(calls), left_out, _sources(calls), file)
+
+
+def _alike(counts: Counter[_Made], most: int) -> list[Counter[_Made]]:
+    """The signatures one by one; where that is more than `most`, those together that differ in
+    sizes and numbers alone."""
+    groups: dict[_Made, Counter[_Made]] = {}
+    for made, count in counts.items():
+        kin = made if len(counts) <= most else made.without_sizes
+        groups.setdefault(kin, Counter())[made] = count
+    return [*groups.values()]
+
+
+def _median(counts: Counter[_Made]) -> _Made:
+    """How the call of median size was made."""
+    by_size = sorted(counts, key=lambda made: elements(made.arguments))
+    upto = accumulate(counts[made] for made in by_size)
+    return next(
+        made for made, calls in zip(by_size, upto, strict=True) if 2 * calls > counts.total()
+    )
 
 
 def _lacks(recording: Recording, most: int) -> Iterator[str]:
     """What of the calls is not captured, in a line each."""
     left_out = recording.left_out
+    for call in recording.calls:
+        if call.signatures > 1:
+            yield (
+                f"{call.name} ({call.count} calls) stands for {call.signatures} signatures that "
+                f"differ in sizes and numbers alone, for there are over {most}; it is captured "
+                "at their median size"
+            )
     if left_out.calls:
         yield (
             f"{left_out.calls} calls of {left_out.signatures} signatures are left out, for the "
@@ -120,6 +159,11 @@ class _Made:
     grad: bool
 
     @property
+    def without_sizes(self) -> _Made:
+        """Equal for calls that differ in sizes and numbers alone."""
+        return replace(self, arguments=without_sizes(self.arguments))
+
+    @property
     def train(self) -> bool:
         """The mode of the model itself."""
         return self.modes[0]
@@ -129,7 +173,7 @@ class _Seen:
     """The calls of a model, counted by how they are made, in the order of their first."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.counts: dict[_Made, int] = {}
+        self.counts: Counter[_Made] = Counter()
         self.bare, self.notes = unwrapped(model)
         self.modules = dict(self.bare.named_modules())
         self._every = [*self.modules.values()]
@@ -184,7 +228,7 @@ class _Seen:
         if not depth:
             made = self._made(args, kwargs)
             with self._lock:
-                self.counts[made] = self.counts.get(made, 0) + 1
+                self.counts[made] += 1
 
     def _leave(self) -> None:
         self._depth.value = max(0, getattr(self._depth, "value", 0) - 1)
@@ -201,8 +245,9 @@ class _Seen:
         )
 
 
-def _call(name: str, seen: _Seen, made: _Made) -> Call:
+def _call(name: str, seen: _Seen, counts: Counter[_Made]) -> Call:
     """Calls that were made alike, with their graph or with why there is none."""
+    made = _median(counts)
     graph: Graph | None = None
     failure = ""
     try:
@@ -217,7 +262,8 @@ def _call(name: str, seen: _Seen, made: _Made) -> Call:
     others = [at for at, mode in zip(seen.modules, made.modes, strict=True) if mode != made.train]
     return Call(
         name=name,
-        count=seen.counts[made],
+        count=counts.total(),
+        signatures=len(counts),
         mode=_mode(made),
         grad=made.grad,
         autocast=made.autocast,

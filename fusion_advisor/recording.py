@@ -5,9 +5,11 @@ One JSON object:
     recording_version  1; a reader refuses others
     tool               {name, version, torch} that wrote it
     model              the class that was recorded
-    calls[]            each distinct call, in the order of their first: {name, count, mode, grad,
-                       autocast, signature, graph, failure}; `graph` is what `analyze` judges, as
-                       wire.py writes it, or null where `failure` says why there is none
+    calls[]            each distinct call, in the order of their first: {name, count, signatures,
+                       mode, grad, autocast, signature, graph, failure}; `signatures` is how many
+                       it stands for, which differ in sizes and numbers alone; `graph` is what
+                       `analyze` judges, as wire.py writes it, or null where `failure` says why
+                       there is none
     left_out           {signatures, calls} that were noted and not captured
     files              the user's source files that the graphs name, each with the hash it had
 
@@ -42,6 +44,7 @@ class Call:
 
     name: str
     count: int
+    signatures: int
     mode: Literal["eval", "train"]
     grad: bool
     autocast: str | None
@@ -197,7 +200,10 @@ def _other(model: str) -> str:
 
 def _facts(found: Recording, call: Call) -> list[str]:
     """What a reader has to know of a recorded call."""
-    facts = [f"{call.count} of {found.total} recorded calls of {found.model}", f"mode={call.mode}"]
+    calls = f"{call.count} of {found.total} recorded calls of {found.model}"
+    if call.signatures > 1:
+        calls += f", of {call.signatures} sizes, captured at the median"
+    facts = [calls, f"mode={call.mode}"]
     facts.append(f"gradients {'on' if call.grad else 'off'}")
     if call.autocast:
         facts.append(f"autocast={call.autocast}")

@@ -10,9 +10,10 @@ knows (tuples, dicts, `ModelOutput`, whatever is registered with its pytree) and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -116,6 +117,25 @@ def fakes(part: Part, fake: FakeTensorMode) -> Any:
         raise TypeError(part.what)
 
     return of(part)
+
+
+def without_sizes(part: Part) -> Part:
+    """What is left of a signature without sizes and numbers: equal for calls that differ in these
+    alone."""
+    if isinstance(part, Layout):
+        return replace(part, shape=(len(part.shape),), stride=())
+    if isinstance(part, Plain):
+        return Plain("number", None) if type(part.value) in (int, float) else part
+    if isinstance(part, Nested | Held):
+        return replace(part, parts=tuple(map(without_sizes, part.parts)))
+    return part
+
+
+def elements(part: Part) -> int:
+    """Of all tensors together."""
+    if isinstance(part, Nested | Held):
+        return sum(map(elements, part.parts))
+    return math.prod(part.shape) if isinstance(part, Layout) else 0
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import fusion_advisor
@@ -131,23 +132,49 @@ def test_the_mode_gradients_and_autocast_of_the_call_are_those_of_its_graph(tmp_
     assert "native_batch_norm" in str(ops(graph_of(file, "call-3")))
 
 
-def test_the_most_frequent_are_captured_and_the_rest_is_told(tmp_path: Path) -> None:
-    (tmp_path / "rules.toml").write_text(
-        '[record]\ncaptured = { value = 2, unit = "count", source = "test" }\n'
-    )
-    model, file = Small().eval(), tmp_path / "r.json"
+@pytest.fixture
+def two_at_most(tmp_path: Path) -> tuple[Path]:
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[record]\ncaptured = { value = 2, unit = "count", source = "test" }\n')
+    return (rules,)
+
+
+def test_many_sizes_are_captured_once_at_their_median(
+    tmp_path: Path, two_at_most: tuple[Path]
+) -> None:
+    """What a program does that generates: a long first call, then one longer than the other."""
+    model, file = Taking(lambda given: [given.ids]), tmp_path / "r.json"
 
     def run() -> None:
-        with fusion_advisor.record(model, file, rules=(tmp_path / "rules.toml",)):
-            for rows in (1, 2, 3, 4, 4, 2):
-                model(torch.randn(rows, 16))
+        with fusion_advisor.record(model, file, rules=two_at_most):
+            model(Frozen(torch.randn(40, 4), note="first"))
+            for rows in (1, 2, 3, 4, 4, 4, 9):
+                model(Frozen(torch.randn(rows, 4)))
+
+    with pytest.warns(UserWarning, match=r"call-2 \(7 calls\) stands for 5 signatures"):
+        run()
+    found = read(file)
+    assert [(call.count, call.signatures) for call in found.calls] == [(1, 1), (7, 5)]
+    assert (found.left_out.calls, found.total) == (0, 8)
+    assert "'float32[4, 4] on cpu'" in str(found.calls[1].signature)
+    said = "7 of 8 recorded calls of Taking, of 5 sizes, captured at the median"
+    assert said in graph_of(file, "call-2").assumed
+
+
+def test_the_most_frequent_are_captured_and_the_rest_is_told(
+    tmp_path: Path, two_at_most: tuple[Path]
+) -> None:
+    model, file = Taking(lambda given: [given.ids]), tmp_path / "r.json"
+
+    def run() -> None:
+        with fusion_advisor.record(model, file, rules=two_at_most):
+            for note in "abbccd":
+                model(Frozen(torch.randn(2, 4), note))
 
     with pytest.warns(UserWarning, match="2 calls of 2 signatures are left out, for the 2 most"):
         run()
     found = read(file)
-    assert [call.signature["args"] for call in found.calls] == [
-        ["float32[2, 16] on cpu"], ["float32[4, 16] on cpu"],
-    ]  # fmt: skip
+    assert [call.count for call in found.calls] == [2, 2]
     assert (found.left_out.signatures, found.left_out.calls, found.total) == (2, 2, 6)
     assert "2 calls were not captured" in graph_of(file).assumed
 
@@ -313,6 +340,26 @@ def test_recordings_of_a_model_and_of_a_part_may_be_open_at_once(tmp_path: Path)
         model(x)
     assert [read(file).total for file in (outer, twice, part)] == [3, 1, 1]
     assert ops(graph_of(part)) == ["t", "addmm"]
+
+
+def test_tensors_on_cuda_stay_there_for_the_models_own_questions(tmp_path: Path) -> None:
+    """As far as that goes without a GPU: the model itself is of fake tensors."""
+
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(8, 8, device="cuda"))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.is_cuda
+            return torch.softmax(x @ self.weight + torch.arange(8, device=x.device), -1)
+
+    with FakeTensorMode(), torch.no_grad():  # autograd would look for the device
+        model, x = Asking(), torch.empty(4, 8, device="cuda")
+        graph = one_call(tmp_path, model, x)
+    (call,) = read(tmp_path / "r.json").calls
+    assert call.signature["args"] == ["float32[4, 8] on cuda:0"]
+    assert ops(graph) == ["mm", "arange", "add", "_softmax"]
 
 
 # -- wrappers and compiled models ------------------------------------------------------------------

@@ -32,9 +32,9 @@ GRAPH = Graph(
     (Ref("y"),),
 )
 DATA = json.loads(json.dumps(graph_to_data(GRAPH)))
-FIRST = Call("call-1", 5, "eval", False, "bfloat16", {"args": []}, DATA)
-SECOND = Call("call-2", 2, "train", True, None, {"args": []}, DATA)
-FAILED = Call("call-3", 1, "eval", True, None, {"args": []}, None, "it raised")
+FIRST = Call("call-1", 5, 1, "eval", False, "bfloat16", {"args": []}, DATA)
+SECOND = Call("call-2", 2, 1, "train", True, None, {"args": []}, DATA)
+FAILED = Call("call-3", 1, 1, "eval", True, None, {"args": []}, None, "it raised")
 
 
 @pytest.fixture
