@@ -60,8 +60,9 @@ def _prepared(words: list[str]) -> AbstractContextManager[None]:
     if not words or words[0] not in ("analyze", "emit") or "--help" in words:
         return nullcontext()
     from fusion_advisor.capture import prepared
+    from fusion_advisor.recording import names_json
 
-    return prepared()
+    return nullcontext() if any(map(names_json, words[1:2])) else prepared()  # that has its graphs
 
 
 def _terminated(number: int, frame: object) -> NoReturn:

@@ -46,6 +46,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from fusion_advisor.assemble import tool
 from fusion_advisor.capture import capture_loaded
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.files import content_hash, require_folder
@@ -81,7 +82,7 @@ def record(
     At most `[record] captured` of `rules/model.toml` are captured. Where there are more, those that
     differ in sizes and numbers alone count as one, captured at their median size; of what are more
     even then, the most frequent. Raises UsageError at once where the file cannot be written or the
-    rules are wrong, and CaptureError for a model in FSDP.
+    rules are wrong, and CaptureError for a model in FSDP and a ScriptModule.
     """
     most = load_rulebook(rules).record.captured.count
     place = Path(file).absolute()
@@ -106,7 +107,9 @@ def _recording(seen: _Seen, most: int, file: Path) -> Recording:
     rest = [counts for counts in alike if counts not in frequent]
     calls = [_call(f"call-{number}", seen, each) for number, each in enumerate(chosen, start=1)]
     left_out = LeftOut(sum(map(len, rest)), sum(counts.total() for counts in rest))
-    return Recording(_name(seen.bare), tuple(calls), left_out, _sources(calls), file)
+    return Recording(
+        tool().model_dump(), _name(seen.bare), tuple(calls), left_out, _sources(calls), file
+    )
 
 
 def _alike(counts: Counter[_Made], most: int) -> list[Counter[_Made]]:
@@ -173,6 +176,11 @@ class _Seen:
     """The calls of a model, counted by how they are made, in the order of their first."""
 
     def __init__(self, model: torch.nn.Module) -> None:
+        if isinstance(model, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{_name(model)} has no calls that can be seen: give record the module as it is "
+                "before torch.jit makes it a script"
+            )
         self.counts: Counter[_Made] = Counter()
         self.bare, self.notes = unwrapped(model)
         self.modules = dict(self.bare.named_modules())

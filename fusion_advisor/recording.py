@@ -3,7 +3,7 @@
 One JSON object:
 
     recording_version  1; a reader refuses others
-    tool               {name, version, torch} that wrote it
+    tool               {name, version, torch, triton} that wrote it
     model              the class that was recorded
     calls[]            each distinct call, in the order of their first: {name, count, signatures,
                        mode, grad, autocast, signature, graph, failure}; `signatures` is how many
@@ -31,7 +31,6 @@ from typing import Any, Literal, cast
 
 from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.files import content_hash, write
-from fusion_advisor.machine import version
 from fusion_advisor.records import Graph
 from fusion_advisor.wire import graph_from_data
 
@@ -63,8 +62,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a running program called its model with."""
+    """What a running program called its model with; `tool` and its versions wrote it down."""
 
+    tool: Mapping[str, str | None]
     model: str
     calls: tuple[Call, ...]
     left_out: LeftOut
@@ -92,11 +92,7 @@ def write_recording(recording: Recording) -> None:
     """Replaces the recording's file. UsageError when it cannot be written."""
     content = {
         "recording_version": VERSION,
-        "tool": {
-            "name": "fusion-advisor",
-            "version": version("fusion-advisor"),
-            "torch": version("torch"),
-        },
+        "tool": dict(recording.tool),
         "model": recording.model,
         "calls": [asdict(call) for call in recording.calls],
         "left_out": asdict(recording.left_out),
@@ -160,6 +156,7 @@ def _read(file: Path, content: Mapping[str, Any]) -> Recording:
         )
     try:
         return Recording(
+            tool=dict(content["tool"]),
             model=content["model"],
             calls=tuple(Call(**call) for call in content["calls"]),
             left_out=LeftOut(**content["left_out"]),

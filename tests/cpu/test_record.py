@@ -543,6 +543,36 @@ def test_a_model_that_cannot_be_copied_is_told(tmp_path: Path) -> None:
         model(torch.randn(4, 16))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_script_is_refused_before_the_block(tmp_path: Path) -> None:
+    script = torch.jit.script(nn.Linear(4, 4))
+    with (
+        pytest.raises(CaptureError, match=r"before torch\.jit makes it a script"),
+        fusion_advisor.record(script, tmp_path / "r.json"),
+    ):
+        pytest.fail("the block ran")
+
+
+def test_the_steps_of_a_generation_are_one_scenario_beside_the_prompt(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, vocab_size=64,
+    )  # fmt: skip
+    model, file = transformers.LlamaForCausalLM(config).eval(), tmp_path / "r.json"
+
+    def run() -> None:
+        with fusion_advisor.record(model, file):
+            model.generate(torch.arange(6)[None], max_new_tokens=20, do_sample=False)
+
+    with pytest.warns(UserWarning, match=r"call-2 \(19 calls\) stands for 19 signatures"):
+        run()
+    assert [call.count for call in read(file).calls] == [1, 19]
+    inputs = {n.name: n.out.shape for n in graph_of(file, "call-2").nodes if n.kind == "input"}
+    assert inputs["input_ids"] == (1, 1)
+    assert inputs["past_key_values_layers_1_keys"] == (1, 1, 15, 16)
+
+
 def test_the_file_says_what_changed_since(tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     assert "changed since" not in " ".join(one_call(tmp_path, Small(), torch.randn(4, 16)).assumed)

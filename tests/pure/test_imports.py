@@ -24,11 +24,11 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "bounds builder",
         "renaming",
         "rulebook scenario frames kernels region wire files",
+        "recording",
         "functions",
         "predict explanation",
         "rehearsal emitted rulefiles measurements",
         "machine lanes",
-        "recording",
         "ops",
         # capture, in the child process that runs somebody's code
         "opaque own_kernels models recurrent provenance signature",
@@ -208,6 +208,10 @@ def loaded_by(module: str) -> set[str]:
 @pytest.mark.skipif(not (PACKAGE / "cli.py").exists(), reason="there is no command line yet")
 def test_the_command_line_starts_light() -> None:
     assert loaded_by("fusion_advisor.cli") == set()
+
+
+def test_a_capture_starts_light() -> None:
+    assert loaded_by("fusion_advisor.capture") == set()
 
 
 def test_the_rulebook_needs_pydantic_alone() -> None:

@@ -41,7 +41,14 @@ FAILED = Call("call-3", 1, 1, "eval", True, None, {"args": []}, None, "it raised
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
     """A recording `r.json` in the working directory."""
     monkeypatch.chdir(tmp_path)
-    made = Recording("Model", (FIRST, SECOND, FAILED), LeftOut(3, 4), {}, Path("r.json"))
+    made = Recording(
+        {"name": "fusion-advisor"},
+        "Model",
+        (FIRST, SECOND, FAILED),
+        LeftOut(3, 4),
+        {},
+        Path("r.json"),
+    )
     write_recording(made)
     return made
 
