@@ -45,6 +45,7 @@ class Layout:
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
+    """Of a leaf. What was computed may be written in place, which a leaf with gradients may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,7 @@ class _Walk:
         number = self._numbers.setdefault(id(value), len(self._numbers))
         return Layout(
             number, tuple(value.shape), value.stride(), value.dtype, value.device,
-            value.requires_grad,
+            value.requires_grad and value.is_leaf,
         )  # fmt: skip
 
 

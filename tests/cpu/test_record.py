@@ -505,6 +505,15 @@ def test_the_same_tensor_twice_is_not_two_tensors(tmp_path: Path) -> None:
     assert ops(graph_of(tmp_path / "r.json", "call-2")) == ["add"]
 
 
+def test_what_was_computed_may_be_written_in_place(tmp_path: Path) -> None:
+    class Adding(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.add_(1)
+
+    computed = torch.randn(4, requires_grad=True) * 2
+    assert ops(one_call(tmp_path, Adding(), computed)) == ["add_"]
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
