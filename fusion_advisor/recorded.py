@@ -186,7 +186,6 @@ class _Seen:
         self.modules = dict(self.bare.named_modules())
         self._every = [*self.modules.values()]
         self._model = model
-        self._device = _device(self.bare)
         self._lock = threading.Lock()
         self._depth = threading.local()
 
@@ -243,8 +242,9 @@ class _Seen:
 
     def _made(self, args: Any, kwargs: Any) -> _Made:
         autocast = None
-        if torch.is_autocast_enabled(self._device):
-            autocast = str(torch.get_autocast_dtype(self._device)).removeprefix("torch.")
+        device = _device(self.bare)
+        if torch.is_autocast_enabled(device):
+            autocast = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
         return _Made(
             signature((args, kwargs)),
             tuple([module.training for module in self._every]),
@@ -333,9 +333,10 @@ def _undisturbed() -> Generator[None]:
 
 
 def _device(model: torch.nn.Module) -> str:
-    """Where a model's parameters are, the first device for one that has none."""
+    """Whose autocast holds for a model: that of its parameters' device, if it has one."""
     parameter = next(model.parameters(), None)
-    return parameter.device.type if parameter is not None else torch.get_default_device().type
+    device = torch.get_default_device() if parameter is None else parameter.device
+    return device.type if torch.amp.is_autocast_available(device.type) else "cpu"
 
 
 def _sources(calls: Iterable[Call]) -> dict[str, str]:

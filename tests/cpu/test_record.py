@@ -492,6 +492,11 @@ def test_arguments_are_inputs_wherever_they_are_held(
     assert ops(graph) == ["add"] * (len(tensors(given)) - 1) + ["sin"]
 
 
+def test_a_model_on_the_meta_device_is_recorded(tmp_path: Path) -> None:
+    graph = one_call(tmp_path, nn.Linear(4, 4, device="meta"), torch.empty(2, 4, device="meta"))
+    assert ops(graph) == ["t", "addmm"]
+
+
 def test_the_same_tensor_twice_is_not_two_tensors(tmp_path: Path) -> None:
     class Pairing(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -572,7 +577,7 @@ def test_the_steps_of_a_generation_are_one_scenario_beside_the_prompt(tmp_path: 
 
     def run() -> None:
         with fusion_advisor.record(model, file):
-            model.generate(torch.arange(6)[None], max_new_tokens=20, do_sample=False)
+            model.generate(torch.arange(6)[None], min_new_tokens=20, max_new_tokens=20)
 
     with pytest.warns(UserWarning, match=r"call-2 \(19 calls\) stands for 19 signatures"):
         run()
