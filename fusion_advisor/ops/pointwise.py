@@ -115,11 +115,14 @@ def div_mode(b: Builder, x: Value, y: Operand, rounding_mode: str | None = None)
 
 
 def _floor_div(b: Builder, x: Value, y: Operand) -> Value:
-    """As eager: from the exact remainder, so that no rounding of the quotient crosses a step."""
+    """As eager: from the exact remainder, so that no rounding of the quotient crosses a step; a
+    zero has the quotient's sign."""
     rest = b.apply("fmod", x, y)
     quotient = (x - rest) / y
     below = b.apply("lt", b.apply("mul", rest, y), 0.0)
     whole = b.apply("rint", b.apply("where", below, quotient - 1.0, quotient))
+    zero = b.apply("mul", x / y, 0.0)
+    whole = b.apply("where", b.apply("eq", whole, 0.0), zero, whole)
     if not isinstance(y, Value):
         return whole if y else x / y
     return b.apply("where", b.apply("eq", y, 0.0), x / y, whole)
