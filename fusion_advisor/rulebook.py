@@ -6,6 +6,7 @@ A field of the rulebook has the same path in `rules/` and in Python: `rules/gate
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -451,6 +452,50 @@ def _runs_as(unit: Unit, dtype: str) -> tuple[Unit, str] | None:
     return None if unit == "special" or dtype in ("float64", wide) else ("cuda", wide)
 
 
+TensorText = Annotated[str, Field(pattern=r"^\d+(x\d+)*:\w+$")]
+"""A tensor as `--input` takes it: `4x128:bfloat16`."""
+
+
+class Example(_Rule):
+    """A function `forward` of a model, over `torch` and `F`, and the tensors it is called with."""
+
+    code: Text
+    inputs: Mapping[str, TensorText]
+    why: Text | None = None
+    """What makes the difference."""
+
+    @model_validator(mode="after")
+    def _is_called_with_its_inputs(self) -> Example:
+        taken = [argument.arg for argument in _forward(self.code).args.args]
+        if taken != list(self.inputs):
+            raise ValueError(f"forward takes {', '.join(taken)}; inputs {', '.join(self.inputs)}")
+        return self
+
+
+def _forward(code: str) -> ast.FunctionDef:
+    try:
+        body = ast.parse(code).body
+    except SyntaxError as error:
+        raise ValueError(f"code: expected Python: {error}") from error
+    match body:
+        case [ast.FunctionDef(name="forward") as function]:
+            return function
+        case _:
+            raise ValueError("code: expected one function, forward")
+
+
+class Judged(Example):
+    """With what a gate reads of it; None where that cannot be known."""
+
+    measured: float | None = None
+
+
+class Misnamed(Example):
+    """What nearly is an idiom, with what it is `instead`."""
+
+    instead: Text
+
+
 class Gate(_Rule):
     """An obstacle: what is asked, how the measure is compared, with which limits."""
 
@@ -466,6 +511,16 @@ class Gate(_Rule):
     """In words: which of `limits`, and what of the device."""
     limits: Mapping[str, AnyNumber]
     fix: Text
+    holds: Judged
+    fails: Judged | None = None
+    never_fails: Text | None = None
+    """Why no source fails it, where none does."""
+
+    @model_validator(mode="after")
+    def _fails_or_says_why_not(self) -> Gate:
+        if (self.fails is None) == (self.never_fails is None):
+            raise ValueError("expected one of 'fails' and 'never_fails'")
+        return self
 
     def number(self, limit: str) -> Number:
         """A limit by name; UsageError when the gate has none of that name."""
@@ -483,9 +538,11 @@ class Pattern(_Rule):
     claimed: Speedup | None = None
     claimed_up_to: Speedup | None = None
     framework: Text | None = None
+    """The PyTorch line that computes it in as few bytes, if there is one."""
     liger: Text | None = None
     """The same by Liger, over `liger_kernel.transformers.functional` as `liger`."""
-    """The PyTorch line that computes it in as few bytes, if there is one."""
+    example: Example
+    nearly: Misnamed
 
 
 class AdviceKind(_Rule):

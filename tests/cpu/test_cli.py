@@ -137,6 +137,7 @@ WRONG = [
     (2, "none.json", ("report", "none.json")),
     (2, "not JSON", ("report", "pyproject.toml")),
     (2, "unknown gate 'rain'", ("explain", "rain")),
+    (2, "--format 'md'", ("explain", "FA401", "--format", "md")),
     (3, "no_such.py", ("analyze", "no_such.py")),
 ]
 
@@ -179,6 +180,7 @@ def test_a_wrong_rule_names_file_and_field(tmp_path: Path) -> None:
         (("explain", "FA401"), "traffic-saving"),
         (("explain", "softmax"), "exp of a row"),
         (("explain", "--all"), "FA901"),
+        (("explain", "--all", "--format", "md"), "### FA901 no-schedule"),
         (("devices",), "h200"),
         (("rules",), "FA101"),
         (("ops",), "aten.silu.default"),
