@@ -14,14 +14,20 @@ from fusion_advisor.errors import UsageError
 def explain(
     name: Annotated[str | None, typer.Argument(metavar="CODE|NAME")] = None,
     all: Annotated[bool, typer.Option("--all", help="every gate and idiom")] = False,
+    format: Annotated[str, typer.Option(help="text, or md for --all: a page of Markdown")] = "text",
     rules: Rules = None,
     debug: Debug = False,
 ) -> None:
-    """Say what a gate or idiom asks, or an advice means: why, its limits and their sources."""
-    from fusion_advisor.explanation import entry, explanation
+    """Say what a gate or idiom asks, or an advice means: why, its limits, sources and examples."""
+    from fusion_advisor.explanation import entry, explanation, page
     from fusion_advisor.explanation import rules as every
 
     rulebook = rulebook_of(rules)
+    if format not in ("text", "md") or (format == "md" and not all):
+        raise UsageError(f"--format {format!r}: expected text, or md together with --all")
+    if format == "md":
+        sys.stdout.write(page(rulebook))
+        return
     if all:
         chosen = every(rulebook)
     elif name:
