@@ -92,5 +92,5 @@ def _listed(report: Report, found: list[FindingRow]) -> str:
 def _regression(condition: Condition, report: Report, baseline: Report) -> str:
     most = condition.share or 0.0
     grown = {name: by for name, by in growth(baseline, report).items() if by > most}
-    said = ", ".join(f"{name} grew by {100 * by:.2g} %" for name, by in grown.items())
+    said = ", ".join(f"{name} grew by {100 * by:.3g} %" for name, by in grown.items())
     return f"{said}, allowed {100 * most:g} %" if grown else ""

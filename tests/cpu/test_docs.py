@@ -1,0 +1,155 @@
+"""The pages of `docs/`, followed to the letter; their workflow and their hooks, run as CI would."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from .documents import blocks, files, follow, matches, steps, surroundings
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+IN_A_CHECKOUT = {"README.md", "docs/teach-an-op.md"}
+"""Whose reader stands in a checkout of this repository, and may change it."""
+
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+FOLLOWED = [str(page.relative_to(ROOT)) for page in PAGES if "```console" in page.read_text()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a reader begins: an empty folder."""
+    here = tmp_path / "reader"
+    here.mkdir()
+    return here
+
+
+def check_out(folder: Path) -> None:
+    """A checkout of this repository, without its history."""
+    for name in ("fusion_advisor", "rules", "tests", "examples", "pyproject.toml"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, folder / name)
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_what_a_page_shows_is_what_happens(name: str, folder: Path) -> None:
+    if name in IN_A_CHECKOUT:
+        check_out(folder)
+    package = folder if name in IN_A_CHECKOUT else ROOT
+    follow((ROOT / name).read_text(), folder, package)
+
+
+def test_every_task_has_a_page_with_commands() -> None:
+    tasks = ("add-a-device", "find-waste", "gate-a-pull-request", "read-a-kernel", "teach-an-op")
+    assert {f"docs/{task}.md" for task in tasks} <= set(FOLLOWED)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_the_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_an_ellipsis_stands_for_what_it_covers_and_for_nothing_else() -> None:
+    assert matches("a\nb 1 µs\nc\n", "a\n...\n")
+    assert matches("a\nb 1 µs\nc\n", "a\nb ... µs\nc\n")
+    assert matches("a  \nc\n", "a\n...\nc\n")
+    assert not matches("a\nb 1 µs\nc\n", "a\nc\n")
+    assert not matches("a\nb 1 µs\nc\n", "a\nb ... ms\n...\n")
+
+
+# -- the workflow and the hooks --------------------------------------------------------------------
+
+GATE = (DOCS / "gate-a-pull-request.md").read_text()
+RECORDED = ("gh", "pip")
+"""What would leave the machine: a stand-in writes down how it was called."""
+
+
+@pytest.fixture
+def pull_request(folder: Path) -> dict[str, str]:
+    """The page's project with a commit of the base branch and one of a pull request; the
+    environment of a runner."""
+    change = next(content for language, _, content in blocks(GATE) if language == "diff")
+    env = {**os.environ, **surroundings(folder, ROOT), "RUNNER_TEMP": str(folder.parent)}
+    for path, content in files(GATE).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(content)
+    bin = Path(env["PATH"].partition(os.pathsep)[0])
+    for name in RECORDED:
+        (bin / name).write_text(f'#!/bin/sh\necho {name} "$@" >> "$RUNNER_TEMP/recorded"\n')
+        (bin / name).chmod(0o755)
+    python = (bin / "python").read_text().replace("exec ", '[ "$1 $2" = "-m pip" ] || exec ')
+    (bin / "python").write_text(f'{python}shift 2; pip "$@"\n')
+
+    def git(*words: str, given: str | None = None) -> str:
+        done = subprocess.run(
+            ["git", *words], cwd=folder, env=env, input=given, text=True, check=True,
+            capture_output=True,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    git("init", "--quiet", ".")
+    git("add", "--all")
+    git("commit", "--quiet", "--message", "base")
+    env["BASE"] = git("rev-parse", "HEAD")
+    git("apply", "-", given=change)
+    git("commit", "--quiet", "--all", "--message", "change")
+    return {**env, "NUMBER": "7", "GH_TOKEN": "none"}
+
+
+def test_the_workflow_fails_for_waste_that_the_base_branch_has_not(
+    folder: Path, pull_request: dict[str, str]
+) -> None:
+    workflow: dict[Any, Any] = yaml.safe_load(files(GATE)[".github/workflows/fusion-advisor.yml"])
+    assert workflow[True] == "pull_request"  # YAML's word for `on`
+    job = workflow["jobs"]["traffic"]
+    assert set(job["env"]) <= set(pull_request)
+    codes: dict[str, int] = {}
+    for step in job["steps"]:
+        if "run" in step:
+            command = ["bash", "-e", "-o", "pipefail", "-c", step["run"]]
+            codes[step["name"]] = subprocess.run(command, cwd=folder, env=pull_request).returncode
+        elif "upload-sarif" in step["uses"]:
+            assert (folder / step["with"]["sarif_file"]).is_file()
+    assert codes == {"Install": 0, "Base branch": 0, "Pull request": 1, "Comment": 0}
+    comment = (folder / "out/report.md").read_text()
+    assert "gelu-tanh" in comment
+    recorded = (folder.parent / "recorded").read_text()
+    assert "gh pr comment 7 " in recorded
+    assert "pip install fusion-advisor" in recorded
+
+
+def test_the_hooks_of_the_page_are_there_and_do_what_they_say(
+    folder: Path, pull_request: dict[str, str]
+) -> None:
+    hooks = {h["id"]: h for h in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
+    (used,) = yaml.safe_load(files(GATE)[".pre-commit-config.yaml"])["repos"]
+    (asked,) = used["hooks"]
+    (baseline,) = [s.command for s in steps(GATE) if s.command.endswith("--json baseline.json")]
+
+    def run(command: str) -> tuple[int, str]:
+        done = subprocess.run(
+            shlex.split(command), cwd=folder, env=pull_request, text=True, capture_output=True
+        )
+        return done.returncode, done.stderr
+
+    hook = f"{hooks[asked['id']]['entry']} {shlex.join(asked['args'])}"
+    assert run("git checkout --quiet HEAD~1")[0] == 0
+    assert run(baseline)[0] == 0
+    assert run(hook)[0] == 0
+    assert run("git checkout --quiet -")[0] == 0
+    code, said = run(hook)
+    assert code == 1
+    assert "not in the baseline: g1 at model.py:14" in said
+    code, said = run(hooks["fusion-advisor-stale"]["entry"])
+    assert (code, "fused_model: is not there" in said) == (2, True)
