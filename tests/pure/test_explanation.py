@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fusion_advisor.errors import UsageError
-from fusion_advisor.explanation import entry, explanation, page
+from fusion_advisor.explanation import Rule, entry, explanation, page, rules
 from fusion_advisor.rulefiles import load_rulebook
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -22,9 +22,14 @@ def test_the_page_of_the_rules_is_as_explain_writes_it(
 
 
 @pytest.mark.parametrize("rule", [*RULES.gates.values(), *RULES.patterns.values()])
-def test_every_rule_shows_both_sides_or_says_why_not(rule) -> None:
+def test_every_gate_and_idiom_shows_both_sides_or_says_why_not(rule: Rule) -> None:
     text = explanation(RULES, rule)
     assert text.count("def forward(") == (2 if "never fails: " not in text else 1)
+
+
+@pytest.mark.parametrize("rule", rules(RULES), ids=lambda rule: rule.name)
+def test_an_explanation_is_no_wider_than_a_terminal(rule: Rule) -> None:
+    text = explanation(RULES, rule)
     lines = [line for line in text.splitlines()[1:] if "def " not in line]
     assert max(map(len, lines)) <= 98
 
