@@ -1,6 +1,8 @@
 """A Transformer of Llama-3-8B's geometry by hand: RMSNorm, RoPE, grouped attention, SwiGLU.
 
-Two layers by default; `LLAMA_LAYERS=32` gives the whole model.
+Two layers by default; `LLAMA_LAYERS=32` gives the whole model. Each norm is fused with the residual
+addition before it, each rotary embedding and each SwiGLU is one kernel, and the matrix products
+between them stay: 88 kernels become 28.
 """
 
 import os

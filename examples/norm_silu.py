@@ -1,4 +1,4 @@
-"""Residual add, RMSNorm and SiLU: what sits between two matmuls of a Transformer."""
+"""Residual add, RMSNorm, SiLU, as between two matmuls of a Transformer: four kernels in one."""
 
 import torch
 from torch import Tensor, nn

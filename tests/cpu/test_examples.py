@@ -103,6 +103,7 @@ def test_blocks_of_a_transformer_are_cut_at_their_products() -> None:
 @pytest.mark.parametrize(("model", "layers"), [("llama_block.py", 2), ("llama3_8b.py", 32)])
 def test_a_llama_has_the_same_groups_in_every_layer(model: str, layers: int) -> None:
     found = report(f"examples/{model}", *QUICK)
+    assert kernels(found) == ((88, 28) if layers == 2 else (1258, 418))
     assert fused(found) == [
         ("pointwise-chain", 5, layers),
         ("pointwise-chain", 5, layers),
