@@ -22,6 +22,8 @@ from fusion_advisor.rulebook import Rulebook, Tree, table_of
 _FOLDERS = ("advice", "devices", "gates", "patterns", "schedules")
 _NAMED = ("advice", "devices", "gates", "patterns")
 
+_EXAMPLES = frozenset({"holds", "fails", "never_fails", "example", "nearly"})
+
 Layers = Sequence[tuple[Path, Tree]]
 """Files and their rules, each laid over the ones before it."""
 
@@ -89,7 +91,7 @@ def _build(layers: Layers) -> Rulebook:
     tree: Tree = {}
     for _, layer in layers:
         tree = _merge(tree, layer)
-    text = json.dumps(tree, sort_keys=True, default=str)
+    text = json.dumps(_deciding(tree), sort_keys=True, default=str)
     tree["hash"] = hashlib.sha256(text.encode()).hexdigest()
     for folder in _NAMED:
         tree[folder] = _named(tree.get(folder))
@@ -100,6 +102,13 @@ def _build(layers: Layers) -> Rulebook:
         raise _first_fault(layers, error) from error
     _check_names(rulebook, layers)
     return rulebook
+
+
+def _deciding(tree: Tree) -> Tree:
+    """The rules without the examples that only explain them: kernels do not grow stale by those."""
+    kept = {key: value for key, value in tree.items() if key not in _EXAMPLES}
+    tables = {key: table for key, value in kept.items() if (table := table_of(value)) is not None}
+    return kept | {key: _deciding(table) for key, table in tables.items()}
 
 
 def _with_times(devices: Any, shared: Any) -> Any:

@@ -266,6 +266,15 @@ def test_the_hash_is_of_the_rules_and_not_of_their_spelling(tmp_path: Path) -> N
     assert load_rulebook([copy]).hash == load_rulebook().hash
 
 
+def test_examples_are_no_rules(tmp_path: Path) -> None:
+    gate = next(iter(load_rulebook().gates.values()))
+    overlay = tmp_path / "mine.toml"
+    overlay.write_text(f'[gates.{gate.name}.holds]\nwhy = "another reason"\n')
+    assert load_rulebook([overlay]).hash == load_rulebook().hash
+    overlay.write_text(f'[gates.{gate.name}]\nquestion = "Another?"\n')
+    assert load_rulebook([overlay]).hash != load_rulebook().hash
+
+
 def test_loading_happens_once() -> None:
     assert load_rulebook() is load_rulebook()
 
