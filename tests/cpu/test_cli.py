@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SOFTMAX = str(ROOT / "examples" / "softmax.py")
@@ -79,6 +80,15 @@ def test_a_report_is_shown_again(softmax: tuple[Path, str], name: str) -> None:
     done = run("report", softmax[0] / "report.json", "--format", name)
     assert (done.returncode, done.stderr) == (0, "")
     assert "softmax" in done.stdout
+
+
+@pytest.mark.parametrize("option", [("--batch", "3"), ("--input", "x=3x4"), ("--dynamic",)])
+def test_an_exported_program_is_as_it_was_exported(tmp_path: Path, option: tuple[str, ...]) -> None:
+    program = torch.export.export(torch.nn.Softmax(-1), (torch.zeros(8, 64),))
+    torch.export.save(program, tmp_path / "softmax.pt2")
+    done = run("analyze", "softmax.pt2", *option, *QUICK, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "softmax.pt2 is as it was exported" in one_line(done)
 
 
 def test_kernels_of_an_earlier_run_go_and_other_files_stay(
