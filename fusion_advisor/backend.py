@@ -1,7 +1,7 @@
 """`torch.compile(model, backend="fusion_advisor")`: our kernels where they win, Inductor elsewhere.
 
 Each graph that Dynamo hands over is lowered to ATen, analysed and divided (`dividing.divide`).
-What is ours becomes calls of opaque operators (`rewriting`), and Inductor gets the graph with them
+What is ours becomes calls of opaque operators (`substitute`), and Inductor gets the graph with them
 in it; a graph without any goes to Inductor untouched. Graphs break where they break under Inductor,
 and symbolic sizes stay symbolic: one operator serves them all.
 
@@ -42,8 +42,8 @@ from fusion_advisor.emitted import cause
 from fusion_advisor.lowering import lower
 from fusion_advisor.machine import choose_device
 from fusion_advisor.report import Report
-from fusion_advisor.rewriting import interpreted, rewrite
 from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.substitute import interpreted, substitute
 
 _log = logging.getLogger("fusion_advisor")
 
@@ -195,6 +195,6 @@ def _divided(
     device, chosen = choose_device(options.device, rulebook, names)
     lowered = lower(module, inputs)
     division = divide(lowered.graph, device, rulebook, options.compiler, (chosen,))
-    places = rewrite(lowered, division.flow, division.places)
+    places = substitute(lowered, division.flow, division.places)
     outcome = Outcome(tuple(places), division.report)
     return (lowered.module if outcome.taken else None), outcome

@@ -32,7 +32,14 @@ from fusion_advisor.errors import AdvisorError, CaptureError, UsageError
 from fusion_advisor.frames import choose_from_dump, has_source, is_user, source_of_traceback
 from fusion_advisor.recording import names_json, recorded_graph
 from fusion_advisor.records import Graph
-from fusion_advisor.scenario import InputSpec, Limits, Scenario, parse_dtype, parse_input
+from fusion_advisor.scenario import (
+    InputSpec,
+    Limits,
+    Moved,
+    Scenario,
+    parse_dtype,
+    parse_input,
+)
 from fusion_advisor.wire import graph_from_json, graph_to_json
 
 if TYPE_CHECKING:
@@ -57,7 +64,7 @@ def capture(
     debug: bool = False,
     trail: bool = False,
     references: str | None = None,
-    moved: tuple[str, str] | None = None,
+    moved: Moved | None = None,
 ) -> Graph:
     """Captures MODEL in a child process; with the trail of its nodes on request. Emitted kernels of
     the package `references` are captured as their references, others as one operator each. What the
@@ -79,7 +86,7 @@ def capturing(
     debug: bool = False,
     trail: bool = False,
     references: str | None = None,
-    moved: tuple[str, str] | None = None,
+    moved: Moved | None = None,
 ) -> Generator[Callable[[], Graph]]:
     """Starts the capture of MODEL; the function given waits for it, as `capture` does.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusion_advisor.kernels import Kernel
+from fusion_advisor.scenario import Moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +207,10 @@ class RunJob:
     mode: str = "eval"
     dtype: str | None = None
     autocast: str | None = None
-    moved: tuple[str, str] | None = None
-    """Of the patched one: the tree, and the copy of it that the model imports from instead."""
-    package: str = ""
-    """That of its kernels; empty where it calls PyTorch's own ops instead."""
+    moved: Moved | None = None
+    """Of the patched one: the tree and its copy."""
+    kernels: str = ""
+    """Of the patched one: the folder or the file that its kernels are in."""
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from fusion_advisor.records import Graph
 from fusion_advisor.reports import wording
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Request, Scenario
+from fusion_advisor.scenario import Moved, Request, Scenario
 from fusion_advisor.stamp import Stamp, body, stamped
-from fusion_advisor.trial import Moved, Runs, Trial, tried, tried_alone
+from fusion_advisor.trial import Runs, Trial, tried, tried_alone
 from fusion_advisor.verify import Provers, provers, verify
 
 Captured = Callable[[str, Scenario, str | None, Moved | None], Graph]
@@ -48,7 +48,7 @@ class Patched:
     by what they launch, why the source cannot express them. `free_us` is what the groups would
     save if the source could express every cut, `saved_us` what the patch does. `package` names the
     kernels that were there already; empty where there were none. `ran` says how the model of the
-    diff was run on numbers beside the original, or why not.
+    diff was run on numbers beside the original, or why not, `new_ran` that of `model_new`.
     """
 
     patch: Patch
@@ -62,6 +62,7 @@ class Patched:
     saved_us: float
     package: str = ""
     ran: str = ""
+    new_ran: str = ""
 
 
 STAGES = ("capture", "group", "emit", "verify", "try", "report")
@@ -158,7 +159,7 @@ def patched(
         text, alone = made.diff(root) if diff else "", _model_new(own, signed, model)
         listener.stage("try")
         wrong: dict[str, str] = {}
-        ran = ""
+        ran = new_ran = ""
         unfused = partial(flow_of, references=folder.name)
         if standing and (text or alone):
             # operators so far, they are their references in what is compared
@@ -167,16 +168,20 @@ def patched(
                 (said, scenario, answer.result())
                 for (said, scenario, _), answer in zip(originals, asked, strict=True)
             ]
+        package = "" if operators else folder.relative_to(root).as_posix()
+        runs = _runs(request, flow, package, rulebook)
         for edited, trials in _trials(placement, originals, made, proven, model) if text else ():
-            runs = _runs(request, flow, edited, folder.name, rulebook) if edited is made else None
             diff_of, paths = edited.diff(root), edited.after
             found_wrong, ran = tried(
-                diff_of, paths, root, request.model, trials, unfused, pool, runs
-            )
+                diff_of, paths, root, request.model, trials, unfused, pool,
+                runs if edited is made else None,
+            )  # fmt: skip
             wrong |= found_wrong
         for edited, trials in _trials(placement, originals, own, proven, model) if alone else ():
             file = _model_new(edited, signed, model)
-            found_wrong = tried_alone(file, model, trials, flow_of, pool)
+            found_wrong, new_ran = tried_alone(
+                file, model, trials, flow_of, pool, runs if edited is own else None
+            )
             wrong |= {f"ModelNew {said}": what for said, what in found_wrong.items()}
     listener.stage("report")
     everything = identify(flow, free, rulebook).groups
@@ -185,13 +190,11 @@ def patched(
         _unplaced(flow, found),
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
-        folder.name if standing else "", ran,
+        folder.name if standing else "", ran, new_ran,
     )  # fmt: skip
 
 
-def _runs(
-    request: Request, flow: Dataflow, made: Patch, package: str, rulebook: Rulebook
-) -> Runs | None:
+def _runs(request: Request, flow: Dataflow, package: str, rulebook: Rulebook) -> Runs | None:
     """How the model of a patch is run on numbers: at small sizes first where there is no GPU, since
     the interpreter takes its time for each program. None where nothing is to be checked."""
     if not request.verify:
@@ -209,9 +212,8 @@ def _runs(
     own, short = ((1, 0), (rows, 0)), ((1, length), (rows, length))
     asked = ((0, 0),)
     sizes = ((*asked, *own), own, asked) if gpu_names() else (short, own, asked)
-    has_kernels = any(path.parent.name == package for path in made.after)
     return Runs(
-        sizes, request.scenario, package if has_kernels else "", numbers.seeds.count,
+        sizes, request.scenario, package, numbers.seeds.count,
         numbers.timeout.value, rulebook.measure.far.value, too_large,
     )  # fmt: skip
 

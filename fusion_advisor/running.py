@@ -2,9 +2,9 @@
 
 A line in is a `RunJob`, a line out is a `Ran`. The original draws its inputs, and leaves its
 weights and for each run inputs, results and those of a float64 run in a folder; the patched model
-takes the weights and inputs from there, and its results are held to both. Models lie on the GPU
-where there is one; elsewhere their kernels run through Triton's interpreter. Kernels may not fall
-back.
+takes the weights and inputs from there, and its results are held to both. Both begin every job with
+those weights. Models lie on the GPU where there is one; elsewhere their kernels run through
+Triton's interpreter. Kernels may not fall back.
 """
 # A model file is somebody's code: everything that comes out of it is Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -13,7 +13,6 @@ back.
 from __future__ import annotations
 
 import copy
-import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from torch.utils import _pytree as pytree
 
 from fusion_advisor.capture import relocate
 from fusion_advisor.checking import prepare
+from fusion_advisor.counting import counted
 from fusion_advisor.emitted import Fault, cause
 from fusion_advisor.kernels import from_json, to_json
 from fusion_advisor.measurements import Ran, RunJob
@@ -73,8 +73,8 @@ def _on(device: str) -> AbstractContextManager[Any]:
 def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
     """Runs the original and leaves what the patched model is held to."""
     folder = Path(job.folder)
-    torch.save(model.module.state_dict(), folder / "weights.pt")
     try:
+        _same_weights(model, folder)
         for number, (size, seed) in enumerate(_runs(job)):
             torch.manual_seed(seed)
             with defaults(_scenario(job)), _on(device):
@@ -90,43 +90,36 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
 def _patched(job: RunJob, model: _Model, place: str, device: str) -> Ran:
     """Runs the patched model on what the original left."""
     folder = Path(job.folder)
-    counted = _Launches(job.package)
-    try:
-        model.module.load_state_dict(torch.load(folder / "weights.pt", weights_only=False))
-        for number, (_, seed) in enumerate(_runs(job)):
-            args, kwargs, eager, exact = torch.load(folder / f"{number}.pt", weights_only=False)
-            torch.manual_seed(seed)
-            found = _results(job, model.module, (args, kwargs), device)
-            errors(found, eager, exact, job.far)
-    except Fault as fault:
-        return Ran(place, counted.number, wrong=str(fault))
-    except Exception as error:  # noqa: BLE001 the user's code, edited
-        said = cause(error)
-        if any(frame.name == "fall_back" for frame in traceback.extract_tb(error.__traceback__)):
-            return Ran(place, counted.number, unfit=said)
-        return Ran(place, counted.number, wrong=said)
-    return Ran(place, counted.number)
+    with counted(Path(job.kernels)) as launches:
+        try:
+            _same_weights(model, folder)
+            for number, (_, seed) in enumerate(_runs(job)):
+                args, kwargs, eager, exact = torch.load(folder / f"{number}.pt", weights_only=False)
+                torch.manual_seed(seed)
+                found = _results(job, model.module, (args, kwargs), device)
+                errors(found, eager, exact, job.far)
+        except Fault as fault:
+            return Ran(place, wrong=str(fault))
+        except Exception as error:  # noqa: BLE001 the user's code, edited
+            trace = traceback.extract_tb(error.__traceback__)
+            # of several kernels in one file each has a function of its own to fall back
+            if any(frame.name.endswith("fall_back") for frame in trace):
+                return Ran(place, unfit=cause(error))
+            return Ran(place, wrong=cause(error))
+        return Ran(place, launches.total())
+
+
+def _same_weights(model: _Model, folder: Path) -> None:
+    """The weights that the original was built with: a run may change them."""
+    weights = folder / "weights.pt"
+    if weights.exists():
+        model.module.load_state_dict(torch.load(weights, weights_only=False))
+    else:
+        torch.save(model.module.state_dict(), weights)
 
 
 def _runs(job: RunJob) -> list[tuple[tuple[int, int], int]]:
     return [(size, seed) for size in job.sizes for seed in range(1, job.seeds + 1)]
-
-
-class _Launches:
-    """Counts what the kernels of a package launch from now on."""
-
-    def __init__(self, package: str) -> None:
-        self.number = 0
-        for name, module in [*sys.modules.items()]:
-            if name.startswith(f"{package}.") and hasattr(module, "launch"):
-                vars(module)["launch"] = self._counting(vars(module)["launch"])
-
-    def _counting(self, launch: Callable[..., None]) -> Callable[..., None]:
-        def counted(*args: Any, **kwargs: Any) -> None:
-            self.number += 1
-            launch(*args, **kwargs)
-
-        return counted
 
 
 def _results(

@@ -22,6 +22,9 @@ _DTYPE_ALIASES = {
     "int": "int32",
 }
 
+Moved = tuple[str, str]
+"""A folder, and the copy of it that a model imports from instead."""
+
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:

@@ -21,11 +21,8 @@ from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.kernels import from_json, to_json
 from fusion_advisor.measurements import Ran, RunJob
-from fusion_advisor.scenario import Scenario
+from fusion_advisor.scenario import Moved, Scenario
 from fusion_advisor.workers import Worker, WorkerError
-
-Moved = tuple[str, str]
-"""A folder, and the copy of it that a model imports from instead."""
 
 Capture = Callable[[str, Scenario, Moved | None], Dataflow]
 """The dataflow of the model in a file, in a scenario. Raises CaptureError."""
@@ -45,7 +42,8 @@ class Trial:
 class Runs:
     """How a patched model is run beside the original: at which sizes of the first and the second
     dimension (0: as they are), the first ones that both serve, for how many seconds in all.
-    `too_large` says why it is not; `package` is that of the kernels, empty where there are none."""
+    `too_large` says why it is not; `package` is the folder that a diff puts its kernels in, as the
+    tree has it, and empty where there are no kernels."""
 
     sizes: tuple[tuple[tuple[int, int], ...], ...]
     scenario: Scenario
@@ -61,12 +59,14 @@ class Runs:
         folder: str,
         sizes: tuple[tuple[int, int], ...],
         moved: Moved | None = None,
+        kernels: str = "",
     ) -> RunJob:
-        """For the original, or with a copy of the tree for the model that was edited there."""
+        """For the original, or with a copy of the tree and where the kernels are in it for the
+        model that was edited there."""
         asked = self.scenario
         return RunJob(
             model, folder, sizes, self.seeds, self.far,
-            asked.mode, asked.dtype, asked.autocast, moved, self.package,
+            asked.mode, asked.dtype, asked.autocast, moved, kernels,
         )  # fmt: skip
 
 
@@ -93,10 +93,12 @@ def tried(
         wrong = _compared(patched, moved, trials, capture, pool)
         if wrong or runs is None:
             return wrong, ""
-        return _run(runs, model, patched, moved)
+        return _run(runs, model, patched, moved, copy / runs.package)
 
 
-def _run(runs: Runs, model: str, patched: str, moved: Moved) -> tuple[dict[str, str], str]:
+def _run(
+    runs: Runs, model: str, patched: str, moved: Moved, kernels: Path
+) -> tuple[dict[str, str], str]:
     """The patched model beside the original on numbers, at the first sizes that both serve."""
     if runs.too_large:
         return {}, f"not run: {runs.too_large}"
@@ -111,7 +113,7 @@ def _run(runs: Runs, model: str, patched: str, moved: Moved) -> tuple[dict[str, 
             answers: list[Ran] = []
             jobs = (
                 (original, runs.job(model, folder, sizes)),
-                (edited, runs.job(patched, folder, sizes, moved)),
+                (edited, runs.job(patched, folder, sizes, moved, str(kernels))),
             )
             for worker, job in jobs:
                 try:
@@ -125,8 +127,7 @@ def _run(runs: Runs, model: str, patched: str, moved: Moved) -> tuple[dict[str, 
             if ran.wrong:
                 return {f"run at {at}": ran.wrong.replace(f"{moved[1]}/", "")}, ""
             if not ran.unfit and runs.package and not ran.launches:
-                elsewhere = "no kernel is launched: its files are imported from another place"
-                return {f"run at {at}": elsewhere}, ""
+                return {f"run at {at}": "none of its kernels is launched"}, ""
             if not ran.unfit:
                 by = "the GPU" if ran.place.startswith("cuda") else "Triton's interpreter"
                 kernels = f", {ran.launches} launches of kernels on {by}" if runs.package else ""
@@ -147,15 +148,20 @@ def tried_alone(
     trials: Sequence[Trial],
     capture: Capture,
     pool: ThreadPoolExecutor,
-) -> dict[str, str]:
+    runs: Runs | None = None,
+) -> tuple[dict[str, str], str]:
     """As `tried`, of a file with a class `ModelNew` that stands alone: it is loaded from a folder
     of its own and gets the inputs of `model`."""
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as name:
         folder = Path(name).resolve()
-        (folder / "model_new.py").write_text(text, encoding="utf-8")
-        (folder / "problem.py").write_text(_PROBLEM.format(str(model)), encoding="utf-8")
-        problem = str(folder / "problem.py")
-        return _compared(problem, (str(folder), str(folder)), trials, capture, pool)
+        alone, problem = folder / "model_new.py", folder / "problem.py"
+        alone.write_text(text, encoding="utf-8")
+        problem.write_text(_PROBLEM.format(str(model)), encoding="utf-8")
+        moved = str(folder), str(folder)
+        wrong = _compared(str(problem), moved, trials, capture, pool)
+        if wrong or runs is None:
+            return wrong, ""
+        return _run(runs, str(model), str(problem), moved, alone)
 
 
 _PROBLEM = """

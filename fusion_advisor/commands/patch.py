@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fusion_advisor.configuration import Settings
     from fusion_advisor.patching import Patched
     from fusion_advisor.records import Graph
-    from fusion_advisor.scenario import Scenario
+    from fusion_advisor.scenario import Moved, Scenario
 
 
 @takes_options
@@ -72,7 +72,7 @@ def patch(
     request = options.request(settings, "kernels")
 
     def captured(
-        model: str, scenario: Scenario, references: str | None, moved: tuple[str, str] | None
+        model: str, scenario: Scenario, references: str | None, moved: Moved | None
     ) -> Graph:
         return capture(
             model, scenario, request.limits, request.debug,
@@ -149,8 +149,9 @@ def _written(
         write(place, text)
         holds = "computes what the original does" if operators else "is the original"
         tell(f"{place}: the patched model {holds} {', '.join(made.tried)}")
-    if made.diff and made.ran:
-        tell(f"{out}: {made.ran}")
+    for place, ran in ((out, made.ran), (model_new, made.new_ran)):
+        if ran:
+            tell(f"{place}: {ran}")
     return FAILED if left else 0
 
 

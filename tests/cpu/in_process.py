@@ -7,7 +7,7 @@ from threading import Lock
 
 from fusion_advisor.capture import capture_here, relocate
 from fusion_advisor.records import Graph
-from fusion_advisor.scenario import Scenario
+from fusion_advisor.scenario import Moved, Scenario
 
 _ONE_AT_A_TIME = Lock()
 
@@ -16,7 +16,7 @@ def captured(
     model: str,
     scenario: Scenario,
     references: str | None = None,
-    moved: tuple[str, str] | None = None,
+    moved: Moved | None = None,
 ) -> Graph:
     """As the command does in a child; here, with nothing left of the model behind."""
     with _ONE_AT_A_TIME:

@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.editing.inline import inline, require_model
 from fusion_advisor.errors import UsageError
 from fusion_advisor.patching import Patched, patched
 from fusion_advisor.scenario import Request, Scenario
+from fusion_advisor.trial import Runs, tried_alone
 
 from .in_process import captured
 
@@ -118,6 +121,33 @@ def test_it_computes_what_the_model_does(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(run)], cwd=alone, check=True, env=environment
     )
+
+
+def test_a_wrong_kernel_in_it_is_found(tmp_path: Path) -> None:
+    """It is run beside the original before it is written, as a diff is."""
+    file = tmp_path / "problem.py"
+    file.write_text(CROWDED)
+    text = made(file).model_new
+    by = "2 launches of kernels on Triton's interpreter"
+    assert run_on_numbers(file, text) == ({}, f"run at 3 with 1 seeds, {by}")
+    wrong = text.replace("(mean_sum, cols * 1.0)", "(mean_sum, 500.0)")
+    assert wrong != text
+    said, _ = run_on_numbers(file, wrong)
+    assert "error" in said["run at 3"]
+    fallen = text.replace("torch.float32, (n0, n1)", "torch.float64, (n0, n1)")
+    _, said = run_on_numbers(file, fallen)
+    assert said.startswith("not run: RuntimeError: rms_norm: "), said
+
+
+def run_on_numbers(model: Path, text: str) -> tuple[dict[str, str], str]:
+    """What a run of a `ModelNew` beside the model says."""
+    runs = Runs((((3, 0),),), Scenario(mode="train"), "fused_problem", 1, 100.0, 2.0)
+    with ThreadPoolExecutor(1) as pool:
+        return tried_alone(text, model, [], no_capture, pool, runs)
+
+
+def no_capture(*_: object) -> Dataflow:
+    raise AssertionError("nothing is captured")
 
 
 def test_it_is_one_file(tmp_path: Path) -> None:

@@ -442,20 +442,37 @@ def test_files_are_tried_where_they_were_edited(tmp_path: Path) -> None:
     assert "4 launches of kernels" in done.stderr, done.stderr
 
 
+NORM_ALONE = """
+
+class Model(Norm):
+    pass
+
+
+def get_init_inputs():
+    return [512]
+
+
+def get_inputs():
+    return [torch.empty(256, 512)]
+"""
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="patches are tried with git apply")
 def test_the_command(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
-    file.write_text(HEAD + "\n\nmodel = Norm(512)\nexample_inputs = [torch.empty(256, 512)]\n")
-    out = tmp_path / "x.patch"
+    file.write_text(HEAD + NORM_ALONE)
+    out, new = tmp_path / "x.patch", tmp_path / "new.py"
     program = Path(sys.executable).parent / "fusion-advisor"
-    options = ["--out", str(out), "--no-compile", "--device", "h200"]
+    options = ["--out", str(out), "--model-new", str(new), "--no-compile", "--device", "h200"]
     done = subprocess.run(
         [program, "patch", str(file), *options], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
     assert "model.py:13, saves" in done.stderr
     ran = "run at 1 and 3 with 2 seeds, 4 launches of kernels on Triton's interpreter"
-    assert ran in done.stderr, done.stderr
+    assert f"{out}: {ran}" in done.stderr, done.stderr
+    assert f"{new}: {ran}" in done.stderr, done.stderr
+    assert "class ModelNew" in new.read_text()
     before = file.read_text()
     assert file.read_text() == before, "nothing but the patch is written"
     subprocess.run(["git", "apply", str(out)], cwd=tmp_path, check=True)

@@ -62,7 +62,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "emit",
         "stamp",
         # proof: `checking` and `compiling` are the child processes of `verify`
-        "workers interpreting comparing",
+        "workers interpreting comparing counting",
         "verify",
         "checking compiling",
         "fingerprint idiom",
@@ -94,7 +94,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "pipeline bench",
         "patching dividing",
         # torch.compile's backend: calls the pipeline as the command line does
-        "rewriting",
+        "substitute",
         "backend applied recorded",
         "transformers_patch",
         "commands",
@@ -117,8 +117,8 @@ USES_TORCH = frozenset(
         "masks",
     }
     | {"expansions", "composites", "whole_operators", "launching"}
-    | {"interpreting", "comparing", "checking", "compiling", "timing", "replay"}
-    | {"measuring", "running", "inductor_coverage", "lowering", "rewriting", "backend", "applied"}
+    | {"interpreting", "comparing", "counting", "checking", "compiling", "timing", "replay"}
+    | {"measuring", "running", "inductor_coverage", "lowering", "substitute", "backend", "applied"}
     | {"transformers_patch", "signature", "recorded"}
 )
 """Who may import torch or triton, at the top or inside a function."""

@@ -44,7 +44,7 @@ class Left(Exception):
     """Why a place cannot be replaced: one line."""
 
 
-def rewrite(lowered: Lowered, flow: Dataflow, places: Sequence[Place]) -> list[Place]:
+def substitute(lowered: Lowered, flow: Dataflow, places: Sequence[Place]) -> list[Place]:
     """Put calls of their kernels in the places that have one, in the graph itself; the places as
     they are then. What cannot be called there stays as it is, and says why."""
     done: list[Place] = []
