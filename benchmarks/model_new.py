@@ -23,13 +23,10 @@ import io
 import json
 import multiprocessing
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -44,45 +41,19 @@ SEED = 42
 def make(options: argparse.Namespace) -> None:
     """A file with `ModelNew` for every problem that has a group."""
     sys.path.insert(0, str(ROOT))
+    from benchmarks.patches import tried  # from the repository
+    from fusion_advisor.scenario import Request, Scenario
+
     rows = options.out / "made.jsonl"
     known = {row["problem"] for row in _rows(rows)}
+    request = Request("", Scenario(mode="train"), device="h200", verify=False, compile=False)
     for level in options.levels:
         for file in sorted((options.folder / "KernelBench" / f"level{level}").glob("*.py")):
             problem = f"level{level}/{file.stem}"
             if problem not in known:
-                _append(rows, {"problem": problem, **_made(file, options.out)})
-
-
-def _made(file: Path, out: Path) -> dict[str, Any]:
-    """One problem, in a folder of its own."""
-    from fusion_advisor.errors import AdvisorError
-    from fusion_advisor.patching import patched
-    from fusion_advisor.scenario import Request, Scenario
-    from tests.cpu.in_process import captured
-
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder).resolve() / f"{file.stem}.py"
-        shutil.copyfile(file, model)
-        request = Request(
-            str(model), Scenario(mode="train"), device="h200", verify=False, compile=False
-        )
-        try:
-            made = patched(request, model.parent, captured, diff=False, model_new=True)
-        except AdvisorError as error:
-            return {"error": str(error).replace(f"{folder}/", "")}
-    if made.model_new and not made.wrong:
-        (out / f"{file.parent.name}_{file.stem}.py").write_text(made.model_new)
-    return {
-        "put": [put.finding.pattern for put in made.patch.puts],
-        "guards": sorted({e.guard for put in made.patch.puts for e in put.edits if e.guard}),
-        "refused": made.patch.refused,
-        "unplaced": made.unplaced,
-        "wrong": made.wrong,
-        "free_us": made.free_us,
-        "saved_us": made.saved_us,
-        "seconds": time.perf_counter() - began,
-    }
+                out = options.out / f"{problem.replace('/', '_')}.py"
+                made = tried(file, request, out, diff=False, model_new=True)
+                _append(rows, {"problem": problem, **made})
 
 
 def check(options: argparse.Namespace) -> None:
@@ -174,40 +145,14 @@ def _kernelbench(folder: Path) -> ModuleType:
     return importlib.import_module("kernelbench.eval")
 
 
-@contextlib.contextmanager
-def _counting(launched: Counter[str]) -> Generator[None, None, None]:
-    """Counts the launches of each kernel, through its jit function or of what that compiled."""
-    jit: Any = importlib.import_module("triton.runtime.jit").JITFunction
-    compiled: Any = importlib.import_module("triton.compiler").CompiledKernel
-    run, runner_of = jit.run, compiled.__getitem__
-
-    def running(self: Any, *args: Any, **kwargs: Any) -> Any:
-        launched[self.fn.__name__] += not kwargs.get("warmup", False)
-        return run(self, *args, **kwargs)
-
-    def runner(self: Any, grid: Any) -> Any:
-        direct = runner_of(self, grid)
-
-        def launching(*args: Any, **kwargs: Any) -> Any:
-            launched[self.metadata.name] += 1
-            return direct(*args, **kwargs)
-
-        return launching
-
-    with (
-        mock.patch.object(jit, "run", running),
-        mock.patch.object(compiled, "__getitem__", runner),
-    ):
-        yield
-
-
 def _checked(evaluation: ModuleType, original: str, custom: str, trials: int) -> dict[str, Any]:
     """What KernelBench says of one file, and which kernels were launched meanwhile."""
     import torch
 
-    launched: Counter[str] = Counter()
+    from fusion_advisor.counting import counted
+
     said = io.StringIO()
-    with _counting(launched), contextlib.redirect_stdout(said):
+    with counted() as launched, contextlib.redirect_stdout(said):
         try:
             result = evaluation.eval_kernel_against_ref(
                 original, custom, seed_num=SEED, num_correct_trials=trials, backend="triton",

@@ -130,8 +130,8 @@ def _run(
                 return {f"run at {at}": "none of its kernels is launched"}, ""
             if not ran.unfit:
                 by = "the GPU" if ran.place.startswith("cuda") else "Triton's interpreter"
-                kernels = f", {ran.launches} launches of kernels on {by}" if runs.package else ""
-                return {}, f"run at {at} with {runs.seeds} seeds{kernels}"
+                launches = f", {ran.launches} launches of kernels on {by}" if runs.package else ""
+                return {}, f"run at {at} with {runs.seeds} seeds{launches}"
             why = ran.unfit.replace(f"{moved[1]}/", "")
     return {}, f"not run: {why}"
 
