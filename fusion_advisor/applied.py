@@ -156,7 +156,7 @@ def _put_in(model: torch.nn.Module, found: Placed, name: str) -> None:
     """Give every module whose class leads to an edited function a class with copies of what does.
 
     The copies have their originals' globals, in which two names are new: that of the kernels, and
-    one for the edited functions that others name.
+    one for the edited functions that others name; and torch's, where a file does not import it.
     """
     functions, changed, callers = found.functions, found.changed, found.callers
     copies = Copies(dict(_codes(found.texts, callers, changed, name)))
@@ -167,6 +167,7 @@ def _put_in(model: torch.nn.Module, found: Placed, name: str) -> None:
     for this in changed | callers.keys():
         names = functions.found[this].__globals__
         names[f"fused_{name}"] = SimpleNamespace(**loaded)
+        names.setdefault("torch", torch)  # guards name it
         renamed_to = names.setdefault(f"edited_{name}", SimpleNamespace())
         vars(renamed_to).update({n: copies.of(v) for n, v in callers.get(this, {}).items()})
     edited: dict[type, dict[str, Any]] = {}

@@ -6,7 +6,6 @@ calls that ran ask for the same edit. What the source cannot express is refused 
 
 from __future__ import annotations
 
-import ast
 import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -123,7 +122,15 @@ class Placement:
             raise NotPlaced(
                 f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
             )
-        return place, replace(edit, guard=self._guard(place, edit, call))
+        edit = replace(edit, guard=self._guard(place, edit, call))
+        if self.wants_torch([edit]) and not self.sources.file(edit.file).may_import_torch:
+            raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
+        return place, edit
+
+    def wants_torch(self, edits: Sequence[Edit]) -> bool:
+        """Whether edits of a file name torch, and the file does not."""
+        named = self.operators or any("torch." in edit.guard for edit in edits)
+        return named and not self.sources.file(edits[0].file).has_torch
 
     def _guard(self, place: Place, edit: Edit, call: Call) -> str:
         """The condition under which what is replaced computes something else."""
@@ -157,16 +164,12 @@ class Placement:
                     )
                 conditions[f"{text}._forward_hooks"] = None
                 conditions[f"{text}._forward_pre_hooks"] = None
-        if "torch.is_autocast_enabled()" in conditions and not self.has_torch(edit.file):
-            raise NotPlaced(f"{edit.file} does not `import torch`, which its guard needs")
         return " or ".join(conditions)
 
     def _of_dtype(self, edit: Edit, names: Mapping[str, str]) -> str:
         """That a tensor has another dtype than it was captured in."""
         name, dtype = self._float(edit, names)
-        if self.has_torch(edit.file):
-            return f"{name}.dtype != torch.{dtype}"
-        return f'str({name}.dtype) != "torch.{dtype}"'
+        return f"{name}.dtype != torch.{dtype}"
 
     def _float(self, edit: Edit, names: Mapping[str, str]) -> tuple[str, str]:
         """A name that holds a tensor of floats where an edit begins, and its dtype."""
@@ -176,11 +179,6 @@ class Placement:
             if tensor is not None and "float" in tensor.dtype:
                 return name, tensor.dtype
         raise NotPlaced(f"line {edit.lines[0]}: another dtype changes what it computes")
-
-    def has_torch(self, file: str) -> bool:
-        """Whether a file says `import torch`."""
-        imports = (n for n in self.sources.file(file).tree.body if isinstance(n, ast.Import))
-        return any((a.asname or a.name) == "torch" for node in imports for a in node.names)
 
     def barred(self) -> Dataflow:
         """The dataflow with launches kept apart that no block of the source could have in one
@@ -322,9 +320,9 @@ def patch(
     for file, edits in noted.items():
         path = Path(file).resolve()
         result.before[path] = placement.sources.file(file).text
-        imported = "" if placement.has_torch(file) else "import torch"
+        imported = ["import torch"] if placement.wants_torch([edit for edit, _ in edits]) else []
         if not placement.operators:
-            imported = _import(path, folder)
+            imported.append(_import(path, folder))
         result.after[path] = splice(result.before[path], edits, imported)
     if placement.operators:
         return result

@@ -213,7 +213,8 @@ def _module(
     own = {qualname for _, qualname in plain}
     for function in needed:
         loads = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
-        names |= {n: given[n] for n in sorted(loads - own) if n in given and n != package}
+        known = {"torch": torch, **given}  # guards name it, whatever the file imports
+        names |= {n: known[n] for n in sorted(loads - own) if n in known and n != package}
     imports = _imports(names, str(given["__name__"]), files, changed)
     bases = sorted(f"from {cls.__module__} import {cls.__name__}\n" for cls in classes)
     listed = ", ".join(f"{cls.__name__}: Fused{cls.__name__}" for cls in classes)

@@ -124,6 +124,29 @@ class SourceFile:
         """As Python's parser counts them: a form feed ends none."""
         return self.text.encode().splitlines(keepends=True)
 
+    @cached_property
+    def has_torch(self) -> bool:
+        """Whether the file imports torch under that name, outside of functions and classes."""
+        todo: list[ast.AST] = [self.tree]
+        while todo:
+            node = todo.pop()
+            if isinstance(node, ast.Import):
+                bound = (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+                if "torch" in bound:
+                    return True
+            if not isinstance(node, (Function, ast.ClassDef)):
+                todo += ast.iter_child_nodes(node)
+        return False
+
+    @cached_property
+    def may_import_torch(self) -> bool:
+        """Whether nothing in the file is called torch, so that an import may be."""
+        for node in ast.walk(self.tree):
+            called = [getattr(node, each, "") for each in ("id", "arg", "name", "asname")]
+            if "torch" in called:
+                return False
+        return True
+
     def qualname(self, function: Function) -> str:
         """A function's name as Python qualifies it: `Model.forward`, `make.<locals>.forward`."""
         name, at = function.name, self.parents.get(function)

@@ -12,9 +12,9 @@ from fusion_advisor.editing.rewrite import Edit
 from fusion_advisor.trail import Span
 
 
-def splice(text: str, edits: Iterable[tuple[Edit, str]], imported: str) -> str:
-    """The text after the edits, each with the comment that stands above its call, and with a
-    statement that imports what they call, if there is one."""
+def splice(text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str]) -> str:
+    """The text after the edits, each with the comment that stands above its call, and with the
+    statements that import what they name."""
     wrapper = MetadataWrapper(cst.parse_module(text))
     positions = wrapper.resolve(PositionProvider)
     spans = _Spans(text)
@@ -30,7 +30,9 @@ def splice(text: str, edits: Iterable[tuple[Edit, str]], imported: str) -> str:
         comments.setdefault(edit.called, []).append(comment)
     places = {node: spans.of(place) for node, place in positions.items()}
     edited = wrapper.module.visit(_Editor(places, replaced, inserted, comments, _merged(guards)))
-    return _importing(edited, imported).code if imported else edited.code
+    for statement in imports:
+        edited = _importing(edited, statement)
+    return edited.code
 
 
 @dataclass(frozen=True)

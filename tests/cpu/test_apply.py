@@ -304,6 +304,27 @@ def test_decorated_methods_and_functions_of_modules(tmp_path: Path) -> None:
     )
 
 
+def test_guards_where_the_file_does_not_import_torch(tmp_path: Path) -> None:
+    (tmp_path / "torchless.py").write_text(
+        "from torch import nn\n\n\nclass Model(nn.Module):\n    def forward(self, x):\n"
+        "        return x.pow(2) * x.tanh()\n"
+    )
+    run_alone(
+        tmp_path,
+        """
+        import torchless
+        model, twin = torchless.Model().eval(), torchless.Model().eval()
+        done = fusion_advisor.apply(model, (x,), device="h200", verify=False)
+        assert sum(done.kernels.values()) == 1, done
+        same(model, twin)
+        x = x.bfloat16()
+        with torch.autocast("cpu"):
+            assert torch.equal(model(x), twin(x))
+            assert model(x).dtype == twin(x).dtype
+        """,
+    )
+
+
 def test_a_source_that_changed_is_refused(tmp_path: Path) -> None:
     (tmp_path / "decorated.py").write_text(DECORATED)
     run_alone(

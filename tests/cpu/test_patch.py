@@ -203,6 +203,41 @@ def test_batch_norm_is_guarded_by_its_mode(tmp_path: Path) -> None:
     assert "self.bn(" not in fused
 
 
+NO_TORCH = """
+from torch import empty, nn
+from torch.nn import functional as F
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(1024, 1024)
+
+    def forward(self, x):
+        y = self.lin(x)
+        return y.pow(2) * F.sigmoid(y)
+
+
+def get_inputs():
+    return [empty(64, 1024)]
+"""
+
+
+def test_a_guard_imports_what_it_names(tmp_path: Path) -> None:
+    """Under autocast a power is computed in float32, and the guard that says so names torch."""
+    file = tmp_path / "model.py"
+    file.write_text(NO_TORCH)
+    request = Request(str(file), device="h200", verify=False, compile=False)
+    text = changed(patched(request, tmp_path.resolve(), captured))
+    assert "if torch.is_autocast_enabled()" in text
+    assert "\nfrom torch.nn import functional as F\nimport torch\nimport fused_model\n" in text
+    file.write_text(NO_TORCH + "\n\ntorch = None\n")
+    left = patched(request, tmp_path.resolve(), captured)
+    whys = {why.partition(": ")[2] for why in left.unplaced.values()}
+    assert whys == {"torch, which the edit names, is something else there"}
+    assert all("torch." not in e.guard for put in left.patch.puts for e in put.edits)
+
+
 def test_calls_that_differ_are_left(tmp_path: Path) -> None:
     """One function, two computations: what one call could use would change the other."""
     patch = made(
