@@ -154,10 +154,23 @@ def launcher(file: KernelFile) -> str:
             f" {_output_strides(file, access)}, dtype=torch.{access.tensor.dtype},"
             f" device={device}.device)"
         )
+    repeats = _repeats(file)
     for kernel in file.kernels:
-        lines += _together(file, kernel) if kernel.step.phases else _call(file, kernel)
+        call = _together(file, kernel) if kernel.step.phases else _call(file, kernel)
+        lines += [f"step = {call[0]}", *call[1:]] if repeats else call
+    if repeats:
+        held = f"{_tuple(file.input_names)}, {_tuple(file.output_names)}"
+        lines.append(f"remember(layout, {held}, step)")
     lines.append(f"return {', '.join(file.output_names)}")
-    content = "\n".join(f"    {line}" for line in [*_read(file, "\n".join(lines)), *lines])
+    lines = [*_read(file, "\n".join(lines)), *lines]
+    if repeats:
+        known = [
+            f"layout, plan = plan_of({file.kernels[0].name}, {given})",
+            "if plan is not None:",
+            f"    return do_again(plan, {given})",
+        ]
+        lines = [*known, *lines]
+    content = "\n".join(f"    {line}" for line in lines)
     parameters = ", ".join(file.input_names)
     if file.random:
         tensors, state = file.input_names[:-2], ", ".join(file.input_names[-2:])
@@ -220,10 +233,9 @@ def _programs(file: KernelFile, step: Step) -> str:
 def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     """One launch."""
     step, body = kernel.step, kernel.body
-    arguments = [pointer.removesuffix("_ptr") for pointer in kernel.pointers]
-    arguments += ["workspace"] if step.phases else []
-    arguments += [extent(file, axes) for axes in body.sizes.values()]
-    arguments += [_free_stride(file, kernel, a, along) for a, along in body.strides.values()]
+    tensors = _given(kernel)
+    numbers = [extent(file, axes) for axes in body.sizes.values()]
+    numbers += [_free_stride(file, kernel, a, along) for a, along in body.strides.values()]
     rows = extent(file, spanned(step.outer))
     cols, parts = extent(file, spanned(step.inner)), _parts(file, step)
     if step.schedule == "flat":
@@ -246,11 +258,22 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
         for name, (text, _) in kernel.constants.items()
     ]
     constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
-    return [
-        "launch(",
-        *(f"    {given}," for given in [kernel.name, f"({grid})", *arguments, *constants]),
-        ")",
-    ]
+    arguments = [kernel.name, f"({grid})", _tuple(tensors), _tuple(numbers), *constants]
+    return ["launch(", *(f"    {argument}," for argument in arguments), ")"]
+
+
+def _given(kernel: JitFunction) -> list[str]:
+    """The tensors that a kernel takes."""
+    workspace = ["workspace"] if kernel.step.phases else []
+    return [*(pointer.removesuffix("_ptr") for pointer in kernel.pointers), *workspace]
+
+
+def _repeats(file: KernelFile) -> bool:
+    """Whether there is one kernel that takes what the launcher is given and what it returns, and
+    nothing else: for tensors of the same layouts the same can be done again."""
+    kernel, *others = file.kernels
+    taken, known = _given(kernel), {*file.input_names, *file.output_names}
+    return not others and not file.random and len(taken) > 1 and known.issuperset(taken)
 
 
 def _parts(file: KernelFile, step: Step) -> str:
@@ -284,6 +307,8 @@ def support(file: KernelFile, launched: str) -> str:
     """The functions that a launcher calls."""
     known = [text.strip() for name, text in _ROUNDING.items() if f"{name}(" in launched]
     known += [_LAUNCH.strip(), _SUPPORT.format(name=file.name).strip()]
+    if _repeats(file):
+        known.append(_REPEAT.strip())
     if any(kernel.step.phases for kernel in file.kernels):
         known.append(_RESIDENT.format(registers=REGISTERS).strip())
     if not file.wide:
@@ -316,28 +341,80 @@ _LAUNCH = '''
 launched = {}
 
 
-def launch(kernel, grid, *arguments, **constants):
-    """`kernel[grid](...)`. What Triton compiled for such arguments before is launched directly."""
+def launch(kernel, grid, tensors, numbers, **constants):
+    """`kernel[grid](...)`. What Triton compiled for such arguments before is launched directly;
+    then what launches it, the tensors and the other arguments are given back."""
     if torch.compiler.is_compiling() or torch.version.hip:
-        kernel[grid](*arguments, **constants)
-        return
-    device = arguments[0].get_device()
+        kernel[grid](*tensors, *numbers, **constants)
+        return None
+    device = tensors[0].get_device()
     if device >= 0 and device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            launch(kernel, grid, *arguments, **constants)
-        return
-    given = [a if type(a) is int else a.data_ptr() % 16 for a in arguments]
-    key = id(kernel), device, grid, *given, *constants.values()
-    if key in launched:
-        run, values = launched[key]
-        run(*arguments, *values)
-        return
-    compiled = kernel[grid](*arguments, **constants)
+            return launch(kernel, grid, tensors, numbers, **constants)
+    odd = tuple(tensor.data_ptr() % 16 for tensor in tensors)
+    key = id(kernel), device, grid, numbers, odd, *constants.values()
+    known = launched.get(key)
+    if known is not None:
+        run, values = known
+        run(*tensors, *values)
+        return None if any(odd) else (run, tensors, values)
+    compiled = kernel[grid](*tensors, *numbers, **constants)
     if compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
-        launched[key] = compiled[(*grid, 1, 1)], values
+        launched[key] = compiled[(*grid, 1, 1)], (*numbers, *values)
+    return None
+'''
+
+
+_REPEAT = '''
+plans = {}
+
+
+def plan_of(kernel, *tensors):
+    """What a launcher asks of its tensors, and what it did for others that are the same in that:
+    how it allocated and what it launched. None where it has to ask."""
+    if torch.compiler.is_compiling():
+        return None, None
+    layout, graded = [id(kernel)], False
+    for tensor in tensors:
+        layout += tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
+        graded |= tensor.requires_grad
+    if graded and torch.is_grad_enabled():
+        return None, None
+    layout = tuple(layout)
+    plan = plans.get(layout)
+    if plan is not None:
+        ends = 0
+        for tensor in tensors:
+            ends |= tensor.data_ptr()
+        if ends % 16 or layout[4] != torch.cuda.current_device():
+            return None, None
+    return layout, plan
+
+
+def do_again(plan, *tensors):
+    """Allocate and launch as before."""
+    allocated, run, places, values = plan
+    device = tensors[0].device
+    held = [*tensors]  # results begin at multiples of 16, as all that is allocated on a GPU
+    for shape, stride, dtype in allocated:
+        held.append(torch.empty_strided(shape, stride, dtype=dtype, device=device))
+    run(*[held[place] for place in places], *values)
+    return held[-1] if len(allocated) == 1 else tuple(held[len(tensors) :])
+
+
+def remember(layout, tensors, results, step):
+    """Keep what was done for tensors of a layout, if it can be done again."""
+    held = [*map(id, (*tensors, *results))]
+    if layout is None or step is None or len(held) > len({*held}):
+        return
+    if len(plans) == 4096:  # sizes keep changing
+        plans.clear()
+    run, taken, values = step
+    allocated = [(each.shape, each.stride(), each.dtype) for each in results]
+    plans[layout] = allocated, run, [held.index(id(tensor)) for tensor in taken], values
 '''
 
 
@@ -369,7 +446,7 @@ def serves(name, tensor, dtype, shape, stride):
     """Why the kernel cannot take this tensor; None when it can."""
     if (
         tensor.is_cuda
-        and tensor.dtype == dtype
+        and tensor.dtype is dtype
         and tensor.shape == shape
         and tensor.stride() == stride
         and not (tensor.requires_grad and torch.is_grad_enabled())

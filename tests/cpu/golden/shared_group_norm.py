@@ -209,18 +209,8 @@ def shared_group_norm(args_0, args_1, args_2):
         launch(
             shared_group_norm_kernel,
             (n0 * 2 * parts,),
-            args_0,
-            args_1,
-            args_2,
-            relu_out,
-            workspace,
-            parts,
-            n1 * 2,
-            2,
-            2,
-            n1,
-            args_0_strides[0],
-            args_0_strides[1],
+            (args_0, args_1, args_2, relu_out, workspace),
+            (parts, n1 * 2, 2, 2, n1, args_0_strides[0], args_0_strides[1]),
             COLS=32,
             PEERS=power_of_two(parts),
             WHOLE=n1 * 2 % 32 == 0,
@@ -266,28 +256,30 @@ def power_of_two(count):
 launched = {}
 
 
-def launch(kernel, grid, *arguments, **constants):
-    """`kernel[grid](...)`. What Triton compiled for such arguments before is launched directly."""
+def launch(kernel, grid, tensors, numbers, **constants):
+    """`kernel[grid](...)`. What Triton compiled for such arguments before is launched directly;
+    then what launches it, the tensors and the other arguments are given back."""
     if torch.compiler.is_compiling() or torch.version.hip:
-        kernel[grid](*arguments, **constants)
-        return
-    device = arguments[0].get_device()
+        kernel[grid](*tensors, *numbers, **constants)
+        return None
+    device = tensors[0].get_device()
     if device >= 0 and device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            launch(kernel, grid, *arguments, **constants)
-        return
-    given = [a if type(a) is int else a.data_ptr() % 16 for a in arguments]
-    key = id(kernel), device, grid, *given, *constants.values()
-    if key in launched:
-        run, values = launched[key]
-        run(*arguments, *values)
-        return
-    compiled = kernel[grid](*arguments, **constants)
+            return launch(kernel, grid, tensors, numbers, **constants)
+    odd = tuple(tensor.data_ptr() % 16 for tensor in tensors)
+    key = id(kernel), device, grid, numbers, odd, *constants.values()
+    known = launched.get(key)
+    if known is not None:
+        run, values = known
+        run(*tensors, *values)
+        return None if any(odd) else (run, tensors, values)
+    compiled = kernel[grid](*tensors, *numbers, **constants)
     if compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
-        launched[key] = compiled[(*grid, 1, 1)], values
+        launched[key] = compiled[(*grid, 1, 1)], (*numbers, *values)
+    return None
 
 
 def ranked(numbers, rank):
@@ -302,7 +294,7 @@ def serves(name, tensor, dtype, shape, stride):
     """Why the kernel cannot take this tensor; None when it can."""
     if (
         tensor.is_cuda
-        and tensor.dtype == dtype
+        and tensor.dtype is dtype
         and tensor.shape == shape
         and tensor.stride() == stride
         and not (tensor.requires_grad and torch.is_grad_enabled())

@@ -51,6 +51,9 @@ def swiglu_kernel(
 
 
 def swiglu(chunk_1, chunk_1_1):
+    layout, plan = plan_of(swiglu_kernel, chunk_1, chunk_1_1)
+    if plan is not None:
+        return do_again(plan, chunk_1, chunk_1_1)
     n0, n1, n2 = ranked(chunk_1.shape, 3)
     chunk_1_strides = ranked(chunk_1.stride(), 3)
     chunk_1_1_strides = ranked(chunk_1_1.stride(), 3)
@@ -81,20 +84,16 @@ def swiglu(chunk_1, chunk_1_1):
         dtype=torch.bfloat16,
         device=chunk_1.device,
     )
-    launch(
+    step = launch(
         swiglu_kernel,
         (cdiv(n0 * n1 * n2, 1024),),
-        chunk_1,
-        chunk_1_1,
-        mul_out,
-        n0 * n1 * n2,
-        n2,
-        chunk_1_strides[1],
-        chunk_1_1_strides[1],
+        (chunk_1, chunk_1_1, mul_out),
+        (n0 * n1 * n2, n2, chunk_1_strides[1], chunk_1_1_strides[1]),
         BLOCK=1024,
         num_warps=4,
         enable_fp_fusion=True,
     )
+    remember(layout, (chunk_1, chunk_1_1), (mul_out,), step)
     return mul_out
 
 
@@ -118,28 +117,30 @@ def cdiv(count, size):
 launched = {}
 
 
-def launch(kernel, grid, *arguments, **constants):
-    """`kernel[grid](...)`. What Triton compiled for such arguments before is launched directly."""
+def launch(kernel, grid, tensors, numbers, **constants):
+    """`kernel[grid](...)`. What Triton compiled for such arguments before is launched directly;
+    then what launches it, the tensors and the other arguments are given back."""
     if torch.compiler.is_compiling() or torch.version.hip:
-        kernel[grid](*arguments, **constants)
-        return
-    device = arguments[0].get_device()
+        kernel[grid](*tensors, *numbers, **constants)
+        return None
+    device = tensors[0].get_device()
     if device >= 0 and device != torch.cuda.current_device():
         with torch.cuda.device(device):
-            launch(kernel, grid, *arguments, **constants)
-        return
-    given = [a if type(a) is int else a.data_ptr() % 16 for a in arguments]
-    key = id(kernel), device, grid, *given, *constants.values()
-    if key in launched:
-        run, values = launched[key]
-        run(*arguments, *values)
-        return
-    compiled = kernel[grid](*arguments, **constants)
+            return launch(kernel, grid, tensors, numbers, **constants)
+    odd = tuple(tensor.data_ptr() % 16 for tensor in tensors)
+    key = id(kernel), device, grid, numbers, odd, *constants.values()
+    known = launched.get(key)
+    if known is not None:
+        run, values = known
+        run(*tensors, *values)
+        return None if any(odd) else (run, tensors, values)
+    compiled = kernel[grid](*tensors, *numbers, **constants)
     if compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
-        launched[key] = compiled[(*grid, 1, 1)], values
+        launched[key] = compiled[(*grid, 1, 1)], (*numbers, *values)
+    return None
 
 
 def ranked(numbers, rank):
@@ -154,7 +155,7 @@ def serves(name, tensor, dtype, shape, stride):
     """Why the kernel cannot take this tensor; None when it can."""
     if (
         tensor.is_cuda
-        and tensor.dtype == dtype
+        and tensor.dtype is dtype
         and tensor.shape == shape
         and tensor.stride() == stride
         and not (tensor.requires_grad and torch.is_grad_enabled())
@@ -189,6 +190,54 @@ def fall_back(problem, *tensors):
         return reference(*tensors)
     with torch.autocast(device, enabled=False):  # the casts are made already
         return reference(*tensors)
+
+
+plans = {}
+
+
+def plan_of(kernel, *tensors):
+    """What a launcher asks of its tensors, and what it did for others that are the same in that:
+    how it allocated and what it launched. None where it has to ask."""
+    if torch.compiler.is_compiling():
+        return None, None
+    layout, graded = [id(kernel)], False
+    for tensor in tensors:
+        layout += tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
+        graded |= tensor.requires_grad
+    if graded and torch.is_grad_enabled():
+        return None, None
+    layout = tuple(layout)
+    plan = plans.get(layout)
+    if plan is not None:
+        ends = 0
+        for tensor in tensors:
+            ends |= tensor.data_ptr()
+        if ends % 16 or layout[4] != torch.cuda.current_device():
+            return None, None
+    return layout, plan
+
+
+def do_again(plan, *tensors):
+    """Allocate and launch as before."""
+    allocated, run, places, values = plan
+    device = tensors[0].device
+    held = [*tensors]  # results begin at multiples of 16, as all that is allocated on a GPU
+    for shape, stride, dtype in allocated:
+        held.append(torch.empty_strided(shape, stride, dtype=dtype, device=device))
+    run(*[held[place] for place in places], *values)
+    return held[-1] if len(allocated) == 1 else tuple(held[len(tensors) :])
+
+
+def remember(layout, tensors, results, step):
+    """Keep what was done for tensors of a layout, if it can be done again."""
+    held = [*map(id, (*tensors, *results))]
+    if layout is None or step is None or len(held) > len({*held}):
+        return
+    if len(plans) == 4096:  # sizes keep changing
+        plans.clear()
+    run, taken, values = step
+    allocated = [(each.shape, each.stride(), each.dtype) for each in results]
+    plans[layout] = allocated, run, [held.index(id(tensor)) for tensor in taken], values
 
 
 # -- python FILE --check --bench -------------------------------------------------------------------
