@@ -114,3 +114,21 @@ def test_one_tensor_given_twice_says_nothing_of_two(file: Any) -> None:
     other = torch.zeros(2, 3, 8, dtype=torch.bfloat16)
     file.swiglu(same, other)
     assert file.calls[-1][1][1] is other
+
+
+def test_a_compiler_traces_past_it(file: Any) -> None:
+    """While Dynamo traces, nothing is looked up or kept, and no graph breaks."""
+    for _ in range(3):
+        file.swiglu(*halves())
+    file.plans.clear()
+    file.serves = lambda *_: None
+
+    def launch(kernel: Any, grid: Any, tensors: Any, *_: Any, **__: Any) -> None:
+        del kernel, grid
+        tensors[2].copy_(tensors[0])
+
+    file.launch = launch
+    traced = torch.compile(file.swiglu, fullgraph=True, dynamic=True, backend="eager")
+    one, two = halves()
+    assert torch.equal(traced(one + 1, two), one + 1)
+    assert not file.plans

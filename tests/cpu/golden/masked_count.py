@@ -237,8 +237,10 @@ def do_again(plan, *tensors):
 
 def remember(layout, tensors, results, step):
     """Keep what was done for tensors of a layout, if it can be done again."""
+    if layout is None or step is None:
+        return
     held = [*map(id, (*tensors, *results))]
-    if layout is None or step is None or len(held) > len({*held}):
+    if len(held) > len({*held}):  # one tensor for two would be taken for both
         return
     if len(plans) == 4096:  # sizes keep changing
         plans.clear()
