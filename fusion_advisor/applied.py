@@ -26,6 +26,7 @@ from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.capture import capture_module
@@ -37,14 +38,17 @@ from fusion_advisor.errors import CaptureError
 from fusion_advisor.functions import Copies, Functions, Key, compiled, key
 from fusion_advisor.kernels import Check, Kernel
 from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.models import leading_sizes
 from fusion_advisor.patch import Patch
 from fusion_advisor.patching import other_scenarios, put
+from fusion_advisor.resized import other_sizes
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 from fusion_advisor.verify import Provers, provers
 
 _numbers = count(1)
+_Given = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -124,8 +128,8 @@ def placed(
     is changed yet. The kernels are those of a package called `fused_<name>`. Raises CaptureError,
     and UsageError where a file is not what was imported."""
 
-    def flow(scenario: Scenario) -> Dataflow:
-        return dataflow(annotate(capture_module(model, args, kwargs, scenario, trail=True), device))
+    def flow(scenario: Scenario, given: _Given = (args, kwargs or {})) -> Dataflow:
+        return dataflow(annotate(capture_module(model, *given, scenario, trail=True), device))
 
     def editable(file: str, line: int) -> bool:
         return functions.holding(file, line) in reached
@@ -139,11 +143,35 @@ def placed(
     for said, scenario in other_scenarios(asked):
         with suppress(CaptureError):  # the model does not run so: there is nothing to keep
             originals.append((said, scenario, flow(scenario)))
+    given: _Given = args, kwargs or {}
+    leading = leading_sizes(given)
+    resized: list[Dataflow | None] = []
+    for sizes in other_sizes(leading[0], leading[1]):
+        resized.append(None)
+        with suppress(CaptureError):  # the model does not take that
+            resized[-1] = flow(asked, _resized(given, leading, sizes))
     decided = deciding(originals[0][2], rulebook)
-    made, kernels, unplaced = put(originals, decided, rulebook, editable, name, children)
+    made, kernels, unplaced = put(originals, decided, rulebook, editable, name, children, resized)
     changed = {key(e.file, e.qualname) for each in made.puts for e in each.edits}
     texts |= {str(path): text for path, text in made.after.items() if path in made.before}
     return Placed(functions, changed, texts, made, kernels, unplaced, originals, decided)
+
+
+def _resized(
+    given: _Given, leading: Mapping[int, int | None], sizes: tuple[int, int | None]
+) -> _Given:
+    """Inputs with other first and second dimensions, where these are as long as those of the first
+    tensor: their own elements, and again from the start."""
+
+    def changed(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        for dim, wanted in enumerate(sizes):
+            if wanted and value.dim() > dim and value.shape[dim] == leading[dim] != wanted:
+                value = torch.cat([value, value], dim).narrow(dim, 0, wanted).contiguous()
+        return value
+
+    return pytree.tree_map(changed, given)
 
 
 def _classes(model: torch.nn.Module) -> list[type]:

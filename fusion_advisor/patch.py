@@ -84,6 +84,8 @@ class Placement:
     others: tuple[Other, ...] = ()
     wary: bool = False
     operators: bool = False
+    size_numbers: frozenset[str] = frozenset()
+    """The nodes that compute with numbers which follow from sizes."""
 
     def judged(self, decision: Decision) -> Decision:
         """An accepted set with why the source cannot express it, if so."""
@@ -103,6 +105,9 @@ class Placement:
         NotPlaced where there is nothing."""
         if expressed.draws:
             raise NotPlaced("it draws random numbers, which would be others than torch's")
+        for ref in expressed.dims:
+            if ref not in expressed.inputs and ref.node in self.size_numbers:
+                raise NotPlaced(f"{ref.node} computes with a number that follows from a size")
         for ref in expressed.inputs:
             node = self.flow.nodes[self.flow.position[ref.node]]
             if node.kind == "constant" and not node.out.shape:

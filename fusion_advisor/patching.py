@@ -29,6 +29,7 @@ from fusion_advisor.patch import Other, Patch, Placement, patch, replaced_nodes
 from fusion_advisor.pipeline import Listener, Silent, emitted, stamp_of, written
 from fusion_advisor.records import Graph
 from fusion_advisor.reports import wording
+from fusion_advisor.resized import other_sizes, size_numbers, widened
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Moved, Request, Scenario
@@ -107,6 +108,11 @@ def patched(
     ) -> Dataflow:
         return dataflow(annotate(captured(model, scenario, references, moved), device))
 
+    def resized(batch: int, length: int | None) -> Dataflow | None:
+        with suppress(CaptureError):  # the model does not take that
+            return flow_of(request.model, replace(request.scenario, batch=batch, seq=length))
+        return None
+
     with (
         provers(
             device.capability, rulebook.verify,
@@ -120,21 +126,24 @@ def patched(
             (said, scenario, pool.submit(flow_of, request.model, scenario))
             for said, scenario in other_scenarios(request.scenario, _other_dtype(flow))
         ]
+        sizes = [pool.submit(resized, *each) for each in other_sizes(*_leading(flow))]
         listener.assumed((chosen, *flow.annotated.graph.assumed))
         originals = [("as asked", request.scenario, flow)]
         for said, scenario, answer in others:
             with suppress(CaptureError):  # the model does not run so: there is nothing to keep
                 originals.append((said, scenario, answer.result()))
         within = _within(root if diff else model, folder)
-        placement = _placement(originals, within, operators=operators)
+        at_sizes = [answer.result() for answer in sizes]
+        placement = _placement(originals, within, at_sizes, operators=operators)
         listener.stage("group")
         decided = deciding(flow, rulebook)
         free = group(flow, decided, rulebook)
-        found = _named_apart(
-            _cut(placement, decided, rulebook), kernels_of(standing), flow, rulebook
-        )
+        wider = None if operators else _wider(flow, at_sizes)
+        at = widened(flow, wider, rulebook)
+        found = _named_apart(_cut(placement, decided, rulebook), kernels_of(standing), at, rulebook)
+        general = tuple(replace(each, decision=at(each.decision)) for each in found.groups)
         listener.stage("emit")
-        proofs = emitted(request, flow, found, rulebook, full_size=bool(gpus))
+        proofs = emitted(request, replace(found, groups=general), rulebook, full_size=bool(gpus))
         listener.stage("verify")
         kernels = {proof.kernel.name: proof.kernel for proof in proofs.values() if proof.kernel}
         only_dtype: frozenset[str] = frozenset()
@@ -273,6 +282,18 @@ def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
     return inline(made.after[model], package_name(model), texts) if texts else ""
 
 
+def _leading(flow: Dataflow) -> tuple[int | None, int | None]:
+    """The first and the second dimension of a model's inputs, as scenarios have them."""
+    given = [node.out.shape for node in flow.nodes if node.kind == "input" and node.outputs]
+    batch, length = (next((s[dim] for s in given if len(s) > dim), None) for dim in (0, 1))
+    return batch, length
+
+
+def _wider(flow: Dataflow, resized: Sequence[Dataflow | None]) -> Dataflow | None:
+    """The model at a larger batch, where it was given a batch of one."""
+    return resized[0] if resized and _leading(flow)[0] == 1 else None
+
+
 def _other_dtype(flow: Dataflow) -> str:
     """A dtype that a model may be asked in, and was not."""
     tensors = (node.out.dtype for node in flow.nodes if node.kind != "call" and node.outputs)
@@ -299,14 +320,18 @@ def put(
     editable: Callable[[str, int], bool],
     name: str,
     children: Provers,
+    resized: Sequence[Dataflow | None] = (),
 ) -> tuple[Patch, dict[Kernel, Check | None], dict[str, str]]:
     """The groups of a model that is there already, put into its source as it ran: the edited texts,
     the kernels that they call, of a package called `fused_<name>`, with their checks, and what the
-    source cannot express. Nothing is written."""
-    placement = replace(_placement(originals, editable), wary=True)
+    source cannot express. Nothing is written. `resized` is the model at `other_sizes`, None
+    where it does not take them."""
+    placement = replace(_placement(originals, editable, resized), wary=True)
     flow = placement.flow
     found = _cut(placement, decided, rulebook)
-    made = {f.name: attempt(flow, f.decision, f.name, rulebook) for f in found.groups}
+    at = widened(flow, _wider(flow, resized), rulebook)
+    decisions = {f.name: at(f.decision) for f in found.groups}
+    made = {n: attempt(d.subject.flow, d, n, rulebook) for n, d in decisions.items()}
     kernels = {name: each for name, each in made.items() if isinstance(each, Kernel)}
     tested = _tested(kernels, children)
     proven = {name: kernels[name] for name in tested}
@@ -326,14 +351,19 @@ def _tested(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Check
 
 
 def _named_apart(
-    found: Identified, standing: Mapping[str, str], flow: Dataflow, rulebook: Rulebook
+    found: Identified,
+    standing: Mapping[str, str],
+    at: Callable[[Decision], Decision],
+    rulebook: Rulebook,
 ) -> Identified:
-    """Groups under names that no kernel has which is there already, unless it does the same."""
+    """Groups under names that no kernel has which is there already, unless it does the same. Their
+    kernels are written from what `at` says."""
 
     def free(finding: Finding, name: str) -> bool:
         if name not in standing:
             return True
-        kernel = written(flow, replace(finding, name=name), rulebook, full_size=False)
+        renamed = replace(finding, name=name, decision=at(finding.decision))
+        kernel = written(renamed, rulebook, full_size=False)
         return isinstance(kernel, Kernel) and body(kernel.text) == body(standing[name])
 
     def named(finding: Finding) -> Finding:
@@ -381,10 +411,11 @@ def _within(root: Path, package: Path) -> Callable[[str, int], bool]:
 def _placement(
     originals: Sequence[tuple[str, Scenario, Dataflow]],
     editable: Callable[[str, int], bool],
+    resized: Sequence[Dataflow | None] = (),
     *,
     operators: bool = False,
 ) -> Placement:
-    """The source as it ran in every scenario, the one asked for first."""
+    """The source as it ran in every scenario, the one asked for first, and at other sizes."""
     (_, asked, flow), *others = originals
     files: dict[str, SourceFile] = {}
     sources = [_sources(each, files) for _, _, each in originals]
@@ -403,6 +434,7 @@ def _placement(
             for seen, (_, scenario, _) in zip(sources[1:], others, strict=True)
         ),
         operators=operators,
+        size_numbers=size_numbers(flow, [each for each in resized if each]),
     )
 
 

@@ -81,7 +81,7 @@ def analyze(
         grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
         found = identify(flow, grouping, rulebook)
         listener.stage("emit")
-        proofs = emitted(request, flow, found, rulebook, full_size=bool(gpus))
+        proofs = emitted(request, found, rulebook, full_size=bool(gpus))
         listener.stage("verify")
         kernels = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
         proven = verify(list(kernels.values()), children)
@@ -122,23 +122,23 @@ def stamp_of(request: Request, check: Check | None, rulebook: Rulebook) -> Stamp
 
 
 def emitted(
-    request: Request, flow: Dataflow, found: Identified, rulebook: Rulebook, *, full_size: bool
+    request: Request, found: Identified, rulebook: Rulebook, *, full_size: bool
 ) -> dict[str, Proof]:
     """A kernel for each accepted group, by its id."""
 
     def one(finding: Finding) -> Proof:
         file = f"{request.folder}/{finding.name}.py" if request.folder is not None else None
-        kernel = written(flow, finding, rulebook, full_size=full_size)
+        kernel = written(finding, rulebook, full_size=full_size)
         return Proof(None, why=kernel) if isinstance(kernel, str) else Proof(kernel, file=file)
 
     return {finding.id: one(finding) for finding in found.groups}
 
 
-def written(
-    flow: Dataflow, finding: Finding, rulebook: Rulebook, *, full_size: bool
-) -> Kernel | str:
+def written(finding: Finding, rulebook: Rulebook, *, full_size: bool) -> Kernel | str:
     """A group's kernel, beside PyTorch's own op; why there is none where none can be written."""
-    own_op = exact(finding.decision.subject, finding.pattern) if finding.framework else None
+    subject = finding.decision.subject
+    own_op = exact(subject, finding.pattern) if finding.framework else None
     return attempt(
-        flow, finding.decision, finding.name, rulebook, framework=own_op, full_size=full_size
-    )
+        subject.flow, finding.decision, finding.name, rulebook,
+        framework=own_op, full_size=full_size,
+    )  # fmt: skip

@@ -304,6 +304,39 @@ def test_decorated_methods_and_functions_of_modules(tmp_path: Path) -> None:
     )
 
 
+def test_a_batch_of_one_says_nothing_of_others(tmp_path: Path) -> None:
+    """Its kernels serve several; a number that Python made of a size is in none of them."""
+    (tmp_path / "sized.py").write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        x = torch.tanh(x) + torch.exp(x)\n"
+        "        x = x.sum(1) / x.shape[1]\n"
+        "        return torch.sin(x) * 2 * x.shape[0]\n"
+    )
+    run_alone(
+        tmp_path,
+        """
+        import sized
+        for batch in (1, 3):
+            model, twin = sized.Model().eval(), sized.Model().eval()
+            x = torch.randn(batch, 40, 96)
+            done = fusion_advisor.apply(model, (x,), device="h200", verify=False)
+            assert done.kernels, done
+            assert any("follows from a size" in why for why in done.unplaced.values()), done
+            files = [
+                each.__globals__
+                for name, space in vars(sized).items()
+                if name.startswith("fused_kernels")
+                for each in vars(space).values()
+            ]
+            for shape in ((1, 40, 96), (3, 40, 96), (5, 17, 96), (2, 1, 96)):
+                x = torch.randn(shape)
+                same(model, twin)
+            assert sum(file["fallbacks"] for file in files) == 0
+        """,
+    )
+
+
 def test_guards_where_the_file_does_not_import_torch(tmp_path: Path) -> None:
     (tmp_path / "torchless.py").write_text(
         "from torch import nn\n\n\nclass Model(nn.Module):\n    def forward(self, x):\n"

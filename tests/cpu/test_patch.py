@@ -238,6 +238,24 @@ def test_a_guard_imports_what_it_names(tmp_path: Path) -> None:
     assert all("torch." not in e.guard for put in left.patch.puts for e in put.edits)
 
 
+def test_a_number_of_a_size_is_left(tmp_path: Path) -> None:
+    """Of a batch of one: the kernel serves several, and does not hold a number that is the batch's
+    or the length's."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def forward(self, x):
+                y = torch.tanh(x) + torch.exp(x)
+                return y.sum(1) / x.shape[1] + 2.0
+        """,
+        shape="1, 512, 1024",
+    )
+    assert any("follows from a size" in why for why in patch.unplaced.values())
+    kernels = [text for text in patch.patch.after.values() if "def reference" in text]
+    assert any("n0, n1, n2 = ranked(x.shape, 3)" in kernel for kernel in kernels)
+
+
 def test_calls_that_differ_are_left(tmp_path: Path) -> None:
     """One function, two computations: what one call could use would change the other."""
     patch = made(

@@ -57,7 +57,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "group",
         "framework",
         "kernel_file",
-        "launcher cases reference",
+        "launcher cases reference resized",
         "alone",
         "emit",
         "stamp",
