@@ -289,3 +289,12 @@ def test_group_norm_scales_what_has_lost_its_mean(worker: Worker) -> None:
         return torch.relu(torch.nn.functional.group_norm(y, 16, weight, bias))
 
     assert checked(normed, (x(40, 512), x(512), x(512)), worker) is None
+
+
+def test_batch_norm_scales_what_has_lost_its_mean(worker: Worker) -> None:
+    """By the statistics that it is given; with an infinite weight, too."""
+
+    def normed(y: torch.Tensor, mean: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.nn.functional.batch_norm(y, mean, mean.exp(), weight, mean))
+
+    assert checked(normed, (x(40, 512), x(512), x(512)), worker) is None
