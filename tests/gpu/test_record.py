@@ -32,7 +32,9 @@ def test_a_capture_takes_no_memory_of_the_gpu_and_no_random_numbers(tmp_path: Pa
             model.eval()(x)
         torch.cuda.reset_peak_memory_stats()
         held, drawn = torch.cuda.memory_allocated(), torch.cuda.get_rng_state()
-    assert torch.cuda.max_memory_allocated() == held
+    # One block at most: PyTorch's fake tensors start a device with an element of their own.
+    assert torch.cuda.max_memory_allocated() - held <= 512
+    assert torch.cuda.memory_allocated() == held
     assert torch.equal(torch.cuda.get_rng_state(), drawn)
     found = recording_of(str(file))
     assert found is not None
