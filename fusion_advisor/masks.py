@@ -25,13 +25,16 @@ def masks(graph: Graph) -> tuple[Mask, ...]:
     """A mask for each attention that takes one. What inputs and parameters decide is unknown, and
     so is a mask of more elements than `capture.mask_elements` of the rules."""
     nodes = {node.name: node for node in graph.nodes}
+    place = {name: number for number, name in enumerate(nodes)}
     known: dict[object, tuple[MaskSays, str]] = {}
 
     def said(node: Node, ref: Ref) -> Mask:
         rows, columns = (nodes[r.node].outputs[r.output] for r in list(node.refs())[:2])
         assert rows
         assert columns
-        key = ref, rows.shape[-2], columns.shape[-2]
+        before = {name: each for name, each in nodes.items() if place[name] < place[node.name]}
+        needed = _needed(before, ref)
+        key = ref, needed, rows.shape[-2], columns.shape[-2]
         if key not in known:
             known[key] = _says(graph, nodes, *key)
         return Mask(node.name, *known[key])
@@ -50,10 +53,15 @@ def _masked(graph: Graph) -> Iterator[tuple[Node, Ref]]:
 
 
 def _says(
-    graph: Graph, nodes: dict[str, Node], mask: Ref, rows: int, columns: int
+    graph: Graph,
+    nodes: dict[str, Node],
+    mask: Ref,
+    needed: frozenset[str],
+    rows: int,
+    columns: int,
 ) -> tuple[MaskSays, str]:
-    """What a mask hides of so many queries and keys, and how that is known."""
-    needed = _needed(nodes, mask)
+    """What a mask that is made by `needed` hides of so many queries and keys, and how that is
+    known."""
     given = sorted(name for name in needed if nodes[name].kind != "call")
     if given:
         return "unknown", f"it depends on {', '.join(given)}"
@@ -72,8 +80,9 @@ def _says(
     return _read(value, rows, columns)
 
 
-def _needed(nodes: dict[str, Node], mask: Ref) -> set[str]:
-    """The nodes that a mask is made by, and those that write into what they made."""
+def _needed(nodes: dict[str, Node], mask: Ref) -> frozenset[str]:
+    """The nodes that a mask is made by, and those that write into what they made; of the nodes
+    before the attention."""
     needed: set[str] = set()
     todo = [mask.node]
     while todo:
@@ -84,7 +93,7 @@ def _needed(nodes: dict[str, Node], mask: Ref) -> set[str]:
         todo += [ref.node for ref in nodes[name].refs()]
         storages = {t.storage for t in nodes[name].outputs if t}
         todo += [node.name for node in nodes.values() if storages & set(node.mutates)]
-    return needed
+    return frozenset(needed)
 
 
 def _draws(node: Node) -> bool:
@@ -102,4 +111,6 @@ def _read(value: torch.Tensor, rows: int, columns: int) -> tuple[MaskSays, str]:
     if bool((seen == causal).all()) and bool((hidden == ~causal).all()):
         return "causal", f"{made} it hides what comes after each place, and nothing else"
     share = float(hidden.float().mean())
+    if not share:
+        return "other", f"{made} it adds other numbers than zero and the least, and hides no place"
     return "other", f"{made} it hides {share:.1%} of the places, not as is_causal does"

@@ -48,7 +48,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusion_advisor.assemble import tool
 from fusion_advisor.capture import capture_loaded
-from fusion_advisor.errors import CaptureError
+from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.files import content_hash, require_folder
 from fusion_advisor.frames import is_user
 from fusion_advisor.models import HostFakeMode, Loaded
@@ -85,7 +85,11 @@ def record(
     rules are wrong, and CaptureError for a model in FSDP and a ScriptModule.
     """
     most = load_rulebook(rules).record.captured.count
+    if not isinstance(model, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"record takes a torch.nn.Module, not {type(model).__name__}")
     place = Path(file).absolute()
+    if place.is_dir():
+        raise UsageError(f"{file}: a folder; give a file to write")
     require_folder(place.parent)
     seen = _Seen(model)
     with seen.watching():

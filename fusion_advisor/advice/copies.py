@@ -36,17 +36,49 @@ def repeats(tensor: Tensor) -> int:
     return tensor.numel // tensor.addressed if tensor.addressed else 1
 
 
-def attended(model: Model, number: int) -> list[int]:
-    """The attentions that alone read what a launch makes, as keys or values; none where anybody
-    else does."""
-    flow = model.flow
-    readers = list(flow.uses(Ref(flow.nodes[number].name)))
-    if not readers or not all(i >= 0 and flow.nodes[i].op == _ATTENTION for i in readers):
-        return []
-    return readers
+def needed(model: Model, number: int, ref: Ref) -> bool:
+    """Does a copy have to be one? It is written into, or what it copies is, later on; it writes
+    into a tensor that is there; or its caller alone gets it, and may need it so."""
+    nodes = model.flow.nodes
+    storages = {nodes[number].out.storage, model.flow.annotated.tensors[ref].storage}
+    written = any(storages & set(node.mutates) for node in nodes[number:])
+    return written or set(model.flow.uses(Ref(nodes[number].name))) <= {-1}
 
 
-def repeated_head(model: Model, number: int, ref: Ref) -> bool:
-    """Does a launch copy keys or values for the heads that share them?"""
+def sharing_heads(model: Model, number: int, ref: Ref) -> int:
+    """How many heads share each that a launch copies, where attention takes both its keys and its
+    values so; 1 for any other copy.
+
+    What is copied is [batch, heads, sharing, length, width] with its third dimension expanded,
+    which is what `enable_gqa=True` reads without a copy.
+    """
+    times = _third_expanded(model, ref)
+    readers = list(model.flow.uses(Ref(model.flow.nodes[number].name)))
+    if times == 1 or not readers:
+        return 1
+    taken = all(i >= 0 and _takes_shared(model, i, number, times) for i in readers)
+    return times if taken else 1
+
+
+def _third_expanded(model: Model, ref: Ref) -> int:
     tensor = model.flow.annotated.tensors[ref]
-    return repeats(tensor) > 1 and bool(attended(model, number))
+    places = enumerate(zip(tensor.shape, tensor.stride, strict=True))
+    expanded = [dim for dim, (size, stride) in places if size > 1 and not stride]
+    return tensor.shape[2] if len(tensor.shape) == 5 and expanded == [2] else 1
+
+
+def _takes_shared(model: Model, reader: int, number: int, times: int) -> bool:
+    """Is a reader an attention whose keys and values are such copies, this one among them?"""
+    flow = model.flow
+    if flow.nodes[reader].op != _ATTENTION:
+        return False
+    bases: list[int] = []
+    for ref in flow.operands[reader][1:3]:
+        base = flow.position[flow.base(ref).node]
+        five, four = flow.nodes[base].out.shape, flow.annotated.tensors[ref].shape
+        copied = flow.nodes[base].op in _COPIES and _third_expanded(model, flow.operands[base][-1])
+        if copied != times or four != (five[0], five[1] * five[2], *five[3:]):
+            return False
+        bases.append(base)
+    others = {flow.position[flow.base(ref).node] for ref in flow.operands[reader][3:]}
+    return number in bases and number not in others

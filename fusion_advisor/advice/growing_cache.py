@@ -31,11 +31,17 @@ def find(model: Model) -> Iterator[Advice]:
 
 
 def _kept(model: Model, number: int) -> float:
-    """The share of a concatenation that was an input of the model and is returned to its caller."""
+    """The share of a concatenation that was an input of the model, if it is a cache's: what is
+    appended is computed, of something else, and the whole is both used and returned."""
     flow = model.flow
     node = flow.nodes[number]
-    if node.op != _CAT or -1 not in flow.uses(Ref(node.name)):
+    uses = set(flow.uses(Ref(node.name))) if node.op == _CAT else set[int]()
+    parts = flow.operands[number]
+    given = [ref for ref in parts if model.origin(ref).kind == "input"]
+    if -1 not in uses or len(uses) == 1 or len(given) != 1:
         return 0.0
-    given = [ref for ref in flow.operands[number] if model.origin(ref).kind == "input"]
-    sizes = flow.annotated.tensors
-    return max((sizes[ref].numel for ref in given), default=0) / max(node.out.numel, 1)
+    cache = flow.position[model.origin(given[0]).name]
+    made = [flow.position[model.origin(ref).name] for ref in parts if ref not in given]
+    if not all(flow.nodes[i].kind == "call" and not flow.above[i] >> cache & 1 for i in made):
+        return 0.0
+    return flow.annotated.tensors[given[0]].numel / max(node.out.numel, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fusion_advisor.advice.base import Advice, Model, by, counted, layout, mark
-from fusion_advisor.advice.copies import copies, repeated_head, repeats, same_dtype
+from fusion_advisor.advice.copies import copies, needed, repeats, same_dtype, sharing_heads
 from fusion_advisor.records import Ref
 
 
@@ -15,14 +15,19 @@ def find(model: Model) -> Iterator[Advice]:
     copied = {
         number: ref
         for number, ref in copies(model)
-        if same_dtype(model, number, ref) and not repeated_head(model, number, ref)
+        if same_dtype(model, number, ref)
+        and not needed(model, number, ref)
+        and sharing_heads(model, number, ref) == 1
     }
     for numbers in by(copied, lambda i: flow.nodes[i].source).values():
         first = numbers[0]
         before, after = flow.annotated.tensors[copied[first]], flow.nodes[first].out
         times = repeats(before)
+        same = layout(before) == layout(after)
         what = (
-            f"of what was expanded, each element {times} times: let the next op broadcast"
+            "of the same layout: use what it copies"
+            if same
+            else f"of what was expanded, each element {times} times: let the next op broadcast"
             if times > 1
             else "for another layout alone: keep the layout that the next op takes,"
             " or let it read through the view"

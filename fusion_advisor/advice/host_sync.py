@@ -45,7 +45,7 @@ def waits(model: Model) -> list[int]:
 def _why(model: Model, number: int) -> str:
     """What makes the host wait for a node; empty where it does not."""
     node = model.flow.nodes[number]
-    if node.op in _WAITING:
+    if node.op in _WAITING and dict(node.kwargs).get("output_size") is None:
         return f"the host needs what {node.op} found, or how much"
     if node.op in _INDEXED and _masked(model, number):
         return f"{node.op} by a mask: how many elements it takes is counted on the GPU"

@@ -27,7 +27,10 @@ def find(model: Model) -> Iterator[Advice]:
     ]
     stretches.sort(key=lambda numbers: -sum(found.idle_us[i] for i in numbers))
     barred = waits(model)
-    evidence = [_stretch(model, numbers) for numbers in stretches[:_MOST]]
+    evidence = [
+        f"{found.us:.1f} us a step as the host launches it, {found.us - idle:.1f} us of kernels",
+        *(_stretch(model, numbers) for numbers in stretches[:_MOST]),
+    ]
     if barred:
         evidence.append(
             f"in the way of a graph: the host waits for the GPU {len(barred)} times (host-sync)"

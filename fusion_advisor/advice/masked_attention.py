@@ -15,7 +15,7 @@ _SAID = {
     "nothing": "a mask that hides nothing: leave it out",
     "causal": "a mask that is causal: pass is_causal=True instead",
     "other": "a mask that hides what is_causal does not: FlexAttention compiles such masks",
-    "unknown": "a mask that an input decides: leave it out where it hides nothing, pass"
+    "unknown": "a mask that is not known: leave it out where it hides nothing, pass"
     " is_causal=True where it is causal",
 }
 
@@ -50,24 +50,24 @@ def find(model: Model) -> Iterator[Advice]:
 def _keeps_off(model: Model, number: int) -> bool:
     """Would the flash kernel serve an attention without its mask?"""
     call = model.call(number)
-    query = call.operand(0)
+    query, value = call.operand(0), call.operand(2)
+    widest = model.rulebook.advice_kind("masked-attention").number("width").value
     return (
         call.tensor(_MASK, "attn_mask") is not None
         and query.dtype in _FLASH
         and len(query.shape) == len(("batch", "heads", "length", "width"))
         and query.shape[-2] > 1
+        and query.shape[-1] == value.shape[-1] <= widest
     )
 
 
 def _saved(model: Model, numbers: list[int], says: str) -> float | None:
-    """What is predicted for an attention is the flash kernel's time; measured is how much longer
-    the masked one takes."""
+    """Of the attention's predicted time what the flash kernel leaves out, as measured."""
     if says not in ("nothing", "causal"):
         return None
     kind = model.rulebook.advice_kind("masked-attention")
-    masked_us = model.time_us(numbers) * kind.number("unmasked").value
     faster = kind.number("causal" if says == "causal" else "unmasked").value
-    return masked_us * (1 - 1 / faster) + model.time_us(_making(model, numbers))
+    return model.time_us(numbers) * (1 - 1 / faster) + model.time_us(_making(model, numbers))
 
 
 def _making(model: Model, numbers: list[int]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fusion_advisor.advice.base import Advice, Model, by, counted, mark
-from fusion_advisor.advice.copies import copies, same_dtype
+from fusion_advisor.advice.copies import copies
 
 
 def find(model: Model) -> Iterator[Advice]:
@@ -14,7 +14,8 @@ def find(model: Model) -> Iterator[Advice]:
     casts = {
         number: flow.annotated.tensors[ref].dtype
         for number, ref in copies(model)
-        if not same_dtype(model, number, ref) and model.origin(ref).kind == "parameter"
+        if model.origin(ref).kind == "parameter"
+        and flow.annotated.tensors[ref].itemsize > flow.nodes[number].out.itemsize
     }
     pairs = by(casts, lambda i: (casts[i], flow.nodes[i].out.dtype))
     for (before, after), numbers in pairs.items():

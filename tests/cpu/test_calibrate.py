@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor import calibrate, cli, machine
+from fusion_advisor import calibrate, machine
 from fusion_advisor.calibrate import overlay
+from fusion_advisor.commands import measure
 from fusion_advisor.errors import UsageError
 from fusion_advisor.measurements import Ceilings
 from fusion_advisor.rulefiles import load_rulebook
@@ -52,7 +53,7 @@ def test_every_device_takes_a_calibration_over(name: str, tmp_path: Path) -> Non
 def test_a_report_states_the_calibration(here: None, tmp_path: Path) -> None:
     """From the command that measures to the report of another that analyses."""
     file = tmp_path / "mine.toml"
-    cli.calibrate(out=file)
+    measure.calibrate(out=file)
     (tmp_path / "model.py").write_text(
         "import torch\n\n\nclass Model(torch.nn.Module):\n"
         "    def forward(self, x):\n        return torch.softmax(x.sin() * 2, -1)\n\n\n"
@@ -84,11 +85,11 @@ def test_a_gpu_without_rules_calibrates_no_other(
 ) -> None:
     monkeypatch.setattr(machine, "gpu_names", lambda: ("NVIDIA T1000",))
     with pytest.raises(UsageError, match="unknown device"):
-        cli.calibrate(out=tmp_path / "mine.toml")
+        measure.calibrate(out=tmp_path / "mine.toml")
     assert not (tmp_path / "mine.toml").exists()
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "gpu_names", lambda: ())
     with pytest.raises(UsageError, match="there is none here"):
-        cli.calibrate(out=tmp_path / "mine.toml")
+        measure.calibrate(out=tmp_path / "mine.toml")

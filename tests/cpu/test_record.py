@@ -595,3 +595,10 @@ def test_the_file_says_what_changed_since(tmp_path: Path) -> None:
     content["files"][__file__] = "other"
     file.write_text(json.dumps(content))
     assert "test_record.py changed since" in " ".join(graph_of(file).assumed)
+
+
+def test_what_cannot_be_recorded_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a folder"), fusion_advisor.record(nn.ReLU(), tmp_path):
+        pass
+    with pytest.raises(UsageError, match=r"takes a torch\.nn\.Module, not"):
+        fusion_advisor.record(torch.relu, tmp_path / "r.json").__enter__()  # type: ignore[arg-type]
