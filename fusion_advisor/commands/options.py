@@ -47,7 +47,7 @@ Baseline = Annotated[
 FailOn = Annotated[
     list[str] | None,
     typer.Option(
-        help="exit with 1: new, accepted, unverified, regression[=SHARE], coverage[=SHARE]"
+        help="exit with 1: new, accepted, advice, unverified, regression[=SHARE], coverage[=SHARE]"
     ),
 ]
 

@@ -107,7 +107,8 @@ def _accepted(report: Report, group: GroupRow) -> Iterator[RenderableType]:
     yield Text.assemble(
         (f"{group.id} ", "bold"),
         (group.pattern, "green"),
-        f" saves {wording.gain(group)}: {wording.launches(group)},"
+        f" saves {wording.gain(group)}, {wording.percent(group.impact.share)} of the step:"
+        f" {wording.launches(group)},"
         f" {group.predicted.speedup:.2f}x predicted ({low:.2f} to {high:.2f})",
     )
     yield from _details(
