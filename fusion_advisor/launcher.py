@@ -136,7 +136,8 @@ def launcher(file: KernelFile) -> str:
     checks = list(dict.fromkeys(checks))
     in_one = f"problem = {' or '.join(checks)}"
     in_many = ["problem = (", f"    {checks[0]}", *(f"    or {c}" for c in checks[1:]), ")"]
-    lines = [in_one] if len(in_one) <= 96 else in_many
+    one_by_one = [f"problem = {checks[0]}", *(f"problem = problem or {c}" for c in checks[1:])]
+    lines = [in_one] if len(in_one) <= 96 else in_many if len(checks) > 2 else one_by_one
     given = ", ".join(file.input_names)
     lines += [
         "if problem:",
@@ -154,22 +155,19 @@ def launcher(file: KernelFile) -> str:
             f" {_output_strides(file, access)}, dtype=torch.{access.tensor.dtype},"
             f" device={device}.device)"
         )
-    repeats = _repeats(file)
     for kernel in file.kernels:
-        call = _together(file, kernel) if kernel.step.phases else _call(file, kernel)
-        lines += [f"step = {call[0]}", *call[1:]] if repeats else call
-    if repeats:
-        held = f"{_tuple(file.input_names)}, {_tuple(file.output_names)}"
-        lines.append(f"remember(layout, {held}, step)")
+        if kernel.step.phases:
+            lines += _exchanged(file, kernel)
+    lines += _launches(file)
+    lines.append(_remember(file))
     lines.append(f"return {', '.join(file.output_names)}")
-    lines = [*_read(file, "\n".join(lines)), *lines]
-    if repeats:
-        known = [
-            f"layout, plan = plan_of({file.kernels[0].name}, {given})",
-            "if plan is not None:",
-            f"    return do_again(plan, {given})",
-        ]
-        lines = [*known, *lines]
+    lines = [
+        f"layout, plan = plan_of({file.kernels[0].name}, {given})",
+        "if plan is not None:",
+        f"    return do_again(plan, {given})",
+        *_read(file, "\n".join(lines)),
+        *lines,
+    ]
     content = "\n".join(f"    {line}" for line in lines)
     parameters = ", ".join(file.input_names)
     if file.random:
@@ -230,10 +228,26 @@ def _programs(file: KernelFile, step: Step) -> str:
     return f"min({tiles}, {step.most})"
 
 
+def _launches(file: KernelFile) -> list[str]:
+    """Every launch, in order; what each did is kept."""
+    lines: list[str] = []
+    for kernel in file.kernels:
+        call = _call(file, kernel)
+        if not kernel.step.phases:
+            lines += [*call[:-1], f"{call[-1]},"]
+            continue
+        apart = ", ".join(str(n) for n in range(len(kernel.step.exchanges) + 1))
+        together = f"together{_number(file, kernel)}"
+        turns = [*call, f"for step in ((-1,) if {together} else ({apart}))"]
+        several = len(file.kernels) > 1
+        lines += ["*(", *(f"    {line}" for line in turns), "),"] if several else turns
+    return ["steps = [", *(f"    {line}" for line in lines), "]"]
+
+
 def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     """One launch."""
     step, body = kernel.step, kernel.body
-    tensors = _given(kernel)
+    tensors = _given(file, kernel)
     numbers = [extent(file, axes) for axes in body.sizes.values()]
     numbers += [_free_stride(file, kernel, a, along) for a, along in body.strides.values()]
     rows = extent(file, spanned(step.outer))
@@ -262,18 +276,28 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     return ["launch(", *(f"    {argument}," for argument in arguments), ")"]
 
 
-def _given(kernel: JitFunction) -> list[str]:
+def _given(file: KernelFile, kernel: JitFunction) -> list[str]:
     """The tensors that a kernel takes."""
-    workspace = ["workspace"] if kernel.step.phases else []
+    workspace = [f"workspace{_number(file, kernel)}"] if kernel.step.phases else []
     return [*(pointer.removesuffix("_ptr") for pointer in kernel.pointers), *workspace]
 
 
-def _repeats(file: KernelFile) -> bool:
-    """Whether there is one kernel that takes what the launcher is given and what it returns, and
-    nothing else: for tensors of the same layouts the same can be done again."""
-    kernel, *others = file.kernels
-    taken, known = _given(kernel), {*file.input_names, *file.output_names}
-    return not others and not file.random and len(taken) > 1 and known.issuperset(taken)
+def _number(file: KernelFile, kernel: JitFunction) -> str:
+    """What tells the workspace of one kernel from another's, where there are two."""
+    waiting = [other.name for other in file.kernels if other.step.phases]
+    return f"_{waiting.index(kernel.name)}" if len(waiting) > 1 else ""
+
+
+def _remember(file: KernelFile) -> str:
+    """The line that keeps what was done: from what, what was made, and the launches."""
+    scratch = [name for name, _ in file.stores if name not in file.output_names]
+    parts = [_tuple(file.input_names), _tuple(file.output_names), "steps"]
+    if scratch:
+        parts.append(f"scratch={_tuple(scratch)}")
+    zeroed = [f"workspace{_number(file, k)}" for k in file.kernels if k.step.phases]
+    if zeroed:
+        parts.append(f"zeroed={_tuple(zeroed)}")
+    return f"remember(layout, {', '.join(parts)})"
 
 
 def _parts(file: KernelFile, step: Step) -> str:
@@ -281,8 +305,9 @@ def _parts(file: KernelFile, step: Step) -> str:
     return file.sizes[step.parts.axes[0]] if step.parts else ""
 
 
-def _together(file: KernelFile, kernel: JitFunction) -> list[str]:
-    """One launch whose programs wait for each other, or one for each exchange and one more.
+def _exchanged(file: KernelFile, kernel: JitFunction) -> list[str]:
+    """What programs that wait for each other leave for each other, and whether they may: in one
+    launch, or in one for each exchange and one more.
 
     The words of the exchange are new and zero for each call: two streams share none, and a graph
     that is replayed zeroes them again, since the fill is captured with the launch.
@@ -291,24 +316,21 @@ def _together(file: KernelFile, kernel: JitFunction) -> list[str]:
     parts = _parts(file, step)
     count = sum(words(phase) for phase in step.exchanges)
     exchanged = product([extent(file, spanned(step.outer)), parts, str(count)])
-    apart = ", ".join(str(n) for n in range(len(step.exchanges) + 1))
+    number = _number(file, kernel)
     return [
         "# Words of this call alone, 0 until they are left; a captured graph zeroes them anew.",
-        f"workspace = torch.zeros({HEAD} + {exchanged}, dtype=torch.int64, device={device})",
+        f"workspace{number} = torch.zeros({HEAD} + {exchanged}, dtype=torch.int64,"
+        f" device={device})",
         "# Programs wait where there surely is room for all of a row, and for other such kernels;",
         "# elsewhere one launch leaves the words for the next.",
-        f"together = {step.waiting} * {parts} <= resident({device}, {step.warps})",
-        f"for step in (-1,) if together else ({apart}):",
-        *(f"    {line}" for line in _call(file, kernel)),
+        f"together{number} = {step.waiting} * {parts} <= resident({device}, {step.warps})",
     ]
 
 
 def support(file: KernelFile, launched: str) -> str:
     """The functions that a launcher calls."""
     known = [text.strip() for name, text in _ROUNDING.items() if f"{name}(" in launched]
-    known += [_LAUNCH.strip(), _SUPPORT.format(name=file.name).strip()]
-    if _repeats(file):
-        known.append(_REPEAT.strip())
+    known += [_LAUNCH.strip(), _REPEAT.strip(), _SUPPORT.format(name=file.name).strip()]
     if any(kernel.step.phases for kernel in file.kernels):
         known.append(_RESIDENT.format(registers=REGISTERS).strip())
     if not file.wide:
@@ -355,16 +377,32 @@ def launch(kernel, grid, tensors, numbers, **constants):
     key = id(kernel), device, grid, numbers, odd, *constants.values()
     known = launched.get(key)
     if known is not None:
-        run, values = known
-        run(*tensors, *values)
-        return None if any(odd) else (run, tensors, values)
+        start, values = known
+        start(*tensors, *values)
+        return None if any(odd) else (start, tensors, values)
     compiled = kernel[grid](*tensors, *numbers, **constants)
     if compiled is not None:  # the interpreter compiles nothing
         if len(launched) == 4096:  # sizes keep changing
             launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
-        launched[key] = compiled[(*grid, 1, 1)], (*numbers, *values)
+        launched[key] = starter(compiled, (*grid, 1, 1)[:3], device), (*numbers, *values)
     return None
+
+
+def starter(compiled, grid, device):
+    """What launches a compiled kernel as `compiled[grid]` does, in half of the host's time: what
+    hooks are told is put together only where there are hooks. Pointers may be numbers."""
+    told, run = compiled[grid], compiled.run
+    function, packed = compiled.function, compiled.packed_metadata
+    hooks, stream_of = triton.knobs.runtime, triton.runtime.driver.active.get_current_stream
+
+    def start(*arguments):
+        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+            told(*arguments)
+        else:
+            run(*grid, stream_of(device), function, packed, None, None, None, *arguments)
+
+    return start
 '''
 
 
@@ -396,27 +434,45 @@ def plan_of(kernel, *tensors):
 
 def do_again(plan, *tensors):
     """Allocate and launch as before."""
-    allocated, run, places, values = plan
-    device = tensors[0].device
-    held = [*tensors]  # results begin at multiples of 16, as all that is allocated on a GPU
-    for shape, stride, dtype in allocated:
-        held.append(torch.empty_strided(shape, stride, dtype=dtype, device=device))
-    run(*[held[place] for place in places], *values)
-    return held[-1] if len(allocated) == 1 else tuple(held[len(tensors) :])
+    made, steps, results = plan
+    held = [*tensors]  # what is made begins at multiples of 16, as all that is allocated on a GPU
+    for function, like, sizes, options in made:
+        given = sizes if like is None else (held[like],)
+        held.append(getattr(torch, function)(*given, **options))
+    for start, places, values in steps:
+        start(*[held[place].data_ptr() for place in places], *values)
+    return held[results.start] if len(results) == 1 else tuple(held[results.start : results.stop])
 
 
-def remember(layout, tensors, results, step):
+def remember(layout, tensors, results, steps, scratch=(), zeroed=()):
     """Keep what was done for tensors of a layout, if it can be done again."""
-    if layout is None or step is None:
+    if layout is None or None in steps:
         return
-    held = [*map(id, (*tensors, *results))]
+    held = [*map(id, (*tensors, *results, *scratch, *zeroed))]
     if len(held) > len({*held}):  # one tensor for two would be taken for both
         return
     if len(plans) == 4096:  # sizes keep changing
         plans.clear()
-    run, taken, values = step
-    allocated = [(each.shape, each.stride(), each.dtype) for each in results]
-    plans[layout] = allocated, run, [held.index(id(tensor)) for tensor in taken], values
+    made = [allocation(each, tensors) for each in (*results, *scratch)]
+    made += [
+        ("zeros", None, (each.shape,), {"dtype": each.dtype, "device": each.device})
+        for each in zeroed
+    ]
+    again = [
+        (start, [held.index(id(tensor)) for tensor in taken], values)
+        for start, taken, values in steps
+    ]
+    plans[layout] = made, again, range(len(tensors), len(tensors) + len(results))
+
+
+def allocation(tensor, others):
+    """The call that makes such a tensor: as one of the others is, which is quicker, or by sizes."""
+    shape, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
+    for place, other in enumerate(others):
+        if other.shape == shape and other.stride() == stride and other.dtype == dtype:
+            if torch.empty_like(other).stride() == stride:
+                return "empty_like", place, (), {}
+    return "empty_strided", None, (shape, stride), {"dtype": dtype, "device": tensor.device}
 '''
 
 

@@ -99,7 +99,7 @@ _RANDOM_STATE = '''\
 def random_state(seed, offset, device):
     """Seed and offset as the kernels read them: one int64 each, on the device."""
     if seed is None:
-        seed, drawn = torch.randint(2**63 - 1, (2,), device=device)
+        seed, _, drawn = torch.randint(2**63 - 1, (3,), device=device)  # 16 bytes apart
         offset = drawn if offset is None else offset
     offset = 0 if offset is None else offset
     state = (seed, offset)

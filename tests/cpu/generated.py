@@ -52,6 +52,10 @@ def group_norm(x, g, b):
     return F.relu(F.group_norm(x, 4, g, b))
 
 
+def softmax_of_sums(a: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(a.exp().sum(1), 0)
+
+
 def paired_group_norm(x, g, b):
     return F.relu(F.group_norm(x, 2, g, b))
 
@@ -87,6 +91,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "shared_softmax": (softmax, (_x(40, 330, dtype=torch.bfloat16),)),
     "shared_layer_norm": (layer_norm, (_x(40, 300), _x(300), _x(300))),
     "shared_group_norm": (paired_group_norm, (_x(40, 4, 80), _x(4), _x(4))),
+    "shared_after_rows": (softmax_of_sums, (_x(330, 520),)),
     "swiglu": (swiglu, (_x(4, 64, 600, dtype=torch.bfloat16),)),
     "middle_softmax": (middle_softmax, (_x(6, 50, 40), _x(50, 1))),
     "broadcast": (broadcast, (_x(3, 8, 20, 30), _x(8, 1, 1), _x(30), _x(3, 1, 20, 1))),
