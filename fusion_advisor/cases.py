@@ -133,7 +133,7 @@ def _crowded(file: KernelFile, free: Set[int]) -> dict[int, int]:
     for kernels that tell the two apart; none where no such sizes are served."""
     found: dict[int, int] = {}
     for kernel in (each for each in file.kernels if each.body.near):
-        inner, most = kernel.step.inner[-1], kernel.step.block - 1
+        inner, most = kernel.step.groups[-1], kernel.step.block - 1
         if inner.size > most and set(inner.axes) <= free:
             for axis in inner.axes:
                 found[axis] = min(file.hints[axis], most)

@@ -75,7 +75,7 @@ class JitFunction:
                 found["WHOLE"] = (f"{{cols}} % {step.block} == 0", step.length % step.block == 0)
             return {**found, **self._near, "STEP": ("step", -1)}
         if step.schedule == "flat":
-            return {"BLOCK": (str(step.block), step.block)}
+            return {"BLOCK": (str(step.block), step.block), **self._near}
         if step.rows > 1:
             found["ROWS"] = (str(step.rows), step.rows)
         if step.part and step.schedule == "blocked":
@@ -90,10 +90,10 @@ class JitFunction:
 
     @property
     def _near(self) -> dict[str, tuple[str, int]]:
-        """Whether the lanes of a program lie at two places of the outer group of a row at most."""
+        """Whether the lanes of a program lie in two runs of the last group at most."""
         if not self.body.near:
             return {}
-        inner, block = self.step.inner[-1], self.step.block
+        inner, block = self.step.groups[-1], self.step.block
         return {"NEAR": (f"{{inner}} >= {block}", int(inner.size >= block))}
 
 

@@ -266,7 +266,7 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
             grid = f"{grid}, cdiv({cols}, {step.part})"
         else:
             grid = f"{grid},"
-    inner = extent(file, spanned(step.inner[-1:]))
+    inner = extent(file, spanned(step.groups[-1:]))
     constants = [
         f"{name}={text.format(cols=cols, parts=parts, inner=inner)}"
         for name, (text, _) in kernel.constants.items()

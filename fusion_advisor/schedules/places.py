@@ -1,12 +1,16 @@
-"""Rows of two groups, such as the channels of a group norm and their pixels.
+"""Runs of elements that share a place, such as the pixels of a channel.
 
-A program that takes a part of such a row, no longer than the inner group, has elements at one place
-of the outer group or at two that follow each other. So no lane divides to find its place, and what
-lies along the outer group alone (a channel's weight) is loaded once for each of the two. Which of
-both a row's sizes allow is known when the kernel is launched.
+A program that takes no more elements than a run has, in the order of memory, has elements of one
+run or of two that follow each other. So no lane divides to find its place, and what lies along the
+runs alone (a channel's weight) is loaded once for each of the two. Which of both the sizes allow is
+known when the kernel is launched.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusion_advisor.schedules.layout import Access, Group, gaps
 
 HELPERS: dict[str, str] = {
     "place_of": """\
@@ -34,3 +38,22 @@ def load_by_place(each_ptr, first_ptr, following_ptr, in_first, mask, NEAR: tl.c
 
 PLACES = ("place", "first", "following")
 """The place of each lane along the outer group, and the two that there can be."""
+
+
+def in_runs(everything: Sequence[Access], groups: Sequence[Group], block: int) -> bool:
+    """Does each tensor either lie as the groups follow each other, or have one element for a whole
+    run of the last one, and are such runs as long as a program's block?"""
+    if len(groups) < 2 or groups[-1].size < block:
+        return False
+    return all(
+        not access.pulled
+        and access.guard is None
+        and (groups[-1].name not in gaps(access, groups) or in_order(access, groups))
+        for access in everything
+    )
+
+
+def in_order(access: Access, groups: Sequence[Group]) -> bool:
+    """Does a tensor lie dense over some groups, the last one innermost?"""
+    steps = gaps(access, groups)
+    return all(steps.get(group.name) == (*groups[n + 1 :],) for n, group in enumerate(groups))

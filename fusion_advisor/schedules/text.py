@@ -15,7 +15,7 @@ from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.layout import Access, Group, gaps, traced
 from fusion_advisor.schedules.online import at_least_one
-from fusion_advisor.schedules.places import PLACES
+from fusion_advisor.schedules.places import PLACES, in_runs
 from fusion_advisor.schedules.spelling import (
     Names,
     as_operand,
@@ -296,50 +296,69 @@ class Body:
         """The index within one group, taken from the linear index over all of them."""
         if len(groups) == 1:
             return linear
-        if linear == self.lane and self._few_places(groups):
-            return self._outer_place(groups) if group is groups[0] else self._inner_place(groups)
+        if linear == self._lane and self._few_places(groups):
+            return self._place_in(group, groups)
         known = next((s.places[group.name] for s in self.scopes if group.name in s.places), None)
         if known is None:
-            text = linear
-            for later in reversed(groups[groups.index(group) + 1 :]):
-                text = f"{text} // {self.extent_of(later)}"
-            if group is not groups[0]:
-                text = f"{text} % {self.extent_of(group)}"
             known = group.name
             scope = self._knowing(linear)
             scope.places[known] = known
-            scope.head.append(f"{known} = {text}")
+            scope.head.append(f"{known} = {self._within(linear, group, groups)}")
         return known
 
+    @property
+    def _lane(self) -> str:
+        """What tells the lanes of a program apart."""
+        return "index" if self.step.schedule == "flat" else self.lane
+
     def _few_places(self, groups: Sequence[Group]) -> bool:
-        """Do the lanes of a program lie at one place of the outer of two groups, or at two?"""
+        """Are the lanes of a program in one run of the last of some groups, or in two?"""
         step = self.step
+        if step.schedule == "flat":
+            return in_runs((*step.loads, *step.stores), groups, step.block)
         shared = bool(step.part) or step.schedule == "blocked"
         return shared and not step.vector and len(groups) == 2 and step.block <= groups[1].size
 
-    def _outer_place(self, groups: Sequence[Group]) -> str:
-        """The place along the outer of two groups: that of the first lane, or the next one."""
-        outer, inner = groups
-        scope = self._knowing(self.lane)
+    def _place_in(self, group: Group, groups: Sequence[Group]) -> str:
+        """The place along one of some groups, of which the last has runs of lanes."""
+        *outer, last = groups
+        place = self._run(groups)
+        if group is last:
+            name, scope = last.name, self._knowing(self._lane)
+            if name not in scope.places:
+                scope.places[name] = name
+                scope.head.append(f"{name} = {self._lane} - {place} * {self.extent_of(last)}")
+            return name
+        return self._within(place, group, outer)
+
+    def _within(self, linear: str, group: Group, groups: Sequence[Group]) -> str:
+        """The index within one group, by division of the linear index over all of them."""
+        for later in reversed(groups[groups.index(group) + 1 :]):
+            linear = f"{linear} // {self.extent_of(later)}"
+        return linear if group is groups[0] else f"{linear} % {self.extent_of(group)}"
+
+    def _run(self, groups: Sequence[Group]) -> str:
+        """The run of the last of some groups that a lane is in: that of the first lane, or the next
+        one."""
+        *outer, last = groups
+        scope = self._knowing(self._lane)
         if "place" not in scope.places:
-            self.near, extent = True, self.extent_of(inner)
+            self.near, extent = True, self.extent_of(last)
+            runs = self.extent_of(outer[0]) if len(outer) == 1 else self.size(outer, "runs")
             self.helpers["place_of"] = None
             scope.places["place"] = "place"
             scope.head += [
-                f"first = {self.start} // {extent}",
-                f"following = tl.minimum(first + 1, {self.extent_of(outer)} - 1)",
-                f"place = place_of({self.lane}, first, following, {extent}, NEAR)",
+                f"first = {self._first_lane} // {extent}",
+                f"following = tl.minimum(first + 1, {runs} - 1)",
+                f"place = place_of({self._lane}, first, following, {extent}, NEAR)",
             ]
         return self._place_name
 
-    def _inner_place(self, groups: Sequence[Group]) -> str:
-        """The place along the inner of two groups."""
-        name, scope = groups[1].name, self._knowing(self.lane)
-        if name not in scope.places:
-            outer = self._outer_place(groups)
-            scope.places[name] = name
-            scope.head.append(f"{name} = {self.lane} - {outer} * {self.extent_of(groups[1])}")
-        return name
+    @property
+    def _first_lane(self) -> str:
+        """The place of a program's first lane."""
+        wide = ".to(tl.int64)" if self.wide else ""
+        return f"tl.program_id(0){wide} * BLOCK" if self.step.schedule == "flat" else self.start
 
     def _knowing(self, linear: str) -> Scope:
         """The innermost scope that has a linear index of its own."""
@@ -490,8 +509,8 @@ class Body:
         return f"tl.load({self._pointer(access)}{masked})"
 
     def _by_place(self, access: Access) -> bool:
-        """Has a tensor one element for all lanes at the same place of the outer of two groups?"""
-        groups = self.step.inner
+        """Has a tensor one element for all lanes in the same run of the last group?"""
+        groups = self.step.inner or self.step.outer
         if (
             not self._few_places(groups)
             or self.several
@@ -499,8 +518,8 @@ class Body:
             or access.guard is not None
         ):
             return False
-        outer, inner = (frozenset(group.axes) for group in groups)
-        return bool(outer & set(access.strides)) and not inner & set(access.strides)
+        runs = {axis for group in groups[:-1] for axis in group.axes}
+        return bool(runs & set(access.strides)) and not set(groups[-1].axes) & set(access.strides)
 
     def _pointer_at(self, access: Access, place: str) -> str:
         """Where a tensor has its element for one of the places that lanes may have."""
@@ -664,12 +683,12 @@ class Body:
 
     def _first_of_run(self, axes: tuple[int, ...]) -> str:
         """Where a program's elements begin when it has a run of them; empty when it has none."""
-        step, wide = self.step, ".to(tl.int64)" if self.wide else ""
+        step = self.step
         if not axes:
             return ""
         if step.schedule == "flat":
             whole = axes == tuple(axis for group in step.outer for axis in group.axes)
-            return f"tl.program_id(0){wide} * BLOCK" if whole else ""
+            return self._first_lane if whole else ""
         inner = tuple(axis for group in step.inner for axis in group.axes)
         if step.block < max(SHARES.values()) or not inner or axes[-len(inner) :] != inner:
             return ""

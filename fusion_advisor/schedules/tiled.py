@@ -14,6 +14,7 @@ from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two
 from fusion_advisor.schedules.layout import Access, Group, accesses, collapse, leading, ordered
+from fusion_advisor.schedules.places import in_runs
 from fusion_advisor.schedules.reducing import serial_axes
 from fusion_advisor.schedules.rows import rows_of
 
@@ -42,8 +43,11 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     across = _across(loads, inner, prod(group.size for group in groups))
     least = numbers.least_groups.count
     moved = any(load.pulled for load in loads)
+    block = rulebook.schedules.flat.block.count
     if across is None and (
-        (len(groups) < least and not moved) or groups[-1].size < device.warp_size
+        (len(groups) < least and not moved)
+        or groups[-1].size < device.warp_size
+        or in_runs(everything, groups, block)
     ):
         raise Refused("no-schedule", "a flat kernel serves as well")
     return Plan(NAME, region, (tile(region, inner, serial, device, rulebook, across),))

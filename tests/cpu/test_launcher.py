@@ -5,43 +5,69 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import triton
 
 from fusion_advisor.emitted import load_module
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
-class Kernel:
-    """Stands for a jit function, and for what it compiles: notes each launch, and of whom."""
+class Compiled:
+    """Stands for what Triton compiled: notes each launch, as it is told of and as it is run."""
 
-    arg_names = ("BLOCK",)
+    function, packed_metadata = "function", "metadata"
 
-    def __init__(self, calls: list[tuple[str, tuple[Any, ...]]], compiled: Kernel | None) -> None:
-        self.calls, self.compiled = calls, compiled
+    def __init__(self, calls: list[tuple[str, tuple[Any, ...]]]) -> None:
+        self.calls = calls
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(*arguments: Any, **constants: Any) -> Kernel | None:
-            how = "compiled" if self.compiled is None else "by its function"
-            self.calls.append((how, arguments))
-            return self.compiled
+        return lambda *arguments: self.calls.append(("told", arguments))
+
+    def run(self, *given: Any) -> None:
+        assert given[3:9] == ("stream of -1", self.function, self.packed_metadata, None, None, None)
+        self.calls.append(("run", given[9:]))
+
+
+class Kernel:
+    """Stands for a jit function: notes each launch."""
+
+    arg_names = ("BLOCK", "COLS", "PEERS", "STEP")
+
+    def __init__(self, calls: list[tuple[str, tuple[Any, ...]]]) -> None:
+        self.calls = calls
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, **constants: Any) -> Compiled:
+            self.calls.append(("function", arguments))
+            return Compiled(self.calls)
 
         return launch
 
 
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """SwiGLU's, for tensors of the host; `asked` counts what is asked of tensors one by one."""
-    module: Any = load_module((GOLDEN / "swiglu.py").read_text(), tmp_path)
+def _loaded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A golden file's module, for tensors of the host."""
+    module: Any = load_module((GOLDEN / f"{name}.py").read_text(), tmp_path)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("FUSION_ADVISOR_STRICT", "1")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # as the host's tensors say
-    module.calls, module.asked, serves = [], 0, module.serves
-    module.swiglu_kernel = Kernel(module.calls, Kernel(module.calls, None))
+    streams = SimpleNamespace(get_current_stream=lambda device: f"stream of {device}")
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=streams))
+    module.calls = []
+    for each in [each for each in vars(module) if each.endswith("_kernel")]:
+        setattr(module, each, Kernel(module.calls))
+    return module
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """SwiGLU's; `asked` counts what is asked of tensors one by one."""
+    module = _loaded("swiglu", tmp_path, monkeypatch)
+    module.asked, serves = 0, module.serves
 
     def counted(*given: Any) -> str | None:
         module.asked += 1
@@ -59,14 +85,14 @@ def halves(rows: int = 3, cols: int = 8) -> tuple[torch.Tensor, ...]:
 def test_what_was_done_for_a_layout_is_done_again(file: Any) -> None:
     for _ in range(2):  # compiled, then launched directly
         file.swiglu(*halves())
-    assert (file.asked, [how for how, _ in file.calls]) == (4, ["by its function", "compiled"])
+    assert (file.asked, [how for how, _ in file.calls]) == (4, ["function", "run"])
     one, two = halves()
     made = file.swiglu(one, two)
     assert file.asked == 4
     assert (made.shape, made.stride(), made.dtype) == ((2, 3, 8), (24, 8, 1), torch.bfloat16)
     (_, before), (how, given) = file.calls[1:]
-    assert how == "compiled"
-    assert all(a is b for a, b in zip(given[:3], (one, two, made), strict=True))
+    assert how == "run"
+    assert given[:3] == tuple(each.data_ptr() for each in (one, two, made))
     assert given[3:] == before[3:], "sizes, strides and constants"
 
 
@@ -114,6 +140,48 @@ def test_one_tensor_given_twice_says_nothing_of_two(file: Any) -> None:
     other = torch.zeros(2, 3, 8, dtype=torch.bfloat16)
     file.swiglu(same, other)
     assert file.calls[-1][1][1] is other
+
+
+def test_hooks_are_told_of_what_is_done_again(file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(3):
+        file.swiglu(*halves())
+    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [lambda metadata: None])
+    file.swiglu(*halves())
+    assert [how for how, _ in file.calls] == ["function", "run", "run", "told"]
+
+
+def test_words_of_an_exchange_are_zero_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Programs of one launch wait where there is room for them; else there is one for each turn."""
+    file = _loaded("shared_softmax", tmp_path, monkeypatch)
+    words: list[torch.Tensor] = []
+    allocate = torch.zeros
+
+    def zeros(*given: Any, **options: Any) -> torch.Tensor:
+        words.append(allocate(*given, **options))
+        return words[-1]
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    rows = torch.ones(4, 100, dtype=torch.bfloat16)
+    for _ in range(3):
+        made = file.shared_softmax(rows)
+    assert [how for how, _ in file.calls] == ["function"] * 2 + ["run"] * 4
+    assert len({each.data_ptr() for each in words}) == len(words) == 3
+    pointers = (rows.data_ptr(), made.data_ptr(), words[-1].data_ptr())
+    assert [given[:3] for _, given in file.calls[-2:]] == [pointers] * 2
+    turns = [tuple(each[5:] for _, each in file.calls[at : at + 2]) for at in (2, 4)]
+    assert turns[0] == turns[1], "both turns, in order"
+
+
+def test_drawn_seeds_are_given_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = _loaded("dropout_gelu", tmp_path, monkeypatch)
+    values = torch.ones(8, 64, dtype=torch.bfloat16)
+    for _ in range(4):
+        file.dropout_gelu(values)
+    assert [how for how, _ in file.calls] == ["function", "run", "run", "run"]
+    assert len(file.plans) == 1
+    assert len({given[1] for _, given in file.calls[2:]}) == 2, "seeds of two calls"
 
 
 def test_a_compiler_traces_past_it(file: Any) -> None:
