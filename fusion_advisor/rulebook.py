@@ -581,9 +581,15 @@ class RowSchedule(_Rule):
     elements_per_thread: Elements
     walking_elements_per_thread: Elements
     """Where each lane walks places of its own, which it has on the way at once."""
+    sharing_elements_per_thread: Elements
+    """Where rows share a program; half of it where there is little for a device's threads."""
     min_warps: Warps
     max_warps: Warps
     tile_elements: Elements
+    across_elements: Elements
+    """Of a tile of rows that lie across contiguous memory."""
+    programs_per_multiprocessor: Programs
+    """So many, before rows share programs."""
     sector_bytes: Bytes
     register_target: Registers
     single_bytes: Bytes

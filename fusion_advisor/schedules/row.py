@@ -13,7 +13,7 @@ from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Step, check_room, power_of_two
 from fusion_advisor.schedules.reducing import row_axes
-from fusion_advisor.schedules.rows import rows_of
+from fusion_advisor.schedules.rows import Rows, rows_of
 from fusion_advisor.schedules.vectors import vector
 
 NAME = "row"
@@ -40,17 +40,39 @@ def tile(
     block = power_of_two(laid.length)
     numbers = rulebook.schedules.row
     coalesced = laid.coalesced(numbers.sector_bytes.count)
-    rows = min(
-        max(coalesced, numbers.tile_elements.count // block, 1),
-        power_of_two(laid.count),
-    )
+    rows = _rows(laid, block, coalesced, device, rulebook)
     room = 4 * numbers.register_target.count * device.warp_size
     most = numbers.max_warps.count
     while rows > coalesced and laid.held(rows, block) > room * most:
         rows //= 2
-    each = (numbers.walking_elements_per_thread if serial else numbers.elements_per_thread).count
+    each = _each(laid, rows > 1 and coalesced == 1, device, rulebook)
     by_elements = rows * block // (each * device.warp_size)
     wanted = power_of_two(max(by_elements, -(-laid.held(rows, block) // room)))
     warps = min(max(wanted, numbers.min_warps.count), most)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, smallest=(coalesced, block))
     return replace(step, vector=vector(laid, rulebook) if rows == 1 else 0)
+
+
+def _rows(laid: Rows, block: int, coalesced: int, device: Device, rulebook: Rulebook) -> int:
+    """How many rows share a program: those that fill its tile, but no more than leave several
+    programs for each multiprocessor."""
+    numbers = rulebook.schedules.row
+    tile = (numbers.across_elements if coalesced > 1 else numbers.tile_elements).count
+    rows = min(max(coalesced, tile // block, 1), power_of_two(laid.count))
+    programs = device.multiprocessor.count.count * numbers.programs_per_multiprocessor.count
+    while rows > coalesced and laid.count < rows * programs:
+        rows //= 2
+    return rows
+
+
+def _each(laid: Rows, shared: bool, device: Device, rulebook: Rulebook) -> int:
+    """Elements of a tile that a thread has: fewer where rows that lie one behind the other share
+    the program, and where the threads of the device would hold everything at once with fewer."""
+    numbers = rulebook.schedules.row
+    if laid.serial:
+        return numbers.walking_elements_per_thread.count
+    few = numbers.sharing_elements_per_thread.count
+    most = few if shared else numbers.elements_per_thread.count
+    threads = device.multiprocessor.count.count * device.multiprocessor.threads.count
+    everything = laid.count * power_of_two(laid.length)
+    return min(max(power_of_two(-(-everything // threads)) // 2, few // 2), most)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fusion_advisor.kernels import Kernel
 
-from .regions import RULES, SHARING, kernel_of
+from .regions import PACKED, SHARING, kernel_of
 
 
 def _x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -137,5 +137,5 @@ of a hundred thousand)."""
 @cache
 def kernel(name: str) -> Kernel:
     function, inputs = FUNCTIONS[name] if name in FUNCTIONS else SCHEDULES[name]
-    rules = SHARING if name.startswith("shared_") else RULES
+    rules = SHARING if name.startswith("shared_") else PACKED
     return kernel_of(function, *inputs, name=name.replace(" + ", "_"), rules=rules)

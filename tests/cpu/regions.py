@@ -30,17 +30,29 @@ RULES = load_rulebook()
 H200 = RULES.device("h200")
 
 
+def _packed() -> Rulebook:
+    """A few rows share a program as many do: small inputs show what large ones get."""
+    numbers = RULES.schedules.row
+    fewest = numbers.programs_per_multiprocessor.model_copy(update={"value": 0.0})
+    row = numbers.model_copy(update={"programs_per_multiprocessor": fewest})
+    schedules = RULES.schedules.model_copy(update={"row": row})
+    return RULES.model_copy(update={"schedules": schedules})
+
+
+PACKED = _packed()
+
+
 def _sharing() -> Rulebook:
     """Short rows are shared as long ones are, so that the interpreter is done with them soon."""
-    numbers = RULES.schedules.cooperative
+    numbers = PACKED.schedules.cooperative
     short = {"row_elements": 100.0, "part_bytes": 256.0, "least_elements": 64.0}
     changed = {
         name: getattr(numbers, name).model_copy(update={"value": value})
         for name, value in short.items()
     }
     cooperative = numbers.model_copy(update=changed)
-    schedules = RULES.schedules.model_copy(update={"cooperative": cooperative})
-    return RULES.model_copy(update={"schedules": schedules})
+    schedules = PACKED.schedules.model_copy(update={"cooperative": cooperative})
+    return PACKED.model_copy(update={"schedules": schedules})
 
 
 SHARING = _sharing()
@@ -145,7 +157,7 @@ def costs(flow: Dataflow) -> list[Cost]:
     return [flow.annotated.costs[flow.nodes[i].name] for i in launches(flow)]
 
 
-def decided(flow: Dataflow, rules: Rulebook = RULES) -> Decision:
+def decided(flow: Dataflow, rules: Rulebook = PACKED) -> Decision:
     """All launches as one group, accepted or not."""
     return decide(flow, launches(flow), rules)
 
@@ -154,7 +166,7 @@ def kernel_of(
     function: Callable[..., object],
     *inputs: torch.Tensor,
     name: str = "k",
-    rules: Rulebook = RULES,
+    rules: Rulebook = PACKED,
 ) -> Kernel:
     """All launches of a function as one emitted kernel; it must have a plan."""
     flow = flow_of(function, *inputs)

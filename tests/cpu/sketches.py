@@ -20,7 +20,7 @@ import torch
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.group import group
 
-from .regions import RULES, Tape, decided
+from .regions import PACKED, Tape, decided
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -423,5 +423,5 @@ def planned(sketch: Sketch) -> Iterator[Decision]:
     if whole.subject.plan is not None and not jumps:
         yield whole
         return
-    for found in group(flow, lambda chosen: decide(flow, chosen, RULES), RULES).groups:
+    for found in group(flow, lambda chosen: decide(flow, chosen, PACKED), PACKED).groups:
         yield found.decision

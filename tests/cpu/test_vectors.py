@@ -24,7 +24,7 @@ from fusion_advisor.schedules.vectors import HELPERS
 from fusion_advisor.verify import collect_check, submit_check
 from fusion_advisor.workers import Worker
 
-from .regions import RULES, SHARING, decided, flow_of, kernel_of
+from .regions import PACKED, SHARING, decided, flow_of, kernel_of
 
 LANES = 64
 CHILD = """
@@ -122,7 +122,7 @@ ROWS: dict[str, tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_that_begin_anywhere(name: str, worker: Worker) -> None:
     schedule, function, inputs = ROWS[name]
-    rules = SHARING if schedule == "cooperative" else RULES
+    rules = SHARING if schedule == "cooperative" else PACKED
     plan = decided(flow_of(function, *inputs), rules).subject.plan
     assert plan is not None
     assert plan.schedule.split(" ")[0] == schedule

@@ -65,7 +65,7 @@ def below_peak(args_0):
             (n1, n0),
             ROWS=8,
             COLS=power_of_two(n1),
-            num_warps=2,
+            num_warps=8,
             enable_fp_fusion=True,
         ),
     ]

@@ -145,7 +145,7 @@ def dropped_attention(args_0, args_1, seed=None, offset=None):
             ROWS=16,
             COLS=power_of_two(n2),
             SHARED=n2 % 8 == 0,
-            num_warps=2,
+            num_warps=8,
             enable_fp_fusion=True,
         ),
     ]

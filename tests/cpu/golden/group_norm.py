@@ -88,7 +88,7 @@ def group_norm(args_0, args_1, args_2):
             (n1 * n2 * 4, n0 * 4, 4, 4, n1 * n2),
             ROWS=8,
             COLS=power_of_two(n1 * n2 * 4),
-            num_warps=2,
+            num_warps=8,
             enable_fp_fusion=True,
         ),
     ]

@@ -78,7 +78,7 @@ def layer_norm(args_0, args_1, args_2):
             (n1, n0),
             ROWS=8,
             COLS=power_of_two(n1),
-            num_warps=2,
+            num_warps=8,
             enable_fp_fusion=True,
         ),
     ]

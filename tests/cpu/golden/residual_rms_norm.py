@@ -89,7 +89,7 @@ def residual_rms_norm(args_0, args_1, args_2):
             (n2, n0 * n1),
             ROWS=2,
             COLS=power_of_two(n2),
-            num_warps=2,
+            num_warps=8,
             enable_fp_fusion=True,
         ),
     ]

@@ -166,7 +166,7 @@ def shared_after_rows(args_0):
             (n1, n0),
             ROWS=2,
             COLS=power_of_two(n1),
-            num_warps=2,
+            num_warps=8,
             enable_fp_fusion=True,
         ),
         *(

@@ -68,7 +68,7 @@ def softmax(args_0):
             (n1, n0),
             ROWS=4,
             COLS=power_of_two(n1),
-            num_warps=2,
+            num_warps=8,
             enable_fp_fusion=True,
         ),
     ]
