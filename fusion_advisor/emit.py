@@ -33,12 +33,11 @@ from fusion_advisor.records import Ref
 from fusion_advisor.reference import reference_lines
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
-from fusion_advisor.schedules.bodies import BODIES
+from fusion_advisor.schedules.bodies import body_of
 from fusion_advisor.schedules.exchange import EXCHANGE
 from fusion_advisor.schedules.layout import accesses
 from fusion_advisor.schedules.places import HELPERS as PLACES
 from fusion_advisor.schedules.spelling import Names, fitted, quoted
-from fusion_advisor.schedules.text import Body
 from fusion_advisor.schedules.vectors import HELPERS as VECTORS
 
 
@@ -143,8 +142,7 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: int) -> Kern
     far = wide(plan.steps, expressed)
     kernels: list[JitFunction] = []
     for step, kind in zip(plan.steps, _kinds(plan), strict=True):
-        made = BODIES.get(step.schedule, Body)
-        body = made(step, tensors, precise, far, wide_rows(step), unrolled)
+        body = body_of(step)(step, tensors, precise, far, wide_rows(step), unrolled)
         kernels.append(JitFunction(f"{name}{kind}_kernel", step, body, tuple(body.render())))
     return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, strides, whole)
 
@@ -261,6 +259,7 @@ def _note(step: Step) -> str:
         rows = f"a part of {rows}"
     elif step.schedule == "row":
         rows = "several whole rows" if step.rows > 1 else "one whole row"
+        rows = f"{rows} in two pieces" if step.rest else rows
     return _NOTES[step.schedule].format(rows=rows)
 
 

@@ -83,6 +83,9 @@ class JitFunction:
         whole = step.schedule in ("row", "persistent") and not step.part
         text = "power_of_two({cols})" if whole else str(step.block)
         found["COLS"] = (text, step.block)
+        if step.rest:
+            found["COLS"] = ("first_piece({cols})", step.block)
+            found["REST"] = ("second_piece({cols})", step.rest)
         if self.body.shares:
             least = max(SHARES.values())
             found["SHARED"] = (f"{{cols}} % {least} == 0", int(step.length % least == 0))

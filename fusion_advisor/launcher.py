@@ -329,7 +329,10 @@ def _exchanged(file: KernelFile, kernel: JitFunction) -> list[str]:
 
 def support(file: KernelFile, launched: str) -> str:
     """The functions that a launcher calls."""
-    known = [text.strip() for name, text in _ROUNDING.items() if f"{name}(" in launched]
+    known: list[str] = []
+    for name, text in _ROUNDING.items():
+        if f"{name}(" in "".join([launched, *known]):
+            known.append(text.strip())
     known += [_LAUNCH.strip(), _REPEAT.strip(), _SUPPORT.format(name=file.name).strip()]
     if any(kernel.step.phases for kernel in file.kernels):
         known.append(_RESIDENT.format(registers=REGISTERS).strip())
@@ -482,13 +485,25 @@ def cdiv(count, size):
     """How many blocks of a size hold so many."""
     return -(-count // size)
 ''',
+    "second_piece": '''
+def second_piece(count):
+    """What is held beside the first piece: half as many where that is enough, else as many."""
+    first = first_piece(count)
+    return first // 2 if first < count <= first + first // 2 else first
+''',
+    "first_piece": '''
+def first_piece(count):
+    """The larger of two powers of two that hold so many."""
+    return max(power_of_two(count) // 2, 1)
+''',
     "power_of_two": '''
 def power_of_two(count):
     """The least one that is as large."""
     return 1 << (count - 1).bit_length()
 ''',
 }
-"""What Triton's own functions of these kinds take the host longer for than a launch does."""
+"""What Triton's own functions of these kinds take the host longer for than a launch does; those
+that use others first."""
 
 
 _SUPPORT = '''

@@ -590,6 +590,8 @@ class RowSchedule(_Rule):
     """Of a tile of rows that lie across contiguous memory."""
     programs_per_multiprocessor: Programs
     """So many, before rows share programs."""
+    first_piece: Elements
+    """Rows longer than so many are held in two pieces where that saves lanes."""
     sector_bytes: Bytes
     register_target: Registers
     single_bytes: Bytes

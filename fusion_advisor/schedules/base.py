@@ -48,6 +48,8 @@ class Step:
     parts: Group | None = None
     vector: int = 0
     """Elements of a vector, where rows begin anywhere and lanes take whole vectors of them."""
+    rest: int = 0
+    """Elements of a row's second piece, where it is held in two: a power of two up to `block`."""
     most: int = 0
     """Programs of a persistent kernel; it may have fewer."""
     read_again: int = 0
@@ -81,7 +83,7 @@ class Step:
     @property
     def lanes(self) -> int:
         """The elements that all programs hold at once."""
-        return self.programs * self.rows * self.block
+        return self.programs * self.rows * (self.block + self.rest)
 
     @property
     def moved(self) -> int:

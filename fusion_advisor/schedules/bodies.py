@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.chunked_body import ChunkedBody
 from fusion_advisor.schedules.cooperative_body import CooperativeBody
 from fusion_advisor.schedules.persistent_body import PersistentBody
+from fusion_advisor.schedules.pieced_body import PiecedBody
 from fusion_advisor.schedules.text import Body
 
-BODIES: dict[str, type[Body]] = {
+_BODIES: dict[str, type[Body]] = {
     "blocked": ChunkedBody,
     "cooperative": CooperativeBody,
     "persistent": PersistentBody,
 }
-"""Every other schedule has its tile at once."""
+
+
+def body_of(step: Step) -> type[Body]:
+    """Every other schedule has its tile at once, but for rows in two pieces."""
+    return PiecedBody if step.rest else _BODIES.get(step.schedule, Body)

@@ -32,7 +32,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if power_of_two(length) < numbers.row_elements.count or rows < 2 * programs:
         raise Refused("no-schedule", "one row a program does as well")
     step = row.tile(region, inner, serial, device, rulebook)
-    if step.rows > 1:
+    if step.rows > 1 or step.rest:
         raise Refused("no-schedule", "one row a program does as well")
     check_room(step, device, rulebook)
     warps = min(

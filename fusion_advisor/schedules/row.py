@@ -45,12 +45,29 @@ def tile(
     most = numbers.max_warps.count
     while rows > coalesced and laid.held(rows, block) > room * most:
         rows //= 2
+    rest = _rest(laid, rulebook) if rows == 1 else 0
+    if rest:
+        block //= 2
     each = _each(laid, rows > 1 and coalesced == 1, device, rulebook)
     by_elements = rows * block // (each * device.warp_size)
     wanted = power_of_two(max(by_elements, -(-laid.held(rows, block) // room)))
     warps = min(max(wanted, numbers.min_warps.count), most)
-    step = laid.step(NAME, device, rows=rows, block=block, warps=warps, smallest=(coalesced, block))
-    return replace(step, vector=vector(laid, rulebook) if rows == 1 else 0)
+    held = block + rest
+    step = laid.step(NAME, device, rows=rows, block=held, warps=warps, smallest=(coalesced, held))
+    several = vector(laid, rulebook) if rows == 1 else 0
+    return replace(step, block=block, rest=rest, vector=several)
+
+
+def _rest(laid: Rows, rulebook: Rulebook) -> int:
+    """Elements of a second piece: where a power of two and its half hold a row that is too long
+    for the former, and nothing hangs on the order of the lanes; else 0."""
+    region, first = laid.region, power_of_two(laid.length) // 2
+    monoids = {region.exprs[number].monoid for number in region.all("reduce")}
+    ordered = region.random_state or any(region.all("scan")) or any(region.all("taken"))
+    if ordered or laid.serial or monoids & {"argmax", "argmin"} or vector(laid, rulebook):
+        return 0
+    longest = 2 * laid.length <= 3 * first
+    return first // 2 if longest and first >= rulebook.schedules.row.first_piece.count else 0
 
 
 def _rows(laid: Rows, block: int, coalesced: int, device: Device, rulebook: Rulebook) -> int:

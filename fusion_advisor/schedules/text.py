@@ -98,14 +98,18 @@ class Body:
 
     def render(self) -> list[str]:
         """Every line from the program's place to its last store."""
+        self.prepare()
+        start = self._program()
+        self._results()
+        return [*start, *self.scopes[0].block()]
+
+    def prepare(self) -> None:
+        """Look up what is asked of the region again and again."""
         self._uses = self._count_uses()
         self._rank = {number: n for n, number in enumerate(self.step.order)}
         self._access = dict(zip(self.region.all("load"), self.step.loads, strict=True))
         self._large = self._at_least_one()
         self._place_name = PLACES[0]
-        start = self._program()
-        self._results()
-        return [*start, *self.scopes[0].block()]
 
     def _at_least_one(self) -> frozenset[int]:
         """Values that may be divided by as well as multiplied with their reciprocal."""
@@ -380,7 +384,7 @@ class Body:
         if self.step.schedule == "flat":
             masks = ["mask"] if outer else []
         elif not self.several:
-            masks = [f"{self.lane}_mask"] if inner else []
+            masks = [self._within_row] if inner and self._within_row else []
         elif inner and outer:
             masks = ["mask"]
         else:
@@ -388,6 +392,11 @@ class Body:
         if guard is not None:
             masks.append(self.text(guard))
         return " & ".join(masks)
+
+    @property
+    def _within_row(self) -> str:
+        """The mask of the lanes that have an element of the row; empty when all have."""
+        return f"{self.lane}_mask"
 
     def _guards(self, access: Access, guard: int, addressed: frozenset[int]) -> bool:
         """Must, or may, a guard stand in a mask? Where every address is good and fewer lanes load
@@ -709,7 +718,9 @@ class Body:
 
     def _masked(self, expr: Expr, operand: str) -> str:
         """The operand with what changes nothing in the lanes behind the row's end."""
-        return f"tl.where({self.lane}_mask, {bare(operand)}, {self._neutral(expr)})"
+        if not self._within_row:
+            return operand
+        return f"tl.where({self._within_row}, {bare(operand)}, {self._neutral(expr)})"
 
     def _reduce(self, expr: Expr, operand: str) -> str:
         monoid = MONOIDS[expr.monoid]

@@ -30,16 +30,21 @@ RULES = load_rulebook()
 H200 = RULES.device("h200")
 
 
-def _packed() -> Rulebook:
-    """A few rows share a program as many do: small inputs show what large ones get."""
-    numbers = RULES.schedules.row
-    fewest = numbers.programs_per_multiprocessor.model_copy(update={"value": 0.0})
-    row = numbers.model_copy(update={"programs_per_multiprocessor": fewest})
-    schedules = RULES.schedules.model_copy(update={"row": row})
+def _rows(**numbers: float) -> Rulebook:
+    """Rules with other numbers for the schedule of rows."""
+    row = RULES.schedules.row
+    changed = {
+        name: getattr(row, name).model_copy(update={"value": value})
+        for name, value in numbers.items()
+    }
+    schedules = RULES.schedules.model_copy(update={"row": row.model_copy(update=changed)})
     return RULES.model_copy(update={"schedules": schedules})
 
 
-PACKED = _packed()
+PACKED = _rows(programs_per_multiprocessor=0.0)
+"""A few rows share a program as many do: small inputs show what large ones get."""
+APART = _rows(first_piece=8.0)
+"""Short rows are held in two pieces as long ones are."""
 
 
 def _sharing() -> Rulebook:

@@ -20,7 +20,7 @@ import torch
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.group import group
 
-from .regions import PACKED, Tape, decided
+from .regions import APART, PACKED, Tape, decided
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -412,16 +412,17 @@ def sketched(choices: Choices) -> Sketch:
 
 def planned(sketch: Sketch) -> Iterator[Decision]:
     """All launches as one group when that has a plan and nothing jumps on what is computed inside;
-    else the groups that are accepted."""
+    else the groups that are accepted. Rows of every other sketch are packed, or apart in pieces."""
+    rules = (PACKED, APART)[len(sketch.text) % 2]
     if not sketch.results:
         return
     flow = sketch.tape.flow(*sketch.results)
     if not any(flow.launches(i) for i in range(len(flow.nodes))):
         return
-    whole = decided(flow)
+    whole = decided(flow, rules)
     jumps = any(g.name == "discontinuous" and g.outcome == "fails" for g in whole.gates)
     if whole.subject.plan is not None and not jumps:
         yield whole
         return
-    for found in group(flow, lambda chosen: decide(flow, chosen, PACKED), PACKED).groups:
+    for found in group(flow, lambda chosen: decide(flow, chosen, rules), rules).groups:
         yield found.decision

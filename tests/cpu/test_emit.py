@@ -22,7 +22,7 @@ from fusion_advisor.wire import graph_from_json, graph_to_json
 from fusion_advisor.workers import Worker
 
 from .generated import FUNCTIONS, kernel
-from .regions import RULES, Tape, decided, flow_of, interpreted, kernel_of, why_not
+from .regions import RULES, SHARING, Tape, decided, flow_of, interpreted, kernel_of, why_not
 
 Tensors = tuple[torch.Tensor, ...]
 IMPORTS = {"argparse", "os", "sys", "warnings", "torch", "triton"}
@@ -51,14 +51,32 @@ def test_file_stands_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_file_is_formatted(name: str, tmp_path: Path) -> None:
-    file = tmp_path / f"{name}.py"
-    file.write_text(kernel(name).text)
-    assert [line for line in kernel(name).text.splitlines() if len(line) > WIDTH] == []
+    assert_formatted(kernel(name).text, tmp_path / f"{name}.py")
+
+
+def assert_formatted(text: str, file: Path) -> None:
+    file.write_text(text)
+    assert [line for line in text.splitlines() if len(line) > WIDTH] == []
     for command in (["format", "--check"], ["check", "--select", "E,F,W,I,B,UP"]):
         options = ["--isolated", "--line-length", str(WIDTH), "--target-version", "py311"]
         run = [sys.executable, "-m", "ruff", *command, *options, str(file)]
         done = subprocess.run(run, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def softmax_of_sums(a: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(a.exp().sum(1), 0)
+
+
+def test_programs_that_wait_stand_beside_others(worker: Worker, tmp_path: Path) -> None:
+    """One kernel of a file leaves sums for another, whose programs share a row."""
+    made = kernel_of(softmax_of_sums, x(330, 520), name="sums", rules=SHARING)
+    assert [launch.jit_name for launch in made.launches] == [
+        "sums_rows_kernel",
+        "sums_parts_kernel",
+    ]
+    assert_formatted(made.text, tmp_path / "sums.py")
+    assert collect_check(made, submit_check(worker, made)).failure is None
 
 
 # -- guards ----------------------------------------------------------------------------------------

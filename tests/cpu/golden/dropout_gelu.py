@@ -1,7 +1,7 @@
 """2 eager launches as one flat kernel.
 
 Replaces: gelu.default, native_dropout.default.
-Source: generated.py:77.
+Source: generated.py:73.
 HBM: 288000 B unfused, 128016 B here (2.25 times fewer) at the sizes it was made for.
 Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same for the same seed and offset, on any device.

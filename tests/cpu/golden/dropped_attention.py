@@ -1,7 +1,7 @@
 """4 eager launches as one row kernel.
 
 Replaces: mul.Tensor, add.Tensor, _softmax.default, native_dropout.default.
-Source: generated.py:81.
+Source: generated.py:77.
 HBM: 771840 B unfused, 218896 B here (3.53 times fewer) at the sizes it was made for.
 Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same for the same seed and offset, on any device.

@@ -2,7 +2,7 @@
 
 Replaces: arange.default, lt.Tensor, ne.Scalar, bitwise_and.Tensor, sum.dim_IntList,
 scalar_tensor.default, where.self.
-Source: generated.py:72, generated.py:73.
+Source: generated.py:68, generated.py:69.
 HBM: 113696 B unfused, 61840 B here (1.84 times fewer) at the sizes it was made for.
 Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same from run to run.

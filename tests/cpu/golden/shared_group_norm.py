@@ -1,7 +1,7 @@
 """2 eager launches as one cooperative kernel.
 
 Replaces: native_group_norm.default, relu.default.
-Source: generated.py:64.
+Source: generated.py:60.
 HBM: 205472 B unfused, 102432 B here (2.01 times fewer) at the sizes it was made for.
 Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same from run to run.
