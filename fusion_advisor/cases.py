@@ -120,6 +120,8 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     }
     if crowded := _crowded(file, free):
         chosen["lanes at many places"] = {**chosen[ODD_SIZES], **crowded}
+    if crossing := _crossing(file, free):
+        chosen["lanes in two runs"] = {**hints, **crossing}
     if full_size:
         chosen[FULL_SIZE] = dict(hints)
     seen: dict[tuple[tuple[int, int], ...], str] = {}
@@ -139,6 +141,18 @@ def _crowded(file: KernelFile, free: Set[int]) -> dict[int, int]:
                 found[axis] = min(file.hints[axis], most)
                 most //= found[axis]
     return {axis: max(size, 1) for axis, size in found.items()}
+
+
+def _crossing(file: KernelFile, free: Set[int]) -> dict[int, int]:
+    """Sizes at which blocks of a flat kernel that tells two runs apart lie in one and across two;
+    none where a run is shorter than a block."""
+    found: dict[int, int] = {}
+    for kernel in (each for each in file.kernels if each.body.near and not each.step.inner):
+        *outer, last = kernel.step.outer
+        found |= _shrunk([a for a in reversed(spanned(outer)) if a in free], file.hints, 5)
+        inner = [axis for axis in last.axes if axis in free]
+        found |= _shortened(inner, file.hints, kernel.step.block + 77)
+    return found
 
 
 def _shrunk(axes: Sequence[int], hints: Mapping[int, int], budget: int) -> dict[int, int]:

@@ -52,8 +52,8 @@ def group_norm(x, g, b):
     return F.relu(F.group_norm(x, 4, g, b))
 
 
-def channel_bias(a: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return torch.relu(a.float() + bias)
+def biased(a: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.relu(a + bias)
 
 
 def paired_group_norm(x, g, b):
@@ -95,7 +95,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "swiglu": (swiglu, (_x(4, 64, 600, dtype=torch.bfloat16),)),
     "middle_softmax": (middle_softmax, (_x(6, 50, 40), _x(50, 1))),
     "broadcast": (broadcast, (_x(3, 8, 20, 30), _x(8, 1, 1), _x(30), _x(3, 1, 20, 1))),
-    "channel_bias": (channel_bias, (_x(3, 5, 36, 40, dtype=torch.bfloat16), _x(5, 1, 1))),
+    "long_runs": (biased, (_x(15, 1025), _x(15, 1))),
     "group_norm": (group_norm, (_x(6, 16, 5, 7), _x(16), _x(16))),
     "below_peak": (below_peak, (_x(40, 130),)),
     "masked_count": (

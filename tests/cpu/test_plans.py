@@ -298,3 +298,26 @@ def test_batch_norm_scales_what_has_lost_its_mean(worker: Worker) -> None:
         return torch.relu(torch.nn.functional.batch_norm(y, mean, mean.exp(), weight, mean))
 
     assert checked(normed, (x(40, 512), x(512), x(512)), worker) is None
+
+
+# -- runs of elements that share a place -----------------------------------------------------------
+
+
+def biased(a: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.relu(a + bias)
+
+
+BIASED: dict[str, tuple[Tensors, str]] = {
+    "over channels of many pixels": ((x(6, 5, 36, 40), x(5, 1, 1)), "flat"),
+    "over channels of few pixels": ((x(600, 5, 12, 12), x(5, 1, 1)), "tiled"),
+    "over rows": ((x(30, 1025), x(30, 1)), "flat"),
+    "over samples and over channels": ((x(6, 5, 1100), x(6, 5, 1)), "flat"),
+    "that varies along the run, too": ((x(6, 5, 7, 1100), x(5, 1, 1100)), "tiled"),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_what_a_run_shares_is_found_once(name: str, worker: Worker) -> None:
+    inputs, schedule = BIASED[name]
+    assert best(biased, *inputs).schedule == schedule
+    assert checked(biased, inputs, worker) is None

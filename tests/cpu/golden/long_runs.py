@@ -1,8 +1,8 @@
-"""3 eager launches as one flat kernel.
+"""2 eager launches as one flat kernel.
 
-Replaces: _to_copy.default, add.Tensor, relu.default.
+Replaces: add.Tensor, relu.default.
 Source: generated.py:56.
-HBM: 475220 B unfused, 129620 B here (3.67 times fewer) at the sizes it was made for.
+HBM: 246060 B unfused, 123060 B here (2.00 times fewer) at the sizes it was made for.
 Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same from run to run.
 """
@@ -40,28 +40,27 @@ def place_of(col, first, following, size, NEAR: tl.constexpr):
 
 
 @triton.jit
-def channel_bias_kernel(
+def long_runs_kernel(
     args_0_ptr,
     args_1_ptr,
     relu_out_ptr,
     count,
-    n_2_size,
-    runs,
     n_1_size,
+    n_0_size,
     BLOCK: tl.constexpr,
     NEAR: tl.constexpr,
 ):
     # One program, one block of consecutive elements of the result.
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
-    first = tl.program_id(0) * BLOCK // n_2_size
-    following = tl.minimum(first + 1, runs - 1)
-    place = place_of(index, first, following, n_2_size, NEAR)
-    args_0 = tl.load(args_0_ptr + index, mask=mask, other=0.0).to(tl.float32)
+    first = tl.program_id(0) * BLOCK // n_1_size
+    following = tl.minimum(first + 1, n_0_size - 1)
+    place = place_of(index, first, following, n_1_size, NEAR)
+    args_0 = tl.load(args_0_ptr + index, mask=mask, other=0.0)
     args_1 = load_by_place(
-        args_1_ptr + place % n_1_size,
-        args_1_ptr + first % n_1_size,
-        args_1_ptr + following % n_1_size,
+        args_1_ptr + place,
+        args_1_ptr + first,
+        args_1_ptr + following,
         place == first,
         mask,
         NEAR,
@@ -71,41 +70,30 @@ def channel_bias_kernel(
     tl.store(relu_out_ptr + index, relu, mask=mask)
 
 
-def channel_bias(args_0, args_1):
-    layout, plan = plan_of(channel_bias_kernel, args_0, args_1)
+def long_runs(args_0, args_1):
+    layout, plan = plan_of(long_runs_kernel, args_0, args_1)
     if plan is not None:
         return do_again(plan, args_0, args_1)
-    n0, n1, n2, n3 = ranked(args_0.shape, 4)
-    args_1_strides = ranked(args_1.stride(), 3)
+    n0, n1 = ranked(args_0.shape, 2)
+    args_1_strides = ranked(args_1.stride(), 2)
     problem = (
-        serves("args_0", args_0, torch.bfloat16, (n0, n1, n2, n3), (n1 * n2 * n3, n2 * n3, n3, 1))
-        or serves(
-            "args_1",
-            args_1,
-            torch.float32,
-            (n1, 1, 1),
-            (1, args_1_strides[1], args_1_strides[2]),
-        )
-        or within_reach(max(n0 * n1 * n2 * n3, n1))
+        serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
+        or serves("args_1", args_1, torch.float32, (n0, 1), (1, args_1_strides[1]))
+        or within_reach(max(n0 * n1, n0))
     )
     if problem:
         return fall_back(problem, args_0, args_1)
-    if not n0 * n1 * n2 * n3:
+    if not n0 * n1:
         return reference(args_0, args_1)
-    relu_out = torch.empty_strided(
-        (n0, n1, n2, n3),
-        (n1 * n2 * n3, n2 * n3, n3, 1),
-        dtype=torch.float32,
-        device=args_0.device,
-    )
+    relu_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
     steps = [
         launch(
-            channel_bias_kernel,
-            (cdiv(n0 * n1 * n2 * n3, 1024),),
+            long_runs_kernel,
+            (cdiv(n0 * n1, 1024),),
             (args_0, args_1, relu_out),
-            (n0 * n1 * n2 * n3, n2 * n3, n0 * n1, n1),
+            (n0 * n1, n1, n0),
             BLOCK=1024,
-            NEAR=n2 * n3 >= 1024,
+            NEAR=n1 >= 1024,
             num_warps=4,
             enable_fp_fusion=True,
         ),
@@ -116,8 +104,7 @@ def channel_bias(args_0, args_1):
 
 def reference(args_0, args_1):
     """What eager launches."""
-    to = torch.ops.aten._to_copy.default(args_0, dtype=torch.float32)
-    add = torch.ops.aten.add.Tensor(to, args_1)
+    add = torch.ops.aten.add.Tensor(args_0, args_1)
     relu = torch.ops.aten.relu.default(add)
     return relu
 
@@ -283,9 +270,9 @@ def fall_back(problem, *tensors):
     """Run the reference instead, once with a warning; an error in strict mode."""
     global fallbacks
     if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
-        raise RuntimeError(f"channel_bias: {problem}")
+        raise RuntimeError(f"long_runs: {problem}")
     if not fallbacks:
-        warnings.warn(f"channel_bias: {problem}; running eager instead", stacklevel=3)
+        warnings.warn(f"long_runs: {problem}; running eager instead", stacklevel=3)
     fallbacks += 1
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
@@ -298,11 +285,8 @@ def fall_back(problem, *tensors):
 
 
 # Of each input: shape, strides, dtype, and from where to where integers go.
-SMALL = [((2, 3, 7, 40), (840, 280, 40, 1), torch.bfloat16), ((3, 1, 1), (1, 1, 1), torch.float32)]
-FULL = [
-    ((3, 5, 36, 40), (7200, 1440, 40, 1), torch.bfloat16),
-    ((5, 1, 1), (1, 1, 1), torch.float32),
-]
+SMALL = [((15, 45), (45, 1), torch.float32), ((15, 1), (1, 1), torch.float32)]
+FULL = [((15, 1025), (1025, 1), torch.float32), ((15, 1), (1, 1), torch.float32)]
 
 
 def drawn(inputs, device):
@@ -334,7 +318,7 @@ def widened(value):
 def check(inputs, device):
     """Print our errors and eager's against float64; are all of ours near enough?"""
     tensors = [*drawn(inputs, device)]
-    found, eager = channel_bias(*tensors), reference(*tensors)
+    found, eager = long_runs(*tensors), reference(*tensors)
     with InFloat64():
         exact = reference(*map(widened, tensors))
     near = True
@@ -358,7 +342,7 @@ def bench():
     """Print how long a call of each keeps the GPU busy at the graph's sizes, with a cold L2."""
     tensors = [*drawn(FULL, "cuda")]
     ways = {
-        "channel_bias": channel_bias,
+        "long_runs": long_runs,
         "eager": reference,
         "torch.compile": torch.compile(reference, dynamic=False),
     }
@@ -379,7 +363,7 @@ def bench():
 
 def main():
     """The command line. Without a GPU the check runs through Triton's interpreter."""
-    parser = argparse.ArgumentParser(description="channel_bias beside eager")
+    parser = argparse.ArgumentParser(description="long_runs beside eager")
     parser.add_argument("--check", action="store_true", help="errors against float64 (default)")
     parser.add_argument("--bench", action="store_true", help="times on a GPU")
     asked = parser.parse_args()
@@ -394,7 +378,7 @@ def main():
             near = check(SMALL, "cpu" if interpreted else "cuda")
             near = near and (interpreted or check(FULL, "cuda"))
         if asked.bench and interpreted:
-            sys.exit("channel_bias: --bench times on a GPU, and there is none here")
+            sys.exit("long_runs: --bench times on a GPU, and there is none here")
         if asked.bench:
             bench()
     sys.exit(not near)
