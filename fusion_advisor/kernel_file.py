@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 
 from fusion_advisor.axes import AxisList, Dims
 from fusion_advisor.express import Expressed
@@ -15,7 +15,7 @@ from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Plan, Step, power_of_two
 from fusion_advisor.schedules.layout import Access, Group, accesses
 from fusion_advisor.schedules.layout import access as laid_over
-from fusion_advisor.schedules.text import Body
+from fusion_advisor.schedules.text import DIVISOR, Body
 
 INT32_MAX = 2**31 - 1
 
@@ -73,9 +73,9 @@ class JitFunction:
             }
             if not step.vector:
                 found["WHOLE"] = (f"{{cols}} % {step.block} == 0", step.length % step.block == 0)
-            return {**found, **self._near, "STEP": ("step", -1)}
+            return {**found, **self._sizes_tell, "STEP": ("step", -1)}
         if step.schedule == "flat":
-            return {"BLOCK": (str(step.block), step.block), **self._near}
+            return {"BLOCK": (str(step.block), step.block), **self._sizes_tell}
         if step.rows > 1:
             found["ROWS"] = (str(step.rows), step.rows)
         if step.part and step.schedule == "blocked":
@@ -89,15 +89,20 @@ class JitFunction:
         if self.body.shares:
             least = max(SHARES.values())
             found["SHARED"] = (f"{{cols}} % {least} == 0", int(step.length % least == 0))
-        return found | self._near
+        return found | self._sizes_tell
 
     @property
-    def _near(self) -> dict[str, tuple[str, int]]:
-        """Whether the lanes of a program lie in two runs of the last group at most."""
-        if not self.body.near:
-            return {}
-        inner, block = self.step.groups[-1], self.step.block
-        return {"NEAR": (f"{{inner}} >= {block}", int(inner.size >= block))}
+    def _sizes_tell(self) -> dict[str, tuple[str, int]]:
+        """Whether the lanes of a program lie in two runs of the last group at most, and by what
+        power of two a row can be divided."""
+        step, found = self.step, dict[str, tuple[str, int]]()
+        if self.body.near:
+            far = int(step.groups[-1].size >= step.block)
+            found["NEAR"] = (f"{{inner}} >= {step.block}", far)
+        if self.body.divided:
+            length = prod(group.size for group in step.inner or step.outer)
+            found["DIVISOR"] = ("divisor({cols})", gcd(length, DIVISOR))
+        return found
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fusion_advisor.schedules.base import Step, words
 from fusion_advisor.schedules.cooperative import REGISTERS
 from fusion_advisor.schedules.cooperative_body import HEAD
 from fusion_advisor.schedules.layout import Access, Group, gaps
+from fusion_advisor.schedules.text import DIVISOR
 
 
 def _tuple(items: Sequence[str]) -> str:
@@ -251,7 +252,7 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     numbers = [extent(file, axes) for axes in body.sizes.values()]
     numbers += [_free_stride(file, kernel, a, along) for a, along in body.strides.values()]
     rows = extent(file, spanned(step.outer))
-    cols, parts = extent(file, spanned(step.inner)), _parts(file, step)
+    cols, parts = extent(file, spanned(step.inner or step.outer)), _parts(file, step)
     if step.schedule == "flat":
         grid = f"cdiv({rows}, {step.block}),"
     elif step.phases:
@@ -480,6 +481,11 @@ def allocation(tensor, others):
 
 
 _ROUNDING = {
+    "divisor": f'''
+def divisor(count):
+    """The largest power of two up to {DIVISOR} that divides it."""
+    return min(count & -count, {DIVISOR})
+''',
     "cdiv": '''
 def cdiv(count, size):
     """How many blocks of a size hold so many."""

@@ -71,7 +71,7 @@ class CooperativeBody(Body):
                 scopes=[Scope(places=places)],
                 shared=shared,
             )
-            self.scope.lines += body.render()
+            self.scope.lines += body.lines()
             self.near |= body.near
             if phase.parts:
                 self._exchange(phase, shared, before, first=first)

@@ -61,6 +61,8 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "launch",
         "launched",
         "power_of_two",
+        "divisor",
+        "DIVISOR",
         "first_piece",
         "second_piece",
         "fallbacks",

@@ -32,6 +32,8 @@ _LIMITS = {
     "int8": ("-128", "127"),
     "uint8": ("0", "255"),
 }
+DIVISOR = 16
+"""What Triton looks for in the arguments of a kernel: does it divide them?"""
 _LONGEST_PART = 60
 """Columns; a longer part of an expression gets a line and a name of its own."""
 _NUMBERS = ("const", "size", "taken", "extent")
@@ -84,6 +86,8 @@ class Body:
     helpers: dict[str, None] = field(default_factory=dict[str, None])
     shares: bool = False
     """Its rows draw random bits, several elements from one block where rows are long enough."""
+    divided: bool = False
+    """Its rows are told to be a multiple of a number that does not leave whole vectors apart."""
     near: bool = False
     """Its lanes lie at few places of the outer group of a row; see `places`."""
     scopes: list[Scope] = field(default_factory=lambda: [Scope()])
@@ -97,11 +101,30 @@ class Body:
     # -- the program ---------------------------------------------------------------------------
 
     def render(self) -> list[str]:
+        """Every line of the kernel."""
+        lines = self.lines()
+        return [*self._divided(), *lines]
+
+    def lines(self) -> list[str]:
         """Every line from the program's place to its last store."""
         self.prepare()
         start = self._program()
         self._results()
         return [*start, *self.scopes[0].block()]
+
+    def _divided(self) -> list[str]:
+        """A row's length as a product, for the compiler to see that whole vectors hold it: of an
+        argument it knows only whether 16 divides it."""
+        step = self.step
+        groups = step.inner or step.outer
+        length = prod(group.size for group in groups)
+        axes = tuple(axis for group in groups for axis in group.axes)
+        name = next((name for name, spanned in self.sizes.items() if spanned == axes), "")
+        near = any(axes and each.step(axes[-1]) == 1 for each in (*step.loads, *step.stores))
+        if not name or not near or step.vector or length % 2 or length % DIVISOR == 0:
+            return []
+        self.divided = True
+        return [f"{name} = {name} // DIVISOR * DIVISOR  # seen to hold whole vectors"]
 
     def prepare(self) -> None:
         """Look up what is asked of the region again and again."""

@@ -31,8 +31,10 @@ def masked_count_kernel(
     rows,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    DIVISOR: tl.constexpr,
 ):
     # One program holds several whole rows on chip.
+    cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.arange(0, COLS)[None, :]
     row_mask = row < rows
@@ -83,6 +85,7 @@ def masked_count(unsqueeze, args_0):
             (n0, n1),
             ROWS=16,
             COLS=power_of_two(n0),
+            DIVISOR=divisor(n0),
             num_warps=8,
             enable_fp_fusion=True,
         ),
@@ -111,6 +114,11 @@ def reference(unsqueeze, args_0):
 def within_reach(elements):
     """Why 32-bit offsets do not reach every element; None when they do."""
     return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+
+
+def divisor(count):
+    """The largest power of two up to 16 that divides it."""
+    return min(count & -count, 16)
 
 
 def cdiv(count, size):

@@ -86,9 +86,11 @@ def shared_layer_norm_kernel(
     COLS: tl.constexpr,
     PEERS: tl.constexpr,
     WHOLE: tl.constexpr,
+    DIVISOR: tl.constexpr,
     STEP: tl.constexpr,
 ):
     # One program has a part of a row, and takes what the others found from them.
+    cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
     program = ticket(workspace_ptr, STEP < 0)
     row = program // parts
     part = program % parts
@@ -166,6 +168,7 @@ def shared_layer_norm(args_0, args_1, args_2):
             COLS=64,
             PEERS=power_of_two(parts),
             WHOLE=n1 % 64 == 0,
+            DIVISOR=divisor(n1),
             STEP=step,
             num_warps=4,
             enable_fp_fusion=True,
@@ -193,6 +196,11 @@ def reference(args_0, args_1, args_2):
 def within_reach(elements):
     """Why 32-bit offsets do not reach every element; None when they do."""
     return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+
+
+def divisor(count):
+    """The largest power of two up to 16 that divides it."""
+    return min(count & -count, 16)
 
 
 def cdiv(count, size):
