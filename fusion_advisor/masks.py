@@ -25,15 +25,14 @@ def masks(graph: Graph) -> tuple[Mask, ...]:
     """A mask for each attention that takes one. What inputs and parameters decide is unknown, and
     so is a mask of more elements than `capture.mask_elements` of the rules."""
     nodes = {node.name: node for node in graph.nodes}
-    place = {name: number for number, name in enumerate(nodes)}
+    makers = _Makers(graph)
     known: dict[object, tuple[MaskSays, str]] = {}
 
     def said(node: Node, ref: Ref) -> Mask:
         rows, columns = (nodes[r.node].outputs[r.output] for r in list(node.refs())[:2])
         assert rows
         assert columns
-        before = {name: each for name, each in nodes.items() if place[name] < place[node.name]}
-        needed = _needed(before, ref)
+        needed = makers.of(ref, node)
         key = ref, needed, rows.shape[-2], columns.shape[-2]
         if key not in known:
             known[key] = _says(graph, nodes, *key)
@@ -50,6 +49,35 @@ def _masked(graph: Graph) -> Iterator[tuple[Node, Ref]]:
             )
             if isinstance(given, Ref):
                 yield node, given
+
+
+class _Makers:
+    """What masks are made by."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._nodes = {node.name: node for node in graph.nodes}
+        self._place = {name: number for number, name in enumerate(self._nodes)}
+        self._writers: dict[int, list[str]] = {}
+        for node in graph.nodes:
+            for storage in node.mutates:
+                self._writers.setdefault(storage, []).append(node.name)
+
+    def of(self, mask: Ref, attention: Node) -> frozenset[str]:
+        """The nodes that a mask is computed from, and those that write into what they made; of the
+        nodes before the attention that takes it."""
+        needed: set[str] = set()
+        written: set[int] = set()
+        todo = [mask.node]
+        while todo:
+            name = todo.pop()
+            if name in needed or self._place[name] >= self._place[attention.name]:
+                continue
+            needed.add(name)
+            todo += [ref.node for ref in self._nodes[name].refs()]
+            storages = {t.storage for t in self._nodes[name].outputs if t} - written
+            todo += [each for storage in storages for each in self._writers.get(storage, ())]
+            written |= storages
+        return frozenset(needed)
 
 
 def _says(
@@ -78,22 +106,6 @@ def _says(
     except (Fault, RuntimeError) as error:
         return "unknown", f"it cannot be computed here ({' '.join(str(error).split())[:80]})"
     return _read(value, rows, columns)
-
-
-def _needed(nodes: dict[str, Node], mask: Ref) -> frozenset[str]:
-    """The nodes that a mask is made by, and those that write into what they made; of the nodes
-    before the attention."""
-    needed: set[str] = set()
-    todo = [mask.node]
-    while todo:
-        name = todo.pop()
-        if name in needed:
-            continue
-        needed.add(name)
-        todo += [ref.node for ref in nodes[name].refs()]
-        storages = {t.storage for t in nodes[name].outputs if t}
-        todo += [node.name for node in nodes.values() if storages & set(node.mutates)]
-    return frozenset(needed)
 
 
 def _draws(node: Node) -> bool:
