@@ -87,8 +87,10 @@ def capturing(
     trail: bool = False,
     references: str | None = None,
     moved: Moved | None = None,
+    mask_elements: int | None = None,
 ) -> Generator[Callable[[], Graph]]:
-    """Starts the capture of MODEL; the function given waits for it, as `capture` does.
+    """Starts the capture of MODEL; the function given waits for it, as `capture` does. The graph
+    says what attention masks of at most so many elements hide; None: of no mask.
 
     Whoever leaves the block early ends the child. A recording has its graph: nothing is started.
     """
@@ -102,6 +104,7 @@ def capturing(
         "trail": trail,
         "references": references,
         "moved": moved,
+        "mask_elements": mask_elements,
     }
     with _waiting.pop() if _waiting else _Child() as child:
         watch = _Watch(child.process, limits or Limits())
@@ -136,8 +139,9 @@ def capture_module(
     scenario: Scenario | None = None,
     trail: bool = False,
     references: str | None = None,
+    mask_elements: int | None = None,
 ) -> Graph:
-    """Captures a module with the inputs given, in this process, as `capture` does a model. Raises
+    """Captures a module with the inputs given, in this process, as `capturing` does a model. Raises
     CaptureError."""
     from fusion_advisor.models import HostFakeMode, Loaded
 
@@ -148,15 +152,15 @@ def capture_module(
     try:
         loaded = Loaded(module, args, kwargs or {}, fake, type(module).__name__)
         loaded.assumed.append(f"mode={scenario.mode}")
-        return _translate(loaded, scenario, time.perf_counter(), trail, references)
+        return _translate(loaded, scenario, time.perf_counter(), trail, references, mask_elements)
     finally:
         module.train(was_training)
 
 
-def capture_loaded(loaded: Loaded, scenario: Scenario) -> Graph:
+def capture_loaded(loaded: Loaded, scenario: Scenario, mask_elements: int | None = None) -> Graph:
     """Captures what is fake already, each of its modules in the mode that it is in. Raises
     CaptureError."""
-    return _translate(loaded, scenario, time.perf_counter())
+    return _translate(loaded, scenario, time.perf_counter(), mask_elements=mask_elements)
 
 
 def capture_here(
@@ -164,8 +168,9 @@ def capture_here(
     scenario: Scenario | None = None,
     trail: bool = False,
     references: str | None = None,
+    mask_elements: int | None = None,
 ) -> Graph:
-    """Captures MODEL in this process, without limits: what the child of `capture` does."""
+    """Captures MODEL in this process, without limits: what the child of `capturing` does."""
     from fusion_advisor.loading import load
 
     if model.startswith("hf:"):
@@ -173,7 +178,8 @@ def capture_here(
             importlib.import_module("transformers")
     scenario = scenario or Scenario()
     started = time.perf_counter()
-    graph = _translate(load(model, scenario), scenario, started, trail, references)
+    loaded = load(model, scenario)
+    graph = _translate(loaded, scenario, started, trail, references, mask_elements)
     return replace(graph, files=_loaded_files())
 
 
@@ -198,6 +204,7 @@ def _translate(
     started: float,
     trail: bool = False,
     references: str | None = None,
+    mask_elements: int | None = None,
 ) -> Graph:
     """Traces what was loaded and writes its launches down."""
     import torch
@@ -226,7 +233,8 @@ def _translate(
         assumed=tuple(loaded.assumed),
         trail=replace(traced.trail, values=launcher.values) if traced.trail else None,
     )  # fmt: skip
-    graph = replace(graph, masks=masks(graph))
+    if mask_elements is not None:
+        graph = replace(graph, masks=masks(graph, mask_elements))
     if not any(node.kind == "call" for node in graph.nodes):
         raise CaptureError(
             f"{loaded.source}: the model launches no kernel; give a model that computes something"
@@ -416,9 +424,11 @@ def _answer(request: dict[str, Any]) -> bytes:
     if request["moved"]:
         relocate(*request["moved"])
     try:
-        return b"graph\n" + graph_to_json(
-            capture_here(request["model"], scenario, request["trail"], request["references"])
-        )
+        graph = capture_here(
+            request["model"], scenario, request["trail"], request["references"],
+            request["mask_elements"],
+        )  # fmt: skip
+        return b"graph\n" + graph_to_json(graph)
     except BaseException as error:  # noqa: BLE001 the parent tells the user, in one line
         return _failed(error)
 

@@ -14,16 +14,15 @@ import torch
 from fusion_advisor.emitted import Fault
 from fusion_advisor.records import Graph, Mask, MaskSays, Node, Ref
 from fusion_advisor.replay import operator_of, replayed
-from fusion_advisor.rulefiles import load_rulebook
 
 _ATTENTION = "aten.scaled_dot_product_attention.default"
 _MASK = 3
 """Where scaled_dot_product_attention takes it."""
 
 
-def masks(graph: Graph) -> tuple[Mask, ...]:
+def masks(graph: Graph, most: int) -> tuple[Mask, ...]:
     """A mask for each attention that takes one. What inputs and parameters decide is unknown, and
-    so is a mask of more elements than `capture.mask_elements` of the rules."""
+    so is a mask that is made of more than `most` elements."""
     nodes = {node.name: node for node in graph.nodes}
     makers = _Makers(graph)
     known: dict[object, tuple[MaskSays, str]] = {}
@@ -35,7 +34,7 @@ def masks(graph: Graph) -> tuple[Mask, ...]:
         needed = makers.of(ref, node)
         key = ref, needed, rows.shape[-2], columns.shape[-2]
         if key not in known:
-            known[key] = _says(graph, nodes, *key)
+            known[key] = _says(graph, nodes, most, *key)
         return Mask(node.name, *known[key])
 
     return tuple(said(node, ref) for node, ref in _masked(graph))
@@ -83,6 +82,7 @@ class _Makers:
 def _says(
     graph: Graph,
     nodes: dict[str, Node],
+    most: int,
     mask: Ref,
     needed: frozenset[str],
     rows: int,
@@ -95,7 +95,6 @@ def _says(
         return "unknown", f"it depends on {', '.join(given)}"
     if any(_draws(nodes[name]) for name in needed):
         return "unknown", "it is drawn at random"
-    most = load_rulebook().capture.mask_elements.count
     largest = max(t.numel for name in needed for t in nodes[name].outputs if t)
     if largest > most:
         return "unknown", f"it is made of {largest} elements, more than are looked at ({most})"

@@ -54,6 +54,7 @@ from fusion_advisor.frames import is_user
 from fusion_advisor.models import HostFakeMode, Loaded
 from fusion_advisor.recording import Call, LeftOut, Recording, write_recording
 from fusion_advisor.records import Graph
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 from fusion_advisor.signature import (
@@ -84,7 +85,7 @@ def record(
     even then, the most frequent. Raises UsageError at once where the file cannot be written or the
     rules are wrong, and CaptureError for a model in FSDP and a ScriptModule.
     """
-    most = load_rulebook(rules).record.captured.count
+    rulebook = load_rulebook(rules)
     if not isinstance(model, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"record takes a torch.nn.Module, not {type(model).__name__}")
     place = Path(file).absolute()
@@ -95,21 +96,24 @@ def record(
     with seen.watching():
         yield
     if seen.counts:
-        recording = _recording(seen, most, place)
+        recording = _recording(seen, rulebook, place)
         write_recording(recording)
-        for line in _lacks(recording, most):
+        for line in _lacks(recording, rulebook.record.captured.count):
             _warn(f"{file}: {line}")
     else:
         _warn(f"{file}: is not written, for the block did not call the {_name(model)}")
 
 
-def _recording(seen: _Seen, most: int, file: Path) -> Recording:
+def _recording(seen: _Seen, rulebook: Rulebook, file: Path) -> Recording:
     """What was seen, with the graphs of the calls that are made most often."""
+    most = rulebook.record.captured.count
     alike = _alike(seen.counts, most)
     frequent = sorted(alike, key=lambda counts: -counts.total())[:most]
     chosen = [counts for counts in alike if counts in frequent]
     rest = [counts for counts in alike if counts not in frequent]
-    calls = [_call(f"call-{number}", seen, each) for number, each in enumerate(chosen, start=1)]
+    calls = [
+        _call(f"call-{number}", seen, each, rulebook) for number, each in enumerate(chosen, start=1)
+    ]
     left_out = LeftOut(sum(map(len, rest)), sum(counts.total() for counts in rest))
     return Recording(
         tool().model_dump(), _name(seen.bare), tuple(calls), left_out, _sources(calls), file
@@ -257,13 +261,13 @@ class _Seen:
         )
 
 
-def _call(name: str, seen: _Seen, counts: Counter[_Made]) -> Call:
+def _call(name: str, seen: _Seen, counts: Counter[_Made], rulebook: Rulebook) -> Call:
     """Calls that were made alike, with their graph or with why there is none."""
     made = _median(counts)
     graph: Graph | None = None
     failure = ""
     try:
-        graph = _captured(seen, made)
+        graph = _captured(seen, made, rulebook.capture.mask_elements.count)
     except CaptureError as error:
         failure = str(error)
     except Exception as error:  # noqa: BLE001 the program goes on; the file says what it lacks
@@ -285,7 +289,7 @@ def _call(name: str, seen: _Seen, counts: Counter[_Made]) -> Call:
     )
 
 
-def _captured(seen: _Seen, made: _Made) -> Graph:
+def _captured(seen: _Seen, made: _Made, mask_elements: int) -> Graph:
     """What calls made like this launch. CaptureError where that cannot be had."""
     for what in unknown_in(made.arguments):
         raise CaptureError(
@@ -300,7 +304,7 @@ def _captured(seen: _Seen, made: _Made) -> Graph:
         args, kwargs = fakes(made.arguments, fake)
         asked = Scenario(mode=_mode(made), autocast=made.autocast, grad=made.grad)
         loaded = Loaded(model, args, kwargs, fake, _name(model), breaks=False)
-        graph = capture_loaded(loaded, asked)
+        graph = capture_loaded(loaded, asked, mask_elements)
     return replace(graph, differs_from_eager=(*seen.notes, *graph.differs_from_eager))
 
 

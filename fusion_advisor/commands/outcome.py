@@ -44,7 +44,10 @@ def analyzed(request: Request, verbose: bool) -> Analysis:
     """Runs the pipeline on a model that a child captures."""
     from fusion_advisor.capture import capturing
 
-    with capturing(request.model, request.scenario, request.limits, request.debug) as captured:
+    most = rulebook_of(request.rules).capture.mask_elements.count
+    with capturing(
+        request.model, request.scenario, request.limits, request.debug, mask_elements=most
+    ) as captured:
         from fusion_advisor.pipeline import STAGES, analyze  # while the child imports torch
 
         with following(STAGES, verbose=verbose) as listener:

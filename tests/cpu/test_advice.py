@@ -34,7 +34,8 @@ class Of(nn.Module):
 
 
 def captured(function: Callable[..., Any], *args: torch.Tensor) -> Graph:
-    return capture_module(Of(function), args, scenario=Scenario())
+    most = load_rulebook().capture.mask_elements.count
+    return capture_module(Of(function), args, scenario=Scenario(), mask_elements=most)
 
 
 def advice(graph: Graph, rulebook: Any = None) -> dict[str, Any]:

@@ -184,6 +184,25 @@ def test_a_wrong_rule_names_file_and_field(tmp_path: Path) -> None:
     assert f"{overlay}: gates.on-chip.comparison" in one_line(done)
 
 
+def test_rules_say_how_large_a_mask_may_be_that_is_looked_at(tmp_path: Path) -> None:
+    model, overlay = tmp_path / "model.py", tmp_path / "mine.toml"
+    model.write_text(
+        "import torch\n\n\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, q):\n"
+        "        mask = torch.ones(64, 64, dtype=torch.bool)\n"
+        "        return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)\n"
+        "\n\n"
+        "def get_inputs():\n"
+        "    return [torch.zeros(1, 2, 64, 64, dtype=torch.bfloat16)]\n"
+    )
+    overlay.write_text(
+        '[capture]\nmask_elements = { value = 4095, unit = "elements", source = "a test" }\n'
+    )
+    done = run("analyze", model, "--json", "-", *QUICK, "--rules", overlay)
+    assert "it is made of 4096 elements, more than are looked at (4095)" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
