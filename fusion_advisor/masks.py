@@ -6,18 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
+from fusion_advisor.attention import mask_of
 from fusion_advisor.emitted import Fault
 from fusion_advisor.records import Graph, Mask, MaskSays, Node, Ref
 from fusion_advisor.replay import operator_of, replayed
-
-_ATTENTION = "aten.scaled_dot_product_attention.default"
-_MASK = 3
-"""Where scaled_dot_product_attention takes it."""
 
 
 def masks(graph: Graph, most: int) -> tuple[Mask, ...]:
@@ -37,17 +33,7 @@ def masks(graph: Graph, most: int) -> tuple[Mask, ...]:
             known[key] = _says(graph, nodes, most, *key)
         return Mask(node.name, *known[key])
 
-    return tuple(said(node, ref) for node, ref in _masked(graph))
-
-
-def _masked(graph: Graph) -> Iterator[tuple[Node, Ref]]:
-    for node in graph.nodes:
-        if node.op == _ATTENTION:
-            given = (
-                node.args[_MASK] if len(node.args) > _MASK else dict(node.kwargs).get("attn_mask")
-            )
-            if isinstance(given, Ref):
-                yield node, given
+    return tuple(said(node, ref) for node in graph.nodes if (ref := mask_of(node)))
 
 
 class _Makers:

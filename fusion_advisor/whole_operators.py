@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fusion_advisor.attention import ATTENTION
 from fusion_advisor.expansions import (
     Expansion,
     Launch,
@@ -73,7 +74,7 @@ def _attention(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | No
     out = permuted((batch, heads, length, width), order, query.dtype)
     frozen = tuple(freeze(arg, slots) for arg in args)
     options = tuple((name, freeze(arg, slots)) for name, arg in kwargs.items())
-    return _single("aten.scaled_dot_product_attention.default", frozen, options, (out,), 0)
+    return _single(ATTENTION, frozen, options, (out,), 0)
 
 
 def _batch_norm(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | None:

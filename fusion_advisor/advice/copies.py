@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fusion_advisor.advice.base import Model
+from fusion_advisor.attention import ATTENTION
 from fusion_advisor.records import Ref, Tensor
 
 _COPIES = frozenset(
     {"aten.clone.default", "aten.contiguous.default", "aten.copy_.default", "aten._to_copy.default"}
 )
-_ATTENTION = "aten.scaled_dot_product_attention.default"
 
 
 def copies(model: Model) -> Iterator[tuple[int, Ref]]:
@@ -70,7 +70,7 @@ def _third_expanded(model: Model, ref: Ref) -> int:
 def _takes_shared(model: Model, reader: int, number: int, times: int) -> bool:
     """Is a reader an attention whose keys and values are such copies, this one among them?"""
     flow = model.flow
-    if flow.nodes[reader].op != _ATTENTION:
+    if flow.nodes[reader].op != ATTENTION:
         return False
     bases: list[int] = []
     for ref in flow.operands[reader][1:3]:

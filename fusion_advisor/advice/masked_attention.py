@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fusion_advisor.advice.base import Advice, Model, by, counted, layout, mark
-from fusion_advisor.records import Mask, Ref
+from fusion_advisor.attention import mask_of
+from fusion_advisor.records import Mask
 
-_ATTENTION = "aten.scaled_dot_product_attention.default"
-_MASK = 3
-"""Where scaled_dot_product_attention takes it."""
 _FLASH = ("float16", "bfloat16")
 _SAID = {
     "nothing": "a mask that hides nothing: leave it out",
@@ -29,32 +27,33 @@ def find(model: Model) -> Iterator[Advice]:
             flow.nodes[i].name, Mask(flow.nodes[i].name, "unknown", "it was not looked at")
         )
         for i in model.launches
-        if flow.nodes[i].op == _ATTENTION and _keeps_off(model, i)
+        if _keeps_off(model, i)
     }
     groups = by(masked, lambda i: (flow.nodes[i].source, masked[i].says, masked[i].why))
     for (_, says, why), numbers in groups.items():
         first = model.call(numbers[0])
-        given = first.tensor(_MASK, "attn_mask")
-        assert given is not None
+        mask = mask_of(first.node)
+        assert mask is not None
         yield Advice(
             "masked-attention",
             f"{counted(numbers, 'attention')} ({first.node.name}) with {_SAID[says]};"
             " attn_mask keeps them off the flash kernel",
             _saved(model, numbers, says),
             model.sources(numbers),
-            (f"the mask is {layout(given)}: {why}",),
+            (f"the mask is {layout(first.tensors[mask])}: {why}",),
             mark("masked-attention", says, layout(first.operand(0))),
         )
 
 
 def _keeps_off(model: Model, number: int) -> bool:
-    """Would the flash kernel serve an attention without its mask?"""
+    """Is a launch an attention that the flash kernel would serve without its mask?"""
     call = model.call(number)
+    if mask_of(call.node) is None:
+        return False
     query, value = call.operand(0), call.operand(2)
     widest = model.rulebook.advice_kind("masked-attention").number("width").value
     return (
-        call.tensor(_MASK, "attn_mask") is not None
-        and query.dtype in _FLASH
+        query.dtype in _FLASH
         and len(query.shape) == len(("batch", "heads", "length", "width"))
         and query.shape[-2] > 1
         and query.shape[-1] == value.shape[-1] <= widest
@@ -74,7 +73,7 @@ def _making(model: Model, numbers: list[int]) -> list[int]:
     """The launches that only make these attentions' masks."""
     flow = model.flow
     gone = set(numbers)
-    todo = [ref for i in numbers if isinstance(ref := model.call(i).arg(_MASK, "attn_mask"), Ref)]
+    todo = [ref for i in numbers if (ref := mask_of(flow.nodes[i]))]
     made: list[int] = []
     while todo:
         ref = flow.base(todo.pop())

@@ -23,7 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "exprs",
         "bounds builder",
         "renaming",
-        "rulebook scenario frames kernels region wire files",
+        "rulebook scenario frames kernels region wire files attention",
         "recording",
         "functions",
         "predict explanation",
