@@ -15,6 +15,9 @@ from fusion_advisor.emitted import Fault
 from fusion_advisor.records import Graph, Mask, MaskSays, Node, Ref
 from fusion_advisor.replay import operator_of, replayed
 
+_MOST_NAMED = 3
+"""Of the inputs and parameters that a mask depends on; inputs go first."""
+
 
 def masks(graph: Graph, most: int) -> tuple[Mask, ...]:
     """A mask for each attention that takes one. What inputs and parameters decide is unknown, and
@@ -76,9 +79,11 @@ def _says(
 ) -> tuple[MaskSays, str]:
     """What a mask that is made by `needed` hides of so many queries and keys, and how that is
     known."""
-    given = sorted(name for name in needed if nodes[name].kind != "call")
+    given = [name for name in needed if nodes[name].kind != "call"]
     if given:
-        return "unknown", f"it depends on {', '.join(given)}"
+        first = sorted(given, key=lambda name: (nodes[name].kind != "input", name))[:_MOST_NAMED]
+        others = " and others" if len(given) > len(first) else ""
+        return "unknown", f"it depends on {', '.join(first)}{others}"
     if any(_draws(nodes[name]) for name in needed):
         return "unknown", "it is drawn at random"
     largest = max(t.numel for name in needed for t in nodes[name].outputs if t)

@@ -127,6 +127,20 @@ def test_a_mask_of_an_input_is_not_known() -> None:
     assert "it depends on" in found.evidence[0]
 
 
+def test_of_all_that_a_mask_depends_on_a_few_are_named_the_inputs_first() -> None:
+    def forward(model: Any, q: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        mask = model.weight + sum(others) > 0
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    graph = captured(forward, heads(), torch.zeros(ROWS, ROWS), torch.zeros(ROWS))
+    inputs = [node.name for node in graph.nodes if node.kind == "input"][1:]
+    (weight,) = (node.name for node in graph.nodes if node.kind == "parameter")
+    assert graph.masks[0].why == f"it depends on {', '.join(inputs)}, {weight}"
+    more = captured(forward, heads(), *(torch.zeros(ROWS) for _ in range(3)))
+    inputs = [node.name for node in more.nodes if node.kind == "input"][1:]
+    assert more.masks[0].why == f"it depends on {', '.join(inputs)} and others"
+
+
 def test_a_mask_drawn_at_random_is_not_known() -> None:
     graph = captured(attending(lambda q: torch.rand(ROWS, ROWS, device=q.device) < 2), heads())
     assert [(mask.says, mask.why) for mask in graph.masks] == [("unknown", "it is drawn at random")]
