@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from json import dumps
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -135,16 +135,15 @@ def _bench(
 
 def _graph_of(report: Report, file: Path) -> Graph:
     """The graph in a report, or beside it as `analyze --out` leaves it."""
-    from fusion_advisor.wire import graph_from_json
+    from fusion_advisor.wire import graph_from_data
 
     beside = file.parent / "graph.json"
     if report.graph is None and not beside.is_file():
         raise UsageError(
             f"{file}: no graph in it and no graph.json beside it; run analyze with --out again"
         )
-    text = dumps(report.graph) if report.graph else beside.read_text(encoding="utf-8")
     try:
-        return graph_from_json(text)
+        return graph_from_data(report.graph or loads(beside.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{beside}: not a graph of fusion-advisor; analyze again") from error
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from json import dumps, loads
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fusion_advisor.commands.options import rulebook_of
 from fusion_advisor.commands.output import following, tell
@@ -15,7 +15,6 @@ from fusion_advisor.files import write
 if TYPE_CHECKING:
     from fusion_advisor.cache import Outcome
     from fusion_advisor.pipeline import Analysis
-    from fusion_advisor.records import Graph
     from fusion_advisor.report import Report
     from fusion_advisor.scenario import Request
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 def outcome_of(request: Request, verbose: bool, *, cached: bool) -> Outcome:
     """The report, kernels and graph of a request: of the cache where it has them, else anew."""
     from fusion_advisor.cache import Outcome, cache_folder, find, keep
+    from fusion_advisor.wire import graph_to_data
 
     rulebook, folder = rulebook_of(request.rules), cache_folder()
     found = find(folder, request, rulebook) if cached else None
@@ -34,7 +34,7 @@ def outcome_of(request: Request, verbose: bool, *, cached: bool) -> Outcome:
     analysis = analyzed(request, verbose)
     graph = analysis.flow.annotated.graph
     texts = {kernel.name: kernel.text for kernel in analysis.kernels}
-    outcome = Outcome(analysis.report, texts, _as_json(graph))
+    outcome = Outcome(analysis.report, texts, graph_to_data(graph))
     if cached and not _failed_check(analysis.report):
         keep(folder, request, rulebook, outcome, graph.files, started)
     return outcome
@@ -83,10 +83,3 @@ def _kernel_files(out: Path) -> set[str]:
     except UsageError:
         return set()  # no report, or none of this version: whose the files are is not known
     return {Path(group.kernel.file).name for group in groups if group.kernel.file}
-
-
-def _as_json(graph: Graph) -> dict[str, Any]:
-
-    from fusion_advisor.wire import graph_to_json
-
-    return loads(graph_to_json(graph))
