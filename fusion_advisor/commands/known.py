@@ -13,7 +13,7 @@ from fusion_advisor.errors import UsageError
 
 def explain(
     name: Annotated[str | None, typer.Argument(metavar="CODE|NAME")] = None,
-    all: Annotated[bool, typer.Option("--all", help="every gate and idiom")] = False,
+    all: Annotated[bool, typer.Option("--all", help="every gate, idiom and advice")] = False,
     format: Annotated[str, typer.Option(help="text, or md for --all: a page of Markdown")] = "text",
     rules: Rules = None,
     debug: Debug = False,
