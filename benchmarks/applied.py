@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
 import time
 from collections.abc import Sequence
@@ -87,7 +88,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         lines += [f"- {row['family']}: {why}" for why in dict.fromkeys(row["refused"].values())]
         for nodes, why in row["unplaced"].items():
-            lines.append(f"- {row['family']}, {nodes}: {why}")
+            beneath = re.sub(r"\S*/site-packages/", "", why)
+            lines.append(f"- {row['family']}, {nodes}: {beneath}")
     return "\n".join([*lines, ""])
 
 
