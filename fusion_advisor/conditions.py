@@ -77,14 +77,7 @@ def _open(report: Report) -> list[FindingRow]:
 
 def _listed(report: Report, found: list[FindingRow]) -> str:
     """Each by its place, as many as fit into a line."""
-    groups = {group.id: group for group in report.groups}
-    advice = {row.id: row for row in report.advice}
-    places = [
-        f"{row.code} at {wording.place(advice[row.advice])}"
-        if row.advice
-        else f"{row.group} at {wording.place(groups[row.group])}"
-        for row in found
-    ]
+    places = [f"{row.group or row.code} at {wording.place(report.subject(row))}" for row in found]
     more = f" and {len(places) - _MOST_LISTED} others" if len(places) > _MOST_LISTED else ""
     return f"{', '.join(places[:_MOST_LISTED])}{more}"
 

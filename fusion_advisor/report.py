@@ -8,6 +8,7 @@ one of these raises SCHEMA_VERSION.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -330,6 +331,11 @@ class GroupRow(_Row):
     launches: int = 0
 
     @property
+    def code(self) -> str:
+        """Of the gate that decides; empty where none does."""
+        return self.deciding.code if self.deciding else ""
+
+    @property
     def deciding(self) -> GateRow | None:
         """The gate that rejects: the first that fails, else the last that is unknown. For an
         accepted group the traffic that it saves."""
@@ -406,6 +412,21 @@ class FindingRow(_Row):
     sources: list[SourceRow]
     advice: str = ""
 
+    @classmethod
+    def of(
+        cls,
+        row: GroupRow | AdviceRow,
+        sources: Sequence[SourceRow],
+        state: str = "",
+        ignored: IgnoredRow | None = None,
+    ) -> FindingRow:
+        """A group, or advice, as a finding."""
+        advised = isinstance(row, AdviceRow)
+        return cls(
+            group="" if advised else row.id, advice=row.id if advised else "", code=row.code,
+            state=state, ignored=ignored, sources=[*sources],
+        )  # fmt: skip
+
 
 class UnusedRow(_Row):
     """A comment that asks to ignore a code and holds for no finding, and why."""
@@ -449,6 +470,17 @@ class Report(_Row):
     graph: dict[str, Any] | None = None
     bench: BenchRow | None = None
     review: ReviewRow | None = None
+
+    @property
+    def told(self) -> list[GroupRow | AdviceRow]:
+        """What may be a finding: the accepted groups, and the advice whose gain is predicted. That
+        of earlier versions has no id to be named by."""
+        return [*self.groups, *(row for row in self.advice if row.id and row.saved_us)]
+
+    def subject(self, finding: FindingRow) -> GroupRow | AdviceRow:
+        """What a finding is of."""
+        rows = self.advice if finding.advice else self.groups
+        return next(row for row in rows if row.id == (finding.advice or finding.group))
 
 
 def json_schema() -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,6 +12,7 @@ from fusion_advisor.compare import judged_alike, unknown_to
 from fusion_advisor.errors import UsageError
 from fusion_advisor.ignores import Ignore, ignores
 from fusion_advisor.report import (
+    AdviceRow,
     FindingRow,
     GroupRow,
     IgnoredRow,
@@ -41,16 +42,12 @@ class Policy:
 
 @dataclass(frozen=True)
 class _Told:
-    """A group, or advice, as this module sees both. `names` select and ignore it."""
+    """A group, or advice, with what it saves. `names` select and ignore it."""
 
-    id: str
-    code: str
+    row: GroupRow | AdviceRow
     names: frozenset[str]
     saved_us: float
     share: float
-    sources: list[SourceRow]
-    nodes: Sequence[str] = ()
-    is_advice: bool = False
 
 
 def review(
@@ -63,27 +60,25 @@ def review(
     new = _new(report, baseline)
     comments = [ignore for file in _files(report) for ignore in ignores(Path(file), file)]
     holding = [ignore for ignore in comments if not ignore.fault]
-    told = [*map(_group, report.groups), *_advice(report)]
-    selected = [row for row in told if not policy.select or _is(row, policy.select)]
+    told = [_told(row, report) for row in report.told]
+    selected = [each for each in told if not policy.select or _is(each, policy.select)]
     large = [
-        row
-        for row in selected
-        if row.saved_us >= policy.least_us and row.share >= policy.least_share
+        each
+        for each in selected
+        if each.saved_us >= policy.least_us and each.share >= policy.least_share
     ]
-    used = {ignore for row in large for ignore in holding if _holds(ignore, row)}
+    used = {ignore for each in large for ignore in holding if _holds(ignore, each)}
     modules = {node.name: node.module for node in report.nodes}
     return ReviewRow(
         baseline=baseline[0] if baseline else None,
         findings=[
-            FindingRow(
-                group="" if row.is_advice else row.id,
-                advice=row.id if row.is_advice else "",
-                code=row.code,
-                state="" if new is None else "new" if row.id in new else "known",
-                ignored=_ignored(row, policy, modules, holding, root),
-                sources=[_rooted(source, root) for source in row.sources or _model_file(report)],
+            FindingRow.of(
+                each.row,
+                [_rooted(source, root) for source in each.row.sources or _model_file(report)],
+                state="" if new is None else "new" if each.row.id in new else "known",
+                ignored=_ignored(each, policy, modules, holding, root),
             )
-            for row in large
+            for each in large
         ],
         below=len(selected) - len(large),
         unselected=len(told) - len(selected),
@@ -99,34 +94,12 @@ def review(
     )
 
 
-def _group(row: GroupRow) -> _Told:
-    code = row.deciding.code if row.deciding else ""
-    names = {row.pattern, *((code, row.deciding.name) if row.deciding else ())}
-    return _Told(
-        id=row.id,
-        code=code,
-        names=frozenset(names),
-        saved_us=row.impact.saved_us_total,
-        share=row.impact.share,
-        sources=[*row.sources],
-        nodes=row.nodes,
-    )
-
-
-def _advice(report: Report) -> Iterator[_Told]:
-    """The advice whose gain is predicted."""
-    total = report.totals.time_us
-    for row in report.advice:
-        if row.saved_us:
-            yield _Told(
-                id=row.id,
-                code=row.code,
-                names=frozenset({row.code}),
-                saved_us=row.saved_us,
-                share=row.saved_us / total if total else 0.0,
-                sources=[*row.sources],
-                is_advice=True,
-            )
+def _told(row: GroupRow | AdviceRow, report: Report) -> _Told:
+    if isinstance(row, GroupRow):
+        names = {row.pattern, *((row.code, row.deciding.name) if row.deciding else ())}
+        return _Told(row, frozenset(names), row.impact.saved_us_total, row.impact.share)
+    saved, total = row.saved_us or 0.0, report.totals.time_us
+    return _Told(row, frozenset({row.code}), saved, saved / total if total else 0.0)
 
 
 def unused_in_all(reviews: Iterable[ReviewRow]) -> list[UnusedRow]:
@@ -157,39 +130,41 @@ def _model_file(report: Report) -> list[SourceRow]:
     return [SourceRow(file=given, line=1)] if named else []
 
 
-def _is(row: _Told, codes: Iterable[str]) -> bool:
+def _is(told: _Told, codes: Iterable[str]) -> bool:
     """Does a code name the gate that decides on a group, its idiom, or the kind of an advice?"""
-    return not row.names.isdisjoint(codes)
+    return not told.names.isdisjoint(codes)
 
 
-def _holds(ignore: Ignore, row: _Told) -> bool:
+def _holds(ignore: Ignore, told: _Told) -> bool:
     """Does a comment ask to leave what has a line in its reach alone?"""
-    reached = (s.file == ignore.file and s.line in ignore.lines for s in row.sources)
-    return _is(row, [ignore.code]) and any(reached)
+    reached = (s.file == ignore.file and s.line in ignore.lines for s in told.row.sources)
+    return _is(told, [ignore.code]) and any(reached)
 
 
 def _ignored(
-    row: _Told,
+    told: _Told,
     policy: Policy,
     modules: Mapping[str, str],
     comments: Iterable[Ignore],
     root: Path,
 ) -> IgnoredRow | None:
     for ignore in comments:
-        if _holds(ignore, row):
+        if _holds(ignore, told):
             source = _rooted(SourceRow(file=ignore.file, line=ignore.line), root)
             return IgnoredRow(code=ignore.code, reason=ignore.reason, source=source)
-    if _is(row, policy.ignore):
-        return IgnoredRow(code=row.code, reason="ignored by the configuration", source=None)
-    for pattern in _patterns(row, policy):
-        if row.nodes and all(_inside(modules.get(node, ""), pattern) for node in row.nodes):
+    code = told.row.code
+    if _is(told, policy.ignore):
+        return IgnoredRow(code=code, reason="ignored by the configuration", source=None)
+    nodes = told.row.nodes if isinstance(told.row, GroupRow) else []
+    for pattern in _patterns(told, policy):
+        if nodes and all(_inside(modules.get(node, ""), pattern) for node in nodes):
             reason = f"ignored by the configuration in {pattern}"
-            return IgnoredRow(code=row.code, reason=reason, source=None)
+            return IgnoredRow(code=code, reason=reason, source=None)
     return None
 
 
-def _patterns(row: _Told, policy: Policy) -> Iterator[str]:
-    return (pattern for pattern, codes in policy.ignore_in.items() if _is(row, codes))
+def _patterns(told: _Told, policy: Policy) -> Iterator[str]:
+    return (pattern for pattern, codes in policy.ignore_in.items() if _is(told, codes))
 
 
 def _inside(module: str, pattern: str) -> bool:

@@ -26,8 +26,6 @@ def render(report: Report) -> str:
     """One run, in a category of its own for each model, device and scenario."""
     told = [row for row in findings(report) if row.state != "known"]
     codes = list(dict.fromkeys(row.code for row in told))
-    groups = {group.id: group for group in report.groups}
-    advice = {row.id: row for row in report.advice}
     driver: Json = {
         "name": report.tool.name,
         "semanticVersion": report.tool.version,
@@ -37,12 +35,7 @@ def render(report: Report) -> str:
         "tool": {"driver": driver},
         "automationDetails": {"id": _category(report)},
         "originalUriBaseIds": {ROOT: {"description": {"text": "The root of the repository."}}},
-        "results": [
-            _advised(row, advice[row.advice], codes.index(row.code))
-            if row.advice
-            else _grouped(row, groups[row.group], codes.index(row.code))
-            for row in told
-        ],
+        "results": [_result(row, codes.index(row.code), report.subject(row)) for row in told],
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
 
@@ -52,21 +45,7 @@ def findings(report: Report) -> list[FindingRow]:
     reviewed."""
     if report.review:
         return report.review.findings
-    groups = [
-        _unreviewed(row, row.deciding.code if row.deciding else "", group=row.id)
-        for row in report.groups
-    ]
-    return groups + [
-        _unreviewed(row, row.code, advice=row.id) for row in report.advice if row.saved_us
-    ]
-
-
-def _unreviewed(
-    row: GroupRow | AdviceRow, code: str, *, group: str = "", advice: str = ""
-) -> FindingRow:
-    return FindingRow(
-        group=group, advice=advice, code=code, state="", ignored=None, sources=[*row.sources]
-    )
+    return [FindingRow.of(row, row.sources) for row in report.told]
 
 
 def _category(report: Report) -> str:
@@ -90,36 +69,17 @@ def _rule(report: Report, code: str) -> Json:
     }
 
 
-def _grouped(row: FindingRow, group: GroupRow, rule: int) -> Json:
-    told: Json = {
-        "level": "warning" if group.predicted.worthwhile else "note",
-        "message": {"text": _message(group)},
-        "properties": {"savedMicroseconds": group.impact.saved_us_total, "idiom": group.pattern},
-    }
-    return _result(row, rule, group.fingerprint, told)
-
-
-def _advised(row: FindingRow, advice: AdviceRow, rule: int) -> Json:
-    facts = "".join(f" {fact}." for fact in advice.evidence)
-    told: Json = {
-        "level": "warning",
-        "message": {"text": _plain(f"{advice.code}: {wording.advice(advice)}.{facts}")},
-        "properties": {"savedMicroseconds": advice.saved_us},
-    }
-    return _result(row, rule, advice.fingerprint, told)
-
-
-def _result(row: FindingRow, rule: int, fingerprint: str, told: Json) -> Json:
+def _result(row: FindingRow, rule: int, subject: GroupRow | AdviceRow) -> Json:
     places = [_location(source) for source in row.sources]
     result: Json = {
         "ruleId": row.code,
         "ruleIndex": rule,
-        **told,
+        **(_grouped(subject) if isinstance(subject, GroupRow) else _advised(subject)),
         "locations": places[:1],
         "relatedLocations": [{"id": n, **place} for n, place in enumerate(places[1:], 1)],
         "partialFingerprints": {
-            "primaryLocationLineHash": fingerprint,
-            "computation/v1": fingerprint,
+            "primaryLocationLineHash": subject.fingerprint,
+            "computation/v1": subject.fingerprint,
         },
     }
     if row.state:
@@ -127,6 +87,23 @@ def _result(row: FindingRow, rule: int, fingerprint: str, told: Json) -> Json:
     if row.ignored:
         result["suppressions"] = [_suppression(row.ignored)]
     return result
+
+
+def _grouped(group: GroupRow) -> Json:
+    return {
+        "level": "warning" if group.predicted.worthwhile else "note",
+        "message": {"text": _message(group)},
+        "properties": {"savedMicroseconds": group.impact.saved_us_total, "idiom": group.pattern},
+    }
+
+
+def _advised(advice: AdviceRow) -> Json:
+    facts = "".join(f" {fact}." for fact in advice.evidence)
+    return {
+        "level": "warning",
+        "message": {"text": _plain(f"{advice.code}: {wording.advice(advice)}.{facts}")},
+        "properties": {"savedMicroseconds": advice.saved_us},
+    }
 
 
 def _message(group: GroupRow) -> str:

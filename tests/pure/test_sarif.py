@@ -146,3 +146,11 @@ def test_where_the_time_model_expects_no_gain_it_is_a_note() -> None:
     report = reviewed(("new", None))
     report.groups[0].predicted.worthwhile = False
     assert run_of(report)["results"][0]["level"] == "note"
+
+
+def test_advice_of_an_earlier_version_which_has_no_id_is_no_result() -> None:
+    report = mixed()
+    for row in report.advice:
+        row.id = ""
+    codes = {row.code for row in report.advice}
+    assert not codes & {result["ruleId"] for result in run_of(report)["results"]}
