@@ -13,6 +13,9 @@ from fusion_advisor.ops import Call
 from fusion_advisor.records import Node, Ref, Source, Tensor
 from fusion_advisor.rulebook import Rulebook
 
+MOST_TOLD = 3
+"""Places of one sort that a finding's evidence names."""
+
 K = TypeVar("K", bound=Hashable)
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusion_advisor.advice.base import Advice, Model, counted, mark
+from fusion_advisor.advice.base import MOST_TOLD, Advice, Model, counted, mark
 from fusion_advisor.records import Ref
-
-_MOST = 3
-"""Beginnings that are told."""
 
 
 def find(model: Model) -> Iterator[Advice]:
@@ -20,8 +17,10 @@ def find(model: Model) -> Iterator[Advice]:
     begins = [i for i in model.launches if _makes(model, i) and not _reads(model, i)]
     read = (model.origin(ref) for i in wide for ref in _reads(model, i))
     given = dict.fromkeys(node.name for node in read if node.kind != "call")
-    evidence = [f"it begins at {flow.nodes[i].name} ({flow.nodes[i].op})" for i in begins[:_MOST]]
-    evidence += [f"{name} is given in float64" for name in list(given)[:_MOST]]
+    evidence = [
+        f"it begins at {flow.nodes[i].name} ({flow.nodes[i].op})" for i in begins[:MOST_TOLD]
+    ]
+    evidence += [f"{name} is given in float64" for name in list(given)[:MOST_TOLD]]
     yield Advice(
         "float64",
         f"{counted(wide, 'kernel')} in float64: twice the bytes of float32 at half its rate"

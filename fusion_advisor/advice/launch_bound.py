@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from fusion_advisor.advice.base import Advice, Model, mark
+from fusion_advisor.advice.base import MOST_TOLD, Advice, Model, mark
 from fusion_advisor.advice.host_sync import waits
 from fusion_advisor.advice.launch_queue import step
-
-_MOST = 3
-"""Stretches that are told, of the longest idle time."""
 
 
 def find(model: Model) -> Iterator[Advice]:
@@ -29,7 +26,7 @@ def find(model: Model) -> Iterator[Advice]:
     barred = waits(model)
     evidence = [
         f"{found.us:.1f} us a step as the host launches it, {found.us - idle:.1f} us of kernels",
-        *(_stretch(model, numbers) for numbers in stretches[:_MOST]),
+        *(_stretch(model, numbers) for numbers in stretches[:MOST_TOLD]),
     ]
     if barred:
         evidence.append(
@@ -41,7 +38,7 @@ def find(model: Model) -> Iterator[Advice]:
         f" {sum(map(len, stretches))} of {len(found.idle_us)} kernels: capture the model in a CUDA"
         ' graph (torch.compile(mode="reduce-overhead") or torch.cuda.graph), or raise the batch',
         idle,
-        model.sources(numbers[0] for numbers in stretches[:_MOST]),
+        model.sources(numbers[0] for numbers in stretches[:MOST_TOLD]),
         tuple(evidence),
         mark("launch-bound"),
     )
