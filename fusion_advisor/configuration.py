@@ -164,7 +164,18 @@ class Setting:
 
     path: Keys
     value: Any
-    origin: str
+    layer: Layer | None
+    """None: it is the default."""
+
+    @property
+    def origin(self) -> str:
+        """What a user calls the place where it is set."""
+        return self.layer.origin(self.path) if self.layer else "default"
+
+    @property
+    def field(self) -> str:
+        """The same with the key, for what is wrong there."""
+        return self.layer.field(self.path) if self.layer else self.path[-1]
 
 
 @dataclass(frozen=True)
@@ -204,7 +215,7 @@ class Settings:
         """Every value, in the order of the table."""
         for path, value in _leaves(self.values.model_dump(by_alias=True)):
             layer = next((one for one in reversed(self.layers) if _has(one.tree, path)), None)
-            yield Setting(path, value, layer.origin(path) if layer else "default")
+            yield Setting(path, value, layer)
 
 
 def settled(

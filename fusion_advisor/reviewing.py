@@ -69,9 +69,7 @@ def _check_codes(settings: Settings, rulebook: Rulebook) -> None:
                 for code in setting.value:
                     entry(rulebook, code)
             except UsageError as error:
-                option = setting.origin.startswith("--")
-                where = setting.origin if option else f"{setting.origin} {setting.path[-1]}"
-                raise UsageError(f"{where}: {error}") from error
+                raise UsageError(f"{setting.field}: {error}") from error
 
 
 def _condition(text: str, thresholds: Thresholds) -> Condition:
