@@ -224,7 +224,8 @@ def settled(
     """The table that is found from `folder` (the working directory) upwards, under `options`, by
     their paths in it, and what is `asked` of every scenario. Of another model than the table's,
     its scenarios and baseline are not; unless a `scenario` is chosen by name. The calls of a
-    recording are scenarios of which nothing but the weight can be set.
+    recording are scenarios of which nothing but the weight can be set, and so is the one of an
+    exported program.
 
     UsageError, one line with file and field or option, for an unknown key or a wrong value.
     """
@@ -242,7 +243,12 @@ def settled(
         if not re.fullmatch(r"[\w-]+", name):
             raise UsageError(f"scenario {name!r}: a name has letters, digits, _ and - alone")
     if recorded:
-        _refuse_unrecorded(recorded[0], layers, names)
+        _refuse_unrecorded(recorded[0], below, names)
+        why = f"the calls in {recorded[0].file} are as they were recorded; record others"
+        _refuse_others(layers, values, _validated(recorded), names, why)
+    elif values.model is not None and values.model.endswith(".pt2"):
+        why = f"{values.model} is as it was exported; export it so"
+        _refuse_others(layers, values, Configuration(), names, why)
     scenarios = {name: values.scenarios[name] for name in names}
     return Settings(values, scenarios, layers, bool(recorded))
 
@@ -265,18 +271,29 @@ def _recorded(model: Any) -> list[Layer]:
 
 
 def _refuse_unrecorded(recorded: Layer, layers: Sequence[Layer], names: Sequence[str]) -> None:
-    """UsageError for a scenario that was not recorded, and for what cannot be set of one."""
+    """UsageError for a scenario that was not recorded."""
     calls = recorded.tree["scenarios"]
-    for layer in layers:
-        for (name, *rest), _ in _leaves(layer.tree.get("scenarios") or {}):
-            if name in names and name not in calls:
-                where = layer.field(("scenarios", name))
-                raise UsageError(f"{where}: {recorded.file} has {', '.join(calls)}")
-            if name in names and layer is not recorded and rest not in ([], ["weight"]):
-                raise UsageError(
-                    f"{layer.field(('scenarios', name, *rest))}: the calls in {recorded.file} are "
-                    "as they were recorded; record others, or give the model itself"
-                )
+    for name in names:
+        if name not in calls:
+            where = _where(layers, ("scenarios", name))
+            raise UsageError(f"{where}: {recorded.file} has {', '.join(calls)}")
+
+
+def _refuse_others(
+    layers: Sequence[Layer],
+    asked: Configuration,
+    made: Configuration,
+    names: Sequence[str],
+    why: str,
+) -> None:
+    """UsageError where of a model that is `made` in its scenarios others are asked; the weight
+    aside."""
+    for name in names:
+        of = made.scenarios.get(name, ScenarioTable())
+        for key in ScenarioTable.model_fields:
+            if key != "weight" and getattr(asked.scenarios[name], key) != getattr(of, key):
+                where = _where(layers, ("scenarios", name, _hyphened(key)))
+                raise UsageError(f"{where}: {why}, or give the model itself")
 
 
 def _of_model(layer: Layer, model: Any, scenario: str | None) -> Layer:

@@ -8,7 +8,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -21,37 +21,28 @@ if TYPE_CHECKING:
 
     from fusion_advisor.configuration import Settings
     from fusion_advisor.rulebook import Rulebook
-    from fusion_advisor.scenario import Request, Scenario
+    from fusion_advisor.scenario import Request
 
 
 GIB = 1 << 30
 
-
 FAILED = 1
 """Exit code of a `--fail-on` condition."""
 
+FORMAT_NAMES = "text, json, md, html, sarif or model-explorer"
 
 Rules = Annotated[
     list[Path] | None, typer.Option("--rules", help="TOML file or folder laid over the rules")
 ]
-
-
-FORMAT_NAMES = "text, json, md, html, sarif or model-explorer"
-
-
 Baseline = Annotated[
     Path | None, typer.Option(help="an earlier report.json, or the folder that --out left")
 ]
-
-
 FailOn = Annotated[
     list[str] | None,
     typer.Option(
         help="exit with 1: new, accepted, advice, unverified, regression[=SHARE], coverage[=SHARE]"
     ),
 ]
-
-
 Select = Annotated[
     list[str] | None, typer.Option(help="findings of this code or name alone; repeatable")
 ]
@@ -132,8 +123,6 @@ class Options:
         values, asked = settings.values, settings.scenarios[name].scenario
         if asked.phase != "forward" and not settings.model.startswith("hf:"):
             raise UsageError(f"phase {asked.phase}: only for hf: models, which have a cache")
-        if settings.model.endswith(".pt2"):
-            _refuse_unexported(settings.model, asked)
         return Request(
             model=settings.model_in(name),
             scenario=asked,
@@ -146,18 +135,6 @@ class Options:
             command=regenerate(scenario if len(settings.scenarios) > 1 else None),
             debug=self.debug,
         )
-
-
-def _refuse_unexported(model: str, asked: Scenario) -> None:
-    """UsageError for what cannot be asked of an exported program."""
-    from fusion_advisor.scenario import Scenario
-
-    for name, default in asdict(Scenario()).items():
-        if asdict(asked)[name] != default:
-            option = name.removesuffix("s").replace("_", "-")
-            raise UsageError(
-                f"{option}: {model} is as it was exported; export it so, or give the model itself"
-            )
 
 
 def _keys(table: type[BaseModel]) -> list[str]:

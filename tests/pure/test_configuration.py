@@ -199,3 +199,15 @@ def test_a_wrong_option_is_called_by_its_name(
     with pytest.raises(UsageError) as caught:
         settled(options, asked)
     assert str(caught.value) == message
+
+
+def test_of_an_exported_program_the_weight_alone_can_be_set(repository: Path) -> None:
+    table = repository / "pyproject.toml"
+    head = '[tool.fusion-advisor]\nmodel = "m.pt2"\n[tool.fusion-advisor.scenarios.one]\n'
+    table.write_text(f'{head}weight = 7\nmode = "eval"\n')
+    assert settled({}, {}).scenarios["one"].weight == 7
+    table.write_text(f"{head}seq = 2048\n")
+    with pytest.raises(UsageError, match=r"\.one\] seq: m.pt2 is as it was exported; export it so"):
+        settled({}, {})
+    with pytest.raises(UsageError, match=r"^--batch: m\.pt2 is as it was exported"):
+        settled({"model": "m.pt2"}, {"batch": 3})
