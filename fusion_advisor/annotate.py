@@ -14,11 +14,11 @@ from typing import Literal
 
 from fusion_advisor.axes import NotExpressible
 from fusion_advisor.builder import Builder, Value
+from fusion_advisor.device import Device, Unit
 from fusion_advisor.launched import launched
 from fusion_advisor.ops import REGISTRY, Call, Op, state
 from fusion_advisor.predict import NOTHING, Work, launch_us
 from fusion_advisor.records import OWN_OPS, Arg, Graph, Node, Ref, Tensor
-from fusion_advisor.rulebook import Device, Unit
 
 Bound = Literal["compute", "memory", "overhead", "free"]
 

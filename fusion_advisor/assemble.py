@@ -15,6 +15,7 @@ from fusion_advisor.advise import advise
 from fusion_advisor.annotate import Annotated, Cost, element_set
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision, GateResult
+from fusion_advisor.device import Device
 from fusion_advisor.explanation import explanation
 from fusion_advisor.group import Grouping
 from fusion_advisor.identify import Finding, Identified
@@ -50,7 +51,7 @@ from fusion_advisor.report import (
     UngroupedRow,
 )
 from fusion_advisor.routing import action, fix
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.scenario import Scenario
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 
+from fusion_advisor.device import Device
 from fusion_advisor.errors import UsageError
 from fusion_advisor.measure import ceilings, timing_rules
 from fusion_advisor.measurements import Ceilings
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.workers import Worker, WorkerError
 
 

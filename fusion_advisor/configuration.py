@@ -15,8 +15,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fusion_advisor.conditions import parse_condition
 from fusion_advisor.errors import UsageError
+from fusion_advisor.quantities import Tree, table_of
 from fusion_advisor.recording import call_of, recording_of
-from fusion_advisor.rulebook import Tree, table_of
 from fusion_advisor.scenario import Scenario, parse_dtype, parse_input
 
 FILE = "pyproject.toml"

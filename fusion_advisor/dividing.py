@@ -9,6 +9,7 @@ from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import Proof, assemble
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
+from fusion_advisor.device import Device
 from fusion_advisor.emit import attempt
 from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, identify
@@ -17,7 +18,7 @@ from fusion_advisor.kernels import Kernel
 from fusion_advisor.records import Graph
 from fusion_advisor.report import Report
 from fusion_advisor.routing import action
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.scenario import Scenario
 
 

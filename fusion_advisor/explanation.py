@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fusion_advisor.errors import UsageError
-from fusion_advisor.rulebook import AdviceKind, Example, Gate, Judged, Number, Pattern, Rulebook
+from fusion_advisor.quantities import Number
+from fusion_advisor.rulebook import AdviceKind, Example, Gate, Judged, Pattern, Rulebook
 
 _WIDTH = 98
 _OPENING = """\

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from fusion_advisor.device import Device
 from fusion_advisor.ops import Call, Op
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Tensor
-from fusion_advisor.rulebook import Device
 
 POINTWISE = ("stream", "broadcast", "strided", "transposed")
 

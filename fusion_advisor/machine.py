@@ -8,8 +8,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from fusion_advisor.device import Device
 from fusion_advisor.errors import UsageError
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.rulebook import Rulebook
 
 DEFAULT_DEVICE = "h200"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from fusion_advisor.cases import FULL_SIZE, at_full_size
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision, decide
+from fusion_advisor.device import Device
 from fusion_advisor.emit import emit
 from fusion_advisor.express import fused_traffic
 from fusion_advisor.framework import exact
@@ -31,7 +32,7 @@ from fusion_advisor.measurements import (
 )
 from fusion_advisor.records import Ref
 from fusion_advisor.reference import reference_order
-from fusion_advisor.rulebook import Device, Measure, Rulebook
+from fusion_advisor.rulebook import Measure, Rulebook
 from fusion_advisor.wire import graph_to_json
 from fusion_advisor.workers import Worker, WorkerError
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusion_advisor.device import Device
 from fusion_advisor.exprs import INDEX, Expr
 from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules import SCHEDULES, finishing
 from fusion_advisor.schedules.base import Plan, Refused, Step, check_walks
 from fusion_advisor.schedules.layout import reach

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fusion_advisor.rulebook import Device
+from fusion_advisor.device import Device
 
 
 @dataclass(frozen=True, slots=True)

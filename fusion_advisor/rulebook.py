@@ -12,451 +12,45 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    model_validator,
+from pydantic import BaseModel, Field, model_validator
+
+from fusion_advisor.device import Device, Times
+from fusion_advisor.errors import UsageError
+from fusion_advisor.quantities import (
+    AnyNumber,
+    Bytes,
+    Count,
+    Dimensions,
+    Elements,
+    Instruction,
+    Kernels,
+    Nodes,
+    Number,
+    Operators,
+    Programs,
+    Registers,
+    Rows,
+    Seconds,
+    Seeds,
+    Sets,
+    Share,
+    Speedup,
+    Stages,
+    Table,
+    Text,
+    Time,
+    Ulps,
+    Warps,
 )
 
-from fusion_advisor.errors import UsageError
-from fusion_advisor.records import DTYPE_BYTES
-
-Unit = Literal["tensor", "cuda", "special"]
-"""Where an operator runs: tensor cores, CUDA cores, or the special function units
-(transcendentals)."""
-
 Comparison = Literal["<", "<=", ">", ">="]
-
-UNITS: dict[str, float] = {
-    "MHz": 1e6,
-    "s": 1,
-    "us": 1e-6,
-    "B": 1,
-    "KiB": 1024,
-    "MiB": 1024**2,
-    "GiB": 1024**3,
-    "GB": 1e9,
-    "GB/s": 1e9,
-    "TB/s": 1e12,
-    "Gbit/s": 1e9,
-    "GFLOP/s": 1e9,
-    "TFLOP/s": 1e12,
-    "TOP/s": 1e12,
-    "FLOP/B": 1,
-    "share": 1,
-    "x": 1,
-    "bit": 1,
-    "ulp": 1,
-    "count": 1,
-    "elements": 1,
-    "multiprocessors": 1,
-    "nodes": 1,
-    "operators": 1,
-    "plans": 1,
-    "programs": 1,
-    "registers": 1,
-    "instructions": 1,
-    "kernels": 1,
-    "rows": 1,
-    "dimensions": 1,
-    "seeds": 1,
-    "sets": 1,
-    "stages": 1,
-    "threads": 1,
-    "warps": 1,
-}
-"""Each unit a rule may use, in its base unit: Hz, s, B, B/s, bit/s, FLOP/s, OP/s, or itself."""
-
-PEAK_DTYPES = (*DTYPE_BYTES, "float8", "tf32")
-"""What a peak may be given for: torch's dtypes, any float8, and float32 products in TF32."""
-
-Tree = dict[str, Any]
-"""Rules as TOML gives them."""
-
-
-def table_of(value: Any) -> Tree | None:
-    """A value that is a table; None for any other."""
-    return cast(Tree, value) if isinstance(value, dict) else None
-
-
-class _Rule(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_fields(cls, data: Any) -> Tree:
-        expected = ", ".join(cls.model_fields)
-        table = table_of(data)
-        if table is None:
-            raise ValueError(f"{data!r}; expected a table with {expected}")
-        for key in table:
-            if key not in cls.model_fields:
-                raise ValueError(f"unknown field {key!r}; expected {expected}")
-        return table
-
-
-Text = Annotated[str, Field(min_length=1)]
-
-
-class Number(_Rule):
-    """A value with its unit and where it comes from."""
-
-    value: float = Field(ge=0, allow_inf_nan=False)
-    unit: Text
-    source: Text
-
-    @property
-    def base(self) -> float:
-        """The value in the base unit: B/s of `4.8 TB/s`, s of `2.5 us`."""
-        return self.value * UNITS[self.unit]
-
-    @property
-    def count(self) -> int:
-        """The value in the base unit as a whole number, rounded down."""
-        return int(self.base)
-
-    def __str__(self) -> str:
-        return f"{self.value:g} {self.unit}"
-
-
-def _in(*units: str, zero: bool = False) -> AfterValidator:
-    """Accept a number in one of these units, above zero unless `zero`."""
-
-    def check(number: Number) -> Number:
-        if number.unit not in units:
-            raise ValueError(f"unit {number.unit!r}; expected {' or '.join(units)}")
-        if not (number.value or zero):
-            raise ValueError(f"{number}; expected more than 0")
-        return number
-
-    return AfterValidator(check)
-
-
-def _whole(unit: str) -> AfterValidator:
-    """Accept a whole number of this unit, 1 or more."""
-
-    def check(number: Number) -> Number:
-        if number.unit != unit or not number.value.is_integer() or not number.value:
-            raise ValueError(f"{number}; expected a whole number of {unit}, 1 or more")
-        return number
-
-    return AfterValidator(check)
-
-
-def _known_dtype(name: str) -> str:
-    if name not in PEAK_DTYPES:
-        raise ValueError(f"{name!r}; expected a dtype: {', '.join(PEAK_DTYPES)}")
-    return name
-
-
-AnyNumber = Annotated[Number, _in(*UNITS, zero=True)]
-Dtype = Annotated[str, AfterValidator(_known_dtype)]
-Frequency = Annotated[Number, _in("MHz")]
-Bytes = Annotated[Number, _in("B", "KiB", "MiB", "GiB", "GB")]
-Bandwidth = Annotated[Number, _in("GB/s", "TB/s")]
-DataRate = Annotated[Number, _in("Gbit/s")]
-Rate = Annotated[Number, _in("GFLOP/s", "TFLOP/s", "TOP/s")]
-Share = Annotated[Number, _in("share")]
-Speedup = Annotated[Number, _in("x")]
-Time = Annotated[Number, _in("us")]
-Instruction = Annotated[Number, _in("instructions")]
-Seconds = Annotated[Number, _in("s")]
-Count = Annotated[Number, _whole("count")]
-Bits = Annotated[Number, _whole("bit")]
-Dimensions = Annotated[Number, _whole("dimensions")]
-Elements = Annotated[Number, _whole("elements")]
-Kernels = Annotated[Number, _whole("kernels")]
-Nodes = Annotated[Number, _whole("nodes")]
-Sets = Annotated[Number, _whole("sets")]
-Operators = Annotated[Number, _whole("operators")]
-Programs = Annotated[Number, _whole("programs")]
-Registers = Annotated[Number, _whole("registers")]
-Rows = Annotated[Number, _whole("rows")]
-Seeds = Annotated[Number, _whole("seeds")]
-Stages = Annotated[Number, _whole("stages")]
-Threads = Annotated[Number, _whole("threads")]
-Ulps = Annotated[Number, _in("ulp", zero=True)]
-Warps = Annotated[Number, _whole("warps")]
-Multiprocessors = Annotated[Number, _whole("multiprocessors")]
-
-
-class Clock(_Rule):
-    """Boost clocks; some parts run their tensor cores slower. Evidence: tests hold the peaks
-    against them."""
-
-    boost: Frequency
-    tensor: Frequency
-
-
-class Memory(_Rule):
-    """Device memory by its datasheet, and the L2 in front of it. `bus_width` and `data_rate` are
-    evidence: tests hold the bandwidth against them."""
-
-    size: Bytes
-    bandwidth: Bandwidth
-    bus_width: Bits
-    data_rate: DataRate
-    l2: Bytes
-
-
-class Multiprocessor(_Rule):
-    """What one multiprocessor holds, and how many there are. `threads` and `threads_per_block` are
-    evidence: tests hold `warps` against them."""
-
-    count: Multiprocessors
-    shared_memory: Bytes
-    shared_memory_per_block: Bytes
-    budget_of: Literal["block", "multiprocessor"]
-    """Whose shared memory the on-chip gate takes its share of."""
-    registers: Registers
-    registers_per_thread: Registers
-    threads: Threads
-    threads_per_block: Threads
-    warps: Warps
-    warp_size: Threads
-
-
-class Achieved(_Rule):
-    """What kernels reach of the datasheet: measured, or a share with where it was taken from. A
-    calibration laid over a share leaves that without effect."""
-
-    bandwidth: Bandwidth | None = None
-    bandwidth_share: Share | None = None
-    matmul_share: Share
-    launch: Time
-
-    @model_validator(mode="after")
-    def _some_bandwidth(self) -> Achieved:
-        if self.bandwidth is None and self.bandwidth_share is None:
-            raise ValueError("expected bandwidth (measured) or bandwidth_share")
-        return self
-
-    @property
-    def copied(self) -> Number:
-        """What the copy bandwidth follows from as it stands in the rules: measured where it was."""
-        found = self.bandwidth or self.bandwidth_share
-        assert found is not None
-        return found
-
-
-class Speed(_Rule):
-    """How fast one kind of kernel is."""
-
-    share: Share
-    """Of the copy bandwidth."""
-    elements: Rate
-    """Elements a second, whatever they are: where addresses cost more than bytes."""
-    latency: Time
-    """What one program takes beyond moving its bytes: its first load, its reductions."""
-    warp_bandwidth: Bandwidth
-    """What one warp moves at most."""
-    step: Time
-    """What each further place takes that a program walks one after the other."""
-    arithmetic: Share
-    """Of the peaks that its arithmetic reaches. Emitted kernels may pass 1: their instructions were
-    timed one kind at a time, and overlap."""
-    least: Speedup
-    """How many times what a launch takes at least: some ops are several, or walk long."""
-
-
-class Instructions(_Rule):
-    """What a primitive of the region form is worth, in instructions of a lane: in its short
-    spelling, in that of float32 results, and in float64's."""
-
-    fast: Instruction
-    precise: Instruction | None = None
-    double: Instruction | None = None
-
-    def of(self, dtype: str, *, precise: bool) -> float:
-        """For results of a dtype; `precise` where a kernel's result is float32."""
-        own = self.double if dtype == "float64" else self.precise if precise else None
-        return (own or self.fast).value
-
-
-class Times(_Rule):
-    """How long launches take (`predict`)."""
-
-    fitted_on: Text
-    """The device whose kernels the figures were fitted on."""
-    call: Time
-    """What a call takes beyond its launches, all caches cold."""
-    eager_launch: Time
-    """What a launch takes at least, among others."""
-    kernel_launch: Time
-    eager_warps: Count
-    """Of the blocks of eager's row kernels, about."""
-    eager_part: Elements
-    """Of a row that a block takes where blocks share rows, about."""
-    eager_passes: Mapping[str, Count]
-    """How often eager's op walks rows that are longer than `eager_row`; once, if not named."""
-    eager_row: Bytes
-    """Rows up to here stay on chip in eager's kernels."""
-    ramp: Share
-    """What moving the first bytes takes more, as many as the L2 holds."""
-    l2_speed: Speedup
-    """How much faster what lies in the L2 is read."""
-    l2_kept: Share
-    """How much of the L2 keeps what was just written or read."""
-    unaligned: Share
-    """Of the speed where rows do not begin at 16 bytes."""
-    registers: Registers
-    """What a thread needs beside its share of the values alive at once."""
-    registers_share: Share
-    """Of the estimate for those values, what the compiler takes."""
-    overlap: Speedup
-    """The power in which memory's time, addresses' and arithmetic's add up: 1 is one after the
-    other, many the longest alone."""
-    overlap_programs: Speedup
-    """Programs resident on a multiprocessor from which on the parts overlap that much."""
-    short: Time
-    """Below it a prediction is as uncertain as `spread_short` says, else as `spread_long` does."""
-    spread_short: Share
-    spread_long: Share
-    eager: Mapping[str, Speed]
-    """By the kind of an op's kernel, or by an op that is not as its kind is; else `other`."""
-    kernel: Mapping[str, Speed]
-    """By schedule, else `other`."""
-
-    def speed(self, kind: str, op: str = "") -> Speed:
-        """Of a kind such as `eager.stream` or `kernel.row`."""
-        who, _, name = kind.partition(".")
-        speeds = self.kernel if who == "kernel" else self.eager
-        return speeds.get(op) or speeds.get(name) or speeds["other"]
-
-    @property
-    def fastest(self) -> float:
-        """The largest share of all: no kernel is faster."""
-        return max(s.share.value for s in (*self.eager.values(), *self.kernel.values()))
-
-    @model_validator(mode="after")
-    def _has_other(self) -> Times:
-        if "other" not in self.eager or "other" not in self.kernel:
-            raise ValueError("expected 'other' kinds, of eager and of kernel")
-        return self
-
-
-class Peaks(_Rule):
-    """Dense peaks by unit and dtype."""
-
-    tensor: Mapping[Dtype, Rate]
-    cuda: Mapping[Dtype, Rate]
-    special: Mapping[Dtype, Rate]
-
-
-class Device(_Rule):
-    """A GPU."""
-
-    name: str
-    title: Text
-    aliases: tuple[str, ...] = ()
-    compute_capability: str = Field(pattern=r"^\d+\.\d+$")
-    clock: Clock
-    memory: Memory
-    multiprocessor: Multiprocessor
-    achieved: Achieved
-    peaks: Peaks
-    times: Times
-
-    @property
-    def capability(self) -> int:
-        """The compute capability as compilers spell it: 90 for 9.0."""
-        return int(self.compute_capability.replace(".", ""))
-
-    @property
-    def sm_count(self) -> int:
-        return self.multiprocessor.count.count
-
-    @property
-    def warp_size(self) -> int:
-        return self.multiprocessor.warp_size.count
-
-    @property
-    def datasheet_bandwidth(self) -> float:
-        """HBM or GDDR bandwidth by the datasheet, B/s."""
-        return self.memory.bandwidth.base
-
-    @property
-    def bandwidth(self) -> float:
-        """What a copy reaches, read plus write, B/s: the figure that times are predicted with."""
-        if self.achieved.bandwidth is not None:
-            return self.achieved.bandwidth.base
-        assert self.achieved.bandwidth_share is not None
-        return self.datasheet_bandwidth * self.achieved.bandwidth_share.value
-
-    @property
-    def launch_us(self) -> float:
-        """What one queued kernel takes of the GPU's timeline at least, us."""
-        return self.achieved.launch.value
-
-    @property
-    def shared_memory_bytes(self) -> int:
-        """The shared memory that the on-chip gate takes its share of, B (`budget_of`)."""
-        sm = self.multiprocessor
-        return (sm.shared_memory_per_block if sm.budget_of == "block" else sm.shared_memory).count
-
-    def smem_budget_bytes(self, fraction: float) -> int:
-        """`fraction` of the shared memory, B, rounded down."""
-        return int(fraction * self.shared_memory_bytes)
-
-    def peak(self, unit: Unit, dtype: str) -> Number:
-        """The dense peak of `unit` in `dtype`, as the number that stands in the rules.
-        UsageError when `dtype` is unknown."""
-        place, rate = self.place(unit, dtype)
-        rates: Mapping[str, Number] = getattr(self.peaks, place)
-        return rates[rate]
-
-    def place(self, unit: Unit, dtype: str) -> tuple[Unit, str]:
-        """The unit and dtype whose rate applies.
-
-        A dtype that the unit lacks runs elsewhere: IEEE float32 and float64 products on the CUDA
-        cores (torch's default for matrix products; convolutions ask for `tf32`), float8 products
-        without float8 cores as float16, 16-bit and float8 arithmetic without its own rate as
-        float32, other integers as int32, float64 transcendentals in software on the CUDA cores.
-        UsageError when `dtype` is unknown.
-        """
-        place: tuple[Unit, str] | None = (unit, dtype) if dtype in PEAK_DTYPES else None
-        while place is not None:
-            if place[1] in getattr(self.peaks, place[0]):
-                return place
-            place = _runs_as(*place)
-        raise UsageError(f"device {self.name} has no {unit} peak for dtype {dtype!r}")
-
-    def peak_flops(self, unit: Unit, dtype: str) -> float:
-        """`peak` in FLOP/s (OP/s for integers and transcendentals)."""
-        return self.peak(unit, dtype).base
-
-    @property
-    def special_rate(self) -> float:
-        """Transcendentals that the special function units deliver, OP/s."""
-        return self.peak_flops("special", "float32")
-
-    def ridge(self, unit: Unit, dtype: str) -> float:
-        """The arithmetic intensity where peak and datasheet bandwidth meet, FLOP/B."""
-        return self.peak_flops(unit, dtype) / self.datasheet_bandwidth
-
-
-def _runs_as(unit: Unit, dtype: str) -> tuple[Unit, str] | None:
-    """Where `dtype` runs on a device whose `unit` has no rate for it; None at the end."""
-    if dtype.startswith("complex"):
-        return unit, "float64" if dtype == "complex128" else "float32"
-    if dtype.startswith("float8_"):
-        return unit, "float8"
-    if unit == "special" and dtype != "float32":
-        return ("cuda", "float64") if dtype == "float64" else ("special", "float32")
-    if unit == "tensor":
-        narrow = {"uint8": "int8", "float8": "float16", "bfloat16": "float16"}
-        return ("tensor", narrow[dtype]) if dtype in narrow else ("cuda", dtype)
-    wide = "float32" if "float" in dtype or dtype == "tf32" else "int32"
-    return None if unit == "special" or dtype in ("float64", wide) else ("cuda", wide)
 
 
 TensorText = Annotated[str, Field(pattern=r"^\d+(x\d+)*:\w+$")]
 """A tensor as `--input` takes it: `4x128:bfloat16`."""
 
 
-class Example(_Rule):
+class Example(Table):
     """A function `forward` of a model, over `torch` and `F`, and the tensors it is called with."""
 
     code: Text
@@ -496,7 +90,7 @@ class Misnamed(Example):
     instead: Text
 
 
-class Gate(_Rule):
+class Gate(Table):
     """An obstacle: what is asked, how the measure is compared, with which limits."""
 
     name: str
@@ -527,7 +121,7 @@ class Gate(_Rule):
         return _lookup(self.limits, limit, f"limit of gate {self.name}")
 
 
-class Pattern(_Rule):
+class Pattern(Table):
     """An idiom: what it is, who judges it, what is claimed for it."""
 
     name: str
@@ -545,7 +139,7 @@ class Pattern(_Rule):
     nearly: Misnamed
 
 
-class AdviceKind(_Rule):
+class AdviceKind(Table):
     """A finding that is not a fusion: what it is, why it costs time, what to do."""
 
     name: str
@@ -562,7 +156,7 @@ class AdviceKind(_Rule):
         return _lookup(self.limits, limit, f"limit of advice {self.name}")
 
 
-class FlatSchedule(_Rule):
+class FlatSchedule(Table):
     """A program takes a block of consecutive elements."""
 
     block: Elements
@@ -575,7 +169,7 @@ class FlatSchedule(_Rule):
     """How far apart neighbouring lanes may read meanwhile, in steps of a lane."""
 
 
-class RowSchedule(_Rule):
+class RowSchedule(Table):
     """A program holds whole rows on chip."""
 
     elements_per_thread: Elements
@@ -597,7 +191,7 @@ class RowSchedule(_Rule):
     single_bytes: Bytes
 
 
-class BlockedSchedule(_Rule):
+class BlockedSchedule(Table):
     """A program walks its rows in chunks."""
 
     chunk_elements: Elements
@@ -608,7 +202,7 @@ class BlockedSchedule(_Rule):
     programs_resident: Programs
 
 
-class PersistentSchedule(_Rule):
+class PersistentSchedule(Table):
     """As many programs as the device runs at once walk the rows."""
 
     row_elements: Elements
@@ -620,7 +214,7 @@ class PersistentSchedule(_Rule):
     programs_per_multiprocessor: Programs
 
 
-class SplitSchedule(_Rule):
+class SplitSchedule(Table):
     """Several programs share a row."""
 
     chunk_elements: Elements
@@ -632,7 +226,7 @@ class SplitSchedule(_Rule):
     programs_per_multiprocessor: Programs
 
 
-class CooperativeSchedule(_Rule):
+class CooperativeSchedule(Table):
     """Programs that share a row wait for each other."""
 
     row_elements: Elements
@@ -652,7 +246,7 @@ class CooperativeSchedule(_Rule):
     """Whose programs are resident at the least, so that some load while others wait."""
 
 
-class TiledSchedule(_Rule):
+class TiledSchedule(Table):
     """A program takes a part of one or several rows."""
 
     elements: Elements
@@ -663,7 +257,7 @@ class TiledSchedule(_Rule):
     """From so many dimensions on that do not join, a flat kernel loses time on index arithmetic."""
 
 
-class Schedules(_Rule):
+class Schedules(Table):
     """How each schedule chooses its tile."""
 
     flat: FlatSchedule
@@ -675,13 +269,27 @@ class Schedules(_Rule):
     tiled: TiledSchedule
 
 
-class Route(_Rule):
+class Instructions(Table):
+    """What a primitive of the region form is worth, in instructions of a lane: in its short
+    spelling, in that of float32 results, and in float64's."""
+
+    fast: Instruction
+    precise: Instruction | None = None
+    double: Instruction | None = None
+
+    def of(self, dtype: str, *, precise: bool) -> float:
+        """For results of a dtype; `precise` where a kernel's result is float32."""
+        own = self.double if dtype == "float64" else self.precise if precise else None
+        return (own or self.fast).value
+
+
+class Route(Table):
     """Who should run an accepted group."""
 
     inductor_max_ops: Operators
 
 
-class Slower(_Rule):
+class Slower(Table):
     """How many times as long as our kernel Inductor's takes: for bfloat16 and float16, for wider
     types, and for both when it tunes its kernels by measuring them (max-autotune)."""
 
@@ -696,7 +304,7 @@ class Slower(_Rule):
         return (self.narrow if narrow else self.wide).value
 
 
-class Inductor(_Rule):
+class Inductor(Table):
     """What Inductor would need for a region, by the schedule of our kernel: `row` with one
     reduction, `rows` with several that follow each other, `long` where a row does not fit into one
     program, `parts` where programs share what is reduced. `persistent` is the longest row that
@@ -712,26 +320,26 @@ class Inductor(_Rule):
     parts: Slower
 
 
-class Search(_Rule):
+class Search(Table):
     """How far the search over partitions is exact."""
 
     exact_nodes: Nodes
     judged_sets: Sets
 
 
-class Cache(_Rule):
+class Cache(Table):
     """How many results are kept."""
 
     entries: Count
 
 
-class Capture(_Rule):
+class Capture(Table):
     """What a capture looks at beyond the graph: masks of at most so many elements."""
 
     mask_elements: Elements
 
 
-class Verify(_Rule):
+class Verify(Table):
     """How a kernel is checked."""
 
     seeds: Seeds
@@ -757,7 +365,7 @@ class Verify(_Rule):
     niceness: Count
 
 
-class Run(_Rule):
+class Run(Table):
     """How a patched model is run on numbers beside the original; `memory` is of the limit."""
 
     seeds: Seeds
@@ -767,14 +375,14 @@ class Run(_Rule):
     memory: Share
 
 
-class Record(_Rule):
+class Record(Table):
     """How a running program's calls are kept; `captured` is how many of its
     signatures at most."""
 
     captured: Count
 
 
-class Measure(_Rule):
+class Measure(Table):
     """How a GPU is timed: `flush` in sizes of its L2, `batch` and runs in counts, `spent` in GPU
     seconds, `ahead`, `slack`, `far` and `tie` as ratios."""
 
@@ -791,7 +399,7 @@ class Measure(_Rule):
     """Times that differ by less are equal: the simpler way is recommended."""
 
 
-class Rulebook(_Rule):
+class Rulebook(Table):
     """All rules. Gates and patterns stand in their `order`, devices by name."""
 
     version: Text

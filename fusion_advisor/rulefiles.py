@@ -17,7 +17,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from fusion_advisor.errors import AdvisorError, UsageError
-from fusion_advisor.rulebook import Rulebook, Tree, table_of
+from fusion_advisor.quantities import Tree, table_of
+from fusion_advisor.rulebook import Rulebook
 
 _FOLDERS = ("advice", "devices", "gates", "patterns", "schedules")
 _NAMED = ("advice", "devices", "gates", "patterns")

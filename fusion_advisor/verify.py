@@ -28,8 +28,9 @@ from fusion_advisor.kernels import (
     from_json,
     to_json,
 )
+from fusion_advisor.quantities import Number
 from fusion_advisor.rehearsal import REHEARSAL
-from fusion_advisor.rulebook import Number, Verify
+from fusion_advisor.rulebook import Verify
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.workers import Worker, WorkerError
 

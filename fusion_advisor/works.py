@@ -6,12 +6,13 @@ from dataclasses import replace
 from math import prod
 
 from fusion_advisor.annotate import seconds_of_arithmetic
+from fusion_advisor.device import Device
 from fusion_advisor.exprs import INDEX
 from fusion_advisor.gates.base import Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Ref
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 
 

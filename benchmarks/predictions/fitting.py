@@ -19,9 +19,11 @@ from gpu import Timed
 from fusion_advisor.annotate import annotate
 from fusion_advisor.dataflow import dataflow
 from fusion_advisor.decide import Decision, decide
+from fusion_advisor.device import Device, Speed, Times
 from fusion_advisor.kernels import from_json
 from fusion_advisor.predict import Work, call_us
-from fusion_advisor.rulebook import Device, Number, Rulebook, Speed, Times
+from fusion_advisor.quantities import Number
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.wire import graph_from_json
 from fusion_advisor.works import eager_works, fused_works

@@ -19,9 +19,10 @@ from fitting import Sample, samples, speedup
 from fusion_advisor.annotate import annotate
 from fusion_advisor.dataflow import dataflow
 from fusion_advisor.decide import decide
+from fusion_advisor.device import Device
 from fusion_advisor.judge import Chosen, verdicts
 from fusion_advisor.predict import Work, call_us, launch_us, memory_us, speedup_interval
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.wire import graph_from_json
 from fusion_advisor.works import eager_works, fused_works

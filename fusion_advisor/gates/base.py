@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from fusion_advisor.annotate import Cost
 from fusion_advisor.axes import NotExpressible
 from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.device import Device
 from fusion_advisor.express import Boundary, Expressed
 from fusion_advisor.plan import Planned
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan
 
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from fusion_advisor.device import Device
 from fusion_advisor.errors import UsageError
-from fusion_advisor.rulebook import Device
 from fusion_advisor.rulefiles import load_rulebook
 
 NAMES = ("a100-40gb", "a100-80gb", "h100", "h200", "l4", "l40s", "rtx4090", "rtx5090", "b200")

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from fusion_advisor import rulebook as rb
 from fusion_advisor import rulefiles
 from fusion_advisor.errors import UsageError
-from fusion_advisor.rulebook import Number, Rulebook
+from fusion_advisor.quantities import UNITS, Number, Tree
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 
 RULES = Path(__file__).resolve().parents[2] / "rules"
@@ -57,7 +57,7 @@ def test_every_number_has_a_unit_and_a_source() -> None:
     found = list(numbers(load_rulebook()))
     assert len(found) > 250
     for path, number in found:
-        assert number.unit in rb.UNITS, path
+        assert number.unit in UNITS, path
         assert len(number.source) > 5, path
 
 
@@ -248,7 +248,7 @@ TREES = st.dictionaries(
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES)
-def test_whatever_an_overlay_says_is_taken_or_one_line(tree: rb.Tree) -> None:
+def test_whatever_an_overlay_says_is_taken_or_one_line(tree: Tree) -> None:
     message = "mine.toml: "
     try:
         rulefiles._build([*rulefiles._shipped_layers(), (Path("mine.toml"), tree)])

@@ -1,0 +1,303 @@
+"""A GPU as the rules have it: what it has, what it reaches, how long its launches take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from fusion_advisor.errors import UsageError
+from fusion_advisor.quantities import (
+    Bandwidth,
+    Bits,
+    Bytes,
+    Count,
+    DataRate,
+    Elements,
+    Frequency,
+    Multiprocessors,
+    Number,
+    Rate,
+    Registers,
+    Share,
+    Speedup,
+    Table,
+    Text,
+    Threads,
+    Time,
+    Warps,
+)
+from fusion_advisor.records import DTYPE_BYTES
+
+Unit = Literal["tensor", "cuda", "special"]
+"""Where an operator runs: tensor cores, CUDA cores, or the special function units
+(transcendentals)."""
+
+PEAK_DTYPES = (*DTYPE_BYTES, "float8", "tf32")
+"""What a peak may be given for: torch's dtypes, any float8, and float32 products in TF32."""
+
+
+def _known_dtype(name: str) -> str:
+    if name not in PEAK_DTYPES:
+        raise ValueError(f"{name!r}; expected a dtype: {', '.join(PEAK_DTYPES)}")
+    return name
+
+
+Dtype = Annotated[str, AfterValidator(_known_dtype)]
+
+
+class Clock(Table):
+    """Boost clocks; some parts run their tensor cores slower. Evidence: tests hold the peaks
+    against them."""
+
+    boost: Frequency
+    tensor: Frequency
+
+
+class Memory(Table):
+    """Device memory by its datasheet, and the L2 in front of it. `bus_width` and `data_rate` are
+    evidence: tests hold the bandwidth against them."""
+
+    size: Bytes
+    bandwidth: Bandwidth
+    bus_width: Bits
+    data_rate: DataRate
+    l2: Bytes
+
+
+class Multiprocessor(Table):
+    """What one multiprocessor holds, and how many there are. `threads` and `threads_per_block` are
+    evidence: tests hold `warps` against them."""
+
+    count: Multiprocessors
+    shared_memory: Bytes
+    shared_memory_per_block: Bytes
+    budget_of: Literal["block", "multiprocessor"]
+    """Whose shared memory the on-chip gate takes its share of."""
+    registers: Registers
+    registers_per_thread: Registers
+    threads: Threads
+    threads_per_block: Threads
+    warps: Warps
+    warp_size: Threads
+
+
+class Achieved(Table):
+    """What kernels reach of the datasheet: measured, or a share with where it was taken from. A
+    calibration laid over a share leaves that without effect."""
+
+    bandwidth: Bandwidth | None = None
+    bandwidth_share: Share | None = None
+    matmul_share: Share
+    launch: Time
+
+    @model_validator(mode="after")
+    def _some_bandwidth(self) -> Achieved:
+        if self.bandwidth is None and self.bandwidth_share is None:
+            raise ValueError("expected bandwidth (measured) or bandwidth_share")
+        return self
+
+    @property
+    def copied(self) -> Number:
+        """What the copy bandwidth follows from as it stands in the rules: measured where it was."""
+        found = self.bandwidth or self.bandwidth_share
+        assert found is not None
+        return found
+
+
+class Speed(Table):
+    """How fast one kind of kernel is."""
+
+    share: Share
+    """Of the copy bandwidth."""
+    elements: Rate
+    """Elements a second, whatever they are: where addresses cost more than bytes."""
+    latency: Time
+    """What one program takes beyond moving its bytes: its first load, its reductions."""
+    warp_bandwidth: Bandwidth
+    """What one warp moves at most."""
+    step: Time
+    """What each further place takes that a program walks one after the other."""
+    arithmetic: Share
+    """Of the peaks that its arithmetic reaches. Emitted kernels may pass 1: their instructions were
+    timed one kind at a time, and overlap."""
+    least: Speedup
+    """How many times what a launch takes at least: some ops are several, or walk long."""
+
+
+class Times(Table):
+    """How long launches take (`predict`)."""
+
+    fitted_on: Text
+    """The device whose kernels the figures were fitted on."""
+    call: Time
+    """What a call takes beyond its launches, all caches cold."""
+    eager_launch: Time
+    """What a launch takes at least, among others."""
+    kernel_launch: Time
+    eager_warps: Count
+    """Of the blocks of eager's row kernels, about."""
+    eager_part: Elements
+    """Of a row that a block takes where blocks share rows, about."""
+    eager_passes: Mapping[str, Count]
+    """How often eager's op walks rows that are longer than `eager_row`; once, if not named."""
+    eager_row: Bytes
+    """Rows up to here stay on chip in eager's kernels."""
+    ramp: Share
+    """What moving the first bytes takes more, as many as the L2 holds."""
+    l2_speed: Speedup
+    """How much faster what lies in the L2 is read."""
+    l2_kept: Share
+    """How much of the L2 keeps what was just written or read."""
+    unaligned: Share
+    """Of the speed where rows do not begin at 16 bytes."""
+    registers: Registers
+    """What a thread needs beside its share of the values alive at once."""
+    registers_share: Share
+    """Of the estimate for those values, what the compiler takes."""
+    overlap: Speedup
+    """The power in which memory's time, addresses' and arithmetic's add up: 1 is one after the
+    other, many the longest alone."""
+    overlap_programs: Speedup
+    """Programs resident on a multiprocessor from which on the parts overlap that much."""
+    short: Time
+    """Below it a prediction is as uncertain as `spread_short` says, else as `spread_long` does."""
+    spread_short: Share
+    spread_long: Share
+    eager: Mapping[str, Speed]
+    """By the kind of an op's kernel, or by an op that is not as its kind is; else `other`."""
+    kernel: Mapping[str, Speed]
+    """By schedule, else `other`."""
+
+    def speed(self, kind: str, op: str = "") -> Speed:
+        """Of a kind such as `eager.stream` or `kernel.row`."""
+        who, _, name = kind.partition(".")
+        speeds = self.kernel if who == "kernel" else self.eager
+        return speeds.get(op) or speeds.get(name) or speeds["other"]
+
+    @property
+    def fastest(self) -> float:
+        """The largest share of all: no kernel is faster."""
+        return max(s.share.value for s in (*self.eager.values(), *self.kernel.values()))
+
+    @model_validator(mode="after")
+    def _has_other(self) -> Times:
+        if "other" not in self.eager or "other" not in self.kernel:
+            raise ValueError("expected 'other' kinds, of eager and of kernel")
+        return self
+
+
+class Peaks(Table):
+    """Dense peaks by unit and dtype."""
+
+    tensor: Mapping[Dtype, Rate]
+    cuda: Mapping[Dtype, Rate]
+    special: Mapping[Dtype, Rate]
+
+
+class Device(Table):
+    """A GPU."""
+
+    name: str
+    title: Text
+    aliases: tuple[str, ...] = ()
+    compute_capability: str = Field(pattern=r"^\d+\.\d+$")
+    clock: Clock
+    memory: Memory
+    multiprocessor: Multiprocessor
+    achieved: Achieved
+    peaks: Peaks
+    times: Times
+
+    @property
+    def capability(self) -> int:
+        """The compute capability as compilers spell it: 90 for 9.0."""
+        return int(self.compute_capability.replace(".", ""))
+
+    @property
+    def sm_count(self) -> int:
+        return self.multiprocessor.count.count
+
+    @property
+    def warp_size(self) -> int:
+        return self.multiprocessor.warp_size.count
+
+    @property
+    def datasheet_bandwidth(self) -> float:
+        """HBM or GDDR bandwidth by the datasheet, B/s."""
+        return self.memory.bandwidth.base
+
+    @property
+    def bandwidth(self) -> float:
+        """What a copy reaches, read plus write, B/s: the figure that times are predicted with."""
+        if self.achieved.bandwidth is not None:
+            return self.achieved.bandwidth.base
+        assert self.achieved.bandwidth_share is not None
+        return self.datasheet_bandwidth * self.achieved.bandwidth_share.value
+
+    @property
+    def launch_us(self) -> float:
+        """What one queued kernel takes of the GPU's timeline at least, us."""
+        return self.achieved.launch.value
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """The shared memory that the on-chip gate takes its share of, B (`budget_of`)."""
+        sm = self.multiprocessor
+        return (sm.shared_memory_per_block if sm.budget_of == "block" else sm.shared_memory).count
+
+    def smem_budget_bytes(self, fraction: float) -> int:
+        """`fraction` of the shared memory, B, rounded down."""
+        return int(fraction * self.shared_memory_bytes)
+
+    def peak(self, unit: Unit, dtype: str) -> Number:
+        """The dense peak of `unit` in `dtype`, as the number that stands in the rules.
+        UsageError when `dtype` is unknown."""
+        place, rate = self.place(unit, dtype)
+        rates: Mapping[str, Number] = getattr(self.peaks, place)
+        return rates[rate]
+
+    def place(self, unit: Unit, dtype: str) -> tuple[Unit, str]:
+        """The unit and dtype whose rate applies.
+
+        A dtype that the unit lacks runs elsewhere: IEEE float32 and float64 products on the CUDA
+        cores (torch's default for matrix products; convolutions ask for `tf32`), float8 products
+        without float8 cores as float16, 16-bit and float8 arithmetic without its own rate as
+        float32, other integers as int32, float64 transcendentals in software on the CUDA cores.
+        UsageError when `dtype` is unknown.
+        """
+        place: tuple[Unit, str] | None = (unit, dtype) if dtype in PEAK_DTYPES else None
+        while place is not None:
+            if place[1] in getattr(self.peaks, place[0]):
+                return place
+            place = _runs_as(*place)
+        raise UsageError(f"device {self.name} has no {unit} peak for dtype {dtype!r}")
+
+    def peak_flops(self, unit: Unit, dtype: str) -> float:
+        """`peak` in FLOP/s (OP/s for integers and transcendentals)."""
+        return self.peak(unit, dtype).base
+
+    @property
+    def special_rate(self) -> float:
+        """Transcendentals that the special function units deliver, OP/s."""
+        return self.peak_flops("special", "float32")
+
+    def ridge(self, unit: Unit, dtype: str) -> float:
+        """The arithmetic intensity where peak and datasheet bandwidth meet, FLOP/B."""
+        return self.peak_flops(unit, dtype) / self.datasheet_bandwidth
+
+
+def _runs_as(unit: Unit, dtype: str) -> tuple[Unit, str] | None:
+    """Where `dtype` runs on a device whose `unit` has no rate for it; None at the end."""
+    if dtype.startswith("complex"):
+        return unit, "float64" if dtype == "complex128" else "float32"
+    if dtype.startswith("float8_"):
+        return unit, "float8"
+    if unit == "special" and dtype != "float32":
+        return ("cuda", "float64") if dtype == "float64" else ("special", "float32")
+    if unit == "tensor":
+        narrow = {"uint8": "int8", "float8": "float16", "bfloat16": "float16"}
+        return ("tensor", narrow[dtype]) if dtype in narrow else ("cuda", dtype)
+    wide = "float32" if "float" in dtype or dtype == "tf32" else "int32"
+    return None if unit == "special" or dtype in ("float64", wide) else ("cuda", wide)

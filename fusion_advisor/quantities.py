@@ -1,0 +1,152 @@
+"""A number of the rules: a value with its unit and source; and a table of them, which knows its
+fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+UNITS: dict[str, float] = {
+    "MHz": 1e6,
+    "s": 1,
+    "us": 1e-6,
+    "B": 1,
+    "KiB": 1024,
+    "MiB": 1024**2,
+    "GiB": 1024**3,
+    "GB": 1e9,
+    "GB/s": 1e9,
+    "TB/s": 1e12,
+    "Gbit/s": 1e9,
+    "GFLOP/s": 1e9,
+    "TFLOP/s": 1e12,
+    "TOP/s": 1e12,
+    "FLOP/B": 1,
+    "share": 1,
+    "x": 1,
+    "bit": 1,
+    "ulp": 1,
+    "count": 1,
+    "elements": 1,
+    "multiprocessors": 1,
+    "nodes": 1,
+    "operators": 1,
+    "plans": 1,
+    "programs": 1,
+    "registers": 1,
+    "instructions": 1,
+    "kernels": 1,
+    "rows": 1,
+    "dimensions": 1,
+    "seeds": 1,
+    "sets": 1,
+    "stages": 1,
+    "threads": 1,
+    "warps": 1,
+}
+"""Each unit a rule may use, in its base unit: Hz, s, B, B/s, bit/s, FLOP/s, OP/s, or itself."""
+
+Tree = dict[str, Any]
+"""Rules as TOML gives them."""
+
+
+def table_of(value: Any) -> Tree | None:
+    """A value that is a table; None for any other."""
+    return cast(Tree, value) if isinstance(value, dict) else None
+
+
+class Table(BaseModel):
+    """Frozen, with the fields that it knows alone."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, data: Any) -> Tree:
+        expected = ", ".join(cls.model_fields)
+        table = table_of(data)
+        if table is None:
+            raise ValueError(f"{data!r}; expected a table with {expected}")
+        for key in table:
+            if key not in cls.model_fields:
+                raise ValueError(f"unknown field {key!r}; expected {expected}")
+        return table
+
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Number(Table):
+    """A value with its unit and where it comes from."""
+
+    value: float = Field(ge=0, allow_inf_nan=False)
+    unit: Text
+    source: Text
+
+    @property
+    def base(self) -> float:
+        """The value in the base unit: B/s of `4.8 TB/s`, s of `2.5 us`."""
+        return self.value * UNITS[self.unit]
+
+    @property
+    def count(self) -> int:
+        """The value in the base unit as a whole number, rounded down."""
+        return int(self.base)
+
+    def __str__(self) -> str:
+        return f"{self.value:g} {self.unit}"
+
+
+def _in(*units: str, zero: bool = False) -> AfterValidator:
+    """Accept a number in one of these units, above zero unless `zero`."""
+
+    def check(number: Number) -> Number:
+        if number.unit not in units:
+            raise ValueError(f"unit {number.unit!r}; expected {' or '.join(units)}")
+        if not (number.value or zero):
+            raise ValueError(f"{number}; expected more than 0")
+        return number
+
+    return AfterValidator(check)
+
+
+def _whole(unit: str) -> AfterValidator:
+    """Accept a whole number of this unit, 1 or more."""
+
+    def check(number: Number) -> Number:
+        if number.unit != unit or not number.value.is_integer() or not number.value:
+            raise ValueError(f"{number}; expected a whole number of {unit}, 1 or more")
+        return number
+
+    return AfterValidator(check)
+
+
+AnyNumber = Annotated[Number, _in(*UNITS, zero=True)]
+Frequency = Annotated[Number, _in("MHz")]
+Bytes = Annotated[Number, _in("B", "KiB", "MiB", "GiB", "GB")]
+Bandwidth = Annotated[Number, _in("GB/s", "TB/s")]
+DataRate = Annotated[Number, _in("Gbit/s")]
+Rate = Annotated[Number, _in("GFLOP/s", "TFLOP/s", "TOP/s")]
+Share = Annotated[Number, _in("share")]
+Speedup = Annotated[Number, _in("x")]
+Time = Annotated[Number, _in("us")]
+Instruction = Annotated[Number, _in("instructions")]
+Seconds = Annotated[Number, _in("s")]
+Count = Annotated[Number, _whole("count")]
+Bits = Annotated[Number, _whole("bit")]
+Dimensions = Annotated[Number, _whole("dimensions")]
+Elements = Annotated[Number, _whole("elements")]
+Kernels = Annotated[Number, _whole("kernels")]
+Nodes = Annotated[Number, _whole("nodes")]
+Sets = Annotated[Number, _whole("sets")]
+Operators = Annotated[Number, _whole("operators")]
+Programs = Annotated[Number, _whole("programs")]
+Registers = Annotated[Number, _whole("registers")]
+Rows = Annotated[Number, _whole("rows")]
+Seeds = Annotated[Number, _whole("seeds")]
+Stages = Annotated[Number, _whole("stages")]
+Threads = Annotated[Number, _whole("threads")]
+Ulps = Annotated[Number, _in("ulp", zero=True)]
+Warps = Annotated[Number, _whole("warps")]
+Multiprocessors = Annotated[Number, _whole("multiprocessors")]
