@@ -425,26 +425,10 @@ class Rulebook(Table):
     measure: Measure
 
     def tuned(self) -> Iterator[tuple[str, Number]]:
-        """Every number that belongs to no gate, device or idiom, by its path in the rules."""
-        sections = {f"schedules.{name}": section for name, section in self.schedules}
-        sections |= {
-            name: getattr(self, name)
-            for name in (
-                "times",
-                "route",
-                "inductor",
-                "search",
-                "cache",
-                "capture",
-                "verify",
-                "run",
-                "record",
-                "measure",
-            )
-        }
-        for path, section in sections.items():
-            for name, number in _flat(section):
-                yield f"{path}.{name}", number
+        """Every number that belongs to no gate, device, idiom or advice, by its path in the
+        rules."""
+        named = ("devices", "gates", "patterns", "advice")
+        return _flat({name: section for name, section in self if name not in named})
 
     def device(self, name: str) -> Device:
         """A device by name, alias or the name its driver gives it; UsageError names the known."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fusion_advisor.commands.options import Debug, Rules, rulebook_of
 from fusion_advisor.errors import UsageError
+
+if TYPE_CHECKING:
+    from fusion_advisor.rulebook import AdviceKind, Gate
 
 
 def explain(
@@ -49,16 +52,21 @@ def devices(rules: Rules = None, debug: Debug = False) -> None:
 
 
 def rules(rules: Rules = None, debug: Debug = False) -> None:
-    """List the gates, idioms and tuned numbers, with the rules' version and hash."""
+    """List the gates, idioms, advice and tuned numbers, with the rules' version and hash."""
     rulebook = rulebook_of(rules)
     print(f"rules {rulebook.version} {rulebook.hash}")
     for gate in rulebook.gates.values():
-        limits = ", ".join(f"{name} {number}" for name, number in gate.limits.items())
-        print(f"{gate.code} {gate.name:20} {gate.comparison:2} {limits or gate.limit}")
+        print(f"{gate.code} {gate.name:20} {gate.comparison:2} {_limits(gate) or gate.limit}")
     for pattern in rulebook.patterns.values():
         print(f"      {pattern.name:20} {pattern.what}")
+    for kind in rulebook.advice.values():
+        print(f"      {kind.name:20} {_limits(kind) or kind.what}")
     for field, number in rulebook.tuned():
         print(f"      {field:36} {number!s:16} {number.source}")
+
+
+def _limits(rule: Gate | AdviceKind) -> str:
+    return ", ".join(f"{name} {number}" for name, number in rule.limits.items())
 
 
 def ops(debug: Debug = False) -> None:

@@ -212,6 +212,7 @@ def test_rules_say_how_large_a_mask_may_be_that_is_looked_at(tmp_path: Path) -> 
         (("explain", "--all", "--format", "md"), "### FA901 no-schedule"),
         (("devices",), "h200"),
         (("rules",), "FA101"),
+        (("rules",), "launch-bound"),
         (("ops",), "aten.silu.default"),
         (("doctor",), "interpreter"),
     ],

@@ -285,3 +285,4 @@ def test_tuned_numbers_are_listed_by_their_path() -> None:
     assert tuned["verify.timeout"].base == 180
     assert tuned["search.exact_nodes"].count == 20
     assert tuned["schedules.flat.block"].unit == "elements"
+    assert tuned["instructions.other.fast"].unit == "instructions"
