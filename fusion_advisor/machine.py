@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,8 +16,9 @@ from fusion_advisor.rulebook import Rulebook
 DEFAULT_DEVICE = "h200"
 
 
+@cache
 def gpu_names() -> tuple[str, ...]:
-    """The GPUs here as their driver names them."""
+    """The GPUs here as their driver names them; it is asked once."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
