@@ -23,7 +23,7 @@ from fusion_advisor.files import content_hash, write
 from fusion_advisor.machine import gpu_names
 from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.scenario import Request
+from fusion_advisor.scenario import Request, named_by
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def keep(
 ) -> None:
     """Puts in what a request came to, made from these files beside MODEL's own; nothing where one
     of them was written after `since`, when the run began, or the folder cannot be written into."""
-    named = request.model.removeprefix("hf:").partition("#")[0].partition(":")[0]
-    marks = {name: content_hash(Path(name)) for name in sorted({*files, os.path.abspath(named)})}
+    named = os.path.abspath(named_by(request.model))
+    marks = {name: content_hash(Path(name)) for name in sorted({*files, named})}
     if any(mark and Path(name).stat().st_mtime > since for name, mark in marks.items()):
         return
     entry = {

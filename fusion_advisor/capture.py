@@ -37,6 +37,7 @@ from fusion_advisor.scenario import (
     Limits,
     Moved,
     Scenario,
+    named_by,
     parse_dtype,
     parse_input,
 )
@@ -247,7 +248,7 @@ def _translate(
 
 def _refuse_missing(model: str) -> None:
     """CaptureError at once where MODEL is a file that is not there."""
-    path = model.removeprefix("hf:").partition("#" if model.startswith("hf:") else ":")[0]
+    path = named_by(model)
     named = model.startswith("hf:") or path.endswith((".py", ".pt2")) or "/" in path
     named = named or names_json(model)
     if named and not Path(path).is_file():

@@ -21,6 +21,7 @@ from fusion_advisor.report import (
     SourceRow,
     UnusedRow,
 )
+from fusion_advisor.scenario import named_by
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def _files(report: Report) -> list[str]:
 
 def _model_file(report: Report) -> list[SourceRow]:
     """The first line of the file that MODEL names; none where it names a module."""
-    given = report.model.source.removeprefix("hf:").partition("#")[0].partition(":")[0]
+    given = named_by(report.model.source)
     named = given.endswith((".py", ".json", ".pt2"))
     return [SourceRow(file=given, line=1)] if named else []
 

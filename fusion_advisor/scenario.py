@@ -84,6 +84,12 @@ class Request:
     debug: bool = False
 
 
+def named_by(model: str) -> str:
+    """The file, or the Python module, that MODEL is in."""
+    in_it = "#" if model.startswith("hf:") else ":"
+    return model.removeprefix("hf:").partition(in_it)[0]
+
+
 def parse_dtype(text: str) -> str:
     """`bf16`, `torch.bfloat16` or `bfloat16` as torch names it; UsageError when unknown."""
     name = text.strip().removeprefix("torch.")
