@@ -35,7 +35,7 @@ from fusion_advisor.decide import Decision, deciding
 from fusion_advisor.editing.renames import renamed
 from fusion_advisor.emitted import lasting_folder, load_module
 from fusion_advisor.errors import CaptureError
-from fusion_advisor.functions import Copies, Functions, Key, compiled, key
+from fusion_advisor.functions import Copies, Functions, Key, Unannounced, compiled, derived, key
 from fusion_advisor.kernels import Check, Kernel
 from fusion_advisor.machine import choose_device, gpu_names
 from fusion_advisor.models import leading_sizes
@@ -123,10 +123,13 @@ def placed(
     name: str,
     children: Provers,
     accepted: Callable[[FunctionType], bool] = lambda function: True,
+    *,
+    objects: bool = True,
 ) -> Placed:
-    """A model's groups, put into the functions that it runs, as far as these are accepted; nothing
-    is changed yet. The kernels are those of a package called `fused_<name>`. Raises CaptureError,
-    and UsageError where a file is not what was imported."""
+    """A model's groups, put into the functions that it runs, as far as these are accepted; without
+    `objects` into none that are only found in a table or by a call of an object. Nothing is changed
+    yet. The kernels are those of a package called `fused_<name>`. Raises CaptureError, and
+    UsageError where a file is not what was imported."""
 
     def flow(scenario: Scenario, given: _Given = (args, kwargs or {})) -> Dataflow:
         return dataflow(annotate(capture_module(model, *given, scenario, trail=True), device))
@@ -138,7 +141,7 @@ def placed(
     trail = originals[0][2].annotated.graph.trail
     assert trail is not None  # asked for
     ran = {key(call.file, call.function) for call in trail.activations}
-    functions = Functions.of(_classes(model), ran, accepted)
+    functions = Functions.of(_classes(model), ran, accepted, objects=objects)
     texts, reached = functions.texts(), functions.reached(trail)
     for said, scenario in other_scenarios(asked):
         with suppress(CaptureError):  # the model does not run so: there is nothing to keep
@@ -203,17 +206,17 @@ def _put_in(model: torch.nn.Module, found: Placed, name: str) -> None:
         copied = copies.of(value)
         if copied is not value:
             edited.setdefault(cls, {})[attribute] = copied
-    derived: dict[type, type] = {}
+    classes: dict[type, type] = {}
     for module in model.modules():
         cls = type(module)
-        if cls not in derived:
+        if cls not in classes:
             attributes: dict[str, Any] = {}
             for base in reversed(cls.__mro__):
                 attributes |= edited.get(base, {})
                 plain = vars(base).keys() - edited.get(base, {}).keys()
                 attributes = {each: a for each, a in attributes.items() if each not in plain}
-            derived[cls] = _derived(cls, attributes) if attributes else cls
-        module.__class__ = derived[cls]
+            classes[cls] = _derived(cls, attributes) if attributes else cls
+        module.__class__ = classes[cls]
 
 
 def _codes(
@@ -239,7 +242,7 @@ def _codes(
 
 def _derived(cls: type, attributes: Mapping[str, Any]) -> type:
     """A class that runs edited methods, and looks and pickles as the one it is derived from."""
-    plain: Any = next(each for each in cls.__mro__ if not issubclass(each, _Unannounced))
+    plain: Any = next(each for each in cls.__mro__ if not issubclass(each, Unannounced))
 
     def reduce(self: Any, protocol: Any) -> Any:
         """As an instance of the class that can be imported."""
@@ -252,16 +255,7 @@ def _derived(cls: type, attributes: Mapping[str, Any]) -> type:
         made.__setstate__(copy.deepcopy(self.__dict__, memo))
         return made
 
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    own: dict[str, Any] = {**names, "__reduce_ex__": reduce}
+    own: dict[str, Any] = {"__reduce_ex__": reduce}
     if not hasattr(cls, "__deepcopy__"):
         own["__deepcopy__"] = deepcopy
-    return type(cls.__name__, (_Unannounced, cls), {**own, **attributes})
-
-
-class _Unannounced:
-    """What the class beside it does to its subclasses (register them, wrap their methods) has been
-    done to it already."""
-
-    def __init_subclass__(cls, **_: Any) -> None:
-        pass
+    return derived(cls, {**own, **attributes})

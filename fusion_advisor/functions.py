@@ -1,13 +1,16 @@
 """The functions that a model's classes run, and copies of them with other code.
 
 A method may be wrapped by decorators, which close over it; a function of a module is named by those
-that call it. A copy of either leaves the original as it is: wrappers are copied around it, and
-callers are given another name for it. Free of torch.
+that call it, or found by them in a table or in the class of an object that they call. A copy of any
+leaves the original as it is: wrappers are copied around it, callers are given another name for it,
+and in place of an object one that has its state and hands out or runs the copy. Free of torch.
 """
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -42,8 +45,8 @@ def _resolved(file: str) -> str:
 
 @dataclass
 class Functions:
-    """The functions with a source that attributes of classes lead to: through decorators, and
-    through the global names that they use."""
+    """The functions with a source that attributes of classes lead to: through decorators, through
+    the global names that they use, and through the tables and callable objects under either."""
 
     attributes: dict[tuple[type, str], Any] = field(default_factory=dict[tuple[type, str], Any])
     """Of the classes: what leads to functions."""
@@ -52,6 +55,7 @@ class Functions:
     names: dict[Key, dict[str, Any]] = field(default_factory=dict[Key, dict[str, Any]])
     """In each function, the global names that lead to others."""
     _accepted: Callable[[FunctionType], bool] = lambda function: True
+    _objects: bool = True
 
     @classmethod
     def of(
@@ -59,10 +63,12 @@ class Functions:
         classes: Iterable[type],
         ran: Container[Key],
         accepted: Callable[[FunctionType], bool] = lambda function: True,
+        *,
+        objects: bool = True,
     ) -> Functions:
-        """Those of the functions that ran, and are accepted."""
-        found = cls()
-        found._accepted = accepted
+        """Those of the functions that ran, and are accepted; without `objects` none that are only
+        found in a table or by a call of an object."""
+        found = cls(_accepted=accepted, _objects=objects)
         for owner in classes:
             for name, value in vars(owner).items():
                 if found._follow(value, ran):
@@ -72,7 +78,7 @@ class Functions:
     def _follow(self, value: Any, ran: Container[Key]) -> bool:
         """Whether a value leads to functions that ran, which are noted."""
         leads = False
-        for function in layers(value):
+        for function in self.layers(value):
             this = key_of(function.__code__)
             if this not in ran or not has_source(function.__code__.co_filename):
                 continue
@@ -106,7 +112,7 @@ class Functions:
         every = set(changed)
         while True:
             for this, names in self.names.items():
-                stale = {n: v for n, v in names.items() if leads_to(v, every)}
+                stale = {n: v for n, v in names.items() if self.leads_to(v, every)}
                 if stale:
                     found[this] = stale
             if found.keys() <= every:
@@ -136,9 +142,9 @@ class Functions:
 
     def reached(self, trail: Trail) -> set[Key]:
         """Those that ran from classes' attributes alone, or from functions that name them."""
-        own = {key_of(f.__code__) for value in self.attributes.values() for f in layers(value)}
+        own = {key_of(f.__code__) for value in self.attributes.values() for f in self.layers(value)}
         named = {
-            this: {key_of(f.__code__) for value in names.values() for f in layers(value)}
+            this: {key_of(f.__code__) for value in names.values() for f in self.layers(value)}
             for this, names in self.names.items()
         }
         calls = trail.activations
@@ -153,23 +159,31 @@ class Functions:
         strayed = {this for this, held in zip(keys, fine, strict=True) if not held}
         return self.found.keys() - strayed
 
+    def layers(self, value: Any) -> Iterator[FunctionType]:
+        """The functions that a value consists of."""
+        return _layers(value, objects=self._objects)
 
-def layers(value: Any) -> Iterator[FunctionType]:
-    """The functions that a value consists of: itself, and what it closes over."""
-    todo, seen = [value], set[int]()
+    def leads_to(self, value: Any, changed: Container[Key]) -> bool:
+        """Whether one of the functions that a value consists of is among the changed."""
+        return any(key_of(function.__code__) in changed for function in self.layers(value))
+
+
+def _layers(value: Any, *, objects: bool = True) -> Iterator[FunctionType]:
+    """The functions that a value consists of: itself, what it closes over, and of an object
+    what it holds and what a call of it runs."""
+    todo, seen = [value], dict[int, Any]()
     while todo:
         at = todo.pop()
+        if id(at) in seen:
+            continue
+        seen[id(at)] = at  # alive, so that nothing else takes its number
         if isinstance(at, _METHODS):
             todo.append(at.__func__)
-        elif isinstance(at, FunctionType) and id(at) not in seen:
-            seen.add(id(at))
+        elif isinstance(at, FunctionType):
             yield at
             todo += [content for cell in at.__closure__ or () for content in _contents(cell)]
-
-
-def leads_to(value: Any, changed: Container[Key]) -> bool:
-    """Whether one of the functions that a value consists of is among the changed."""
-    return any(key_of(function.__code__) in changed for function in layers(value))
+        elif objects:
+            todo += [*_called(at), *_held(at)]
 
 
 def compiled(text: str, name: str) -> Iterator[CodeType]:
@@ -187,11 +201,12 @@ def _last_line(code: CodeType) -> int:
 
 
 class Copies:
-    """Functions with other code, and copies of what closes over them; each is made once."""
+    """Functions with other code, and copies of what closes over them, holds them in a table or runs
+    them when it is called; each is made once."""
 
     def __init__(self, codes: Mapping[Key, CodeType]) -> None:
         self._codes = codes
-        self._made: dict[int, FunctionType] = {}
+        self._made: dict[int, Any] = {}
 
     def of(self, value: Any) -> Any:
         """A copy that leads to the functions with other code; a value that leads to none of them is
@@ -200,16 +215,22 @@ class Copies:
             if isinstance(value, kind):
                 made = self.of(value.__func__)
                 return value if made is value.__func__ else kind(made)
-        if not isinstance(value, FunctionType) or not leads_to(value, self._codes):
+        if not self._stale(value):
             return value
         if id(value) not in self._made:
-            self._copy(value)
+            if isinstance(value, FunctionType):
+                self._copy(value)
+            else:
+                self._stand_in(value)
         return self._made[id(value)]
 
     def _copy(self, function: FunctionType) -> None:
         code = self._codes.get(key_of(function.__code__), function.__code__)
         before = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        cells = {name: CellType() if self._stale(before[name]) else before[name] for name in before}
+        cells = {
+            name: CellType() if any(map(self._stale, _contents(cell))) else cell
+            for name, cell in before.items()
+        }
         closure = tuple(cells[name] for name in code.co_freevars)
         made = FunctionType(
             code, function.__globals__, function.__name__, function.__defaults__, closure
@@ -223,8 +244,71 @@ class Copies:
         made.__qualname__, made.__module__ = function.__qualname__, function.__module__
         made.__doc__, made.__annotations__ = function.__doc__, function.__annotations__
 
-    def _stale(self, cell: CellType) -> bool:
-        return any(leads_to(content, self._codes) for content in _contents(cell))
+    def _stand_in(self, value: Any) -> None:
+        """An object that has its state in common with another, whatever becomes of it, and hands
+        out and runs copies."""
+        base: Any = UserDict if _class_of(value) is dict else _class_of(value)
+        pairs: list[tuple[Any, Any]] = []
+
+        def __getitem__(self: Any, key: Any) -> Any:
+            found = base.__getitem__(self, key)
+            for before, after in pairs:
+                if found is before:
+                    return after
+            return found
+
+        looked_up = {"__getitem__": __getitem__} if hasattr(base, "__getitem__") else {}
+        cls: Any = derived(base, looked_up)
+        made = self._made[id(value)] = object.__new__(cls)  # what it holds may lead to it
+        made.__dict__ = {"data": value} if base is UserDict else vars(value)
+        pairs += [(each, self.of(each)) for each in _held(value) if self._stale(each)]
+        for called in _called(value):
+            cls.__call__ = self.of(called)
+
+    def _stale(self, value: Any) -> bool:
+        return any(key_of(function.__code__) in self._codes for function in _layers(value))
+
+
+def derived(cls: type, attributes: Mapping[str, Any]) -> type:
+    """A class with other attributes that looks as the one it is derived from."""
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (Unannounced, cls), {**names, **attributes})
+
+
+class Unannounced:
+    """What the class beside it does to its subclasses (register them, wrap their methods) has been
+    done to it already."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
+
+
+def _called(value: Any) -> list[FunctionType]:
+    """What a call of an object runs, if its class says so."""
+    said = (vars(base).get("__call__") for base in _class_of(value).__mro__)
+    called = next((each for each in said if each is not None), None)
+    return [called] if isinstance(called, FunctionType) and _is_open(value) else []
+
+
+def _held(value: Any) -> list[Any]:
+    """What a table holds; nothing where it cannot be asked for all of it. Of dicts those alone that
+    have no class of their own, which may make what they hold as it is asked for."""
+    cls = _class_of(value)
+    if cls is dict or (issubclass(cls, Mapping) and _is_open(value)):
+        with suppress(Exception):  # the class may be anybody's
+            return [*value.values()]
+    return []
+
+
+def _is_open(value: Any) -> bool:
+    """Whether all of an object's state is in its `__dict__`."""
+    cls = _class_of(value)
+    slots = any(vars(base).get("__slots__") for base in cls.__mro__)
+    return cls.__new__ is object.__new__ and hasattr(value, "__dict__") and not slots
+
+
+def _class_of(value: object) -> type:
+    return type(value)
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:

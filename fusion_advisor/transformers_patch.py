@@ -34,7 +34,7 @@ from fusion_advisor.dataflow import dataflow
 from fusion_advisor.editing.sources import Function, SourceFile
 from fusion_advisor.equivalence import difference
 from fusion_advisor.errors import CaptureError, UsageError
-from fusion_advisor.functions import Key, leads_to
+from fusion_advisor.functions import Functions, Key
 from fusion_advisor.group import group
 from fusion_advisor.identify import identify
 from fusion_advisor.loading import load
@@ -76,7 +76,7 @@ def patched_family(request: Request, root: Path, listener: Listener | None = Non
         listener.stage("group")
         found = placed(
             loaded.module, loaded.args, loaded.kwargs, request.scenario, device, rulebook, name,
-            children, _stands_alone,
+            children, _stands_alone, objects=False,
         )  # fmt: skip
     signed = {
         kernel.entry: stamped(kernel.text, stamp_of(request, check, rulebook))
@@ -168,7 +168,7 @@ def _derived(
         for name in dict.fromkeys(n for base in cls.__mro__ for n in vars(base)):
             owner = next(base for base in cls.__mro__ if name in vars(base))
             value = found.functions.attributes.get((owner, name))
-            own = [this for this in changed if value is not None and leads_to(value, {this})]
+            own = [this for this in changed if found.functions.leads_to(value, {this})]
             if own:
                 derived.setdefault(cls, {})[name] = own[0]
     return derived
@@ -215,7 +215,7 @@ def _module(
         loads = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)}
         known = {"torch": torch, **given}  # guards name it, whatever the file imports
         names |= {n: known[n] for n in sorted(loads - own) if n in known and n != package}
-    imports = _imports(names, str(given["__name__"]), files, changed)
+    imports = _imports(names, str(given["__name__"]), files, found.functions, changed)
     bases = sorted(f"from {cls.__module__} import {cls.__name__}\n" for cls in classes)
     listed = ", ".join(f"{cls.__name__}: Fused{cls.__name__}" for cls in classes)
     return (
@@ -240,7 +240,11 @@ def _text(source: SourceFile, function: Function, indent: str) -> str:
 
 
 def _imports(
-    names: Mapping[str, Any], module: str, files: Mapping[str, str], changed: set[Key]
+    names: Mapping[str, Any],
+    module: str,
+    files: Mapping[str, str],
+    functions: Functions,
+    changed: set[Key],
 ) -> str:
     """Statements that bind names to what they are in a module of transformers."""
     lines: dict[str, None] = {}
@@ -250,7 +254,7 @@ def _imports(
             alias = "" if name == value.__name__ else f" as {name}"
             lines[f"import {value.__name__}{alias}"] = None
             continue
-        sibling = next((this for this in changed if leads_to(value, {this})), None)
+        sibling = next((this for this in changed if functions.leads_to(value, {this})), None)
         if sibling is not None and not isinstance(value, type):
             lines[f"from .{files[sibling[0]]} import {name}"] = None
         elif getattr(builtins, name, None) is not value:

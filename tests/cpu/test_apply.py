@@ -378,6 +378,253 @@ def test_a_source_that_changed_is_refused(tmp_path: Path) -> None:
     )
 
 
+TABLES = """
+from collections.abc import MutableMapping
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Registry(MutableMapping):
+    shared = {}
+
+    def __init__(self):
+        self.own = {}
+
+    def __getitem__(self, name):
+        return self.own[name] if name in self.own else self.shared[name]
+
+    def __setitem__(self, name, value):
+        self.own[name] = value
+
+    def __delitem__(self, name):
+        del self.own[name]
+
+    def __iter__(self):
+        return iter({**self.shared, **self.own})
+
+    def __len__(self):
+        return len({**self.shared, **self.own})
+
+    @classmethod
+    def register(cls, name, value):
+        cls.shared[name] = value
+
+    def chosen(self, name, default):
+        return self.get(name, default)
+
+
+def gated(module, a, b):
+    return F.silu(a) * b
+
+
+def doubled(x):
+    return torch.tanh(x) * 2 + x
+
+
+def squared(x):
+    return torch.exp(x) * x
+
+
+class Scaled:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __call__(self, x):
+        return torch.sin(x) * x + self.scale
+
+
+Registry.register("gated", gated)
+GATES = Registry()
+ACTIVATIONS = {"doubled": doubled}
+SCALED = Scaled(0.5)
+
+
+def looked_up(cls):
+    plain = cls.forward
+
+    def forward(self, *args):
+        return gates.chosen(self.gate, plain)(self, *args)
+
+    gates = GATES
+    cls.forward = forward
+    return cls
+
+
+@looked_up
+class Gate(nn.Module):
+    def __init__(self, gate="gated"):
+        super().__init__()
+        self.gate = gate
+
+    def forward(self, a, b):
+        return a + b
+
+
+class Model(nn.Module):
+    AFTER = {"squared": squared}
+
+    def __init__(self):
+        super().__init__()
+        self.lin, self.gate, self.activation = nn.Linear(96, 96), Gate(), "doubled"
+
+    def forward(self, x):
+        x = self.lin(GATES[self.gate.gate](self, self.lin(x), x))
+        x = self.lin(ACTIVATIONS[self.activation](x))
+        x = self.lin(self.AFTER["squared"](x))
+        x = self.lin(self.gate(self.lin(x), x))
+        return SCALED(x)
+"""
+
+
+def test_functions_of_tables_and_callable_objects(tmp_path: Path) -> None:
+    """Only the model sees the copies; what is registered later is seen by all."""
+    (tmp_path / "tables.py").write_text(TABLES)
+    run_alone(
+        tmp_path,
+        """
+        import copy, pickle
+        import tables
+        from fusion_advisor.capture import capture_module
+        torch.manual_seed(0)
+        model, plain = tables.Model().eval(), tables.Model().eval()
+        plain.load_state_dict(model.state_dict())
+        keys = [*model.state_dict()]
+        done = fusion_advisor.apply(model, (x,), device="h200", verify=False)
+        assert done.kernels, done
+        assert sum(done.kernels.values()) == 5, done
+
+        def launched(model):
+            graph = capture_module(model, (x,))
+            return sum(node.op.startswith("fusion_advisor.") for node in graph.nodes)
+
+        assert launched(model) == 5 and launched(plain) == 0
+        same(model, plain)
+        same(copy.deepcopy(model), plain)
+        assert launched(copy.deepcopy(model)) == 5
+        back = pickle.loads(pickle.dumps(model))
+        assert type(back) is tables.Model
+        same(back, plain)
+        assert [*model.state_dict()] == keys
+        assert tables.GATES["gated"] is tables.gated and type(tables.GATES) is tables.Registry
+        assert type(tables.ACTIVATIONS) is dict and type(tables.SCALED) is tables.Scaled
+        model.double(), plain.double()  # where the original statements run, which Dynamo can trace
+        x = x.double()
+        same(torch.compile(model, backend="eager", fullgraph=True), plain)
+        model.float(), plain.float()
+        x = x.float()
+        again = fusion_advisor.apply(model, (x,), device="h200", verify=False)
+        assert not again.kernels, again
+        same(model, plain)
+        model.train(), plain.train()
+        for each in (model, plain):
+            each(x).square().sum().backward()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-4)
+        model.eval(), plain.eval()
+
+        before = plain(x)
+        tables.Registry.register("summed", lambda module, a, b: a + b)
+        tables.GATES["differed"] = lambda module, a, b: a - b
+        tables.ACTIVATIONS["halved"] = lambda x: x / 2
+        tables.SCALED.told = "everything"
+        for gate in ("summed", "differed", "gated"):
+            for each in (model, plain):
+                each.gate.gate, each.activation = gate, "halved"
+            same(model, plain)
+            assert not torch.equal(plain(x), before)
+        tables.Registry.register("gated", lambda module, a, b: a * b)
+        same(model, plain)
+        inside = type(model).forward.__globals__["edited_kernels_1"]
+        assert inside.SCALED.told == "everything" and inside.SCALED is not tables.SCALED
+        for each in (model, plain):
+            each.gate.gate = "of nobody"
+            try:
+                each(x)
+            except KeyError:
+                continue
+            raise AssertionError
+        """,
+    )
+
+
+def test_tables_that_cannot_be_stood_in_for(tmp_path: Path) -> None:
+    """Dicts with a class of their own, state in slots, and what raises as it is read stay."""
+    (tmp_path / "closed.py").write_text(CLOSED)
+    run_alone(
+        tmp_path,
+        """
+        import closed
+        model, plain = closed.Model().eval(), closed.Model().eval()
+        plain.load_state_dict(model.state_dict())
+        done = fusion_advisor.apply(model, (x,), device="h200", verify=False)
+        assert not done.kernels, done
+        left = {why.rpartition(": ")[2] for why in done.unplaced.values()}
+        assert left == {f"{n}() cannot be edited there" for n in ("doubled", "squared", "scaled")}
+        same(model, plain)
+        """,
+    )
+
+
+CLOSED = """
+from collections import OrderedDict
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+
+def doubled(x):
+    return torch.tanh(x) * 2 + x
+
+
+def squared(x):
+    return torch.exp(x) * x
+
+
+def scaled(x):
+    return torch.sin(x) * x + 0.5
+
+
+class Slotted(Mapping):
+    __slots__ = ("held",)
+
+    def __init__(self, held):
+        self.held = held
+
+    def __getitem__(self, name):
+        return self.held[name]
+
+    def __iter__(self):
+        return iter(self.held)
+
+    def __len__(self):
+        return len(self.held)
+
+
+class Lazy(Slotted):
+    def __iter__(self):
+        raise RuntimeError("all of it is too much")
+
+
+ORDERED = OrderedDict(doubled=doubled)
+SLOTTED = Slotted({"squared": squared})
+LAZY = Lazy({"scaled": scaled})
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(96, 96)
+
+    def forward(self, x):
+        x = self.lin(ORDERED["doubled"](x))
+        x = self.lin(SLOTTED["squared"](x))
+        return LAZY["scaled"](x)
+"""
+
+
 FAMILIES = """
 import copy
 import fusion_advisor
@@ -408,6 +655,7 @@ def equal(model, plain, given):
     [
         ("llama", {"num_key_value_heads": 2}, {"residual_norm": 2, "rms_norm": 3, "swiglu": 2}),
         ("gpt_neox", {}, {}),
+        ("mixtral", {"num_key_value_heads": 2, "num_local_experts": 4}, {"swiglu": 2}),
     ],
 )
 def test_families_of_transformers(
