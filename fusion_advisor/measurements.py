@@ -211,12 +211,14 @@ class RunJob:
     """Of the patched one: the tree and its copy."""
     kernels: str = ""
     """Of the patched one: the folder or the file that its kernels are in."""
+    cast: str = ""
+    """The dtype that its floats are cast to, in which kernels may fall back; empty where none."""
 
 
 @dataclass(frozen=True)
 class Ran:
     """What came of it: `unfit` where the model or a kernel does not serve these sizes, or the model
-    float64; `wrong` where results differ or the patched model fails."""
+    the dtype or float64; `wrong` where results differ or the patched model fails."""
 
     place: str
     launches: int = 0

@@ -210,11 +210,11 @@ def _runs(request: Request, flow: Dataflow, package: str, rulebook: Rulebook) ->
         return None
     numbers, limit = rulebook.run, request.limits.memory_bytes
     tensors = (t for node in flow.nodes if node.kind != "call" for t in node.outputs if t)
-    given = sum(tensor.bytes for tensor in tensors)
+    held, given = sum(tensor.bytes for tensor in tensors), _given_dtype(flow)
     too_large = ""
-    if given > numbers.memory.value * limit:
+    if held > numbers.memory.value * limit:
         too_large = (
-            f"weights and inputs take {wording.size(given)}, more than {numbers.memory.value:g} of "
+            f"weights and inputs take {wording.size(held)}, more than {numbers.memory.value:g} of "
             "--memory"
         )
     rows, length = numbers.rows.count, numbers.length.count
@@ -223,7 +223,8 @@ def _runs(request: Request, flow: Dataflow, package: str, rulebook: Rulebook) ->
     sizes = ((*asked, *own), own, asked) if gpu_names() else (short, own, asked)
     return Runs(
         sizes, request.scenario, package, numbers.seeds.count,
-        numbers.timeout.value, rulebook.measure.far.value, too_large,
+        numbers.timeout.value, rulebook.measure.far.value,
+        tuple(dtype for dtype in numbers.dtypes if given and dtype != given), too_large,
     )  # fmt: skip
 
 
@@ -296,9 +297,13 @@ def _wider(flow: Dataflow, resized: Sequence[Dataflow | None]) -> Dataflow | Non
 
 def _other_dtype(flow: Dataflow) -> str:
     """A dtype that a model may be asked in, and was not."""
+    return "bfloat16" if _given_dtype(flow) == "float32" else "float32"
+
+
+def _given_dtype(flow: Dataflow) -> str:
+    """That of a model's first weight or input of floats; empty where there is none."""
     tensors = (node.out.dtype for node in flow.nodes if node.kind != "call" and node.outputs)
-    given = next((dtype for dtype in tensors if "float" in dtype), "")
-    return "bfloat16" if given == "float32" else "float32"
+    return next((dtype for dtype in tensors if "float" in dtype), "")
 
 
 def other_scenarios(asked: Scenario, dtype: str | None = None) -> list[tuple[str, Scenario]]:

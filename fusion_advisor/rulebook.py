@@ -366,11 +366,13 @@ class Verify(Table):
 
 
 class Run(Table):
-    """How a patched model is run on numbers beside the original; `memory` is of the limit."""
+    """How a patched model is run on numbers beside the original; `memory` is of the limit, `dtypes`
+    are those that its floats are cast to beside its own."""
 
     seeds: Seeds
     rows: Count
     length: Count
+    dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...]
     timeout: Seconds
     memory: Share
 

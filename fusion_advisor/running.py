@@ -4,7 +4,8 @@ A line in is a `RunJob`, a line out is a `Ran`. The original draws its inputs, a
 weights and for each run inputs, results and those of a float64 run in a folder; the patched model
 takes the weights and inputs from there, and its results are held to both. Both begin every job with
 those weights. Models lie on the GPU where there is one; elsewhere their kernels run through
-Triton's interpreter. Kernels may not fall back.
+Triton's interpreter. Kernels may not fall back, but where the model and its inputs are cast to
+another dtype than they were asked for in.
 """
 # A model file is somebody's code: everything that comes out of it is Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -13,14 +14,15 @@ Triton's interpreter. Kernels may not fall back.
 from __future__ import annotations
 
 import copy
+import os
 import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils import _pytree as pytree
@@ -43,10 +45,6 @@ class _Model:
 
     module: torch.nn.Module
     draw: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
-
-    @cached_property
-    def in_float64(self) -> torch.nn.Module:
-        return copy.deepcopy(self.module).double()
 
 
 _Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -75,13 +73,16 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
     folder = Path(job.folder)
     try:
         _same_weights(model, folder)
+        module = _cast(model.module, job.cast)
+        wide = _cast(module, "float64")
         for number, (size, seed) in enumerate(_runs(job)):
             torch.manual_seed(seed)
             with defaults(_scenario(job)), _on(device):
-                args, kwargs = _sized(model.draw(), size, job.dtype, device)
-            eager = _results(job, model.module, (args, kwargs), device)
-            exact = _results(job, model.in_float64, _widened((args, kwargs)), device, wide=True)
-            torch.save((args, kwargs, eager, exact), folder / f"{number}.pt")
+                given = _sized(model.draw(), size, device)
+            given = _in_dtype(given, job.cast or job.dtype)
+            eager = _results(job, module, given, device)
+            exact = _results(job, wide, _in_dtype(given, "float64"), device, wide=True)
+            torch.save((given, eager, exact), folder / f"{job.cast}{number}.pt")
     except Exception as error:  # noqa: BLE001 the user's code, at sizes that it may not know
         return Ran(place, unfit=f"the original does not run so: {cause(error)}")
     return Ran(place)
@@ -90,23 +91,39 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
 def _patched(job: RunJob, model: _Model, place: str, device: str) -> Ran:
     """Runs the patched model on what the original left."""
     folder = Path(job.folder)
-    with counted(Path(job.kernels)) as launches:
+    strict = {"FUSION_ADVISOR_STRICT": "0" if job.cast else "1"}
+    with counted(Path(job.kernels)) as launches, mock.patch.dict(os.environ, strict):
         try:
             _same_weights(model, folder)
+            module = _cast(model.module, job.cast)
             for number, (_, seed) in enumerate(_runs(job)):
-                args, kwargs, eager, exact = torch.load(folder / f"{number}.pt", weights_only=False)
+                kept = folder / f"{job.cast}{number}.pt"
+                given, eager, exact = torch.load(kept, weights_only=False)
                 torch.manual_seed(seed)
-                found = _results(job, model.module, (args, kwargs), device)
+                found = _results(job, module, given, device)
                 errors(found, eager, exact, job.far)
         except Fault as fault:
             return Ran(place, wrong=str(fault))
         except Exception as error:  # noqa: BLE001 the user's code, edited
             trace = traceback.extract_tb(error.__traceback__)
             # of several kernels in one file each has a function of its own to fall back
-            if any(frame.name.endswith("fall_back") for frame in trace):
+            if not job.cast and any(frame.name.endswith("fall_back") for frame in trace):
                 return Ran(place, unfit=cause(error))
             return Ran(place, wrong=cause(error))
         return Ran(place, launches.total())
+
+
+_DTYPES: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
+    "bfloat16": torch.nn.Module.bfloat16,
+    "float16": torch.nn.Module.half,
+    "float32": torch.nn.Module.float,
+    "float64": torch.nn.Module.double,
+}
+
+
+def _cast(module: torch.nn.Module, dtype: str) -> torch.nn.Module:
+    """A copy with its floats in a dtype; the module itself where none is asked for."""
+    return _DTYPES[dtype](copy.deepcopy(module)) if dtype else module
 
 
 def _same_weights(model: _Model, folder: Path) -> None:
@@ -136,7 +153,7 @@ def _results(
     return tuple(each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor))
 
 
-def _sized(given: _Given, size: tuple[int, int], dtype: str | None, device: str) -> _Given:
+def _sized(given: _Given, size: tuple[int, int], device: str) -> _Given:
     """Inputs whose first and second dimensions, where they are as long as those of the first
     tensor, have other lengths: their own elements, again from the start where these do not do.
     Numbers that say nothing, as `torch.empty` has them, are drawn anew."""
@@ -150,8 +167,6 @@ def _sized(given: _Given, size: tuple[int, int], dtype: str | None, device: str)
                 value = value.index_select(dim, torch.arange(wanted) % value.shape[dim])
         if value.is_floating_point() and value.numel() > 1 and _says_nothing(value):
             value = torch.randn(value.shape).to(value.dtype)
-        if dtype is not None and value.is_floating_point():
-            value = value.to(getattr(torch, dtype))
         return value.to(device)
 
     return pytree.tree_map(resized, given)
@@ -163,12 +178,14 @@ def _says_nothing(value: torch.Tensor) -> bool:
     return not 1e-20 < float(largest) < 1e20 or bool((value == value.flatten()[0]).all())
 
 
-def _widened(given: _Given) -> _Given:
-    def wide(value: Any) -> Any:
-        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.double() if floating else value
+def _in_dtype(given: _Given, dtype: str | None) -> _Given:
+    """Inputs with their floats in a dtype, if one is asked for."""
 
-    return pytree.tree_map(wide, given)
+    def cast(value: Any) -> Any:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(getattr(torch, dtype)) if floating and dtype else value
+
+    return pytree.tree_map(cast, given)
 
 
 def main() -> None:

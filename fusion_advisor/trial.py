@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fusion_advisor.dataflow import Dataflow
@@ -26,6 +26,8 @@ from fusion_advisor.workers import Worker, WorkerError
 
 Capture = Callable[[str, Scenario, Moved | None], Dataflow]
 """The dataflow of the model in a file, in a scenario. Raises CaptureError."""
+
+_Sizes = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -41,32 +43,35 @@ class Trial:
 @dataclass(frozen=True)
 class Runs:
     """How a patched model is run beside the original: at which sizes of the first and the second
-    dimension (0: as they are), the first ones that both serve, for how many seconds in all.
-    `too_large` says why it is not; `package` is the folder that a diff puts its kernels in, as the
-    tree has it, and empty where there are no kernels."""
+    dimension (0: as they are), the first ones that both serve, and there with its floats cast to
+    other `dtypes`, too, for how many seconds in all. `too_large` says why it is not; `package` is
+    the folder that a diff puts its kernels in, as the tree has it, and empty where there are no
+    kernels."""
 
-    sizes: tuple[tuple[tuple[int, int], ...], ...]
+    sizes: tuple[_Sizes, ...]
     scenario: Scenario
     package: str
     seeds: int
     seconds: float
     far: float
+    dtypes: tuple[str, ...] = ()
     too_large: str = ""
 
     def job(
         self,
         model: str,
         folder: str,
-        sizes: tuple[tuple[int, int], ...],
+        sizes: _Sizes,
         moved: Moved | None = None,
         kernels: str = "",
+        cast: str = "",
     ) -> RunJob:
         """For the original, or with a copy of the tree and where the kernels are in it for the
         model that was edited there."""
         asked = self.scenario
         return RunJob(
             model, folder, sizes, self.seeds, self.far,
-            asked.mode, asked.dtype, asked.autocast, moved, kernels,
+            asked.mode, asked.dtype, asked.autocast, moved, kernels, cast,
         )  # fmt: skip
 
 
@@ -109,31 +114,60 @@ def _run(
         Worker("fusion_advisor.running") as edited,
         tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder,
     ):
-        for sizes in runs.sizes:
-            answers: list[Ran] = []
+
+        def ran(sizes: _Sizes, cast: str = "") -> Ran:
+            """The patched model, or the original where that does not run. Raises WorkerError."""
+            found = Ran("")
             jobs = (
-                (original, runs.job(model, folder, sizes)),
-                (edited, runs.job(patched, folder, sizes, moved, str(kernels))),
+                (original, runs.job(model, folder, sizes, cast=cast)),
+                (edited, runs.job(patched, folder, sizes, moved, str(kernels), cast)),
             )
             for worker, job in jobs:
-                try:
-                    left = max(deadline - time.monotonic(), 1.0)
-                    answers.append(from_json(Ran, worker.submit(to_json(job), left).result()))
-                except WorkerError as error:
-                    return {}, f"not run: {error}"
-                if answers[-1].unfit or answers[-1].wrong:
+                left = max(deadline - time.monotonic(), 1.0)
+                found = from_json(Ran, worker.submit(to_json(job), left).result())
+                if found.unfit or found.wrong:
                     break
-            ran, at = answers[-1], _at(sizes)
-            if ran.wrong:
-                return {f"run at {at}": ran.wrong.replace(f"{moved[1]}/", "")}, ""
-            if not ran.unfit and runs.package and not ran.launches:
+            unfit, wrong = (s.replace(f"{moved[1]}/", "") for s in (found.unfit, found.wrong))
+            return replace(found, unfit=unfit, wrong=wrong)
+
+        for sizes in runs.sizes:
+            try:
+                first = ran(sizes)
+            except WorkerError as error:
+                return {}, f"not run: {error}"
+            at, why = _at(sizes), first.unfit
+            if first.wrong:
+                return {f"run at {at}": first.wrong}, ""
+            if not why and runs.package and not first.launches:
                 return {f"run at {at}": "none of its kernels is launched"}, ""
-            if not ran.unfit:
-                by = "the GPU" if ran.place.startswith("cuda") else "Triton's interpreter"
-                launches = f", {ran.launches} launches of kernels on {by}" if runs.package else ""
-                return {}, f"run at {at} with {runs.seeds} seeds{launches}"
-            why = ran.unfit.replace(f"{moved[1]}/", "")
+            if not why:
+                wrong, also = _cast(runs, sizes, ran)
+                by = "the GPU" if first.place.startswith("cuda") else "Triton's interpreter"
+                launches = f", {first.launches} launches of kernels on {by}" if runs.package else ""
+                said = f"run at {at} with {runs.seeds} seeds{launches}{also}"
+                return wrong, "" if wrong else said
     return {}, f"not run: {why}"
+
+
+def _cast(
+    runs: Runs, sizes: _Sizes, ran: Callable[[_Sizes, str], Ran]
+) -> tuple[dict[str, str], str]:
+    """What is wrong where both are cast to other dtypes; in which of them they ran, in words."""
+    wrong: dict[str, str] = {}
+    served: list[str] = []
+    left = ""
+    for dtype in runs.dtypes:
+        try:
+            found = ran(sizes, dtype)
+        except WorkerError as error:
+            found = Ran("", unfit=str(error))
+        if found.wrong:
+            wrong[f"run in {dtype} at {_at(sizes)}"] = found.wrong
+        elif found.unfit:
+            left += f"; not in {dtype}: {found.unfit}"
+        else:
+            served.append(dtype)
+    return wrong, (f"; in {' and '.join(served)}, too" if served else "") + left
 
 
 def _at(sizes: Sequence[tuple[int, int]]) -> str:

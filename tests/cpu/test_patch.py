@@ -435,7 +435,8 @@ def test_a_wrong_edit_is_found(tmp_path: Path) -> None:
 
 def run_on_numbers(patch: Patched, folder: Path, diff: str) -> tuple[dict[str, str], str]:
     """What a run of a patched model beside the original says."""
-    runs = Runs((((1, 33),), ((3, 0),)), Scenario(), "fused_model", 1, 100.0, 2.0)
+    sizes = (((1, 33),), ((3, 0),))
+    runs = Runs(sizes, Scenario(), "fused_model", 1, 100.0, 2.0, ("bfloat16", "float16"))
     paths, model = patch.patch.after, str(folder / "model.py")
     with ThreadPoolExecutor(1) as pool:
         return tried(diff, paths, folder.resolve(), model, [], no_capture, pool, runs)
@@ -461,8 +462,10 @@ def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
         shape="64, 512",
     )
     assert run_on_numbers(patch, tmp_path, patch.diff) == (
-        {}, "run at 3 with 1 seeds, 1 launches of kernels on Triton's interpreter"
-    )  # fmt: skip
+        {},
+        "run at 3 with 1 seeds, 1 launches of kernels on Triton's interpreter; "
+        "in bfloat16 and float16, too",
+    )
     wrong = patch.diff.replace("(mean_sum, cols * 1.0)", "(mean_sum, 500.0)")
     assert wrong != patch.diff
     said, _ = run_on_numbers(patch, tmp_path, wrong)
@@ -471,6 +474,35 @@ def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
     assert fallen != patch.diff
     _, said = run_on_numbers(patch, tmp_path, fallen)
     assert said.startswith("not run: RuntimeError: rms_norm: ")
+
+
+def test_what_is_wrong_in_another_dtype_is_found(tmp_path: Path) -> None:
+    """There kernels may fall back; the results hold to the same measure, and errors are faults."""
+    body = """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm, self.kept = Norm(512), {"float16": torch.float32}
+
+            def forward(self, x):
+                dtype = str(x.dtype).removeprefix("torch.")
+                return F.linear(self.norm(x), torch.eye(512, dtype=self.kept.get(dtype, x.dtype)))
+    """
+    patch = made(tmp_path, body, shape="64, 512")
+    said, ran = run_on_numbers(patch, tmp_path, patch.diff)
+    assert said == {}
+    assert "; in bfloat16, too; not in float16: the original does not run so: Runtime" in ran
+    unguarded = patch.diff.replace("if x.dtype != torch.float32:", "if x.dtype == torch.float64:")
+    assert unguarded != patch.diff
+    said, ran = run_on_numbers(patch, tmp_path, unguarded)
+    assert [*said] == ["run in bfloat16 at 3"], said
+    assert said["run in bfloat16 at 3"].startswith("RuntimeError: expected m1"), said
+    assert not ran
+    added = "+            x = x * torch.rsqrt(variance + 1e-6)"
+    wrong = patch.diff.replace(added, added.replace("= x", "= 1.5 * x"))
+    assert wrong != patch.diff
+    said, _ = run_on_numbers(patch, tmp_path, wrong)
+    assert said["run in bfloat16 at 3"].startswith("result 0: error"), said
 
 
 def test_files_are_tried_where_they_were_edited(tmp_path: Path) -> None:
@@ -522,7 +554,10 @@ def test_the_command(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "model.py:13, saves" in done.stderr
-    ran = "run at 1 and 3 with 2 seeds, 4 launches of kernels on Triton's interpreter"
+    ran = (
+        "run at 1 and 3 with 2 seeds, 4 launches of kernels on Triton's interpreter; "
+        "in bfloat16 and float16, too"
+    )
     assert f"{out}: {ran}" in done.stderr, done.stderr
     assert f"{new}: {ran}" in done.stderr, done.stderr
     assert "class ModelNew" in new.read_text()
