@@ -203,11 +203,14 @@ def _module(
     blocks = [_text(source, functions[qualname], "") for _, qualname in plain]
     for cls, attributes in classes.items():
         body: list[str] = []
-        for at, qualname in attributes.values():
+        for name, (at, qualname) in attributes.items():
             if at != file:
                 raise UsageError(f"{cls.__name__}: its methods that change are of several files")
-            needed.append(functions[qualname])
-            body.append(_text(source, functions[qualname], "    "))
+            function = functions[qualname]
+            needed.append(function)
+            body.append(_text(source, function, "    "))
+            if found.functions.found[at, qualname] is getattr(cls, name) and name != function.name:
+                body.append(f"    {name} = {function.name}\n")  # a decorator of the class put it so
         blocks.append(f"class Fused{cls.__name__}({cls.__name__}):\n" + "\n".join(body))
     given = next(f for (at, _), f in found.functions.found.items() if at == file).__globals__
     own = {qualname for _, qualname in plain}

@@ -16,14 +16,17 @@ from fusion_advisor.patching import Patched
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.transformers_patch import patched_family
 
-LLAMA = {
+LLAMA: dict[str, object] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4,
     "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 128,
 }  # fmt: skip
 
 
-def made(folder: Path) -> Patched:
-    (folder / "config.json").write_text(json.dumps(LLAMA))
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4}
+
+
+def made(folder: Path, config: dict[str, object] = LLAMA) -> Patched:
+    (folder / "config.json").write_text(json.dumps(config))
     request = Request(
         f"hf:{folder / 'config.json'}", Scenario(dtype="bfloat16", batch=2, seq=24), device="h200",
         verify=False, compile=False,
@@ -118,6 +121,20 @@ def test_another_version_leaves_the_model_as_it_is(tree: Path) -> None:
         assert [*map(type, model.modules())] == [*map(type, plain.modules())]
         """,
     )
+
+
+def test_functions_of_tables_are_left(tmp_path: Path) -> None:
+    """Experts are looked up as the model runs; the function that they call as a method is put under
+    the name that the class has for it."""
+    patch = made(tmp_path.resolve(), MIXTRAL)
+    assert patch.wrong == {}
+    left = "grouped_mm_experts_forward() cannot be edited there"
+    assert any(why.endswith(left) for why in patch.unplaced.values()), patch.unplaced
+    assert (
+        "+class FusedMixtralExperts(MixtralExperts):\n+    def _default_apply_gate(" in patch.diff
+    )
+    assert "\n+    _apply_gate = _default_apply_gate\n" in patch.diff
+    assert "grouped_mm_experts_forward" not in patch.diff
 
 
 def test_a_package_that_is_there_is_left(tree: Path) -> None:
