@@ -97,7 +97,7 @@ def _drawn(seed: int) -> list[Line]:
         for decision in planned(sketch):
             plan = decision.subject.plan
             assert plan is not None
-            kernel = emit(decision.subject.flow, decision, "drawn", RULES)
+            kernel = emit(decision.subject.flow, decision, "region", RULES)
             head = {"seed": seed, "schedule": plan.schedule, "calls": sketch.text}
             lines.append({**head, "kernel": json.loads(to_json(kernel))})
     except Exception as error:  # noqa: BLE001 a fault of ours, to be listed as such

@@ -73,6 +73,12 @@ class Case:
     def goal(self) -> bool:
         return bool(GOAL.match(self.problem))
 
+    @property
+    def reported(self) -> bool:
+        """Is it of the half of the goal set that no fit ever sees? By a hash of the problem's name:
+        the parts of one problem are alike."""
+        return self.goal and hashlib.sha256(self.problem.encode()).digest()[0] % 2 == 0
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Every distinct case of every graph, weighted; launches of kept cases are cases themselves."""

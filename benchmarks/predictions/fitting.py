@@ -104,12 +104,12 @@ Point = tuple[tuple[Work, ...], float]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Least squares on logarithms of time, figure after figure; the goal set is left out."""
+    """Least squares on logarithms of time, figure after figure; what is reported is left out."""
     rules = load_rulebook()
     fitted: list[tuple[float, Device]] = []
     for share in KEPT:
         device = _with(rules.device(DEVICE), "l2_kept", share)
-        seen = [s for s in samples(arguments, device, rules) if not s.case.goal]
+        seen = [s for s in samples(arguments, device, rules) if not s.case.reported]
         points: list[Point] = [(s.eager, s.eager_us) for s in seen]
         points += [(s.fused, s.kernel_us) for s in seen if s.kernel_us]
         device = _own_kinds(device, points)

@@ -92,4 +92,4 @@ def _each(laid: Rows, shared: bool, device: Device, rulebook: Rulebook) -> int:
     most = few if shared else numbers.elements_per_thread.count
     threads = device.multiprocessor.count.count * device.multiprocessor.threads.count
     everything = laid.count * power_of_two(laid.length)
-    return min(max(power_of_two(-(-everything // threads)) // 2, few // 2), most)
+    return min(max(power_of_two(-(-everything // threads)), few // 2), most)

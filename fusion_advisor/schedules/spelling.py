@@ -183,7 +183,7 @@ def fitted(line: str, width: int = 100) -> list[str]:
 def _widest_brackets(line: str) -> tuple[int, int]:
     """Where the outermost pair with the most inside opens and closes; zeros without one."""
     best, stack = (0, 0), list[int]()
-    for place, letter in enumerate(line):
+    for place, letter in enumerate(_without_strings(line)):
         if letter in "([":
             stack.append(place)
         elif letter in ")]" and stack:  # a line may begin with what closes an earlier one
@@ -193,9 +193,14 @@ def _widest_brackets(line: str) -> tuple[int, int]:
     return best
 
 
+def _without_strings(text: str) -> str:
+    """A line as long, with nothing in its string literals that could be taken for code."""
+    return re.sub(r"""(["'])(?:\\.|(?!\1).)*\1""", lambda found: "_" * len(found[0]), text)
+
+
 def _at_commas(text: str) -> list[str]:
     parts, depth, start = list[str](), 0, 0
-    for place, letter in enumerate(text):
+    for place, letter in enumerate(_without_strings(text)):
         depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(letter, 0)
         if letter == "," and not depth:
             parts.append(text[start:place].strip())

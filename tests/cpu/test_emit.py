@@ -79,6 +79,12 @@ def test_programs_that_wait_stand_beside_others(worker: Worker, tmp_path: Path) 
     assert collect_check(made, submit_check(worker, made)).failure is None
 
 
+def test_a_long_name_breaks_no_string() -> None:
+    """Lines that are too long are broken at commas, but not at those of a message."""
+    made = kernel_of(softmax_of_sums, x(33, 520), name="sums_of_" + "exponentials_" * 4)
+    compile(made.text, "emitted", "exec")
+
+
 # -- guards ----------------------------------------------------------------------------------------
 
 _CHILD = """

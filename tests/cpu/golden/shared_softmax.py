@@ -37,7 +37,7 @@ def in_vectors(first, cols, lane, start, VECTOR: tl.constexpr):
     head = tl.minimum(-first & (VECTOR - 1), cols).to(tl.int32)
     ends = head + ((cols - head) & (VECTOR - 1))
     before = tl.multiple_of((ends + VECTOR - 1) & -VECTOR, VECTOR)
-    behind = tl.multiple_of((cols + VECTOR - 1) & -VECTOR, VECTOR)
+    behind = tl.multiple_of(before + cols - ends, VECTOR)
     place = start + lane
     in_end = lane < tl.where(start == 0, ends, 0)
     in_whole = (place >= before) & (place < behind)
