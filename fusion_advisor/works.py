@@ -14,6 +14,7 @@ from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Ref
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
+from fusion_advisor.schedules.reducing import walks
 
 
 def eager_works(subject: Subject) -> tuple[Work, ...]:
@@ -149,8 +150,9 @@ def _lanes(step: Step) -> int:
 
 
 def _serial(step: Step) -> int:
-    """Places that a lane walks one after the other."""
-    return prod(step.region.sizes[axis] for axis in step.serial)
+    """Places that a lane walks one after the other, as often as it walks them."""
+    again = max(walks(step.region, step.serial).values(), default=1)
+    return again * prod(step.region.sizes[axis] for axis in step.serial)
 
 
 def _unaligned(step: Step) -> bool:

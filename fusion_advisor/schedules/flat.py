@@ -6,13 +6,14 @@ after the other within each lane.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, emission_order, peak_bytes
 from fusion_advisor.schedules.layout import accesses, collapse, leading, ordered
-from fusion_advisor.schedules.reducing import far_apart, serial_axes
+from fusion_advisor.schedules.reducing import far_apart, read_again, serial_axes
 
 NAME = "flat"
 
@@ -58,7 +59,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         registers=-(-peak * block // smallest // (4 * warps * device.warp_size)),
         serial=serial,
     )
-    return Plan(NAME, region, (step,))
+    return Plan(NAME, region, (replace(step, read_again=read_again(step, device, rulebook)),))
 
 
 def _block(results: int, walked: bool, device: Device, rulebook: Rulebook) -> tuple[int, int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from fusion_advisor.region import Region
-from fusion_advisor.schedules.base import Refused
-from fusion_advisor.schedules.layout import Access, reach
+from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.schedules.base import Refused, Step
+from fusion_advisor.schedules.layout import Access, reach, traced
 
 
 def row_axes(region: Region, most_serial: int) -> tuple[frozenset[int], frozenset[int]]:
@@ -77,3 +78,35 @@ def far_apart(loads: Sequence[Access], serial: frozenset[int], most: int) -> boo
         if walked and across and min(across) > most * min(walked):
             return True
     return False
+
+
+def walks(region: Region, serial: frozenset[int]) -> dict[int, int]:
+    """How often each lane walks the places of a load, by the load: once for each reduction of its
+    own that the load is read for, one after the other. A window's maximum within a sum over
+    channels is made again in the loop of whatever else needs it."""
+    found: dict[int, int] = {}
+
+    def within(number: int) -> Iterable[int] | None:
+        return region.exprs[number].args if region.depends[number] & serial else None
+
+    for number in region.all("reduce"):
+        expr = region.exprs[number]
+        if set(expr.axes) <= serial and not region.depends[number] & serial:
+            for load in set(region.all("load")) & traced(expr.args, within).passed:
+                if region.depends[load] & serial:
+                    found[load] = found.get(load, 0) + 1
+    return found
+
+
+def read_again(step: Step, device: Device, rulebook: Rulebook) -> int:
+    """Bytes that lanes fetch from HBM again as they walk places more than once: where what the
+    resident programs walk does not fit into the L2 together."""
+    region, times = step.region, dict[int, int]()
+    for load, count in walks(region, step.serial).items():
+        tensor = region.exprs[load].input
+        times[tensor] = max(times.get(tensor, 0), count)
+    again = sum((count - 1) * region.inputs[tensor].bytes for tensor, count in times.items())
+    resident = device.multiprocessor.count.count * (device.multiprocessor.warps.count // step.warps)
+    held = sum(region.inputs[tensor].bytes for tensor, count in times.items() if count > 1)
+    held *= min(1.0, resident / max(step.programs, 1))
+    return again if held > rulebook.schedules.blocked.l2_share.value * device.memory.l2.count else 0

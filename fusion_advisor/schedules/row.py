@@ -12,7 +12,7 @@ from dataclasses import replace
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Step, check_room, power_of_two
-from fusion_advisor.schedules.reducing import row_axes
+from fusion_advisor.schedules.reducing import read_again, row_axes
 from fusion_advisor.schedules.rows import Rows, rows_of
 from fusion_advisor.schedules.vectors import vector
 
@@ -55,7 +55,8 @@ def tile(
     held = block + rest
     step = laid.step(NAME, device, rows=rows, block=held, warps=warps, smallest=(coalesced, held))
     several = vector(laid, rulebook) if rows == 1 else 0
-    return replace(step, block=block, rest=rest, vector=several)
+    again = read_again(step, device, rulebook)
+    return replace(step, block=block, rest=rest, vector=several, read_again=again)
 
 
 def _rest(laid: Rows, rulebook: Rulebook) -> int:

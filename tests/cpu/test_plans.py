@@ -321,3 +321,24 @@ def test_what_a_run_shares_is_found_once(name: str, worker: Worker) -> None:
     inputs, schedule = BIASED[name]
     assert best(biased, *inputs).schedule == schedule
     assert checked(biased, inputs, worker) is None
+
+
+# -- places that lanes walk more than once ---------------------------------------------------------
+
+
+def pooled_softmax(a: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.nn.functional.max_pool3d(a, 2), 1).amax(1)
+
+
+def test_what_lanes_read_again_is_counted() -> None:
+    """A lane that walks channels has no room for their windows, which it makes three times over;
+    what does not fit into the L2 meanwhile is fetched again, and a row over the channels is
+    preferred."""
+    large, small = x(128, 16, 32, 64, 64), x(1, 16, 4, 16, 16)
+    for inputs, times in ((large, 3), (small, 1)):
+        found = plans_of(pooled_softmax, inputs)
+        (flat,) = (plan for plan in found if plan.schedule == "flat")
+        assert flat.bytes_read == times * inputs.numel() * inputs.itemsize
+    row = best(pooled_softmax, large)
+    assert row.schedule == "row"
+    assert row.bytes_read == large.numel() * large.itemsize
