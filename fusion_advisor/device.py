@@ -124,6 +124,9 @@ class Speed(Table):
     timed one kind at a time, and overlap."""
     least: Speedup
     """How many times what a launch takes at least: some ops are several, or walk long."""
+    overlap: Speedup
+    """The power in which memory's time, addresses' and arithmetic's add up: 1 is one after the
+    other, many the longest alone."""
 
 
 class Times(Table):
@@ -156,11 +159,8 @@ class Times(Table):
     """What a thread needs beside its share of the values alive at once."""
     registers_share: Share
     """Of the estimate for those values, what the compiler takes."""
-    overlap: Speedup
-    """The power in which memory's time, addresses' and arithmetic's add up: 1 is one after the
-    other, many the longest alone."""
     overlap_programs: Speedup
-    """Programs resident on a multiprocessor from which on the parts overlap that much."""
+    """Programs resident on a multiprocessor from which on the parts overlap as they can."""
     short: Time
     """Below it a prediction is as uncertain as `spread_short` says, else as `spread_long` does."""
     spread_short: Share

@@ -67,18 +67,19 @@ def launch_us(work: Work, device: Device) -> float:
         work.arithmetic_us / speed.arithmetic.value * idle,
     )
     power = _overlap(work, device)
-    busy = sum(part**power for part in parts) ** (1 / power)
+    longest = max(parts) or 1.0  # whose power may be beyond a float
+    busy = longest * sum((part / longest) ** power for part in parts) ** (1 / power)
     return speed.least.value * least.value + busy
 
 
 def _overlap(work: Work, device: Device) -> float:
     """The power in which the parts add up. What one program waits for another's work hides: where
     few are resident on a multiprocessor, loads, arithmetic and stores follow each other."""
-    times = device.times
+    most = device.times.speed(work.kind, work.op).overlap.value
     if not work.programs:
-        return times.overlap.value
+        return most
     resident = min(work.programs, work.at_once) / device.sm_count
-    return 1.0 + (times.overlap.value - 1.0) * min(1.0, resident / times.overlap_programs.value)
+    return 1.0 + (most - 1.0) * min(1.0, resident / device.times.overlap_programs.value)
 
 
 def call_us(works: Iterable[Work], device: Device) -> float:

@@ -116,10 +116,13 @@ def _depth(step: Step) -> int:
 
 
 def _kind(step: Step) -> str:
-    """The schedule; `serial` where lanes walk places by themselves, `transposed` where neighbours
-    of a tile lie apart in some tensor."""
+    """The schedule; `serial` where lanes walk places by themselves, `serial_row` where those of a
+    row do, `scan` where a row is scanned, `transposed` where neighbours of a tile lie apart in some
+    tensor."""
     if step.serial:
-        return "serial"
+        return "serial_row" if step.inner else "serial"
+    if any(step.region.all("scan")):
+        return "scan"
     axes = [axis for group in (step.inner or step.outer)[-1:] for axis in group.axes]
     apart = (abs(access.step(axes[-1])) > 1 for access in (*step.loads, *step.stores))
     return "transposed" if step.schedule == "tiled" and any(apart) else step.schedule

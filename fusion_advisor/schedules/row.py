@@ -67,6 +67,10 @@ def _rest(laid: Rows, rulebook: Rulebook) -> int:
     ordered = region.random_state or any(region.all("scan")) or any(region.all("taken"))
     if ordered or laid.serial or monoids & {"argmax", "argmin"} or vector(laid, rulebook):
         return 0
+    constant = (load.walks & laid.axes and not laid.axes & set(load.strides) for load in laid.loads)
+    alone = (not region.depends[region.exprs[n].args[0]] & laid.axes for n in region.all("reduce"))
+    if any(constant) or any(alone):  # one value for the whole row, which no mask makes a row of
+        return 0
     longest = 2 * laid.length <= 3 * first
     return first // 2 if longest and first >= rulebook.schedules.row.first_piece.count else 0
 

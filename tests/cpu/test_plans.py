@@ -342,3 +342,10 @@ def test_what_lanes_read_again_is_counted() -> None:
     row = best(pooled_softmax, large)
     assert row.schedule == "row"
     assert row.bytes_read == large.numel() * large.itemsize
+
+
+def test_a_row_of_one_value_is_no_piece_of_a_row(worker: Worker) -> None:
+    expanded = torch.empty(1, 1).expand(9, 6000)
+    row = best(lambda a: (a + a).amax(1), expanded)
+    assert row.steps[0].rest == 0
+    assert checked(lambda a: (a + a).amax(1), (expanded,), worker) is None
