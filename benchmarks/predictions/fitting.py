@@ -182,6 +182,8 @@ def _fitted(device: Device, points: Sequence[Point]) -> tuple[float, Device]:
             who, _, kind = work.kind.partition(".")
             table = getattr(device.times, who)
             name = next(n for n in (work.op, kind, "other") if n in table)
+            if name == "other":
+                continue  # of whatever nobody timed: a few that were would say nothing of it
             for figure in FIGURES:
                 if _matters(figure, work):
                     users.setdefault(f"{who}.{name}.{figure}", []).append(place)
