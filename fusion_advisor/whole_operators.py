@@ -45,12 +45,22 @@ def _rms_norm(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | Non
     weight = given.get("weight")
     if weight is not None and layout_of(weight).dtype != x.dtype:
         return None
+    whole = _fused_rms_norm(args, kwargs, slots)
+    return replace(whole, result=whole.result[0])
+
+
+def _fused_rms_norm(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion:
+    """That kernel by its own name, as the reference of an emitted file calls it: the result, and
+    what each row was scaled by."""
+    names = ("input", "normalized_shape", "weight", "eps")
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    x = layout_of(given["input"])
     normalized = len(given["normalized_shape"])
     rows = x.shape[: len(x.shape) - normalized] + (1,) * normalized
     statistics = "float32" if x.dtype in ("float16", "bfloat16") else x.dtype
     out = dense(x.shape, x.dtype)
     call = tuple(freeze(given.get(name), slots) for name in names)
-    return _single("aten._fused_rms_norm.default", call, (), (out, dense(rows, statistics)), 0)
+    return _single("aten._fused_rms_norm.default", call, (), (out, dense(rows, statistics)), None)
 
 
 def _attention(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | None:
@@ -116,6 +126,7 @@ def _recurrent(operator: Any) -> Callable[[Any, Any, dict[Ref, Slot]], Expansion
 _WHOLE: dict[Any, Callable[[Any, Any, dict[Ref, Slot]], Expansion | None]] = {
     aten.batch_norm.default: _batch_norm,
     aten.rms_norm.default: _rms_norm,
+    aten._fused_rms_norm.default: _fused_rms_norm,
     **{operator: _recurrent(operator) for operator in RECURRENT},
     aten.scaled_dot_product_attention.default: _attention,
 }

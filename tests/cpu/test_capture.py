@@ -75,6 +75,19 @@ def test_composites_are_expanded_as_cuda_launches_them() -> None:
     ]  # fmt: skip
 
 
+def test_a_fused_norm_by_its_own_name_stays_whole() -> None:
+    """As the references of emitted files call it."""
+
+    def forward(x: Tensor, weight: Tensor) -> object:
+        normal, scale = torch.ops.aten._fused_rms_norm.default(x, (8,), weight, 1e-6)
+        return normal * 2, scale
+
+    graph = captured(forward, torch.randn(4, 8).half(), torch.ones(8).half())
+    assert ops(graph) == ["_fused_rms_norm", "mul"]
+    norm = next(node for node in graph.nodes if "rms_norm" in node.op)
+    assert [tensor.dtype for tensor in norm.outputs if tensor] == ["float16", "float32"]
+
+
 def test_attention_stays_whole_and_lays_its_output_out_as_flash_does() -> None:
     def forward(x: Tensor) -> Tensor:
         q = x.view(2, 16, 4, 8).transpose(1, 2)

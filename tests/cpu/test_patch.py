@@ -84,6 +84,27 @@ def test_statements_become_a_call(tmp_path: Path) -> None:
     assert "if x.dtype != torch.float32:" in text, "in another dtype it upcasts"
 
 
+def test_the_frameworks_own_norm_becomes_a_part_of_a_kernel(tmp_path: Path) -> None:
+    """The reference calls it by the name that it has in the graph, and is the same there."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(1024))
+
+            def forward(self, x):
+                y = F.rms_norm(x + 1, (1024,), self.weight, 1e-6)
+                return y * torch.sigmoid(y)
+        """,
+    )
+    text = changed(patch)
+    fused = text[text.index("        else:") :] if "        else:" in text else text
+    assert "F.rms_norm" not in fused
+    assert "fused_model." in fused
+
+
 def test_an_expression_keeps_its_operands(tmp_path: Path) -> None:
     text = changed(
         made(
