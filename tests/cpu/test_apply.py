@@ -636,6 +636,7 @@ small = dict(hidden_size=64, intermediate_size=160, num_attention_heads=4, num_h
 
 
 def family(kind, **more):
+    torch.manual_seed(0)  # no token is so near to two experts that a rounding sends it elsewhere
     config = AutoConfig.for_model(kind, **{**small, "vocab_size": 128, **more})
     model = AutoModel.from_config(config).eval().to(torch.bfloat16)
     given = dict(input_ids=torch.randint(0, 128, (2, 24)), use_cache=False)
