@@ -45,7 +45,8 @@ def tile(
     most = numbers.max_warps.count
     while rows > coalesced and laid.held(rows, block) > room * most:
         rows //= 2
-    rest = _rest(laid, rulebook) if rows == 1 else 0
+    taken = vector(laid, rulebook) if rows == 1 else 0
+    rest = _rest(laid, rulebook) if rows == 1 and not taken else 0
     if rest:
         block //= 2
     each = _each(laid, rows > 1 and coalesced == 1, device, rulebook)
@@ -54,9 +55,8 @@ def tile(
     warps = min(max(wanted, numbers.min_warps.count), most)
     held = block + rest
     step = laid.step(NAME, device, rows=rows, block=held, warps=warps, smallest=(coalesced, held))
-    several = vector(laid, rulebook) if rows == 1 else 0
     again = read_again(step, device, rulebook)
-    return replace(step, block=block, rest=rest, vector=several, read_again=again)
+    return replace(step, block=block, rest=rest, vector=taken, read_again=again)
 
 
 def _rest(laid: Rows, rulebook: Rulebook) -> int:
@@ -65,7 +65,7 @@ def _rest(laid: Rows, rulebook: Rulebook) -> int:
     region, first = laid.region, power_of_two(laid.length) // 2
     monoids = {region.exprs[number].monoid for number in region.all("reduce")}
     ordered = region.random_state or any(region.all("scan")) or any(region.all("taken"))
-    if ordered or laid.serial or monoids & {"argmax", "argmin"} or vector(laid, rulebook):
+    if ordered or laid.serial or monoids & {"argmax", "argmin"}:
         return 0
     constant = (load.walks & laid.axes and not laid.axes & set(load.strides) for load in laid.loads)
     alone = (not region.depends[region.exprs[n].args[0]] & laid.axes for n in region.all("reduce"))
