@@ -150,6 +150,14 @@ def test_hooks_are_told_of_what_is_done_again(file: Any, monkeypatch: pytest.Mon
     assert [how for how, _ in file.calls] == ["function", "run", "run", "told"]
 
 
+def test_a_hook_may_be_a_plain_function(file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for hook, expected in ((lambda metadata: None, "told"), (None, "run")):
+        monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", hook)
+        for _ in range(3):
+            file.swiglu(*halves())
+        assert file.calls[-1][0] == expected
+
+
 def test_words_of_an_exchange_are_zero_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

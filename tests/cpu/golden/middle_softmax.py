@@ -168,7 +168,8 @@ def starter(compiled, grid, device):
     hooks, stream_of = triton.knobs.runtime, triton.runtime.driver.active.get_current_stream
 
     def start(*arguments):
-        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
             told(*arguments)
         else:
             run(*grid, stream_of(device), function, packed, None, None, None, *arguments)
