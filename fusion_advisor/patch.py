@@ -7,24 +7,24 @@ calls that ran ask for the same edit. What the source cannot express is refused 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
-from fusion_advisor.editing.rewrite import Call, Edit, NotPlaced, attribute, rewrite
+from fusion_advisor.editing.rewrite import Call, Edit, NotPlaced, rewrite
 from fusion_advisor.editing.sources import Block, Place, Sources
 from fusion_advisor.editing.splice import splice
 from fusion_advisor.express import Boundary, Expressed, boundary, express
 from fusion_advisor.framework import exact
 from fusion_advisor.gates import Subject
+from fusion_advisor.guards import Guards, Other, check_shared
 from fusion_advisor.identify import Finding
 from fusion_advisor.idiom import name_of
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.package import kernels_of, mark_of, package_files, package_name, place_of
-from fusion_advisor.records import Arg, Ref
 from fusion_advisor.reports import wording
 from fusion_advisor.stamp import Stamp, edited, fingerprint, read_stamp, restamped, stamped
 from fusion_advisor.trail import Span
@@ -61,16 +61,6 @@ class Patch:
 
 
 @dataclass(frozen=True)
-class Other:
-    """The source as it runs in another mode, dtype or autocast."""
-
-    sources: Sources
-    differs: Literal["mode", "dtype", "autocast"]
-    training: bool = False
-    """Of `mode`: whether this one is training."""
-
-
-@dataclass(frozen=True)
 class Placement:
     """What the source asks of the groups, for `group`. `editable` says which functions may change,
     by a file and a line in them; `others` is the source as it runs otherwise, for what must stay as
@@ -86,6 +76,12 @@ class Placement:
     operators: bool = False
     size_numbers: frozenset[str] = frozenset()
     """The nodes that compute with numbers which follow from sizes."""
+    resized: tuple[Sources, ...] = ()
+    """The source as it ran at other sizes."""
+
+    @cached_property
+    def _guards(self) -> Guards:
+        return Guards(self.sources, self.flow, self.others, self.resized, wary=self.wary)
 
     def judged(self, decision: Decision) -> Decision:
         """An accepted set with why the source cannot express it, if so."""
@@ -127,7 +123,7 @@ class Placement:
             raise NotPlaced(
                 f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
             )
-        edit = replace(edit, guard=self._guard(place, edit, call))
+        edit = replace(edit, guard=self._guards.of(place, edit, only_dtype=call.only_dtype))
         if self.wants_torch([edit]) and not self.sources.file(edit.file).may_import_torch:
             raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
         return place, edit
@@ -136,54 +132,6 @@ class Placement:
         """Whether edits of a file name torch, and the file does not."""
         named = self.operators or any("torch." in edit.guard for edit in edits)
         return named and not self.sources.file(edits[0].file).has_torch
-
-    def _guard(self, place: Place, edit: Edit, call: Call) -> str:
-        """The condition under which what is replaced computes something else."""
-        conditions: dict[str, None] = {}
-        here = _computed(self.sources, place.block, edit)
-        names = self.sources.names.get(place, {}).get(edit.lines[0], {})
-        if call.only_dtype:
-            conditions[self._of_dtype(edit, names)] = None
-        for other in self.others:
-            there = _computed(other.sources, place.block, edit)
-            differing = here.keys() ^ there.keys()
-            if not differing:
-                continue
-            if other.differs == "mode":
-                modules = {m for key in differing for m in here.get(key) or there.get(key) or ()}
-                conditions |= dict.fromkeys(_in_mode(modules, names, edit, other.training))
-            elif other.differs == "autocast":
-                conditions["torch.is_autocast_enabled()"] = None
-            else:
-                conditions[self._of_dtype(edit, names)] = None
-        if self.wary:
-            conditions[self._of_dtype(edit, names)] = None
-            conditions[f"{self._float(edit, names)[0]}.requires_grad"] = None
-            own = self.sources.module(place.activation)
-            only = _computed(self.sources, place.block, edit, place)
-            for path in sorted(set[str]().union(*only.values()) - {own}):
-                text = attribute(path, names)
-                if text is None:
-                    raise NotPlaced(
-                        f"line {edit.lines[0]}: no name there holds {path}, whose call goes"
-                    )
-                conditions[f"{text}._forward_hooks"] = None
-                conditions[f"{text}._forward_pre_hooks"] = None
-        return " or ".join(conditions)
-
-    def _of_dtype(self, edit: Edit, names: Mapping[str, str]) -> str:
-        """That a tensor has another dtype than it was captured in."""
-        name, dtype = self._float(edit, names)
-        return f"{name}.dtype != torch.{dtype}"
-
-    def _float(self, edit: Edit, names: Mapping[str, str]) -> tuple[str, str]:
-        """A name that holds a tensor of floats where an edit begins, and its dtype."""
-        for name, word in names.items():
-            ref = self.sources.value(word)
-            tensor = self.flow.annotated.tensors.get(ref) if ref else None
-            if tensor is not None and "float" in tensor.dtype:
-                return name, tensor.dtype
-        raise NotPlaced(f"line {edit.lines[0]}: another dtype changes what it computes")
 
     def barred(self) -> Dataflow:
         """The dataflow with launches kept apart that no block of the source could have in one
@@ -226,37 +174,6 @@ class Placement:
         return tuple(rows)
 
 
-def _in_mode(
-    modules: Iterable[str], names: Mapping[str, str], edit: Edit, training: bool
-) -> Iterator[str]:
-    """That one of the modules is in training, or is not."""
-    for path in sorted(modules):
-        text = attribute(path, names)
-        if text is None:
-            raise NotPlaced(
-                f"line {edit.lines[0]}: training changes what it computes, and no name there "
-                f"holds the module {path or 'itself'}"
-            )
-        yield f"{text}.training" if training else f"not {text}.training"
-
-
-def _computed(
-    sources: Sources, block: Block, edit: Edit, only: Place | None = None
-) -> dict[object, set[str]]:
-    """What the text that an edit replaces launches, by place and arguments, with the modules that
-    it is launched in: in every run of the block, or in one."""
-    found: dict[object, set[str]] = {}
-    for place, held in sources.held.items():
-        if place.block != block or only not in (None, place):
-            continue
-        for step, standing in held.items():
-            if edit.takes(standing.span):
-                for node in sources.made.get(step, ()):
-                    key = standing.span, node.op, _plain(node.args), _plain(node.kwargs)
-                    found.setdefault(key, set()).add(node.module)
-    return found
-
-
 def replaced_nodes(sources: Sources, edits: Collection[Edit]) -> set[str]:
     """The nodes of a graph, by name, that the text made which edits replace."""
     return {
@@ -268,13 +185,6 @@ def replaced_nodes(sources: Sources, edits: Collection[Edit]) -> set[str]:
         if edit.takes(standing.span)
         for node in sources.made.get(step, ())
     }
-
-
-def _plain(arg: Arg) -> object:
-    """An argument without which tensor stands where."""
-    if isinstance(arg, tuple):
-        return tuple(map(_plain, arg))
-    return "tensor" if isinstance(arg, Ref) else repr(arg)
 
 
 def patch(
@@ -410,7 +320,7 @@ def _edits(
             if _overlap(edit.touched, other.touched):
                 line = edit.lines[0]
                 raise NotPlaced(f"line {line}: a group with as much to save is put there")
-            _check_guards(edit, other)
+            check_shared(sources, place, edit, other)
         here[place] = tuple(sorted((*here.get(place, ()), edit), key=lambda e: e.touched))
     for block, edits in found.items():
         every = next(iter(edits.values()))
@@ -425,18 +335,6 @@ def _edits(
                 "are not this group"
             )
     return {place: each for edits in found.values() for place, each in edits.items()}
-
-
-def _check_guards(one: Edit, other: Edit) -> None:
-    """NotPlaced where two edits get one guard, since their lines overlap, and that of the later
-    reads names that may not be bound, or otherwise, where the earlier begins."""
-    early, late = sorted((one, other), key=lambda edit: edit.lines)
-    if late.lines[0] > early.lines[1]:
-        return
-    more = set(late.guard.split(" or ")) - set(early.guard.split(" or "))
-    roots = {condition.removeprefix("not ").partition(".")[0] for condition in more}
-    if roots - {"self", "torch", ""}:
-        raise NotPlaced(f"line {late.lines[0]}: its guard would stand before line {early.lines[0]}")
 
 
 def _edited_away(sources: Sources, place: Place, chosen: Mapping[Place, Sequence[Edit]]) -> bool:

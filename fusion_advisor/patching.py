@@ -20,12 +20,13 @@ from fusion_advisor.equivalence import difference, missing
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.framework import exact
 from fusion_advisor.group import group
+from fusion_advisor.guards import Other
 from fusion_advisor.identify import Finding, Identified, identify
 from fusion_advisor.kernels import Check, Kernel
 from fusion_advisor.machine import choose_device, gpu_names
 from fusion_advisor.operators import in_dtypes, operator
 from fusion_advisor.package import kernels_of, package_name, read_package
-from fusion_advisor.patch import Other, Patch, Placement, patch, replaced_nodes
+from fusion_advisor.patch import Patch, Placement, patch, replaced_nodes
 from fusion_advisor.pipeline import Listener, Silent, emitted, stamp_of, written
 from fusion_advisor.records import Graph
 from fusion_advisor.reports import wording
@@ -440,6 +441,7 @@ def _placement(
         ),
         operators=operators,
         size_numbers=size_numbers(flow, [each for each in resized if each]),
+        resized=tuple(_sources(each, files) for each in resized if each),
     )
 
 

@@ -10,9 +10,10 @@ one line.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -23,9 +24,10 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from fusion_advisor.frames import has_source, is_user
-from fusion_advisor.trail import Activation, Evaluation, Moment, Span, Trail
+from fusion_advisor.trail import Activation, Evaluation, Held, Moment, Span, Trail
 
 _MARK = re.compile(r"<evaluation (\d+)>")
+_PLAIN = re.compile(r"[\w.-]{1,40}")
 
 
 def mark(number: int) -> str:
@@ -43,6 +45,7 @@ class Recorder:
     """Collects a trail. `evaluated` is called as a node is made, from within the model's code."""
 
     def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
         self._paths = {id(child): name for name, child in module.named_modules()}
         self._packages = {type(child).__module__.partition(".")[0] for child in module.modules()}
         self._placeholders: dict[Any, int] = {}
@@ -54,7 +57,12 @@ class Recorder:
 
     def trail(self, placeholders: tuple[str, ...]) -> Trail:
         """What was recorded so far."""
-        return Trail(tuple(self._activations), tuple(self._steps), placeholders)
+        codes = [code for code, follows in self._followed.items() if follows]
+        named = {name for code in codes for name in _names(code)} - {"training"}
+        modules = {path: _held(child, named) for path, child in self._module.named_modules()}
+        return Trail(
+            tuple(self._activations), tuple(self._steps), placeholders, modules=modules
+        )  # fmt: skip
 
     def evaluated(self, frame: FrameType | None) -> int | None:
         """The number of a new step at the innermost frame that is followed; None without one."""
@@ -122,7 +130,10 @@ class Recorder:
         if isinstance(value, torch.nn.Module):
             path = self._paths.get(id(value))
             return None if path is None else f":{path}"
-        mode = get_proxy_mode() if isinstance(value, torch.Tensor) else None
+        if not isinstance(value, torch.Tensor):
+            text = _spelled(value)
+            return None if text is None else f"={text}"
+        mode = get_proxy_mode()
         if mode is None:
             return None
         slot: Any = get_proxy_slot(value, mode.tracer, None)
@@ -151,3 +162,58 @@ def _positions(code: CodeType) -> tuple[Span | None, ...]:
         return Span(line, column, end, last)
 
     return tuple(span(*place) for place in code.co_positions())
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Those of attributes and globals in a function, and in those within it."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _names(const)
+
+
+def _held(module: torch.nn.Module, named: set[str]) -> Held:
+    """A module as a trail keeps it; of torch's every attribute, of others those that are named."""
+    cls = type(module)
+    if _of_torch(cls):
+        own = vars(module).items()
+        plain = {name: value for name, value in own if name[0] != "_" and name != "training"}
+        return Held(f"torch.nn.{cls.__name__}", "", _texts(plain))
+    classes = [vars(base) for base in reversed(cls.__mro__) if not _of_torch(base)]
+    values = {n: v for each in (*classes, vars(module)) for n, v in each.items() if n in named}
+    for name, value in [*values.items()]:
+        if not isinstance(value, (torch.nn.Module, torch.Tensor, type)):
+            within: dict[str, Any] = getattr(value, "__dict__", {})
+            values |= {f"{name}.{n}": v for n, v in within.items() if n in named}
+    code = getattr(cls.forward, "__code__", None)
+    return Held(cls.__name__, code.co_filename if code else "", _texts(values))
+
+
+def _of_torch(cls: type) -> bool:
+    return getattr(torch.nn, cls.__name__, None) is cls
+
+
+def _texts(values: dict[str, Any]) -> dict[str, str]:
+    texts = {name: _spelled(value) for name, value in values.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _spelled(value: Any) -> str | None:
+    """What Python holds as source spells it; None for all but numbers, strings that are a word, and
+    functions of torch's."""
+    if type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
+        return repr(value)
+    if type(value) is str:
+        return repr(value) if _PLAIN.fullmatch(value) else None
+    return _functions().get(id(value)) if callable(value) else None
+
+
+@lru_cache(maxsize=1)
+def _functions() -> dict[int, str]:
+    """The functions of torch that a model may hold, by their identities."""
+    return {
+        id(value): f"{spelled}.{name}"
+        for spelled, owner in (("torch", torch), ("torch.nn.functional", torch.nn.functional))
+        for name, value in vars(owner).items()
+        if callable(value) and not isinstance(value, type) and name[0] != "_"
+    }

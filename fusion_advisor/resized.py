@@ -16,7 +16,7 @@ from fusion_advisor.ops import REGISTRY
 from fusion_advisor.records import Node
 from fusion_advisor.rulebook import Rulebook
 
-_SIZED = ("aten.view.default", "aten._unsafe_view.default", "aten.expand.default")
+SIZED = ("aten.view.default", "aten._unsafe_view.default", "aten.expand.default")
 """Ops that are told the sizes of their result, which follow from those of the inputs."""
 _FILLED = ("aten.full.default", "aten.full_like.default", "aten.scalar_tensor.default")
 """Ops that are told sizes, and a number beside."""
@@ -103,6 +103,6 @@ def _serves(decision: Decision, there: Decision) -> bool:
 
 def _same(one: Node, two: Node) -> bool:
     """Whether two nodes are one call, but for the sizes of a view."""
-    if one.op in _SIZED:
+    if one.op in SIZED:
         return one.args[0] == two.args[0]
     return (one.args, one.kwargs) == (two.args, two.kwargs)

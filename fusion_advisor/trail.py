@@ -4,7 +4,8 @@ A `Trail` is what `provenance` writes down while a model is traced: the calls of
 source there is (torch's own are left out), and in order what happened in them. Free of torch.
 
 A value is named by a word: `#3` is what step 3 evaluated, `@2` the graph's third placeholder,
-`:layers.0` a module by its path (`:` is the model itself).
+`:layers.0` a module by its path (`:` is the model itself), `=0.5` what Python holds: a number, a
+plain string or a function of torch's, as source spells it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A line is about to run; the words of the local names that hold tensors and modules."""
+    """A line is about to run; the words of the local names."""
 
     activation: int
     line: int
@@ -60,12 +61,25 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A module by its class, as source spells it (`torch.nn.GELU`; others by their bare names), and
+    what Python holds in it, as source spells it, by attributes: `eps`, `config.rms_norm_eps`."""
+
+    kind: str
+    file: str
+    """That the class is written in; empty for torch's."""
+    plain: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
 class Trail:
     """The steps of a trace in their order. `placeholders` are the graph's, by their paths in the
     model (`layers.0.weight`) or by the names of inputs; `values` says which output of which node a
-    word stands for."""
+    word stands for; `modules` are by their paths, with what they hold in attributes that the code
+    names."""
 
     activations: tuple[Activation, ...]
     steps: tuple[Evaluation | Moment, ...]
     placeholders: tuple[str, ...] = ()
     values: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
+    modules: dict[str, Held] = field(default_factory=dict[str, Held])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from fusion_advisor.records import Arg, Graph, Mask, Node, Ref, Source, Symbol, Tensor
-from fusion_advisor.trail import Activation, Evaluation, Moment, Span, Trail
+from fusion_advisor.trail import Activation, Evaluation, Held, Moment, Span, Trail
 
 
 def graph_to_json(graph: Graph) -> bytes:
@@ -74,6 +74,9 @@ def _encode_trail(trail: Trail) -> dict[str, Any]:
         ],
         "placeholders": trail.placeholders,
         "values": trail.values,
+        "modules": {
+            path: [held.kind, held.file, held.plain] for path, held in trail.modules.items()
+        },
     }
 
 
@@ -89,6 +92,7 @@ def _decode_trail(content: dict[str, Any]) -> Trail:
         ),
         placeholders=tuple(content["placeholders"]),
         values={word: (node, output) for word, (node, output) in content["values"].items()},
+        modules={path: Held(*held) for path, held in content["modules"].items()},
     )
 
 

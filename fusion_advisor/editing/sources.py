@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from fusion_advisor.errors import UsageError
+from fusion_advisor.ops import REGISTRY
 from fusion_advisor.records import Graph, Node, Ref
 from fusion_advisor.trail import Evaluation, Moment, Span, Trail
 
@@ -21,6 +22,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_KEEPING = ("pointwise", "reduction", "scan", "random")
 
 
 def span_of(node: ast.expr | ast.stmt) -> Span:
@@ -147,6 +149,20 @@ class SourceFile:
                 return False
         return True
 
+    def given(self, kind: str, name: str) -> list[ast.Call]:
+        """The calls whose results a class gives to an attribute of its objects; none where it gives
+        it anything else, too."""
+        classes = [n for n in ast.walk(self.tree) if isinstance(n, ast.ClassDef) and n.name == kind]
+        values = [
+            value
+            for owner in classes
+            for node in ast.walk(owner)
+            for target, value in _assigned(node)
+            if isinstance(target, ast.Attribute) and target.attr == name
+        ]
+        calls = [value for value in values if isinstance(value, ast.Call)]
+        return calls if len(calls) == len(values) else []
+
     def qualname(self, function: Function) -> str:
         """A function's name as Python qualifies it: `Model.forward`, `make.<locals>.forward`."""
         name, at = function.name, self.parents.get(function)
@@ -201,6 +217,19 @@ class SourceFile:
         return at
 
 
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """What a statement assigns to what, `a, b = c, d` one by one."""
+    if isinstance(node, (ast.AnnAssign, ast.AugAssign)):
+        yield node.target, node.value
+    if not isinstance(node, ast.Assign):
+        return
+    for target in node.targets:
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+        for number, part in enumerate(parts):
+            yield part, values[number] if len(values) == len(parts) else None
+
+
 class Sources:
     """A captured graph's trail, laid over the source that it ran."""
 
@@ -219,6 +248,7 @@ class Sources:
         for node in graph.nodes:
             if node.step is not None:
                 self.made.setdefault(node.step, []).append(node)
+        self._nodes = {node.name: node for node in graph.nodes}
         self.handed_on: dict[Ref, list[int]] = {}
         """The evaluations that launch nothing, by the tensor that they hand on."""
         self._words: dict[Ref, str] = {}
@@ -228,6 +258,7 @@ class Sources:
             if word.startswith("#") and int(word[1:]) not in self.made:
                 self.handed_on.setdefault(ref, []).append(int(word[1:]))
         self._modules: dict[int, str] = {}
+        self._begun: dict[int, Block] = {}
         self._turns: dict[tuple[int, Span], int] = {}
         self._known: dict[tuple[Place, Span, bool], frozenset[int]] = {}
         self._walk()
@@ -254,6 +285,30 @@ class Sources:
             at = self.trail.activations[at].caller
         return self._modules[at] if at is not None else ""
 
+    def shape(self, ref: Ref) -> tuple[int, ...]:
+        """A tensor's sizes; none where nothing is there."""
+        outputs = self._nodes[ref.node].outputs
+        tensor = outputs[ref.output] if ref.output < len(outputs) else None
+        return tensor.shape if tensor else ()
+
+    def as_long(self, ref: Ref, dim: int) -> Iterator[Ref]:
+        """A tensor, and those that it has the length of a dimension from, which counts from the
+        end: operands of ops that keep it."""
+        todo, size = [ref], self.shape(ref)[dim]
+        while todo:
+            at = todo.pop(0)
+            yield at
+            node = self._nodes[at.node]
+            op = REGISTRY.get(node.op)
+            if op is not None and op.pattern in _KEEPING and size != 1:
+                shapes = {each: self.shape(each) for each in node.refs()}
+                todo += (each for each, s in shapes.items() if len(s) >= -dim and s[dim] == size)
+
+    def code(self, activation: int) -> Function | None:
+        """The function that a call runs; None for a lambda or a comprehension."""
+        block = self._begun.get(activation)
+        return self.file(block.file).function(block) if block else None
+
     def evaluated(self, place: Place, span: Span, *, within: bool) -> frozenset[int]:
         """The evaluations that stand at a span of a place, or anywhere within it."""
         key = place, span, within
@@ -272,6 +327,31 @@ class Sources:
             yield at, here
             at, here = self.trail.activations[at].caller, self.trail.activations[at].place
 
+    def beneath(self, step: int, place: Place) -> Iterator[int]:
+        """The calls in which an evaluation was made that a place's call led to."""
+        made = self.trail.steps[step]
+        assert isinstance(made, Evaluation)  # a place holds no other steps
+        for at, _ in self.chain(made.activation, made.place):
+            if at == place.activation:
+                return
+            yield at
+
+    def settled(self, path: str) -> bool:
+        """Whether the source of the class that holds a module says of which class that is, at one
+        place and by its name."""
+        held, parts = self.trail.modules, path.split(".")
+        around = next(n for n in range(len(parts) - 1, -1, -1) if held[".".join(parts[:n])].file)
+        owner = held[".".join(parts[:around])]
+        name, *within = parts[around:]
+        made = self.file(owner.file).given(owner.kind, name)
+        for part in within:
+            if len(made) != 1 or not part.isdigit() or len(made[0].args) <= int(part):
+                return False
+            made = [arg for arg in made[0].args[int(part) :][:1] if isinstance(arg, ast.Call)]
+        called = made[0].func if len(made) == 1 else None
+        spelled = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        return spelled == held[path].kind.rpartition(".")[2]
+
     def _walk(self) -> None:
         evaluating = self._evaluating()
         for number, step in enumerate(self.trail.steps):
@@ -283,21 +363,23 @@ class Sources:
                 continue
             found: dict[Place, Standing] = {}
             for activation, span in reversed([*self.chain(step.activation, step.place)]):
-                found |= self._within(activation, span)
+                found |= self.within(activation, span)
             self.standing.append(found)
             for place, standing in found.items():
                 self.held.setdefault(place, {})[number] = standing
 
     def _evaluating(self) -> set[tuple[str, str]]:
-        """The functions, by file and name, in which a node of the graph was ever made."""
+        """The functions, by file and name, in which a node of the graph was ever made, or that
+        return what Python holds."""
+        calls = self.trail.activations
         seen: set[int] = set()
         for step in self.trail.steps:
             at = step.activation if isinstance(step, Evaluation) else None
             while at is not None and at not in seen:
                 seen.add(at)
-                at = self.trail.activations[at].caller
-        calls = (self.trail.activations[number] for number in seen)
-        return {(call.file, call.function) for call in calls}
+                at = calls[at].caller
+        seen |= {n for n, call in enumerate(calls) if (call.value or "").startswith("=")}
+        return {(calls[number].file, calls[number].function) for number in seen}
 
     def _moment(self, step: Moment) -> None:
         own = step.names.get("self", "")
@@ -314,9 +396,10 @@ class Sources:
                 self._turns[key] = self._turns.get(key, 0) + 1
         if around:
             place = self._place(step.activation, file, around)
+            self._begun.setdefault(step.activation, place.block)
             self.names.setdefault(place, {}).setdefault(step.line, step.names)
 
-    def _within(self, activation: int, span: Span) -> dict[Place, Standing]:
+    def within(self, activation: int, span: Span) -> dict[Place, Standing]:
         """The places of one call that hold a stretch of its function."""
         call = self.trail.activations[activation]
         if call.function.endswith(">"):  # a lambda or a comprehension

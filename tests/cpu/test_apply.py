@@ -169,6 +169,107 @@ def test_hooks_copies_and_pickles(tmp_path: Path) -> None:
     )
 
 
+NUMBERS = """
+import math
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Settings:
+    def __init__(self):
+        self.gain = 3.0
+
+
+class Norm(nn.Module):
+    def __init__(self, d, eps):
+        super().__init__()
+        self.weight, self.eps, self.settings = nn.Parameter(torch.ones(d)), eps, Settings()
+
+    def forward(self, x):
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        return x * self.weight * self.settings.gain
+
+
+def halved(x, by):
+    return torch.tanh(x) / by
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.own = Norm(96, 1e-6), nn.LayerNorm(96, eps=1e-3)
+        self.a, self.b, self.c = nn.Linear(96, 96), nn.Linear(96, 96), nn.Linear(96, 96)
+        self.act, self.function, self.scale, self.by = nn.ReLU(), F.silu, 0.5, 2.0
+        self.two = False
+
+    def weighted(self, x):
+        if self.two:
+            return x * 2
+        return x * self.scale
+
+    def forward(self, x):
+        y = self.a(self.norm(x))
+        y = self.b(self.own(y + x))
+        y = self.act(y) + x
+        y = self.c(self.weighted(torch.sigmoid(y)))
+        y = self.a(self.function(y) + x)
+        by = self.by
+        return halved(y, by) / math.sqrt(y.size(-1))
+"""
+
+
+def test_what_is_changed_afterwards_changes_the_result(tmp_path: Path) -> None:
+    """Numbers, functions and submodules that a kernel was made for: another one is served by the
+    original statements."""
+    (tmp_path / "numbered.py").write_text(NUMBERS)
+    run_alone(
+        tmp_path,
+        """
+        import copy
+        from numbered import *
+
+        model = Model().eval()
+        plain = copy.deepcopy(model)
+        done = fusion_advisor.apply(model, (x,), device="h200", verify=False)
+        assert sum(done.kernels.values()) == 5, done
+        served = vars(model.forward.__globals__["fused_kernels_1"])
+        counts = dict.fromkeys(served, 0)
+
+        def counting(name, launcher):
+            def call(*args):
+                counts[name] += 1
+                return launcher(*args)
+            return call
+
+        for name, launcher in [*served.items()]:
+            served[name] = counting(name, launcher)
+        same(model, plain)
+        assert sum(counts.values()) == 5, counts
+        changes = [
+            lambda m: setattr(m, "scale", 4.0),
+            lambda m: setattr(m, "two", True),
+            lambda m: setattr(m, "by", 0.1),
+            lambda m: setattr(m, "function", F.gelu),
+            lambda m: setattr(m, "act", nn.Tanh()),
+            lambda m: setattr(m.own, "eps", 5.0),
+            lambda m: setattr(m.norm, "eps", 5.0),
+            lambda m: setattr(m.norm.settings, "gain", 0.2),
+        ]
+        with torch.no_grad():
+            for change in changes:
+                before, twins = plain(x), [copy.deepcopy(model), copy.deepcopy(plain)]
+                for each in twins:
+                    change(each)
+                assert not torch.allclose(twins[1](x), before, rtol=1e-3), "it matters"
+                for name in counts:
+                    counts[name] = 0
+                same(*twins)
+                assert sum(counts.values()) == 4, counts
+        """,
+    )
+
+
 def test_the_module_is_there_without_torch() -> None:
     """Importing the package costs nothing until `apply` is asked for."""
     code = """

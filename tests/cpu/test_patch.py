@@ -200,6 +200,67 @@ def test_training_keeps_its_dropout(tmp_path: Path) -> None:
     assert text.count("self.drop(h)") == 1, "the original stays for training"
 
 
+def test_numbers_that_the_model_holds_are_guarded(tmp_path: Path) -> None:
+    """Those of attributes, wherever they are read; not what the class's own source settles, nor
+    sizes that the kernel takes from its tensors."""
+    text = changed(
+        made(
+            tmp_path,
+            """
+            def scaled(x, by):
+                by = by + 1
+                return torch.tanh(x) * by
+
+            class Model(nn.Module):
+                def __init__(self, slope=0.2, by=3.0):
+                    super().__init__()
+                    self.lin = nn.Linear(1024, 1024)
+                    self.act = nn.LeakyReLU(slope)
+                    self.sure = nn.Sequential(nn.Linear(1024, 1024), nn.Sigmoid())
+                    self.chosen = nn.ReLU() if by > 2 else nn.GELU()
+                    self.by = by
+
+                def forward(self, x):
+                    b, t, c = x.shape
+                    x = self.lin(self.act(x).view(b, t, c) + x)
+                    x = self.sure(x) + x
+                    x = self.lin(x)
+                    x = self.chosen(x) + x
+                    x = self.lin(x)
+                    return scaled(x, self.by)
+            """,
+        )
+    )
+    guards = [line.strip() for line in text.splitlines() if line.strip().startswith("if ")]
+    assert guards == [
+        "if by != 4.0:",
+        "if self.act.negative_slope != 0.2:",
+        "if type(self.chosen) is not torch.nn.ReLU:",
+    ]
+
+
+def test_a_number_that_cannot_be_asked_is_left(tmp_path: Path) -> None:
+    """A size that a tensor has from one with a name is asked of that; here none has it."""
+    body = """
+        def scaled(x):
+            y = torch.tanh(GIVEN)
+            return y * y.size(-1) ** -0.5
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(1024, 1024)
+
+            def forward(self, x):
+                return scaled(self.lin(x)) + 1
+    """
+    text = changed(made(tmp_path, body.replace("GIVEN", "x")))
+    assert "if x.size(-1) != 1024:" in text
+    patch = made(tmp_path, body.replace("GIVEN", "x.unflatten(-1, (8, 128))"))
+    reasons = patch.unplaced.values()
+    assert any("the 128 of line 22 cannot be asked there" in why for why in reasons), reasons
+
+
 def test_batch_norm_is_guarded_by_its_mode(tmp_path: Path) -> None:
     text = changed(
         made(

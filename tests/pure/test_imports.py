@@ -90,6 +90,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "reviewing",
         # the kernels in the model's own source
         "editing",
+        "guards",
         "package",
         "patch trial",
         # where stages meet, and who may call that
