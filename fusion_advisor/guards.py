@@ -7,6 +7,7 @@ condition stands in the source before the call; where it holds, the statements s
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from fusion_advisor.editing.rewrite import Edit, NotPlaced, attribute
 from fusion_advisor.editing.sources import Block, Place, Sources
 from fusion_advisor.records import Arg, Ref
 from fusion_advisor.resized import SIZED
+from fusion_advisor.trail import Span
 
 
 @dataclass(frozen=True)
@@ -123,16 +125,8 @@ class Guards:
 
     def _numbers(self, place: Place, edit: Edit) -> Iterator[str]:
         """That what Python holds is not what it was: where that was always the same."""
-        runs = [each for each in self.sources.names if each.block == place.block]
-        seen: dict[object, set[str]] = {}
-        for sources, reader in self._readers:
-            at = runs if sources is self.sources else [*sources.names]
-            for run in at:
-                if run.block == place.block:
-                    for number in _read(sources, reader, run, edit):
-                        seen.setdefault((number.file, number.span), set()).add(number.value)
-        sources, reader = self._readers[0]
-        for number in _read(sources, reader, place, edit):
+        seen = self._seen(place.block, edit)
+        for number in _read(*self._readers[0], place, edit):
             if len(seen[number.file, number.span]) > 1:
                 continue
             if not number.text:
@@ -141,6 +135,21 @@ class Guards:
                     "be asked there"
                 )
             yield _differs(number.text, number.value)
+
+    def _seen(self, block: Block, edit: Edit) -> Mapping[tuple[str, Span], set[str]]:
+        """What each number of an edit was, whenever its block ran."""
+        if (block, edit) not in self._known:
+            seen = self._known[block, edit] = defaultdict[tuple[str, Span], set[str]](set)
+            for sources, reader in self._readers:
+                for run in [run for run in sources.names if run.block == block]:
+                    for number in _read(sources, reader, run, edit):
+                        seen[number.file, number.span].add(number.value)
+        return self._known[block, edit]
+
+    @cached_property
+    def _known(self) -> dict[tuple[Block, Edit], dict[tuple[str, Span], set[str]]]:
+        """What was asked before: the edits of many occurrences are the same."""
+        return {}
 
     @cached_property
     def _readers(self) -> list[tuple[Sources, Numbers]]:

@@ -38,7 +38,7 @@ class Numbers:
     """The numbers in the source of one trail."""
 
     def __init__(self, sources: Sources) -> None:
-        self._sources = sources
+        self.sources = sources
         self._trail = sources.trail
         self._computed: set[tuple[int, Span]] = set()
         """Where a part of the graph is computed, by activations."""
@@ -56,19 +56,16 @@ class Numbers:
         around it."""
         made = self._trail.steps[step]
         assert isinstance(made, Evaluation)  # it made a node
-        file = self._sources.file(self._trail.activations[made.activation].file)
+        file = self.sources.file(self._trail.activations[made.activation].file)
         node = file.expressions.get(made.place) or file.statements.get(made.place)
         yield from _Asked(self, place, line).within(node, made.activation)
 
     def steering(self, activation: int, place: Place, line: int) -> Iterator[Number]:
         """Those that the conditions in a call ask, which was made from a place."""
-        call = self._trail.activations[activation]
-        function = self._sources.code(activation)
+        function, asked = self.sources.code(activation), _Asked(self, place, line)
         for node in ast.walk(function) if function else ():
             if isinstance(node, (ast.If, ast.IfExp, ast.While)):
-                for each in _Asked(self, place, line).of(node.test, activation):
-                    if each.file == call.file:
-                        yield each
+                yield from asked.of(node.test, activation)
 
     def computed(self, activation: int, span: Span) -> bool:
         """Whether a part of the graph is computed there."""
@@ -77,10 +74,6 @@ class Numbers:
     def returning(self, activation: int, span: Span) -> int | None:
         """The call there that returns a number."""
         return self._returned.get((activation, span))
-
-    @property
-    def sources(self) -> Sources:
-        return self._sources
 
 
 class _Asked:
