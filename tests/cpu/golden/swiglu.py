@@ -166,37 +166,43 @@ plans = {}
 
 
 def plan_of(kernel, *tensors):
-    """What a launcher asks of its tensors, and what it did for others that are the same in that:
-    how it allocated and what it launched. None where it has to ask."""
+    """What a launcher asks of its tensors; and where they lie, with what it did for others that are
+    the same in that: how it allocated and what it launched. None where it has to ask."""
     if torch.compiler.is_compiling():
         return None, None
-    layout, graded = [id(kernel)], False
+    layout = [id(kernel)]
     for tensor in tensors:
         layout += tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
-        graded |= tensor.requires_grad
-    if graded and torch.is_grad_enabled():
-        return None, None
+        layout.append(tensor.requires_grad)
     layout = tuple(layout)
     plan = plans.get(layout)
-    if plan is not None:
-        ends = 0
-        for tensor in tensors:
-            ends |= tensor.data_ptr()
-        if ends % 16 or layout[4] != torch.cuda.current_device():
-            return None, None
-    return layout, plan
+    if plan is None:
+        return layout, None
+    ends, pointers = 0, [tensor.data_ptr() for tensor in tensors]
+    for pointer in pointers:
+        ends |= pointer
+    graded = True in layout[5::5] and torch.is_grad_enabled()
+    if ends % 16 or graded or layout[4] != torch.cuda.current_device():
+        return None, None
+    return layout, (pointers, *plan)
 
 
 def do_again(plan, *tensors):
     """Allocate and launch as before."""
-    made, steps, results = plan
-    held = [*tensors]  # what is made begins at multiples of 16, as all that is allocated on a GPU
-    for function, like, sizes, options in made:
-        given = sizes if like is None else (held[like],)
-        held.append(getattr(torch, function)(*given, **options))
+    pointers, made, zeroed, steps, results = plan
+    held = []  # what is made begins at multiples of 16, as all that is allocated on a GPU
+    for like, sizes, options in made:
+        if like is None:
+            held.append(torch.empty_strided(*sizes, **options))
+        else:
+            held.append(torch.empty_like(tensors[like]))
+    for size, options in zeroed:
+        held.append(torch.zeros(size, **options))
+    for each in held:
+        pointers.append(each.data_ptr())
     for start, places, values in steps:
-        start(*[held[place].data_ptr() for place in places], *values)
-    return held[results.start] if len(results) == 1 else tuple(held[results.start : results.stop])
+        start(*[pointers[place] for place in places], *values)
+    return held[0] if results == 1 else tuple(held[:results])
 
 
 def remember(layout, tensors, results, steps, scratch=(), zeroed=()):
@@ -209,25 +215,22 @@ def remember(layout, tensors, results, steps, scratch=(), zeroed=()):
     if len(plans) == 4096:  # sizes keep changing
         plans.clear()
     made = [allocation(each, tensors) for each in (*results, *scratch)]
-    made += [
-        ("zeros", None, (each.shape,), {"dtype": each.dtype, "device": each.device})
-        for each in zeroed
-    ]
+    zeros = [(each.shape, {"dtype": each.dtype, "device": each.device}) for each in zeroed]
     again = [
         (start, [held.index(id(tensor)) for tensor in taken], values)
         for start, taken, values in steps
     ]
-    plans[layout] = made, again, range(len(tensors), len(tensors) + len(results))
+    plans[layout] = made, zeros, again, len(results)
 
 
 def allocation(tensor, others):
-    """The call that makes such a tensor: as one of the others is, which is quicker, or by sizes."""
+    """How to make such a tensor: as one of the others is, which is quicker, or by sizes."""
     shape, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
     for place, other in enumerate(others):
         if other.shape == shape and other.stride() == stride and other.dtype == dtype:
             if torch.empty_like(other).stride() == stride:
-                return "empty_like", place, (), {}
-    return "empty_strided", None, (shape, stride), {"dtype": dtype, "device": tensor.device}
+                return place, (), {}
+    return None, (shape, stride), {"dtype": dtype, "device": tensor.device}
 
 
 def ranked(numbers, rank):
