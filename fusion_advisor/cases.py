@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -122,12 +122,31 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
         chosen["lanes at many places"] = {**chosen[ODD_SIZES], **crowded}
     if crossing := _crossing(file, free):
         chosen["lanes in two runs"] = {**hints, **crossing}
+    if single := _single(file, free, chosen.values()):
+        short = {axis: _odd(hints[axis]) for axis in row_free}
+        chosen["two programs"] = {**chosen[ODD_SIZES], **short, **single}
     if full_size:
         chosen[FULL_SIZE] = dict(hints)
     seen: dict[tuple[tuple[int, int], ...], str] = {}
     for name, sizes in chosen.items():
         seen.setdefault(tuple(sorted(sizes.items())), name)
     return tuple(_case(file, name, dict(sizes), numbers) for sizes, name in seen.items())
+
+
+def _single(file: KernelFile, free: Set[int], made: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """Sizes at which each of the later launches has two programs where it has one in every case
+    that there is; none where each has several."""
+    found: dict[int, int] = {}
+    cases = [*made]
+    for step in file.plan.steps[1:]:
+        outer = [axis for axis in spanned(step.outer) if axis in file.region.sizes]
+        most = max(prod(sizes[axis] for axis in outer) for sizes in cases)
+        height = step.block if step.schedule == "flat" else step.rows
+        if most <= height < prod(file.hints[axis] for axis in outer):
+            found |= _shrunk(
+                [axis for axis in reversed(outer) if axis in free], file.hints, height + 1
+            )
+    return found
 
 
 def _crowded(file: KernelFile, free: Set[int]) -> dict[int, int]:

@@ -188,7 +188,7 @@ def _cast_argument(scope: _Scope, cast: ast.Call, parents: dict[ast.AST, ast.AST
     """Why dropping this cast changes nothing that the criterion holds."""
     assert isinstance(cast.func, ast.Attribute)
     inner, parent = cast.func.value, parents.get(cast)
-    if _callee(parent or cast) == "tl.store":
+    if _callee(parent or cast) == "tl.store" or _only_stored(scope, cast, parents):
         return STORE_CASTS
     target = ast.unparse(cast.args[0])
     if isinstance(inner, ast.Call) and _callee(inner) == "tl.load":
@@ -200,6 +200,14 @@ def _cast_argument(scope: _Scope, cast: ast.Call, parents: dict[ast.AST, ast.AST
     if target == "tl.float64" and _callee(parent or cast) in ("tl.where", "tl.sum"):
         return FEW_PARTS
     return None
+
+
+def _only_stored(scope: _Scope, cast: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Whether a value is given a name, and that to `tl.store` alone."""
+    names = [name for name, value in scope.assignments() if value is cast]
+    uses = [n for n in scope.nodes() if isinstance(n, ast.Name) and n.id in names]
+    read = [n for n in uses if isinstance(n.ctx, ast.Load)]
+    return bool(read) and all(_callee(parents.get(n) or n) == "tl.store" for n in read)
 
 
 def _only_squared(scope: _Scope, difference: ast.AST) -> str | None:
