@@ -53,18 +53,20 @@ from fusion_advisor.report import (
 from fusion_advisor.routing import action, fix
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.scenario import Scenario
+from fusion_advisor.search import Searched
 
 
 @dataclass(frozen=True)
 class Proof:
     """A group's kernel and what is known of it; `why` says why there is none. `file` is the path
-    that a report names, None when it is not written."""
+    that a report names, None when it is not written; `searched` what a search on a GPU found."""
 
     kernel: Kernel | None
     compiled: Compiled | None = None
     check: Check | None = None
     file: str | None = None
     why: str = ""
+    searched: Searched | None = None
 
 
 def assemble(

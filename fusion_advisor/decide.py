@@ -113,10 +113,14 @@ def deciding(flow: Dataflow, rulebook: Rulebook) -> Callable[[Iterable[int]], De
 
 def decide(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> Decision:
     """Run every gate on a set of launches and compare."""
-    subject = subject_of(flow, launches, rulebook)
+    return judge(subject_of(flow, launches, rulebook))
+
+
+def judge(subject: Subject) -> Decision:
+    """Run every gate on what is known of a set of launches, and compare."""
     results: list[GateResult] = []
     for name, measure in GATES.items():
-        rule, reading = rulebook.gate(name), measure(subject)
+        rule, reading = subject.rulebook.gate(name), measure(subject)
         outcome: Outcome = "unknown"
         if reading.measured is not None:
             held = _COMPARE[rule.comparison](reading.measured, reading.limit)

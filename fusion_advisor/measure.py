@@ -28,6 +28,8 @@ from fusion_advisor.measurements import (
     ModelJob,
     Replacement,
     TimingRules,
+    Turns,
+    TurnsJob,
     Way,
 )
 from fusion_advisor.records import Ref
@@ -97,19 +99,58 @@ def measure_group(
     subject: Subject, way: Way, worker: Worker, rules: TimingRules, timeout_s: float
 ) -> Measurement:
     """One way of one group; what went wrong is in the row."""
-    case = at_full_size(subject.kernel)
-    inside = subject.decision.subject
-    crossing = fused_traffic(inside.flow, inside.border)
+    kernel = _at_full_size(subject.kernel)
     job = GroupJob(
         subject=subject.id,
         way=way,
-        kernel=replace(subject.kernel, cases=(case,)),
-        least_bytes=min(crossing, subject.decision.fused_bytes) if case.name == FULL_SIZE else 0,
+        kernel=kernel,
+        least_bytes=_least_bytes(subject.decision, kernel),
         rules=rules,
-        random=bool(inside.expressed and inside.expressed.draws),
+        random=_draws(subject.decision),
         nodes=_nodes(subject.decision),
     )
     return _answered(job, subject.id, way, worker, timeout_s)
+
+
+def _at_full_size(kernel: Kernel) -> Kernel:
+    return replace(kernel, cases=(at_full_size(kernel),))
+
+
+def _least_bytes(decision: Decision, kernel: Kernel) -> int:
+    """What every way must move at the graph's sizes: inputs and results, once."""
+    inside = decision.subject
+    crossing = fused_traffic(inside.flow, inside.border)
+    return min(crossing, decision.fused_bytes) if kernel.cases[0].name == FULL_SIZE else 0
+
+
+def _draws(decision: Decision) -> bool:
+    expressed = decision.subject.expressed
+    return bool(expressed and expressed.draws)
+
+
+def measure_turns(
+    decision: Decision,
+    kernels: Sequence[Kernel],
+    rounds: int,
+    worker: Worker,
+    rules: TimingRules,
+    timeout_s: float,
+) -> Turns:
+    """Kernels of one group in several configurations, timed in turn."""
+    first, *others = kernels
+    first = _at_full_size(first)
+    job = TurnsJob(
+        subject=first.name,
+        kernels=(first, *(replace(other, cases=()) for other in others)),
+        least_bytes=_least_bytes(decision, first),
+        rules=rules,
+        rounds=rounds,
+        random=_draws(decision),
+    )
+    try:
+        return from_json(Turns, worker.submit(to_json(job), timeout_s).result())
+    except WorkerError as error:
+        return Turns(failure=str(error))
 
 
 def _nodes(decision: Decision) -> tuple[str, ...]:

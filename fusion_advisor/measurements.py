@@ -109,6 +109,41 @@ class GroupJob:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnsJob:
+    """One line to the child: time kernels of the same computation in turn, `rounds` times.
+
+    The first one's `reference` is what eager launches; its one case has the sizes to measure at.
+    """
+
+    subject: str
+    kernels: tuple[Kernel, ...]
+    least_bytes: int
+    rules: TimingRules
+    rounds: int
+    random: bool = False
+    task: Literal["turns"] = "turns"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A kernel's microseconds, the median of each round; none where it failed, which is one
+    line."""
+
+    us: tuple[float, ...] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Kernels that were timed in turn, in the order of the job. `failure` is of all of them: the
+    child's own, or one that leaves a GPU's context unusable."""
+
+    series: tuple[Series, ...] = ()
+    machine: tuple[tuple[str, str], ...] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Replacement:
     """A function in place of some launches of a graph: the text of its file and its name, the
     tensors that it takes and makes as (node, output)."""

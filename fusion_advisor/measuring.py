@@ -1,11 +1,11 @@
 """Check and time one way of computing something on a GPU; run by `measure` as a child process.
 
-A line in is a job (`GroupJob`, `ModelJob` or `CeilingsJob`, told apart by `task`), a line out its
-`Measurement` or `Ceilings`. A way is right when, on fresh data in the buffers that it was timed on,
-its results are as near to a float64 run of the same ops as the rules allow, before the timing and
-after it. Between the two everything it allocates is poisoned, the data in its inputs is replaced
-while the GPU is held back, and its results are copied on its own stream at once: zeros, results of
-an earlier call and work on another stream are not right then.
+A line in is a job (`GroupJob`, `ModelJob`, `CeilingsJob` or `TurnsJob`, told apart by `task`), a
+line out its `Measurement`, `Ceilings` or `Turns`. A way is right when, on fresh data in the buffers
+that it was timed on, its results are as near to a float64 run of the same ops as the rules allow,
+before the timing and after it. Between the two everything it allocates is poisoned, the data in its
+inputs is replaced while the GPU is held back, and its results are copied on its own stream at once:
+zeros, results of an earlier call and work on another stream are not right then.
 """
 
 # torch.compile and Inductor's internals are untyped.
@@ -48,11 +48,14 @@ from fusion_advisor.measurements import (
     Inductor,
     Measurement,
     ModelJob,
+    Series,
     TimingRules,
+    Turns,
+    TurnsJob,
     Way,
 )
 from fusion_advisor.replay import NODE, opaque, replayed
-from fusion_advisor.timing import Clock, DeviceClock, HostClock
+from fusion_advisor.timing import Clock, DeviceClock, HostClock, refuse_too_fast
 from fusion_advisor.wire import graph_from_json
 from fusion_advisor.workers import protocol, restart
 
@@ -207,6 +210,58 @@ def _compiled(call: Call, inputs: Tensors, lines: Lines) -> Inductor:
     )
 
 
+# -- kernels in turn -------------------------------------------------------------------------------
+
+
+def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
+    """Each kernel held to float64 before and after all of them are timed in turn. What one cannot
+    do, or does wrong, is in its series; Fault where the first one's file does not even import."""
+    plain: Call = load_module(job.kernels[0].text, folder).reference
+    case = job.kernels[0].cases[0]
+    inputs = build_inputs(case, "normal", 0, clock.device)
+    calls: dict[int, Call] = {}
+    series: dict[int, Series] = {}
+
+    def attempted(number: int, what: Callable[[], Any]) -> Any:
+        try:
+            return what()
+        except Exception as error:  # noqa: BLE001 whatever a configuration raises is its row
+            text = str(error) if isinstance(error, Fault) else cause(error)
+            series[number] = Series(failure=" ".join(text.split()))
+            calls.pop(number, None)
+
+    def ready(number: int) -> None:
+        kernel = job.kernels[number]
+        calls[number] = getattr(load_module(kernel.text, folder), kernel.entry)
+        calls[number](*inputs)
+
+    def right(seed: int) -> None:
+        fresh(inputs, build_inputs(case, "normal", seed, clock.device))
+        eager, exact = as_tuple(plain(*inputs)), _exactly(plain, inputs)
+
+        def near(call: Call) -> None:
+            errors(snapshot(call, inputs), eager, exact, job.rules.far)
+
+        for number, call in list(calls.items()):
+            attempted(number, partial(near, call))
+
+    for number in range(len(job.kernels)):
+        attempted(number, partial(ready, number))
+    if not job.random:
+        right(1)
+    clock.release()
+    timed = clock.turns([partial(call, *inputs) for call in calls.values()], job.rounds)
+    for number, us in zip(list(calls), timed, strict=True):
+        series[number] = Series(tuple(us))
+        slowest = statistics.median(us)
+        attempted(number, partial(refuse_too_fast, slowest, job.least_bytes, job.rules))
+    if not job.random:
+        right(2)
+    rows = tuple(series[number] for number in range(len(job.kernels)))
+    broken = next((row.failure for row in rows if row.failure and spoiled(row.failure)), None)
+    return Turns(rows, tuple(machine(clock.device).items()), broken)
+
+
 # -- a whole model ---------------------------------------------------------------------------------
 
 
@@ -335,6 +390,8 @@ def answer(line: str, folder: Path, clock: Callable[[TimingRules], Clock]) -> st
     if task == "ceilings":
         asked = from_json(CeilingsJob, line)
         return to_json(ceilings(asked, clock(asked.rules)))
+    if task == "turns":
+        return _in_turn(from_json(TurnsJob, line), folder, clock)
     kind = GroupJob if task == "group" else ModelJob
     job = from_json(kind, line)
     subject = job.subject if isinstance(job, GroupJob) else "model"
@@ -350,6 +407,15 @@ def answer(line: str, folder: Path, clock: Callable[[TimingRules], Clock]) -> st
     except Exception as error:  # noqa: BLE001 rivals raise what they like: it is their row
         text = str(error) if isinstance(error, Fault) else cause(error)
         return to_json(failed(failure=" ".join(text.split())))
+
+
+def _in_turn(job: TurnsJob, folder: Path, clock: Callable[[TimingRules], Clock]) -> str:
+    try:
+        with torch.no_grad():
+            return to_json(turns(job, folder, clock(job.rules)))
+    except Exception as error:  # noqa: BLE001 the reference may raise anything: it is told
+        text = str(error) if isinstance(error, Fault) else cause(error)
+        return to_json(Turns(failure=" ".join(text.split())))
 
 
 def _clock(device: str) -> Callable[[TimingRules], Clock]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from fusion_advisor.annotate import annotate
+from fusion_advisor.assemble import Proof
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, deciding
 from fusion_advisor.editing.inline import inline, require_model
@@ -27,16 +28,17 @@ from fusion_advisor.machine import choose_device, gpu_names
 from fusion_advisor.operators import in_dtypes, operator
 from fusion_advisor.package import kernels_of, package_name, read_package
 from fusion_advisor.patch import Patch, Placement, patch, replaced_nodes
-from fusion_advisor.pipeline import Listener, Silent, emitted, stamp_of, written
+from fusion_advisor.pipeline import Listener, Silent, emitted, searched, stamp_of, written
 from fusion_advisor.records import Graph
 from fusion_advisor.reports import wording
 from fusion_advisor.resized import other_sizes, size_numbers, widened
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Moved, Request, Scenario
-from fusion_advisor.stamp import Stamp, body, stamped
+from fusion_advisor.search import Searched, Searcher
+from fusion_advisor.stamp import Stamp, does, stamped
 from fusion_advisor.trial import Runs, Trial, tried, tried_alone
-from fusion_advisor.verify import Provers, provers, verify
+from fusion_advisor.verify import Provers, holds, provers, verify
 
 Captured = Callable[[str, Scenario, str | None, Moved | None], Graph]
 
@@ -65,10 +67,12 @@ class Patched:
     package: str = ""
     ran: str = ""
     new_ran: str = ""
+    searches: Mapping[str, Searched] = field(default_factory=dict[str, Searched])
+    """What searches came to, by the kernel's name."""
 
 
 STAGES = ("capture", "group", "emit", "verify", "try", "report")
-"""What `patched` tells of, in order."""
+"""What `patched` tells of, in order; and of the search behind `verify` where one is asked for."""
 
 
 def patched(
@@ -80,6 +84,7 @@ def patched(
     diff: bool = True,
     model_new: bool = False,
     operators: bool = False,
+    searcher: Searcher | None = None,
 ) -> Patched:
     """From a model's file to a diff that puts the kernels of its groups into it, to a file with a
     class `ModelNew` that has them in it, or to both. With `operators` PyTorch's own ops are put
@@ -88,8 +93,9 @@ def patched(
     `root` is the tree that a diff may edit; `captured` gives the graph of a model with its trail,
     with the kernels of a package as their references, and with what it imports from one folder from
     another instead. The partition is solved for what the source can express: the tree's, or without
-    a diff the model's own file. A package of kernels that is there keeps them. Raises UsageError
-    and CaptureError as `analyze` does.
+    a diff the model's own file. A package of kernels that is there keeps them; of new ones a
+    `searcher` finds the fastest configuration. Raises UsageError and CaptureError as `analyze`
+    does.
     """
     listener = listener or Silent()
     model = Path(request.model.partition(":")[0]).resolve()
@@ -144,17 +150,29 @@ def patched(
         found = _named_apart(_cut(placement, decided, rulebook), kernels_of(standing), at, rulebook)
         general = tuple(replace(each, decision=at(each.decision)) for each in found.groups)
         listener.stage("emit")
-        proofs = emitted(request, replace(found, groups=general), rulebook, full_size=bool(gpus))
+        each = emitted(request, replace(found, groups=general), rulebook, full_size=bool(gpus))
+        kernels = {proof.kernel.name: proof.kernel for proof in each.values() if proof.kernel}
         listener.stage("verify")
-        kernels = {proof.kernel.name: proof.kernel for proof in proofs.values() if proof.kernel}
         only_dtype: frozenset[str] = frozenset()
         stamps: dict[str, Stamp] = {}
+        searches: dict[str, Searched] = {}
         if operators:
             proven, only_dtype = _proven_operators(found, kernels, children)
         else:
             tested = _tested(kernels, children)
-            proven = {name: kernels[name] for name in tested}
-            stamps = {name: stamp_of(request, check, rulebook) for name, check in tested.items()}
+            proofs = {name: Proof(kernels[name], check=check) for name, check in tested.items()}
+            if searcher:
+                listener.stage("search")
+                new = [f for f in general if f.name in proofs.keys() - kernels_of(standing).keys()]
+                proofs |= {
+                    f.name: searched(f, proofs[f.name], searcher, children, rulebook) for f in new
+                }
+            proven = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
+            stamps = {
+                name: stamp_of(request, proof.check, rulebook, proof.searched)
+                for name, proof in proofs.items()
+            }
+            searches = {name: proof.searched for name, proof in proofs.items() if proof.searched}
         made = patch(placement, found.groups, proven, model, only_dtype, standing, stamps)
         own = Patch()
         if model_new:
@@ -200,7 +218,7 @@ def patched(
         _unplaced(flow, found),
         sum(finding.saved_us_total for finding in everything),
         sum(put.finding.saved_us_total for put in made.puts),
-        folder.name if standing else "", ran, new_ran,
+        folder.name if standing else "", ran, new_ran, searches,
     )  # fmt: skip
 
 
@@ -352,7 +370,7 @@ def _tested(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Check
     return {
         name: check
         for name, (check, compiled) in zip(kernels, answers, strict=True)
-        if (not check or check.passed) and (not compiled or not compiled.failure)
+        if holds(check, compiled)
     }
 
 
@@ -370,7 +388,7 @@ def _named_apart(
             return True
         renamed = replace(finding, name=name, decision=at(finding.decision))
         kernel = written(renamed, rulebook, full_size=False)
-        return isinstance(kernel, Kernel) and body(kernel.text) == body(standing[name])
+        return isinstance(kernel, Kernel) and does(kernel.text) == does(standing[name])
 
     def named(finding: Finding) -> Finding:
         ends = (finding.fingerprint[:digits] for digits in range(6, len(finding.fingerprint)))

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import Proof, assemble
 from fusion_advisor.dataflow import Dataflow, dataflow
-from fusion_advisor.decide import decide
+from fusion_advisor.decide import Decision, decide
 from fusion_advisor.emit import attempt
 from fusion_advisor.framework import exact
 from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, Identified, identify
-from fusion_advisor.kernels import Check, Kernel
+from fusion_advisor.kernels import Check, Compiled, Kernel
 from fusion_advisor.machine import choose_device, gpu_names, version
 from fusion_advisor.package import mark_of
 from fusion_advisor.records import Graph
@@ -23,11 +23,12 @@ from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request
+from fusion_advisor.search import Searched, Searcher
 from fusion_advisor.stamp import Stamp, checked, stamped
-from fusion_advisor.verify import provers, verify
+from fusion_advisor.verify import Provers, holds, provers, verify
 
 STAGES = ("capture", "annotate", "group", "emit", "verify", "report")
-"""What `analyze` tells of, in order."""
+"""What `analyze` tells of, in order; and of the search behind `verify` where one is asked for."""
 
 
 class Listener(Protocol):
@@ -48,21 +49,25 @@ class Silent:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The report, and the kernels of the accepted groups."""
+    """The report, and the kernels of the accepted groups; what searches came to, by the group."""
 
     report: Report
     kernels: tuple[Kernel, ...]
     flow: Dataflow
+    searches: Mapping[str, Searched] = field(default_factory=dict[str, Searched])
 
 
 def analyze(
-    request: Request, captured: Callable[[], Graph], listener: Listener | None = None
+    request: Request,
+    captured: Callable[[], Graph],
+    listener: Listener | None = None,
+    searcher: Searcher | None = None,
 ) -> Analysis:
     """From a model's capture to a report with proven kernels.
 
     `captured` waits for the graph: `capture.capturing` begins before this module, and all it
-    imports, was loaded. Raises UsageError for a wrong request and CaptureError for a model that
-    cannot be captured.
+    imports, was loaded. A `searcher` finds the fastest configuration of each kernel. Raises
+    UsageError for a wrong request and CaptureError for a model that cannot be captured.
     """
     listener = listener or Silent()
     rulebook = load_rulebook(request.rules)
@@ -87,6 +92,11 @@ def analyze(
         proven = verify(list(kernels.values()), children)
         for name, (check, compiled) in zip(kernels, proven, strict=True):
             proofs[name] = replace(proofs[name], check=check, compiled=compiled)
+        if searcher:
+            listener.stage("search")
+            for finding in found.groups:
+                proof = proofs[finding.id]
+                proofs[finding.id] = searched(finding, proof, searcher, children, rulebook)
     listener.stage("report")
     report = assemble(flow, grouping, found, proofs, request.scenario, assumed, rulebook)
     signed = [
@@ -94,7 +104,8 @@ def analyze(
     ]
     for row, kernel in zip(report.groups, signed, strict=True):
         row.kernel.text = kernel.text if kernel else None
-    return Analysis(report, tuple(kernel for kernel in signed if kernel), flow)
+    searches = {name: proof.searched for name, proof in proofs.items() if proof.searched}
+    return Analysis(report, tuple(kernel for kernel in signed if kernel), flow, searches)
 
 
 def _signed(
@@ -111,14 +122,40 @@ def _signed(
         for file in files
         if (mark := mark_of(file))
     )
-    stamp = replace(stamp_of(request, proof.check, rulebook), sources=sources)
+    stamp = stamp_of(request, proof.check, rulebook, proof.searched)
+    stamp = replace(stamp, sources=sources)
     return replace(proof.kernel, text=stamped(proof.kernel.text, stamp))
 
 
-def stamp_of(request: Request, check: Check | None, rulebook: Rulebook) -> Stamp:
-    """What wrote and checked a kernel."""
+def stamp_of(
+    request: Request, check: Check | None, rulebook: Rulebook, found: Searched | None = None
+) -> Stamp:
+    """What wrote and checked a kernel, and what a search has found."""
     tool = version("fusion-advisor") or "unknown"
-    return Stamp(tool, rulebook.hash, checked=checked(check), command=request.command)
+    return Stamp(
+        tool, rulebook.hash, checked=checked(check), command=request.command,
+        searched=found.said if found else "", instead=found.instead if found else "",
+    )  # fmt: skip
+
+
+def searched(
+    finding: Finding, proof: Proof, searcher: Searcher, children: Provers, rulebook: Rulebook
+) -> Proof:
+    """A group's proof with the fastest of its kernel's configurations; as it is where the kernel
+    has not passed."""
+    kernel = proof.kernel
+    if kernel is None or not holds(proof.check, proof.compiled):
+        return proof
+
+    def emitted(decision: Decision) -> Kernel | str:
+        return written(replace(finding, decision=decision), rulebook, full_size=True)
+
+    def proven(other: Kernel) -> tuple[Check | None, Compiled | None]:
+        return verify([other], children)[0]
+
+    found = searcher(finding.decision, kernel, emitted, proven)
+    check, compiled = found.proof or (proof.check, proof.compiled)
+    return replace(proof, kernel=found.kernel, check=check, compiled=compiled, searched=found)
 
 
 def emitted(

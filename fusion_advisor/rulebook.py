@@ -27,6 +27,7 @@ from fusion_advisor.quantities import (
     Nodes,
     Number,
     Operators,
+    Plans,
     Programs,
     Registers,
     Rows,
@@ -401,6 +402,33 @@ class Measure(Table):
     """Times that differ by less are equal: the simpler way is recommended."""
 
 
+class Knob(Table):
+    """Numbers of one schedule that change together from one configuration to the next: doubled and
+    halved, stages by one more and one less."""
+
+    schedule: Literal["flat", "row", "blocked", "cooperative", "persistent", "split", "tiled"]
+    numbers: tuple[Text, ...]
+    what: Text
+
+
+class Tuning(Table):
+    """What a search on a GPU tries beside the configuration that the rules choose, and how often it
+    times that."""
+
+    knobs: Mapping[str, Knob]
+    reach: Count
+    """Steps along the knobs, all together, from the rules' own configuration."""
+    first_step: Count
+    """Doublings after which a knob that has changed nothing is left alone."""
+    tried: Plans
+    screened: Count
+    """Rounds in which all configurations are timed in turn, and then those of each finalist beside
+    the rules' own."""
+    rounds: Count
+    finalists: Count
+    timeout: Seconds
+
+
 class Rulebook(Table):
     """All rules. Gates and patterns stand in their `order`, devices by name."""
 
@@ -425,6 +453,7 @@ class Rulebook(Table):
     run: Run
     record: Record
     measure: Measure
+    tuning: Tuning
 
     def tuned(self) -> Iterator[tuple[str, Number]]:
         """Every number that belongs to no gate, device, idiom or advice, by its path in the

@@ -1,7 +1,8 @@
 """What an emitted file says of its making: by which tool and rules, from which source, how it was
-checked, the command that makes it again, and a hash of its own text.
+checked, what a search has found, the command that makes it again, and a hash of its own text.
 
-It stands last in the file's docstring. Nothing in it changes from run to run.
+It stands last in the file's docstring. Nothing in it changes from run to run but the times that a
+search has measured.
 """
 
 from __future__ import annotations
@@ -18,19 +19,24 @@ from fusion_advisor.schedules.spelling import quoted
 _DIGITS = 12
 _BY, _FROM = "Written by: fusion-advisor ", "Source hash: "
 _CHECKED, _TEXT = "Checked: ", "Text hash: "
+_SEARCHED, _INSTEAD = "Searched: ", "Instead of: "
 _LINE = re.compile(rf"^{_TEXT}.*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Stamp:
     """`rules` is a rulebook's hash; `sources` names the model's files that the group's lines come
-    from, each with the `fingerprint` of its text; `checked` and `command` are for people."""
+    from, each with the `fingerprint` of its text; `checked`, `searched` and `command` are for
+    people. `instead` is the fingerprint of what the file does as the rules have it, where a search
+    has found another configuration."""
 
     tool: str
     rules: str
     sources: tuple[tuple[str, str], ...] = ()
     checked: str = "no"
     command: str = ""
+    searched: str = ""
+    instead: str = ""
 
 
 def fingerprint(text: str | bytes) -> str:
@@ -57,7 +63,9 @@ def stamped(text: str, stamp: Stamp) -> str:
         f"{_BY}{stamp.tool}, rules {stamp.rules[:_DIGITS]}",
         *(f"{_FROM}{mark} {quoted(name)}" for name, mark in stamp.sources),
         *textwrap.wrap(f"{_CHECKED}{quoted(stamp.checked)}", 98, break_long_words=False),
-        *_command(stamp.command),
+        *_over_lines(f"{_SEARCHED}{quoted(stamp.searched)}" if stamp.searched else ""),
+        *([f"{_INSTEAD}{stamp.instead}"] if stamp.instead else []),
+        *_over_lines(f"Made by: {quoted(stamp.command)}" if stamp.command else ""),
     ]
     return _signed("\n".join([head, "", *lines]), rest)
 
@@ -87,6 +95,14 @@ def unstamped(text: str) -> str:
 def body(text: str) -> str:
     """What an emitted file does: all but its docstring."""
     return _split(text)[1]
+
+
+def does(text: str) -> str:
+    """The fingerprint of what an emitted file does, in the configuration that the rules choose: a
+    file that a search has put in its place does the same."""
+    lines = _split(text)[0].splitlines()
+    found = (line.removeprefix(_INSTEAD) for line in lines if line.startswith(_INSTEAD))
+    return next(found, fingerprint(body(text)))
 
 
 def edited(text: str) -> bool:
@@ -121,12 +137,11 @@ def same_rules(stamp: Stamp, rules: str) -> bool:
     return stamp.rules == rules[:_DIGITS]
 
 
-def _command(command: str) -> list[str]:
-    """The command over as many lines as it takes."""
+def _over_lines(text: str) -> list[str]:
+    """A text over as many lines as it takes; none for an empty one."""
     return textwrap.wrap(
-        f"Made by: {quoted(command)}", 98, subsequent_indent="    ",
-        break_long_words=False, break_on_hyphens=False,
-    ) if command else []  # fmt: skip
+        text, 98, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _split(text: str) -> tuple[str, str]:

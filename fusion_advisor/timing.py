@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +28,8 @@ class Clock(Protocol):
     device: str
 
     def time(self, call: Callable[[], Any], least_bytes: int) -> Timing: ...
+
+    def turns(self, calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]: ...
 
     def release(self) -> None: ...
 
@@ -61,6 +63,21 @@ class DeviceClock:
         refuse_too_fast(middle, least_bytes, rules)
         wall = 1e6 * self._wall_seconds(call, rules.least_runs)
         return Timing(middle, low, high, len(times), wall, ahead)
+
+    def turns(self, calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
+        """The microseconds of each of some calls, the median of a batch in each round. In a round
+        all have their turn, in the next one the other way round: what changes with time or with
+        what ran before changes all of them."""
+        for call in calls:
+            call()
+        hosts = [self._host_seconds(call) for call in calls]
+        found: list[list[float]] = [[] for _ in calls]
+        for number in range(rounds):
+            order = range(len(calls))
+            for place in reversed(order) if number % 2 else order:
+                some, _ = self._batch(calls[place], self._rules.batch, hosts[place])
+                found[place].append(1e6 * statistics.median(some))
+        return found
 
     def release(self) -> None:
         """Give memory back that nothing holds any more."""
@@ -133,6 +150,9 @@ class HostClock:
         call()
         spent = 1e6 * (time.perf_counter() - began)
         return Timing(spent, spent, spent, 1, spent, True)
+
+    def turns(self, calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
+        return [[self.time(call).us for _ in range(rounds)] for call in calls]
 
     def release(self) -> None:
         gc.collect()

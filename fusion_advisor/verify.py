@@ -132,6 +132,11 @@ def provers(
         yield Provers(checking, compiling, capability, rules)
 
 
+def holds(check: Check | None, compiled: Compiled | None) -> bool:
+    """Has a kernel passed whatever was asked for?"""
+    return (not check or check.passed) and (not compiled or not compiled.failure)
+
+
 def verify(
     kernels: Sequence[Kernel], children: Provers
 ) -> list[tuple[Check | None, Compiled | None]]:

@@ -16,12 +16,19 @@ from fusion_advisor.commands.options import (
     FailOn,
     Ignore,
     Options,
+    Search,
     Select,
     reviewing_options,
     rulebook_of,
     takes_options,
 )
-from fusion_advisor.commands.outcome import analyzed, outcome_of, write_folder
+from fusion_advisor.commands.outcome import (
+    analyzed,
+    outcome_of,
+    searched_lines,
+    searcher_of,
+    write_folder,
+)
 from fusion_advisor.commands.output import asked_outputs, deliver, show, tell
 from fusion_advisor.errors import UsageError
 from fusion_advisor.files import require_folder, tree_of, write
@@ -103,15 +110,22 @@ def _weigh(settings: Settings, reports: Mapping[str, Report], out: Path | None) 
 
 @takes_options
 def emit(
-    options: Options, *, out: Annotated[Path, typer.Option(help="folder for the kernels")]
+    options: Options,
+    *,
+    out: Annotated[Path, typer.Option(help="folder for the kernels")],
+    search: Search = False,
 ) -> int:
     """Write a checked Triton kernel for each accepted group of MODEL."""
     require_folder(out)
-    analysis = analyzed(options.request(options.settings(), str(out)), options.verbose)
+    request = options.request(options.settings(), str(out))
+    with searcher_of(request, search=search) as searcher:
+        analysis = analyzed(request, options.verbose, searcher)
     for kernel in analysis.kernels:
         write(out / f"{kernel.name}.py", kernel.text)
     from fusion_advisor.reports import wording
 
     for group in analysis.report.groups:
         tell(f"{group.kernel.file or group.id}: {group.pattern}: {wording.kernel(group)}")
+        for line in searched_lines(analysis.searches.get(group.id)):
+            tell(line)
     return 0

@@ -49,6 +49,10 @@ Select = Annotated[
 Ignore = Annotated[
     list[str] | None, typer.Option(help="set findings of this code or name aside; repeatable")
 ]
+Search = Annotated[
+    bool,
+    typer.Option("--search", help="on a GPU: time neighbouring configurations, keep the fastest"),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks and the model's output")]
 
 
@@ -214,7 +218,7 @@ def regenerate(scenario: str | None) -> str:
             kept.append(word)
             if "=" not in word and words:
                 kept.append(words.pop(0))
-        elif word == "--dynamic" or not word.startswith("-"):
+        elif word in ("--dynamic", "--search") or not word.startswith("-"):
             kept.append(word)
         elif option in _WITH_VALUE and "=" not in word and words:
             words.pop(0)

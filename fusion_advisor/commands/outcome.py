@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from fusion_advisor.pipeline import Analysis
     from fusion_advisor.report import Report
     from fusion_advisor.scenario import Request
+    from fusion_advisor.search import Searched, Searcher
 
 
 def outcome_of(request: Request, verbose: bool, *, cached: bool) -> Outcome:
@@ -40,7 +43,7 @@ def outcome_of(request: Request, verbose: bool, *, cached: bool) -> Outcome:
     return outcome
 
 
-def analyzed(request: Request, verbose: bool) -> Analysis:
+def analyzed(request: Request, verbose: bool, searcher: Searcher | None = None) -> Analysis:
     """Runs the pipeline on a model that a child captures."""
     from fusion_advisor.capture import capturing
 
@@ -50,8 +53,25 @@ def analyzed(request: Request, verbose: bool) -> Analysis:
     ) as captured:
         from fusion_advisor.pipeline import STAGES, analyze  # while the child imports torch
 
-        with following(STAGES, verbose=verbose) as listener:
-            return analyze(request, captured, listener)
+        stages = (*STAGES, "search") if searcher else STAGES
+        with following(stages, verbose=verbose) as listener:
+            return analyze(request, captured, listener, searcher)
+
+
+def searcher_of(request: Request, *, search: bool) -> AbstractContextManager[Searcher | None]:
+    """What `--search` asks for, on the GPU that is here; nothing without it."""
+    if not search:
+        return nullcontext()
+    from fusion_advisor.search import searching
+
+    return searching(request.device, rulebook_of(request.rules))
+
+
+def searched_lines(found: Searched | None) -> Iterator[str]:
+    """What a search came to, for the terminal."""
+    if found is not None:
+        said = f"not searched: {found.failure}" if found.failure else f"searched {found.said}"
+        yield f"    {said}"
 
 
 def _failed_check(report: Report) -> bool:

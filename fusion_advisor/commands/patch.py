@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusion_advisor.commands.options import FAILED, Options, one_of, takes_options
+from fusion_advisor.commands.options import FAILED, Options, Search, one_of, takes_options
+from fusion_advisor.commands.outcome import searched_lines, searcher_of
 from fusion_advisor.commands.output import following, tell
 from fusion_advisor.errors import PatchError, UsageError
 from fusion_advisor.files import require_folder, tree_of, write
@@ -40,6 +41,7 @@ def patch(
     root: Annotated[
         Path | None, typer.Option(help="the tree that may be edited (default: the git one)")
     ] = None,
+    search: Search = False,
 ) -> int:
     """Put the kernels of MODEL's groups into its source: as a diff, or as a class ModelNew."""
     from fusion_advisor.capture import capture
@@ -48,7 +50,7 @@ def patch(
     settings = options.settings()
     model = settings.model
     if model.startswith("hf:"):
-        if out is None or check or model_new or level != "kernel":
+        if out is None or check or model_new or level != "kernel" or search:
             raise UsageError(f"patch {model}: takes --out FILE and no other form of patch")
         return _patch_family(options, settings, out, root or tree_of(out))
     file = Path(model.partition(":")[0])
@@ -63,6 +65,8 @@ def patch(
             "patch: say where to write it: --out FILE, --model-new FILE or both; or give --check"
         )
     operators = one_of("--level", level, "kernel", "framework") == "framework"
+    if operators and search:
+        raise UsageError("--level framework: writes no kernels that --search could time")
     for written in (out, model_new):
         if written is not None:
             require_folder(written.parent)
@@ -81,10 +85,15 @@ def patch(
 
     if model_new is not None and model.partition(":")[2] not in ("", "Model"):
         raise UsageError(f"--model-new: {model} is not a class called Model")
-    with following(STAGES, verbose=options.verbose) as listener:
+    stages = (*STAGES, "search") if search else STAGES
+    with (
+        searcher_of(request, search=search) as searcher,
+        following(stages, verbose=options.verbose) as listener,
+    ):
         made = patched(
             request, tree, captured, listener,
             diff=out is not None, model_new=model_new is not None, operators=operators,
+            searcher=searcher,
         )  # fmt: skip
     return _written(made, out, model_new, operators=operators)
 
@@ -115,6 +124,8 @@ def _written(
             f"{wording.time(put.finding.saved_us_total)} in {put.occurrences} "
             f"{'places that run' if put.occurrences > 1 else 'place that runs'}"
         )
+        for line in searched_lines(made.searches.get(put.finding.name)):
+            tell(line)
     for name, reason in made.patch.refused.items():
         tell(f"{name} is left out: {reason}")
     for launches, reason in made.unplaced.items():

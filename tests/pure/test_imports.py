@@ -56,7 +56,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "works partition",
         # `group` searches over what `decide` says of each region
         "decide",
-        "group",
+        "group neighbours",
         "framework",
         "kernel_file",
         "launcher cases reference resized",
@@ -74,7 +74,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "measuring",
         "running",
         "measure",
-        "calibrate",
+        "calibrate search",
         # what is said about it
         "identify",
         "routing inductor advice",

@@ -1,0 +1,437 @@
+"""A search over configurations: what is tried, who wins, and what the written file says of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fusion_advisor import search as searches
+from fusion_advisor.cli import app
+from fusion_advisor.commands import analyze as analyze_command
+from fusion_advisor.decide import Decision
+from fusion_advisor.emit import attempt, emit
+from fusion_advisor.errors import UsageError
+from fusion_advisor.kernels import Case, Check, Kernel
+from fusion_advisor.machine import version
+from fusion_advisor.measure import timing_rules
+from fusion_advisor.measurements import Series, Turns, TurnsJob
+from fusion_advisor.measuring import turns
+from fusion_advisor.neighbours import configuration, neighbours
+from fusion_advisor.package import kernels_of, read_package, stale
+from fusion_advisor.patching import Patched, patched
+from fusion_advisor.pipeline import Analysis, analyze
+from fusion_advisor.records import Tensor
+from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.scenario import Request
+from fusion_advisor.search import (
+    Contender,
+    Proof,
+    Searched,
+    contenders,
+    faster,
+    search,
+    searcher,
+    searching,
+)
+from fusion_advisor.stamp import does, edited, read_stamp, unstamped
+from fusion_advisor.timing import HostClock
+from fusion_advisor.workers import Worker
+
+from .checks import checked
+from .in_process import captured
+from .regions import H200, PACKED, RULES, SHARING, decided, flow_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SOFTMAX = ROOT / "examples" / "softmax.py"
+MACHINE = (("torch", "2.11.0"), ("triton", "3.6.0"), ("gpu", "NVIDIA H200"))
+
+
+def with_tuning(rules: Rulebook, **numbers: float) -> Rulebook:
+    """Rules under which a search tries and times another number."""
+    changed = {
+        name: getattr(rules.tuning, name).model_copy(update={"value": value})
+        for name, value in numbers.items()
+    }
+    return rules.model_copy(update={"tuning": rules.tuning.model_copy(update=changed)})
+
+
+# -- what is tried ---------------------------------------------------------------------------------
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(0.79788456 * (x + 0.044715 * x**3)))
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    z = torch.exp(x - x.max(-1, keepdim=True)[0])
+    return z / z.sum(-1, keepdim=True)
+
+
+def norm_backward(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    normal = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return (g * w - normal * (g * w * normal).mean(-1, keepdim=True)), (g * normal).sum(0)
+
+
+def rotated(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    return x * c + torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+def log_sum(x: torch.Tensor) -> torch.Tensor:
+    return x.exp().sum(-1).log()
+
+
+GROUPS: dict[str, tuple[Callable[..., object], tuple[tuple[int, ...], ...], Rulebook]] = {
+    "flat": (gelu, ((33, 257),), RULES),
+    "row": (softmax, ((64, 300),), PACKED),
+    "cooperative": (softmax, ((5, 1100),), SHARING),
+    "carried": (norm_backward, ((40000, 96), (40000, 96), (96,)), RULES),
+    "tiled": (rotated, ((2, 3, 20, 64), (2, 1, 20, 64)), RULES),
+    "split": (log_sum, ((3, 40000),), RULES),
+}
+
+
+@pytest.fixture(params=GROUPS)
+def group(request: pytest.FixtureRequest) -> tuple[Decision, Rulebook]:
+    function, shapes, rules = GROUPS[request.param]
+    decision = decided(flow_of(function, *(torch.randn(shape) for shape in shapes)), rules)
+    assert decision.subject.plan is not None
+    assert decision.subject.plan.schedule == request.param
+    return decision, rules
+
+
+def test_neighbours_differ_in_the_numbers_that_the_rules_name(
+    group: tuple[Decision, Rulebook],
+) -> None:
+    decision, rules = group
+    own = decision.subject.plan
+    assert own is not None
+    found = [each.subject.plan for each in neighbours(decision, rules)]
+    said = [configuration(plan) for plan in found if plan]
+    assert 2 <= len(said) <= rules.tuning.tried.count
+    assert len({*said, configuration(own)}) == len(said) + 1, "each is tried once"
+    for plan in found:
+        assert plan is not None
+        assert (plan.schedule, plan.region) == (own.schedule, own.region)
+
+
+def test_every_neighbour_is_a_kernel_that_passes(
+    group: tuple[Decision, Rulebook], worker: Worker
+) -> None:
+    decision, rules = group
+    few = neighbours(decision, with_tuning(rules, tried=4.0))
+    checks = checked(worker, *(emit(each.subject.flow, each, "k", rules) for each in few), seeds=1)
+    assert [check.failure for check in checks if not check.passed] == []
+
+
+def test_how_many_are_tried_is_a_rule(group: tuple[Decision, Rulebook]) -> None:
+    decision, rules = group
+    assert len(neighbours(decision, with_tuning(rules, tried=1.0))) == 1
+    assert len(neighbours(decision, with_tuning(rules, reach=1.0))) <= len(
+        neighbours(decision, rules)
+    )
+
+
+# -- who wins --------------------------------------------------------------------------------------
+
+
+def contender(name: str) -> Contender:
+    text = f'"""A kernel.\n"""\nNAME = "{name}"\n'
+    return Contender(f"as {name}", Kernel(name, "k", text))
+
+
+OWN, A, B, C, D = map(contender, ("own", "a", "b", "c", "d"))
+
+
+@dataclass
+class Bench:
+    """A GPU on which kernels take what `us` says, by their names, give or take `noise`; `alone`
+    is what they take beside the rules' own."""
+
+    us: dict[str, float | str]
+    alone: dict[str, float] = field(default_factory=dict[str, float])
+    noise: float = 0.0
+    wrong: tuple[str, ...] = ()
+    asked: list[tuple[list[str], int]] = field(default_factory=list[tuple[list[str], int]])
+    checked: list[str] = field(default_factory=list[str])
+
+    def timed(self, kernels: Sequence[Kernel], rounds: int) -> Turns:
+        names = [kernel.name for kernel in kernels]
+        self.asked.append((names, rounds))
+        known = {**self.us, **(self.alone if len(names) == 2 else {})}
+        return Turns(tuple(self._series(known[name], rounds) for name in names), MACHINE)
+
+    def _series(self, us: float | str, rounds: int) -> Series:
+        if isinstance(us, str):
+            return Series(failure=us)
+        return Series(tuple(us + self.noise * (n % 3 - 1) for n in range(rounds)))
+
+    def proven(self, kernel: Kernel) -> Proof:
+        self.checked.append(kernel.name)
+        return Check(kernel.name, "cuda:NVIDIA H200", kernel.name not in self.wrong), None
+
+
+def found(bench: Bench) -> Searched:
+    others = [each for each in (A, B, C, D) if each.kernel.name in bench.us]
+    return search(OWN, others, bench.timed, bench.proven, RULES)
+
+
+def test_the_fastest_wins_and_says_what_it_was_beside() -> None:
+    bench = Bench({"own": 20.0, "a": 19.0, "b": 15.0, "c": 21.0})
+    winner = found(bench)
+    assert winner.kernel is B.kernel
+    assert winner.said == (
+        "on NVIDIA H200, torch 2.11.0, triton 3.6.0, of 4 configurations: as b, 15.00 us; "
+        "the rules' own, as own, 20.00 us"
+    )
+    assert winner.instead == does(OWN.kernel.text)
+    assert winner.proof is not None
+    assert bench.asked == [
+        (["own", "a", "b", "c"], RULES.tuning.screened.count),
+        (["own", "b"], RULES.tuning.rounds.count),
+    ]
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    winner = found(Bench({"own": 20.0, "a": 19.0}, noise=2.0))
+    assert winner.kernel is OWN.kernel
+    assert "the rules' own, as own, 20.00 us; no other is faster" in winner.said
+    assert (winner.proof, winner.instead) == (None, "")
+
+
+def test_a_gain_within_what_runs_differ_by_is_none() -> None:
+    bench = Bench({"own": 20.0, "a": 20.0 / RULES.measure.tie.value + 0.01})
+    assert found(bench).kernel is OWN.kernel
+    assert bench.checked == [], "nobody to be checked"
+
+
+def test_luck_among_many_does_not_last() -> None:
+    """The quickest of all rounds is timed anew, alone beside the rules' own."""
+    bench = Bench({"own": 20.0, "a": 15.0, "b": 18.0}, alone={"a": 20.0})
+    assert found(bench).kernel is B.kernel
+    assert bench.checked == ["b"]
+
+
+def test_a_wrong_kernel_does_not_win() -> None:
+    bench = Bench({"own": 20.0, "a": 10.0, "b": 18.0}, wrong=("a",))
+    assert found(bench).kernel is B.kernel
+    assert bench.checked == ["a", "b"]
+
+
+def test_what_does_not_run_is_left_out() -> None:
+    assert found(Bench({"own": 20.0, "a": "out of resource", "b": 18.0})).kernel is B.kernel
+
+
+def test_after_some_finalists_the_search_ends() -> None:
+    us: dict[str, float | str] = {"own": 20.0, "a": 10.0, "b": 11.0, "c": 12.0, "d": 13.0}
+    bench = Bench(us, wrong=("a", "b", "c"))
+    assert found(bench).kernel is OWN.kernel
+    assert len(bench.checked) == RULES.tuning.finalists.count
+
+
+def test_where_the_rules_own_cannot_be_timed_it_stays() -> None:
+    winner = found(Bench({"own": "out of memory", "a": 1.0}))
+    assert (winner.kernel, winner.failure, winner.said) == (OWN.kernel, "out of memory", "")
+
+
+def test_spread_is_between_the_quartiles() -> None:
+    steady, shaky = Series((10.0,) * 9), Series((8.0, 10.0, 12.0) * 3)
+    assert faster(Series((9.0,) * 9), steady, 1.02)
+    assert not faster(Series((9.0,) * 9), shaky, 1.02)
+    assert not faster(shaky, Series((11.0,) * 9), 1.02)
+
+
+# -- kernels in turn -------------------------------------------------------------------------------
+
+KERNEL = """
+import torch
+
+def reference(x):
+    return torch.softmax(x, -1)
+
+def k(x):
+    {body}
+"""
+
+
+def test_each_of_those_in_turn_is_held_to_float64(tmp_path: Path) -> None:
+    case = Case("small", (Tensor((64, 32), (32, 1), "float32"),))
+    bodies = ("return torch.softmax(x, -1)", "return torch.zeros_like(x)", "raise OSError('no')",
+              "return torch.exp(torch.log_softmax(x, -1))")  # fmt: skip
+    kernels = tuple(
+        Kernel(f"k{n}", "k", KERNEL.format(body=body), cases=() if n else (case,))
+        for n, body in enumerate(bodies)
+    )
+    job = TurnsJob("g1", kernels, 0, timing_rules(RULES.measure, H200), rounds=3)
+    right, zeros, raising, other = turns(job, tmp_path, HostClock()).series
+    assert len(right.us) == len(other.us) == 3
+    assert (right.failure, other.failure) == (None, None)
+    assert zeros.failure is not None
+    assert zeros.failure.startswith("result 0: error")
+    assert raising == Series(failure="OSError: no")
+
+
+def test_a_whole_search_in_a_child() -> None:
+    """As on a GPU, but for the clock: through the interpreter, on the host's."""
+    decision = decided(flow_of(softmax, torch.randn(4, 64)), RULES)
+    rules = with_tuning(RULES, tried=2.0, screened=1.0, rounds=2.0)
+    kernel = emit(decision.subject.flow, decision, "k", rules)
+    asked: list[str] = []
+
+    def emitted(each: Decision) -> Kernel | str:
+        asked.append(configuration(each.subject.plan) if each.subject.plan else "")
+        return attempt(each.subject.flow, each, "k", rules)
+
+    with Worker("fusion_advisor.measuring", "rehearse") as worker:
+        made = searcher(worker, H200, rules)(decision, kernel, emitted, lambda _: (None, None))
+    assert made.failure == ""
+    assert made.said.startswith(f"on none, torch {torch.__version__}")
+    assert f"of {len(asked) + 1} configurations" in made.said
+
+
+# -- what is written -------------------------------------------------------------------------------
+
+
+def second(
+    decision: Decision,
+    kernel: Kernel,
+    emitted: Callable[[Decision], Kernel | str],
+    proven: Callable[[Kernel], Proof],
+) -> Searched:
+    """A GPU on which the first neighbour is the fastest."""
+
+    def timed(kernels: Sequence[Kernel], rounds: int) -> Turns:
+        times = [20.0, 10.0, *(30.0 for _ in kernels)][: len(kernels)]
+        return Turns(tuple(Series((us,) * rounds) for us in times), MACHINE)
+
+    own, *others = contenders(decision, kernel, emitted, RULES)
+    return search(own, others, timed, proven, RULES)
+
+
+@pytest.fixture(scope="module")
+def analyses() -> tuple[Analysis, Analysis]:
+    """The softmax example as the rules have it, and searched."""
+    request = Request(str(SOFTMAX), device="h200", folder="kernels", compile=False)
+    plain = analyze(
+        replace(request, verify=False), lambda: captured(str(SOFTMAX), request.scenario)
+    )
+    return plain, analyze(
+        request, lambda: captured(str(SOFTMAX), request.scenario), searcher=second
+    )
+
+
+def test_the_winner_is_written_and_says_so(analyses: tuple[Analysis, Analysis]) -> None:
+    plain, searched = (analysis.kernels[0].text for analysis in analyses)
+    said = " ".join(searched.split())
+    assert "Searched: on NVIDIA H200, torch 2.11.0, triton 3.6.0, of" in said
+    assert "10.00 us; the rules' own, row: 1 x" in said
+    assert unstamped(searched) != unstamped(plain)
+    assert does(searched) == does(plain), "in another configuration"
+    assert not edited(searched)
+    stamp = read_stamp(searched)
+    assert stamp is not None
+    assert "on Triton's interpreter" in stamp.checked
+    assert max(map(len, searched.splitlines())) <= 100
+
+
+def test_the_written_file_passes_its_own_check(
+    analyses: tuple[Analysis, Analysis], tmp_path: Path
+) -> None:
+    file = tmp_path / "softmax.py"
+    file.write_text(analyses[1].kernels[0].text)
+    done = subprocess.run([sys.executable, file, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_file_without_a_search_says_nothing_of_one(analyses: tuple[Analysis, Analysis]) -> None:
+    assert "Searched" not in analyses[0].kernels[0].text
+
+
+def test_the_report_has_the_winners_check(analyses: tuple[Analysis, Analysis]) -> None:
+    (row,) = analyses[1].report.groups
+    assert row.kernel.check is not None
+    assert row.kernel.check.passed
+
+
+# -- in the model's source -------------------------------------------------------------------------
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        z = torch.exp(x - x.max(-1, keepdim=True)[0])
+        return z / z.sum(-1, keepdim=True)
+
+
+def get_inputs():
+    return [torch.empty(512, 1024)]
+"""
+
+
+def again(folder: Path, **more: Any) -> Patched:
+    request = Request(str(folder / "model.py"), device="h200", verify=False, compile=False)
+    return patched(request, folder.resolve(), captured, **more)
+
+
+def test_a_searched_kernel_is_not_stale_and_serves_again(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    made = again(tmp_path, searcher=second)
+    assert made.wrong == {}
+    subprocess.run(["git", "apply", "-"], input=made.diff.encode(), cwd=tmp_path, check=True)
+    package = tmp_path / "fused_model"
+    before = kernels_of(read_package(package))
+    assert "Searched: on NVIDIA H200" in before["softmax"]
+    tool = version("fusion-advisor") or "unknown"
+    assert [*stale(package, tool, RULES.hash)] == []
+    assert again(tmp_path).diff == "", "nothing is left to do"
+    (tmp_path / "model.py").write_text(MODEL)
+    assert {*again(tmp_path).patch.after} == {tmp_path / "model.py"}, "the kernel is there"
+    kept = again(tmp_path, searcher=second)
+    assert kept.searches == {}, "nor is it searched for anew"
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searches, "gpu_names", tuple)
+    with pytest.raises(UsageError, match="--search times kernels on a GPU and there is none"):
+        searching(None, RULES).__enter__()
+
+
+def test_for_another_gpu_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searches, "gpu_names", lambda: ("NVIDIA H200",))
+    with pytest.raises(UsageError, match="on the NVIDIA H200 here, and --device asks for a100"):
+        searching("a100", RULES).__enter__()
+
+
+def test_an_interrupt_leaves_what_was_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @contextmanager
+    def interrupted(*_: Any, **__: Any) -> Generator[Any]:
+        def stop(*_: Any) -> Searched:
+            raise KeyboardInterrupt
+
+        yield stop
+
+    monkeypatch.setattr(analyze_command, "searcher_of", interrupted)
+    file = tmp_path / "softmax.py"
+    file.write_text("mine\n")
+    options = ["--out", str(tmp_path), "--search", "--no-verify", "--no-compile"]
+    done = CliRunner().invoke(app, ["emit", str(SOFTMAX), "--device", "h200", *options])
+    assert done.exit_code != 0
+    assert [*tmp_path.iterdir()] == [file]
+    assert file.read_text() == "mine\n"
