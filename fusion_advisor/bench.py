@@ -10,12 +10,14 @@ from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import check_row
 from fusion_advisor.beside import beside
 from fusion_advisor.dataflow import Dataflow, dataflow
-from fusion_advisor.decide import decide
+from fusion_advisor.decide import Decision, decide
 from fusion_advisor.emit import attempt
 from fusion_advisor.emitted import OUT_OF_MEMORY
 from fusion_advisor.errors import UsageError
-from fusion_advisor.kernels import Check
+from fusion_advisor.framework import exact
+from fusion_advisor.kernels import Check, Kernel
 from fusion_advisor.ledger import Ledger
+from fusion_advisor.machine import version
 from fusion_advisor.measure import (
     Subject,
     ceilings,
@@ -51,7 +53,9 @@ from fusion_advisor.recommend import (
 from fusion_advisor.records import Graph
 from fusion_advisor.report import GroupRow, Report, WayRow
 from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.verify import Where, checker, collect_check, submit_check
+from fusion_advisor.search import Proof, Searched, Searcher
+from fusion_advisor.stamp import checked, edited, read_stamp, stamped
+from fusion_advisor.verify import Provers, Where, checker, collect_check, submit_check, verify
 from fusion_advisor.workers import Worker, WorkerError
 
 
@@ -123,6 +127,57 @@ def bench(run: Run) -> Report:
     own = [subject.id for subject in _with_own_op(run, subjects)]
     run.report.bench = bench_row(top, model, complete, tie=tie, own_ops=own, groups=chosen)
     return run.report
+
+
+def searched(
+    run: Run, searcher: Searcher, children: Provers
+) -> Iterator[tuple[GroupRow, Searched, str]]:
+    """The groups that have a file, each with what a search finds for it and the text of the file:
+    the kernel in its fastest configuration, stamped as the file is. One that somebody has edited
+    stays. Raises UsageError where a group is not in the graph."""
+    device = run.rulebook.device(run.report.device.name)
+    flow = dataflow(annotate(run.graph, device))
+    groups = [group for group in _chosen(run) if group.verdict == "fuse" and group.id in run.texts]
+    for number, group in enumerate(groups):
+        run.told(f"{group.id} search", number, len(groups))
+        text = run.texts[group.id]
+        found = _searched(run, flow, group, searcher, children)
+        stamp = read_stamp(text)
+        if stamp and not found.failure:
+            check = found.proof[0] if found.proof else None
+            stamp = replace(
+                stamp, tool=version("fusion-advisor") or "unknown", rules=run.rulebook.hash,
+                checked=checked(check) if check else stamp.checked,
+                command=stamp.command.removesuffix(" --search") + " --search",
+                searched=found.said, instead=found.instead,
+            )  # fmt: skip
+            text = stamped(found.kernel.text, stamp)
+        yield group, found, text
+
+
+def _searched(
+    run: Run, flow: Dataflow, group: GroupRow, searcher: Searcher, children: Provers
+) -> Searched:
+    subject = _subject(replace(run, texts={}), flow, group)
+    if isinstance(subject, str):
+        raise UsageError(f"{group.id}: {subject}; analyze again")
+    if edited(run.texts[group.id]):
+        why = f"{group.kernel.file} was edited since it was written"
+        return Searched(subject.kernel, failure=why)
+    own_op = exact(subject.decision.subject, group.pattern)
+
+    def emitted(decision: Decision) -> Kernel | str:
+        return attempt(
+            flow, decision, subject.kernel.name, run.rulebook, framework=own_op, full_size=True
+        )
+
+    def proven(kernel: Kernel) -> Proof:
+        return verify([kernel], children)[0]
+
+    kernel = emitted(subject.decision)
+    if isinstance(kernel, str):
+        raise UsageError(f"{group.id}: {kernel}; analyze again")
+    return searcher(subject.decision, kernel, emitted, proven)
 
 
 # -- what is measured ------------------------------------------------------------------------------

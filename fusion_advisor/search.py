@@ -86,8 +86,8 @@ def searching(asked: str | None, rulebook: Rulebook) -> Generator[Searcher]:
     device = rulebook.device(gpus[0])
     if asked is not None and rulebook.device(asked).name != device.name:
         raise UsageError(
-            f"--search times kernels on the {gpus[0]} here, and --device asks for {asked}; "
-            "leave one of them out"
+            f"--search times kernels on the {gpus[0]} here, and these are for {asked}; "
+            "leave it out, or analyze for this GPU"
         )
     with Worker("fusion_advisor.measuring", "gpu") as worker:
         yield searcher(worker, device, rulebook)

@@ -11,7 +11,9 @@ import ast
 import hashlib
 import re
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile, takewhile
 
 from fusion_advisor.kernels import Check
 from fusion_advisor.schedules.spelling import quoted
@@ -19,7 +21,7 @@ from fusion_advisor.schedules.spelling import quoted
 _DIGITS = 12
 _BY, _FROM = "Written by: fusion-advisor ", "Source hash: "
 _CHECKED, _TEXT = "Checked: ", "Text hash: "
-_SEARCHED, _INSTEAD = "Searched: ", "Instead of: "
+_SEARCHED, _INSTEAD, _MADE = "Searched: ", "Instead of: ", "Made by: "
 _LINE = re.compile(rf"^{_TEXT}.*\n", re.MULTILINE)
 
 
@@ -62,10 +64,10 @@ def stamped(text: str, stamp: Stamp) -> str:
     lines = [
         f"{_BY}{stamp.tool}, rules {stamp.rules[:_DIGITS]}",
         *(f"{_FROM}{mark} {quoted(name)}" for name, mark in stamp.sources),
-        *textwrap.wrap(f"{_CHECKED}{quoted(stamp.checked)}", 98, break_long_words=False),
+        *_over_lines(f"{_CHECKED}{quoted(stamp.checked)}"),
         *_over_lines(f"{_SEARCHED}{quoted(stamp.searched)}" if stamp.searched else ""),
         *([f"{_INSTEAD}{stamp.instead}"] if stamp.instead else []),
-        *_over_lines(f"Made by: {quoted(stamp.command)}" if stamp.command else ""),
+        *_over_lines(f"{_MADE}{quoted(stamp.command)}" if stamp.command else ""),
     ]
     return _signed("\n".join([head, "", *lines]), rest)
 
@@ -112,19 +114,30 @@ def edited(text: str) -> bool:
 
 
 def read_stamp(text: str) -> Stamp | None:
-    """The stamp of a file, without its command; None where there is none."""
+    """The stamp of a file; None where there is none."""
     lines = _split(text)[0].splitlines()
     by = next((line.removeprefix(_BY) for line in lines if line.startswith(_BY)), "")
     tool, _, rules = by.partition(", rules ")
     marked = [line.removeprefix(_FROM).partition(" ") for line in lines if line.startswith(_FROM)]
-    said = next((line for line in lines if line.startswith(_CHECKED)), f"{_CHECKED}no")
+    if not rules:
+        return None
     try:
-        sources = tuple((_unquoted(name), mark) for mark, _, name in marked)
-        return (
-            Stamp(tool, rules, sources, _unquoted(said.removeprefix(_CHECKED))) if rules else None
+        return Stamp(
+            tool,
+            rules,
+            tuple((_unquoted(name), mark) for mark, _, name in marked),
+            *(_unquoted(_said(lines, what)) for what in (_CHECKED, _MADE, _SEARCHED, _INSTEAD)),
         )
     except (SyntaxError, ValueError):
         return None
+
+
+def _said(lines: Sequence[str], what: str) -> str:
+    """What a line says, with those that it goes on in; empty where there is none."""
+    found = dropwhile(lambda line: not line.startswith(what), lines)
+    first = next(found, what).removeprefix(what)
+    further = takewhile(lambda line: line.startswith("    "), found)
+    return " ".join([first, *map(str.strip, further)])
 
 
 def _unquoted(text: str) -> str:

@@ -13,15 +13,17 @@ from fusion_advisor.commands.options import (
     Debug,
     Options,
     Rules,
+    Search,
     rulebook_of,
     takes_options,
 )
-from fusion_advisor.commands.outcome import outcome_of, write_folder
+from fusion_advisor.commands.outcome import outcome_of, searched_lines, write_folder
 from fusion_advisor.commands.output import show, tell
 from fusion_advisor.errors import UsageError
 from fusion_advisor.files import require_folder, write
 
 if TYPE_CHECKING:
+    from fusion_advisor.bench import Run
     from fusion_advisor.configuration import Settings
     from fusion_advisor.records import Graph
     from fusion_advisor.report import Report
@@ -52,6 +54,7 @@ def bench(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="without a GPU: run each way once, give no times")
     ] = False,
+    search: Search = False,
 ) -> int:
     """Check and time eager, its rivals and the emitted kernels of MODEL or a REPORT.json."""
     from fusion_advisor.machine import gpu_names
@@ -62,6 +65,8 @@ def bench(
             "bench times on a GPU and there is none here; take the report's folder to one, "
             "or give --rehearse to see that every way runs"
         )
+    if rehearse and search:
+        raise UsageError("--rehearse: gives no times that --search could choose by")
     settings = options.settings()
     if names_json(settings.model) and not settings.recorded:
         file = Path(settings.model)
@@ -73,7 +78,7 @@ def bench(
         write_folder(folder, outcome_of(request, options.verbose, cached=False))
     return _bench(
         file, out or file.parent, settings, only or [], candidates=candidates, resume=resume,
-        compiled=torch_compile, whole=whole, rehearse=rehearse,
+        compiled=torch_compile, whole=whole, rehearse=rehearse, search=search,
     )  # fmt: skip
 
 
@@ -88,6 +93,7 @@ def _bench(
     compiled: bool,
     whole: bool,
     rehearse: bool,
+    search: bool,
 ) -> int:
     """Measures what a report and the files beside it say; rows and reports go to `out`."""
     from rich.console import Console
@@ -120,6 +126,8 @@ def _bench(
             whole=whole and not rehearse, rehearse=rehearse, told=told,
             ledger=None if rehearse else ledger,
         )  # fmt: skip
+        if search:
+            texts |= _search(run, out)
         found = bench(run)
     if rehearse:
         tell("rehearsed on the CPU: nothing was measured, no report is written")
@@ -131,6 +139,29 @@ def _bench(
         write(out / f"report.{extension}", render(found, name))
     show(found, len(found.groups))
     return 0
+
+
+def _search(run: Run, out: Path) -> dict[str, str]:
+    """Writes each group's kernel in its fastest configuration as soon as that is found; the texts
+    by the groups."""
+    from fusion_advisor.bench import searched
+    from fusion_advisor.search import searching
+    from fusion_advisor.verify import provers
+
+    device, rules = run.rulebook.device(run.report.device.name), run.rulebook.verify
+    texts: dict[str, str] = {}
+    with (
+        searching(device.name, run.rulebook) as searcher,
+        provers(device.capability, rules, check=True, compile=True) as children,
+    ):
+        for group, found, text in searched(run, searcher, children):
+            if not found.failure:
+                write(out / str(group.kernel.file), text)
+                texts[group.id] = group.kernel.text = text
+            tell(f"{group.kernel.file}: {group.pattern}")
+            for line in searched_lines(found):
+                tell(line)
+    return texts
 
 
 def _graph_of(report: Report, file: Path) -> Graph:

@@ -15,6 +15,8 @@ import torch
 from typer.testing import CliRunner
 
 from fusion_advisor import search as searches
+from fusion_advisor.bench import Run
+from fusion_advisor.bench import searched as in_a_folder
 from fusion_advisor.cli import app
 from fusion_advisor.commands import analyze as analyze_command
 from fusion_advisor.decide import Decision
@@ -42,8 +44,9 @@ from fusion_advisor.search import (
     searcher,
     searching,
 )
-from fusion_advisor.stamp import does, edited, read_stamp, unstamped
+from fusion_advisor.stamp import body, does, edited, read_stamp, unstamped
 from fusion_advisor.timing import HostClock
+from fusion_advisor.verify import Provers
 from fusion_advisor.workers import Worker
 
 from .checks import checked
@@ -52,6 +55,7 @@ from .regions import H200, PACKED, RULES, SHARING, decided, flow_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOFTMAX = ROOT / "examples" / "softmax.py"
+UNPROVEN = Provers(None, None, 90, RULES.verify)
 MACHINE = (("torch", "2.11.0"), ("triton", "3.6.0"), ("gpu", "NVIDIA H200"))
 
 
@@ -320,7 +324,9 @@ def second(
 @pytest.fixture(scope="module")
 def analyses() -> tuple[Analysis, Analysis]:
     """The softmax example as the rules have it, and searched."""
-    request = Request(str(SOFTMAX), device="h200", folder="kernels", compile=False)
+    request = Request(
+        str(SOFTMAX), device="h200", folder="kernels", compile=False, command="fusion-advisor emit"
+    )
     plain = analyze(
         replace(request, verify=False), lambda: captured(str(SOFTMAX), request.scenario)
     )
@@ -360,6 +366,36 @@ def test_the_report_has_the_winners_check(analyses: tuple[Analysis, Analysis]) -
     (row,) = analyses[1].report.groups
     assert row.kernel.check is not None
     assert row.kernel.check.passed
+
+
+# -- a report's folder -----------------------------------------------------------------------------
+
+
+def test_a_folder_is_searched_without_the_model(analyses: tuple[Analysis, Analysis]) -> None:
+    """As `bench --search` does: its file says the same of its making, and what was found."""
+    plain, searched = analyses
+    before = plain.kernels[0].text
+    run = Run(plain.report, plain.flow.annotated.graph, RULES, {"g1": before})
+    ((group, found, text),) = in_a_folder(run, second, UNPROVEN)
+    assert (group.id, found.failure) == ("g1", "")
+    assert body(text) == body(searched.kernels[0].text)
+    assert not edited(text)
+    old, new = read_stamp(before), read_stamp(text)
+    assert old is not None
+    assert new == replace(
+        old, command=f"{old.command} --search", searched=found.said, instead=does(before)
+    )
+    (again,) = in_a_folder(replace(run, texts={"g1": text}), second, UNPROVEN)
+    assert again[2] == text, "and from there it comes to the same"
+
+
+def test_a_file_that_was_edited_stays(analyses: tuple[Analysis, Analysis]) -> None:
+    plain, _ = analyses
+    mine = plain.kernels[0].text.replace("num_warps=", "num_warps=1 * ")
+    run = Run(plain.report, plain.flow.annotated.graph, RULES, {"g1": mine})
+    ((_, found, text),) = in_a_folder(run, second, UNPROVEN)
+    assert found.failure.endswith("softmax.py was edited since it was written")
+    assert text == mine
 
 
 # -- in the model's source -------------------------------------------------------------------------
@@ -413,7 +449,7 @@ def test_without_a_gpu_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_for_another_gpu_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searches, "gpu_names", lambda: ("NVIDIA H200",))
-    with pytest.raises(UsageError, match="on the NVIDIA H200 here, and --device asks for a100"):
+    with pytest.raises(UsageError, match="on the NVIDIA H200 here, and these are for a100"):
         searching("a100", RULES).__enter__()
 
 
