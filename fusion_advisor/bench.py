@@ -148,11 +148,16 @@ def searched(
             stamp = replace(
                 stamp, tool=version("fusion-advisor") or "unknown", rules=run.rulebook.hash,
                 checked=checked(check) if check else stamp.checked,
-                command=stamp.command.removesuffix(" --search") + " --search",
+                command=_with_search(stamp.command),
                 searched=found.said, instead=found.instead,
             )  # fmt: skip
             text = stamped(found.kernel.text, stamp)
         yield group, found, text
+
+
+def _with_search(command: str) -> str:
+    """The command that makes a file again, and searches."""
+    return command if "--search" in command.split() or not command else f"{command} --search"
 
 
 def _searched(

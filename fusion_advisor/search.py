@@ -167,7 +167,7 @@ def search(
         return Searched(one.kernel, said, one.configuration, us, own_us, proof, own_text)
     said = (
         f"{head}: the rules' own, {own.configuration}, {own_us:.2f} us; "
-        "no other is faster by more than times differ"
+        "no other that is right is faster by more than times differ"
     )
     return Searched(own.kernel, said, own.configuration, own_us, own_us)
 

@@ -208,7 +208,7 @@ def test_the_fastest_wins_and_says_what_it_was_beside() -> None:
 def test_a_gain_within_the_noise_is_none() -> None:
     winner = found(Bench({"own": 20.0, "a": 19.0}, noise=2.0))
     assert winner.kernel is OWN.kernel
-    assert "the rules' own, as own, 20.00 us; no other is faster" in winner.said
+    assert "the rules' own, as own, 20.00 us; no other that is right is faster" in winner.said
     assert (winner.proof, winner.instead) == (None, "")
 
 
@@ -471,3 +471,14 @@ def test_an_interrupt_leaves_what_was_there(
     assert done.exit_code != 0
     assert [*tmp_path.iterdir()] == [file]
     assert file.read_text() == "mine\n"
+
+
+def test_what_gives_no_times_cannot_search() -> None:
+    done = CliRunner().invoke(app, ["bench", str(SOFTMAX), "--rehearse", "--search"])
+    assert isinstance(done.exception, UsageError)
+    assert "--rehearse: gives no times" in str(done.exception)
+    done = CliRunner().invoke(
+        app, ["patch", str(SOFTMAX), "--level", "framework", "--out", "x.patch", "--search"]
+    )
+    assert isinstance(done.exception, UsageError)
+    assert "--level framework: writes no kernels" in str(done.exception)
