@@ -53,7 +53,7 @@ from fusion_advisor.recommend import (
 from fusion_advisor.records import Graph
 from fusion_advisor.report import GroupRow, Report, WayRow
 from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.search import Proof, Searched, Searcher
+from fusion_advisor.search import Proven, Searched, Searcher
 from fusion_advisor.stamp import checked, edited, read_stamp, stamped
 from fusion_advisor.verify import Provers, Where, checker, collect_check, submit_check, verify
 from fusion_advisor.workers import Worker, WorkerError
@@ -176,7 +176,7 @@ def _searched(
             flow, decision, subject.kernel.name, run.rulebook, framework=own_op, full_size=True
         )
 
-    def proven(kernel: Kernel) -> Proof:
+    def proven(kernel: Kernel) -> Proven:
         return verify([kernel], children)[0]
 
     kernel = emitted(subject.decision)

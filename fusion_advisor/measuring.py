@@ -253,8 +253,8 @@ def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
     timed = clock.turns([partial(call, *inputs) for call in calls.values()], job.rounds)
     for number, us in zip(list(calls), timed, strict=True):
         series[number] = Series(tuple(us))
-        slowest = statistics.median(us)
-        attempted(number, partial(refuse_too_fast, slowest, job.least_bytes, job.rules))
+        middle = statistics.median(us)
+        attempted(number, partial(refuse_too_fast, middle, job.least_bytes, job.rules))
     if not job.random:
         right(2)
     rows = tuple(series[number] for number in range(len(job.kernels)))

@@ -15,7 +15,7 @@ from fusion_advisor.emit import attempt
 from fusion_advisor.framework import exact
 from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, Identified, identify
-from fusion_advisor.kernels import Check, Compiled, Kernel
+from fusion_advisor.kernels import Check, Kernel
 from fusion_advisor.machine import choose_device, gpu_names, version
 from fusion_advisor.package import mark_of
 from fusion_advisor.records import Graph
@@ -23,7 +23,7 @@ from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request
-from fusion_advisor.search import Searched, Searcher
+from fusion_advisor.search import Proven, Searched, Searcher
 from fusion_advisor.stamp import Stamp, checked, stamped
 from fusion_advisor.verify import Provers, holds, provers, verify
 
@@ -141,16 +141,18 @@ def stamp_of(
 def searched(
     finding: Finding, proof: Proof, searcher: Searcher, children: Provers, rulebook: Rulebook
 ) -> Proof:
-    """A group's proof with the fastest of its kernel's configurations; as it is where the kernel
-    has not passed."""
+    """A group's proof with the fastest of its kernel's configurations; with why not where the
+    kernel has not passed."""
     kernel = proof.kernel
-    if kernel is None or not holds(proof.check, proof.compiled):
+    if kernel is None:
         return proof
+    if not holds(proof.check, proof.compiled):
+        return replace(proof, searched=Searched(kernel, failure="the kernel has not passed"))
 
     def emitted(decision: Decision) -> Kernel | str:
         return written(replace(finding, decision=decision), rulebook, full_size=True)
 
-    def proven(other: Kernel) -> tuple[Check | None, Compiled | None]:
+    def proven(other: Kernel) -> Proven:
         return verify([other], children)[0]
 
     found = searcher(finding.decision, kernel, emitted, proven)

@@ -403,8 +403,8 @@ class Measure(Table):
 
 
 class Knob(Table):
-    """Numbers of one schedule that change together from one configuration to the next: doubled and
-    halved, stages by one more and one less."""
+    """Numbers of one schedule that change together from one configuration to the next: doubled or
+    halved, stages one more or one less; `what` of the kernel that changes."""
 
     schedule: Literal["flat", "row", "blocked", "cooperative", "persistent", "split", "tiled"]
     numbers: tuple[Text, ...]

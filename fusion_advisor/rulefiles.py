@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fusion_advisor.errors import AdvisorError, UsageError
-from fusion_advisor.quantities import Tree, table_of
+from fusion_advisor.quantities import Table, Tree, table_of
 from fusion_advisor.rulebook import Rulebook
 
 _FOLDERS = ("advice", "devices", "gates", "patterns", "schedules")
@@ -152,6 +152,13 @@ def _check_names(rulebook: Rulebook, layers: Layers) -> None:
                 expected = ", ".join(rulebook.gates)
                 loc = ("patterns", pattern.name, "gates")
                 raise _fault(layers, loc, f"unknown gate {gate!r}; expected {expected}")
+    for name, knob in rulebook.tuning.knobs.items():
+        schedule: Table = getattr(rulebook.schedules, knob.schedule)
+        known = type(schedule).model_fields
+        for number in knob.numbers:
+            if number not in known:
+                loc = ("tuning", "knobs", name, "numbers")
+                raise _fault(layers, loc, f"unknown number {number!r}; expected {', '.join(known)}")
     codes: dict[str, str] = {}
     for gate in rulebook.gates.values():
         if codes.setdefault(gate.code, gate.name) != gate.name:

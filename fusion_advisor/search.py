@@ -27,7 +27,7 @@ from fusion_advisor.stamp import does
 from fusion_advisor.verify import holds
 from fusion_advisor.workers import Worker
 
-Proof = tuple[Check | None, Compiled | None]
+Proven = tuple[Check | None, Compiled | None]
 """What `verify` says of a kernel; None where it was not asked."""
 
 
@@ -50,7 +50,7 @@ class Searched:
     configuration: str = ""
     us: float = 0.0
     own_us: float = 0.0
-    proof: Proof | None = None
+    proof: Proven | None = None
     instead: str = ""
     failure: str = ""
 
@@ -70,7 +70,7 @@ class Searcher(Protocol):
         decision: Decision,
         kernel: Kernel,
         emitted: Callable[[Decision], Kernel | str],
-        proven: Callable[[Kernel], Proof],
+        proven: Callable[[Kernel], Proven],
     ) -> Searched: ...
 
 
@@ -101,7 +101,7 @@ def searcher(worker: Worker, device: Device, rulebook: Rulebook) -> Searcher:
         decision: Decision,
         kernel: Kernel,
         emitted: Callable[[Decision], Kernel | str],
-        proven: Callable[[Kernel], Proof],
+        proven: Callable[[Kernel], Proven],
     ) -> Searched:
         def timed(kernels: Sequence[Kernel], rounds: int) -> Turns:
             return measure_turns(decision, kernels, rounds, worker, rules, timeout_s)
@@ -133,7 +133,7 @@ def search(
     own: Contender,
     others: Sequence[Contender],
     timed: Timer,
-    proven: Callable[[Kernel], Proof],
+    proven: Callable[[Kernel], Proven],
     rulebook: Rulebook,
 ) -> Searched:
     """The fastest of a kernel's configurations; `own` is the one that the rules choose."""
@@ -181,7 +181,9 @@ def faster(one: Series, other: Series, tie: float) -> bool:
 
 
 def _spread(series: Series) -> float:
-    """Between the quartiles, in microseconds."""
+    """Between the quartiles, in microseconds; of one round there is none."""
+    if len(series.us) == 1:
+        return 0.0
     low, _, high = statistics.quantiles(series.us, n=4)
     return high - low
 

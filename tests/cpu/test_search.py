@@ -14,14 +14,20 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from fusion_advisor import pipeline
 from fusion_advisor import search as searches
+from fusion_advisor.annotate import annotate
+from fusion_advisor.assemble import Proof
 from fusion_advisor.bench import Run
 from fusion_advisor.bench import searched as in_a_folder
 from fusion_advisor.cli import app
 from fusion_advisor.commands import analyze as analyze_command
-from fusion_advisor.decide import Decision
+from fusion_advisor.dataflow import dataflow
+from fusion_advisor.decide import Decision, decide
 from fusion_advisor.emit import attempt, emit
 from fusion_advisor.errors import UsageError
+from fusion_advisor.group import group
+from fusion_advisor.identify import Finding, identify
 from fusion_advisor.kernels import Case, Check, Kernel
 from fusion_advisor.machine import version
 from fusion_advisor.measure import timing_rules
@@ -36,7 +42,7 @@ from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.scenario import Request
 from fusion_advisor.search import (
     Contender,
-    Proof,
+    Proven,
     Searched,
     contenders,
     faster,
@@ -105,7 +111,7 @@ GROUPS: dict[str, tuple[Callable[..., object], tuple[tuple[int, ...], ...], Rule
 
 
 @pytest.fixture(params=GROUPS)
-def group(request: pytest.FixtureRequest) -> tuple[Decision, Rulebook]:
+def one(request: pytest.FixtureRequest) -> tuple[Decision, Rulebook]:
     function, shapes, rules = GROUPS[request.param]
     decision = decided(flow_of(function, *(torch.randn(shape) for shape in shapes)), rules)
     assert decision.subject.plan is not None
@@ -114,9 +120,9 @@ def group(request: pytest.FixtureRequest) -> tuple[Decision, Rulebook]:
 
 
 def test_neighbours_differ_in_the_numbers_that_the_rules_name(
-    group: tuple[Decision, Rulebook],
+    one: tuple[Decision, Rulebook],
 ) -> None:
-    decision, rules = group
+    decision, rules = one
     own = decision.subject.plan
     assert own is not None
     found = [each.subject.plan for each in neighbours(decision, rules)]
@@ -129,16 +135,16 @@ def test_neighbours_differ_in_the_numbers_that_the_rules_name(
 
 
 def test_every_neighbour_is_a_kernel_that_passes(
-    group: tuple[Decision, Rulebook], worker: Worker
+    one: tuple[Decision, Rulebook], worker: Worker
 ) -> None:
-    decision, rules = group
+    decision, rules = one
     few = neighbours(decision, with_tuning(rules, tried=4.0))
     checks = checked(worker, *(emit(each.subject.flow, each, "k", rules) for each in few), seeds=1)
     assert [check.failure for check in checks if not check.passed] == []
 
 
-def test_how_many_are_tried_is_a_rule(group: tuple[Decision, Rulebook]) -> None:
-    decision, rules = group
+def test_how_many_are_tried_is_a_rule(one: tuple[Decision, Rulebook]) -> None:
+    decision, rules = one
     assert len(neighbours(decision, with_tuning(rules, tried=1.0))) == 1
     assert len(neighbours(decision, with_tuning(rules, reach=1.0))) <= len(
         neighbours(decision, rules)
@@ -179,7 +185,7 @@ class Bench:
             return Series(failure=us)
         return Series(tuple(us + self.noise * (n % 3 - 1) for n in range(rounds)))
 
-    def proven(self, kernel: Kernel) -> Proof:
+    def proven(self, kernel: Kernel) -> Proven:
         self.checked.append(kernel.name)
         return Check(kernel.name, "cuda:NVIDIA H200", kernel.name not in self.wrong), None
 
@@ -309,7 +315,7 @@ def second(
     decision: Decision,
     kernel: Kernel,
     emitted: Callable[[Decision], Kernel | str],
-    proven: Callable[[Kernel], Proof],
+    proven: Callable[[Kernel], Proven],
 ) -> Searched:
     """A GPU on which the first neighbour is the fastest."""
 
@@ -362,6 +368,21 @@ def test_a_file_without_a_search_says_nothing_of_one(analyses: tuple[Analysis, A
     assert "Searched" not in analyses[0].kernels[0].text
 
 
+def test_a_kernel_that_has_not_passed_is_not_searched() -> None:
+    request = Request(str(SOFTMAX), device="h200")
+    (finding,) = found_in(request)
+    kernel = emit(finding.decision.subject.flow, finding.decision, "softmax", RULES)
+    failed = Proof(kernel, check=Check("softmax", "interpreter", False, failure="off"))
+    made = pipeline.searched(finding, failed, second, UNPROVEN, RULES)
+    assert made.kernel is kernel
+    assert made.searched == Searched(kernel, failure="the kernel has not passed")
+
+
+def found_in(request: Request) -> tuple[Finding, ...]:
+    flow = dataflow(annotate(captured(request.model, request.scenario), H200))
+    return identify(flow, group(flow, lambda each: decide(flow, each, RULES), RULES), RULES).groups
+
+
 def test_the_report_has_the_winners_check(analyses: tuple[Analysis, Analysis]) -> None:
     (row,) = analyses[1].report.groups
     assert row.kernel.check is not None
@@ -376,8 +397,8 @@ def test_a_folder_is_searched_without_the_model(analyses: tuple[Analysis, Analys
     plain, searched = analyses
     before = plain.kernels[0].text
     run = Run(plain.report, plain.flow.annotated.graph, RULES, {"g1": before})
-    ((group, found, text),) = in_a_folder(run, second, UNPROVEN)
-    assert (group.id, found.failure) == ("g1", "")
+    ((row, found, text),) = in_a_folder(run, second, UNPROVEN)
+    assert (row.id, found.failure) == ("g1", "")
     assert body(text) == body(searched.kernels[0].text)
     assert not edited(text)
     old, new = read_stamp(before), read_stamp(text)

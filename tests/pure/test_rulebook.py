@@ -211,6 +211,10 @@ def test_later_overlays_win(tmp_path: Path) -> None:
             '[devices.l4]\naliases = ["a100"]',
             "mine.toml: devices.l4.aliases: 'a100' is taken by a1",
         ),
+        (
+            '[tuning.knobs.flat_warps]\nnumbers = ["wraps"]',
+            "mine.toml: tuning.knobs.flat_warps.numbers: unknown number 'wraps'; expected block, ",
+        ),
     ],
 )
 def test_a_wrong_field_names_file_field_and_expectation(overlay, text: str, message: str) -> None:
