@@ -129,6 +129,7 @@ def test_the_same_bits_where_no_program_waits(
         return 0
 
     monkeypatch.setattr(loaded.module, "resident", too_few)
+    loaded.module.plans.clear()  # what was launched before would be launched again
     assert same(together, loaded.launch(*inputs))
 
 
@@ -163,9 +164,17 @@ def test_replays_of_a_graph(loaded: Loaded) -> None:
         assert same(results, loaded.launch(*fresh))
 
 
+HELD = 32
+"""32-bit values that each thread of the kernel beside keeps: with 1024 threads a program, more
+registers than half a multiprocessor has."""
+
+
 @triton.jit
-def hold(started_ptr, nanoseconds, LANES: tl.constexpr):
-    """Keeps half a multiprocessor for a while."""
+def hold(started_ptr, kept_ptr, nanoseconds, THREADS: tl.constexpr, LANES: tl.constexpr):
+    """Keeps a multiprocessor for a while."""
+    lane = tl.arange(0, LANES)
+    mine = kept_ptr + tl.program_id(0) * LANES + lane
+    kept = tl.load(mine, volatile=True)
     tl.atomic_add(started_ptr, 1)
     tl.inline_asm_elementwise(
         """
@@ -182,30 +191,32 @@ def hold(started_ptr, nanoseconds, LANES: tl.constexpr):
         }
         """,
         "=l,l",
-        [tl.full((LANES,), 0, tl.int64) + nanoseconds],
+        [tl.full((THREADS,), 0, tl.int64) + nanoseconds],
         dtype=tl.int64,
         is_pure=False,
         pack=1,
     )
+    tl.store(mine, kept + 1)
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="on an H200 the launch waits until the holding kernel ends, for a reason not found yet",
-)
 def test_beside_a_kernel_that_holds_most_multiprocessors(loaded: Loaded) -> None:
-    """Two programs of 1024 threads fill a multiprocessor."""
+    """Each of its programs has a multiprocessor of its own: where one held half of each, ours would
+    wait for all of it, since a multiprocessor divides its memory anew when nothing runs there."""
     inputs = loaded.inputs(6)
     first, second, look = (torch.cuda.Stream() for _ in range(3))
     with torch.cuda.stream(second):
         expected = loaded.launch(*inputs)
         loaded.launch(*inputs)  # to have the memory: to ask for more waits for every kernel
-    held = 2 * (torch.cuda.get_device_properties(0).multi_processor_count - FREE)
+    held = torch.cuda.get_device_properties(0).multi_processor_count - FREE
     started = torch.zeros(1, dtype=torch.int32, device="cuda")
+    lanes = 1024 * HELD
+    kept = torch.zeros(held * lanes, dtype=torch.int32, device="cuda")
     seen = torch.zeros(1, dtype=torch.int32).pin_memory()
+    hold[(held,)](started, kept, 0, THREADS=1024, LANES=lanes, num_warps=32)  # compiled, loaded
+    started.zero_()
     torch.cuda.synchronize()
     with torch.cuda.stream(first):
-        hold[(held,)](started, 500_000_000, LANES=1024, num_warps=32)
+        hold[(held,)](started, kept, 500_000_000, THREADS=1024, LANES=lanes, num_warps=32)
         holding = torch.cuda.Event()
         holding.record()
     while int(seen) < held:
