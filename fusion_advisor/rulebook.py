@@ -167,6 +167,10 @@ class FlatSchedule(Table):
     unrolled_elements: Elements
     """What a thread may have on the way at once where the walk is written out."""
     serial_stride: Elements
+    busy: Speedup
+    """How many times longer its arithmetic takes than its bytes, from which on a program of
+    two-byte elements has `busy_warps`."""
+    busy_warps: Warps
     """How far apart neighbouring lanes may read meanwhile, in steps of a lane."""
 
 
@@ -213,6 +217,8 @@ class PersistentSchedule(Table):
     max_warps: Warps
     stages: Stages
     programs_per_multiprocessor: Programs
+    long_programs_per_multiprocessor: Programs
+    """Where nothing is carried from row to row."""
 
 
 class SplitSchedule(Table):

@@ -7,9 +7,9 @@ from math import prod
 
 from fusion_advisor.annotate import seconds_of_arithmetic
 from fusion_advisor.device import Device
-from fusion_advisor.exprs import INDEX
 from fusion_advisor.gates.base import Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
+from fusion_advisor.instructions import instructions, precise
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Ref
 from fusion_advisor.rulebook import Rulebook
@@ -52,13 +52,12 @@ def fused_works(subject: Subject) -> tuple[Work, ...]:
 
 
 def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, ...]:
-    precise = any(output.tensor.dtype == "float32" for output in plan.region.outputs)
     found: list[Work] = []
     left: dict[str, int] = {}
     for step in plan.steps:
         names = {load.name for load in step.loads}
         resident = sum(kept(size, size, device) for name, size in left.items() if name in names)
-        issued = instructions(step, rulebook, precise=precise)
+        issued = _issued(step, rulebook, precise=precise(plan.region))
         found.append(
             Work(
                 kind=f"kernel.{_kind(step)}",
@@ -78,23 +77,10 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
     return tuple(found)
 
 
-_UNISSUED = ("load", "const", "place", "extent", "size", "taken")
-"""Addresses and numbers, whose cost goes with the elements."""
-
-
-def instructions(step: Step, rulebook: Rulebook, *, precise: bool) -> float:
-    """Instructions of lanes for the values of a kernel, each at every place that it has, once."""
-    found = 0.0
-    for part in step.phases or (step,):
-        region = part.region
-        for number in region.live:
-            expr = region.exprs[number]
-            if expr.op in _UNISSUED or expr.dtype == INDEX:
-                continue
-            own = rulebook.instructions.get(expr.op, rulebook.instructions["other"])
-            places = expr.args[0] if expr.op in ("reduce", "scan") else number
-            count = prod(region.sizes[axis] for axis in region.depends[places])
-            found += count * own.of(expr.dtype, precise=precise)
+def _issued(step: Step, rulebook: Rulebook, *, precise: bool) -> float:
+    """Instructions of lanes for the values of a kernel, those of lanes with no element included."""
+    parts = step.phases or (step,)
+    found = sum(instructions(part.region, rulebook, precise=precise) for part in parts)
     walked = prod(group.size for group in (*step.outer, *step.inner)) * _serial(step)
     return found * _lanes(step) / max(walked, 1)
 

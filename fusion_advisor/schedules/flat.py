@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from fusion_advisor.instructions import instructions, precise
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, emission_order, peak_bytes
@@ -59,7 +60,21 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         registers=-(-peak * block // smallest // (4 * warps * device.warp_size)),
         serial=serial,
     )
+    if not serial and _busy(step, device, rulebook):
+        fewer = numbers.busy_warps.count
+        step = replace(step, warps=fewer, registers=step.registers * warps // fewer)
     return Plan(NAME, region, (replace(step, read_again=read_again(step, device, rulebook)),))
+
+
+def _busy(step: Step, device: Device, rulebook: Rulebook) -> bool:
+    """Whether two-byte elements are worked on for longer than they are moved: more of them for each
+    thread are then on their way side by side."""
+    if any(access.tensor.itemsize > 2 for access in step.stores):
+        return False
+    wanted = instructions(step.region, rulebook, precise=precise(step.region))
+    seconds = wanted / (device.peak_flops("cuda", "float32") / 2)
+    moved = (step.bytes_read + step.bytes_written) / device.bandwidth
+    return seconds > rulebook.schedules.flat.busy.value * moved
 
 
 def _block(results: int, walked: bool, device: Device, rulebook: Rulebook) -> tuple[int, int]:

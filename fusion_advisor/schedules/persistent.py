@@ -28,8 +28,9 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     inner, serial = row_axes(region, rulebook.schedules.flat.serial_elements.count)
     length = prod(region.sizes[axis] for axis in inner)
     rows = prod(region.sizes[axis] for axis in region.space - inner - serial)
-    programs = device.multiprocessor.count.count * numbers.programs_per_multiprocessor.count
-    if power_of_two(length) < numbers.row_elements.count or rows < 2 * programs:
+    turns = rows // (2 * device.multiprocessor.count.count)  # of two rows for each program
+    programs = min(turns, numbers.long_programs_per_multiprocessor.count)
+    if power_of_two(length) < numbers.row_elements.count or not programs:
         raise Refused("no-schedule", "one row a program does as well")
     step = row.tile(region, inner, serial, device, rulebook)
     if step.rows > 1 or step.rest:
@@ -43,5 +44,11 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     held = staged_bytes(step.loads, outer, step.block, numbers.stages.count)
     if held > device.multiprocessor.shared_memory_per_block.count:
         raise Refused("no-schedule", f"rows on their way take {held} B of shared memory")
-    step = replace(step, schedule=NAME, warps=warps, stages=numbers.stages.count, most=programs)
+    step = replace(
+        step,
+        schedule=NAME,
+        warps=warps,
+        stages=numbers.stages.count,
+        most=programs * device.multiprocessor.count.count,
+    )
     return Plan(NAME, region, (step,))

@@ -49,7 +49,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "launched",
         "annotate",
         "dataflow",
-        "express equivalence",
+        "express equivalence instructions",
         "schedules",
         "plan",
         "gates",
