@@ -155,7 +155,8 @@ def placed(
             resized[-1] = flow(asked, _resized(given, leading, sizes))
     decided = deciding(originals[0][2], rulebook)
     made, kernels, unplaced = put(originals, decided, rulebook, editable, name, children, resized)
-    changed = {key(e.file, e.qualname) for each in made.puts for e in each.edits}
+    holding = (functions.holding(e.file, e.lines[0]) for each in made.puts for e in each.edits)
+    changed = {this for this in holding if this is not None}
     texts |= {str(path): text for path, text in made.after.items() if path in made.before}
     return Placed(functions, changed, texts, made, kernels, unplaced, originals, decided)
 

@@ -19,7 +19,7 @@ from fusion_advisor.editing.rewrite import Edit, NotPlaced, attribute
 from fusion_advisor.editing.sources import Block, Place, Sources
 from fusion_advisor.records import Arg, Ref
 from fusion_advisor.resized import SIZED
-from fusion_advisor.trail import Span
+from fusion_advisor.trail import CHANGING, Span
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,10 @@ class Guards:
             if self.wary:
                 yield f"{text}._forward_hooks"
                 yield f"{text}._forward_pre_hooks"
+                yield f"'forward' in vars({text})"
             given = {text for key, paths in made.items() if path in paths for text in _given(key)}
             for name, value in held.plain.items() if held and not held.file else ():
-                if value in given:
+                if value in given or value.startswith("'"):
                     yield _differs(f"{text}.{name}", value)
 
     # Another number.
@@ -129,12 +130,13 @@ class Guards:
         for number in _read(*self._readers[0], place, edit):
             if len(seen[number.file, number.span]) > 1:
                 continue
-            if not number.text:
+            if number.text:
+                yield _differs(number.text, number.value)
+            elif number.value != "None":  # what is not given is seldom given later
+                what = "what changes in" if number.value == CHANGING else f"the {number.value} of"
                 raise NotPlaced(
-                    f"line {edit.lines[0]}: the {number.value} of line {number.span.line} cannot "
-                    "be asked there"
+                    f"line {edit.lines[0]}: {what} line {number.span.line} cannot be asked there"
                 )
-            yield _differs(number.text, number.value)
 
     def _seen(self, block: Block, edit: Edit) -> Mapping[tuple[str, Span], set[str]]:
         """What each number of an edit was, whenever its block ran."""
@@ -174,7 +176,8 @@ def _differs(text: str, value: str) -> str:
     """That something is not what it was, which source spells so."""
     if value in ("True", "False"):
         return f"not {text}" if value == "True" else text
-    return f"{text} is not {value}" if value.startswith("torch.") else f"{text} != {value}"
+    same = value == "None" or value.startswith("torch.")
+    return f"{text} is not {value}" if same else f"{text} != {value}"
 
 
 def _read(sources: Sources, reader: Numbers, place: Place, edit: Edit) -> Iterator[Number]:

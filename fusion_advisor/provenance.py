@@ -10,6 +10,7 @@ one line.
 
 from __future__ import annotations
 
+import dis
 import math
 import re
 import sys
@@ -24,10 +25,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from fusion_advisor.frames import has_source, is_user
-from fusion_advisor.trail import Activation, Evaluation, Held, Moment, Span, Trail
+from fusion_advisor.trail import CHANGING, Activation, Evaluation, Held, Moment, Span, Trail
 
 _MARK = re.compile(r"<evaluation (\d+)>")
 _PLAIN = re.compile(r"[\w.-]{1,40}")
+_SHORT = 8
+"""Of tuples and lists, how long those may be that are asked for whole."""
 
 
 def mark(number: int) -> str:
@@ -59,7 +62,8 @@ class Recorder:
         """What was recorded so far."""
         codes = [code for code, follows in self._followed.items() if follows]
         named = {name for code in codes for name in _names(code)} - {"training"}
-        modules = {path: _held(child, named) for path, child in self._module.named_modules()}
+        bound = {name for code in codes for name in _bound(code)}
+        modules = {path: _held(child, named, bound) for path, child in self._module.named_modules()}
         return Trail(
             tuple(self._activations), tuple(self._steps), placeholders, modules=modules
         )  # fmt: skip
@@ -172,13 +176,23 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(const)
 
 
-def _held(module: torch.nn.Module, named: set[str]) -> Held:
-    """A module as a trail keeps it; of torch's every attribute, of others those that are named."""
+def _bound(code: CodeType) -> Iterator[str]:
+    """The attributes that a function sets."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_ATTR":
+            yield str(instruction.argval)
+
+
+def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> Held:
+    """A module as a trail keeps it; of what is as torch's run every attribute, of others those that
+    are named, and not what it was for those that are `bound` anew as the model runs."""
     cls = type(module)
-    if _of_torch(cls):
+    plain_class = next(base for base in cls.__mro__ if _of_torch(base) or base is torch.nn.Module)
+    if plain_class is not torch.nn.Module and cls.forward is plain_class.forward:
         own = vars(module).items()
         plain = {name: value for name, value in own if name[0] != "_" and name != "training"}
-        return Held(f"torch.nn.{cls.__name__}", "", _texts(plain))
+        kind = f"torch.nn.{cls.__name__}" if _of_torch(cls) else cls.__name__
+        return Held(kind, "", _texts(plain))
     classes = [vars(base) for base in reversed(cls.__mro__) if not _of_torch(base)]
     values = {n: v for each in (*classes, vars(module)) for n, v in each.items() if n in named}
     for name, value in [*values.items()]:
@@ -186,7 +200,8 @@ def _held(module: torch.nn.Module, named: set[str]) -> Held:
             within: dict[str, Any] = getattr(value, "__dict__", {})
             values |= {f"{name}.{n}": v for n, v in within.items() if n in named}
     code = getattr(cls.forward, "__code__", None)
-    return Held(cls.__name__, code.co_filename if code else "", _texts(values))
+    texts = _texts(values) | {name: CHANGING for name in values if name in bound}
+    return Held(cls.__name__, code.co_filename if code else "", texts)
 
 
 def _of_torch(cls: type) -> bool:
@@ -199,10 +214,15 @@ def _texts(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _spelled(value: Any) -> str | None:
-    """What Python holds as source spells it; None for all but numbers, strings that are a word, and
-    functions of torch's."""
-    if type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
+    """What Python holds as source spells it; None for all but numbers, short tuples and lists of
+    them, strings that are a word, dtypes and functions of torch's."""
+    if value is None or isinstance(value, torch.dtype) or type(value) in (bool, int):
         return repr(value)
+    if type(value) is float:
+        return repr(value) if math.isfinite(value) else f"float('{value}')"
+    if type(value) in (tuple, list) and len(value) <= _SHORT:
+        texts = [_spelled(each) for each in value]
+        return repr(value) if all(texts) and "function" not in repr(value) else None
     if type(value) is str:
         return repr(value) if _PLAIN.fullmatch(value) else None
     return _functions().get(id(value)) if callable(value) else None

@@ -167,11 +167,11 @@ class FlatSchedule(Table):
     unrolled_elements: Elements
     """What a thread may have on the way at once where the walk is written out."""
     serial_stride: Elements
+    """How far apart neighbouring lanes may read meanwhile, in steps of a lane."""
     busy: Speedup
     """How many times longer its arithmetic takes than its bytes, from which on a program of
     two-byte elements has `busy_warps`."""
     busy_warps: Warps
-    """How far apart neighbouring lanes may read meanwhile, in steps of a lane."""
 
 
 class RowSchedule(Table):

@@ -60,6 +60,10 @@ class Moment:
     names: dict[str, str]
 
 
+CHANGING = "..."
+"""What stands for an attribute that the model sets as it runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A module by its class, as source spells it (`torch.nn.GELU`; others by their bare names), and

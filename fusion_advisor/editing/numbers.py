@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusion_advisor.editing.rewrite import attribute
-from fusion_advisor.editing.sources import Function, Place, Sources, span_of
+from fusion_advisor.editing.sources import Function, Place, SourceFile, Sources, span_of
 from fusion_advisor.records import Ref
-from fusion_advisor.trail import Evaluation, Span
+from fusion_advisor.trail import CHANGING, Evaluation, Span
 
 Names = Mapping[str, str]
 
@@ -147,7 +147,7 @@ class _Asked:
 
     def _held(self, node: ast.expr, activation: int, names: Names) -> Iterator[Number]:
         """An attribute of a module, or of what that holds."""
-        root, parts = _path(node)
+        root, parts = self._followed_path(node, activation)
         word = names.get(root, "")
         if not word.startswith(":") or not parts:
             return
@@ -156,9 +156,27 @@ class _Asked:
             held = self._trail.modules.get(".".join(path[:count]))
             value = held and held.plain.get(".".join(path[count:]))
             if value:
-                text = attribute(".".join(path), self._names)
+                text = attribute(".".join(path), self._names) if value != CHANGING else None
                 yield self._number(node, activation, "module", value, text)
                 return
+
+    def _followed_path(self, node: ast.expr, activation: int) -> tuple[str, list[str]]:
+        """The path of an attribute; `cfg.s` is `self.cfg.s` where `cfg = self.cfg` binds it."""
+        root, parts = _path(node)
+        function = self._sources.code(activation)
+        if not parts or function is None or root in _parameters(function):
+            return root, parts
+        bound = [
+            getattr(each, "value", None)
+            for each in ast.walk(function)
+            for target in _targets(each)
+            if isinstance(target, ast.Name) and target.id == root
+        ]
+        value = bound[0] if len(bound) == 1 else None
+        if not isinstance(value, ast.Attribute):
+            return root, parts
+        root, around = _path(value)
+        return root, [*around, *parts]
 
     def _sized(self, node: ast.expr, activation: int, names: Names) -> Iterator[Number]:
         """`x.shape[1]` or `x.size(1)`."""
@@ -198,11 +216,15 @@ class _Asked:
         unknown = self._number(node, activation, "name", word[1:])
         if function is None:
             yield unknown
-        else:
-            if node.id in _parameters(function):
-                yield from self._argument(function, node.id, activation, unknown)
-            for each in ast.walk(function):
-                yield from self._bound(each, node.id, activation, unknown)
+            return
+        given = node.id in _parameters(function)
+        binding = [each for each in ast.walk(function) if _binds(each, node.id)]
+        if given:
+            yield from self._argument(function, node.id, activation, unknown)
+        for each in binding:
+            yield from self._bound(each, node.id, activation, unknown)
+        if not given and not binding:  # closed over
+            yield unknown
 
     def _argument(
         self, function: Function, name: str, activation: int, unknown: Number
@@ -214,18 +236,35 @@ class _Asked:
             return
         file = self._sources.file(self._trail.activations[call.caller].file)
         made = file.expressions.get(call.place)
-        given = _given(made, function, name) if isinstance(made, ast.Call) else None
+        given: ast.expr | bool | None = None
+        if isinstance(made, ast.Call):
+            bound = self._is_bound(made, function, call.caller, file)
+            given = _given(made, function, name, bound=bound)
         if given is None:
             yield unknown
         elif isinstance(given, ast.expr):
             yield from self.of(given, call.caller)
+
+    def _is_bound(self, call: ast.Call, function: Function, caller: int, file: SourceFile) -> bool:
+        """Whether a call gives its function a first argument that it does not spell: `self`."""
+        files = (file, *self._sources.files.values())
+        parents = next(each.parents for each in files if function in each.parents)
+        marks = [getattr(each, "id", "") for each in function.decorator_list]
+        if not isinstance(parents[function], ast.ClassDef) or "staticmethod" in marks:
+            return False
+        func = call.func
+        if not isinstance(func, ast.Attribute) or func.attr != function.name:
+            return True  # a module's `forward`
+        names = self._names_at(call, caller) or {}
+        plain = isinstance(func.value, ast.Name) and not names.get(func.value.id, "")
+        return "classmethod" in marks or not plain
 
     def _bound(
         self, node: ast.AST, name: str, activation: int, unknown: Number
     ) -> Iterator[Number]:
         """What a statement assigns to a local name, if it does."""
         for target in _targets(node):
-            if not any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(target)):
+            if not _within(target, name):
                 continue
             value = getattr(node, "iter", None) or getattr(node, "value", None)
             plain = isinstance(target, ast.Name) or isinstance(node, (ast.For, ast.comprehension))
@@ -247,9 +286,12 @@ class _Asked:
         results = [n for n in ast.walk(function) if isinstance(n, ast.Return)] if function else []
         if not results:
             yield unknown
-        for result in results:
-            if result.value is not None:
-                yield from self.of(result.value, returning)
+        asked = [result.value for result in results if result.value is not None]
+        for each in ast.walk(function) if function else ():
+            if isinstance(each, (ast.If, ast.IfExp, ast.While)):
+                asked.append(each.test)
+        for each in asked:
+            yield from self.of(each, returning)
 
 
 def _path(node: ast.expr) -> tuple[str, list[str]]:
@@ -299,7 +341,7 @@ def _parameters(function: Function) -> list[str]:
     return [arg.arg for arg in every if arg is not None]
 
 
-def _given(call: ast.Call, function: Function, name: str) -> ast.expr | bool | None:
+def _given(call: ast.Call, function: Function, name: str, *, bound: bool) -> ast.expr | bool | None:
     """What a call gives for a parameter: an expression, True for its default, None where the call
     does not tell."""
     if any(isinstance(arg, ast.Starred) for arg in call.args):
@@ -311,13 +353,27 @@ def _given(call: ast.Call, function: Function, name: str) -> ast.expr | bool | N
         return given
     args = function.args
     positional = [arg.arg for arg in (*args.posonlyargs, *args.args)]
-    if positional[:1] == ["self"]:
-        positional = positional[1:]
+    defaults = {
+        **dict(zip(reversed(positional), reversed(args.defaults), strict=False)),
+        **dict(zip((arg.arg for arg in args.kwonlyargs), args.kw_defaults, strict=True)),
+    }
+    positional = positional[bound:]
     if name in positional and positional.index(name) < len(call.args):
         return call.args[positional.index(name)]
-    return (
-        None if name in (args.vararg and args.vararg.arg, args.kwarg and args.kwarg.arg) else True
-    )
+    return True if _literal(defaults.get(name)) else None
+
+
+def _literal(node: ast.expr | None) -> bool:
+    """Whether an expression reads no name."""
+    return node is not None and not any(isinstance(n, ast.Name) for n in ast.walk(node))
+
+
+def _within(target: ast.expr, name: str) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(target))
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    return any(_within(target, name) for target in _targets(node))
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:

@@ -193,7 +193,7 @@ class _Rewriter:
             raise NotPlaced(f"{_names(missing)}: no expression in {where} has that value")
         first = results[0]
         replaced: dict[Span, str] = {}
-        rebound: dict[str, ast.stmt] = {}
+        rebound: list[tuple[str, ast.stmt]] = []
         for top in tops:
             if top.value not in self._call.outputs:
                 self._take_out(top, replaced, rebound)
@@ -208,6 +208,9 @@ class _Rewriter:
         self._idle_names(replaced)
         body = map(span_of, self._file.body(self._place.block))
         held = [s for s in body if any(s.holds(span) for span in (*replaced, *inserted))]
+        for number in {line for s in held for line in (s.line, s.end_line)}:
+            if self._file.shared(number):
+                raise NotPlaced(f"line {number}: its statements share a line")
         return self._place, Edit(
             file=self._file.path,
             function=self._function.name,
@@ -315,7 +318,9 @@ class _Rewriter:
 
     # Taking out.
 
-    def _take_out(self, top: _Top, replaced: dict[Span, str], rebound: dict[str, ast.stmt]) -> None:
+    def _take_out(
+        self, top: _Top, replaced: dict[Span, str], rebound: list[tuple[str, ast.stmt]]
+    ) -> None:
         """A value that only the kernel needs: its statement goes, or keeps its operand."""
         statement = top.statement
         targets = _targets(statement)
@@ -328,7 +333,7 @@ class _Rewriter:
             raise NotPlaced(
                 f"line {statement.lineno}: more than one of its operands is computed there"
             )
-        rebound |= dict.fromkeys(targets, statement)
+        rebound += ((target, statement) for target in targets)
         replaced[span_of(statement)] = ""
         for leaf in computed:
             replaced[span_of(statement)] = f"{' = '.join(targets)} = {self._text(leaf)}"
@@ -479,9 +484,9 @@ class _Rewriter:
 
     # What stays.
 
-    def _unread(self, rebound: dict[str, ast.stmt], replaced: dict[Span, str]) -> None:
+    def _unread(self, rebound: Sequence[tuple[str, ast.stmt]], replaced: dict[Span, str]) -> None:
         """NotPlaced where a name that is bound no longer, or otherwise, is read afterwards."""
-        for name, statement in rebound.items():
+        for name, statement in rebound:
             reader = self._read_after(name, statement, replaced)
             if reader is not None:
                 raise NotPlaced(f"line {reader}: `{name}` is read, which only the kernel has now")

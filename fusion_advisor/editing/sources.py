@@ -112,6 +112,15 @@ class SourceFile:
             found[statement.lineno] = statement
         return found
 
+    def shared(self, line: int) -> bool:
+        """Whether a line has several statements, or one behind what it stands in (`if a: b`)."""
+        begun = [node for node in self.statements.values() if node.lineno == line]
+        return len(begun) > 1 or any(
+            node.lineno < line <= (node.end_lineno or 0) and not hasattr(node, "body")
+            for node in self.statements.values()
+            if begun
+        )
+
     def source(self, node: ast.expr | ast.stmt) -> str:
         """The text of a node."""
         span = span_of(node)
@@ -385,7 +394,10 @@ class Sources:
         own = step.names.get("self", "")
         if own.startswith(":"):
             self._modules[step.activation] = own.removeprefix(":")
-        file = self.file(self.trail.activations[step.activation].file)
+        call = self.trail.activations[step.activation]
+        if call.function.endswith(">"):  # a lambda or a comprehension runs no block
+            return
+        file = self.file(call.file)
         statement = file.begun.get(step.line)
         if statement is None:
             return
@@ -394,10 +406,11 @@ class Sources:
             if isinstance(outer, _LOOPS) and outer.body[0] is inner is statement:
                 key = step.activation, span_of(outer)
                 self._turns[key] = self._turns.get(key, 0) + 1
-        if around:
-            place = self._place(step.activation, file, around)
-            self._begun.setdefault(step.activation, place.block)
-            self.names.setdefault(place, {}).setdefault(step.line, step.names)
+        for depth, outer in enumerate(around):
+            if outer.lineno == step.line:  # `if a: b` begins two on one line
+                place = self._place(step.activation, file, around[: depth + 1])
+                self._begun.setdefault(step.activation, place.block)
+                self.names.setdefault(place, {}).setdefault(step.line, step.names)
 
     def within(self, activation: int, span: Span) -> dict[Place, Standing]:
         """The places of one call that hold a stretch of its function."""

@@ -270,6 +270,147 @@ def test_what_is_changed_afterwards_changes_the_result(tmp_path: Path) -> None:
     )
 
 
+HELD = """
+import torch
+from torch import nn
+
+
+class Settings:
+    def __init__(self):
+        self.s = 2.0
+
+
+class Own(nn.LayerNorm):
+    pass
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.own, self.cfg = nn.Linear(96, 96), Own(96), Settings()
+        self.k, self.none, self.pair, self.f = 1.0, None, [0.5, 2.0], True
+
+    def g(self):
+        if self.f: return 2.0
+        return 0.5
+
+    @classmethod
+    def h(cls, x, a, b):
+        return torch.tanh(x) * b + a
+
+
+class Local(Base):
+    def forward(self, x):
+        cfg = self.cfg
+        return torch.tanh(self.lin(x)) * cfg.s + 1
+
+
+class Absent(Base):
+    def forward(self, x):
+        s = 1.0 if self.none is None else self.none
+        return torch.tanh(self.lin(x)) * s * 3 + 1
+
+
+class Listed(Base):
+    def forward(self, x):
+        return torch.tanh(self.lin(x)) * self.pair[1] + 1
+
+
+class Branching(Base):
+    def forward(self, x):
+        return torch.tanh(self.lin(x)) * self.g() + 1
+
+
+class Called(Base):
+    def forward(self, x):
+        return self.h(self.lin(x), self.k, self.cfg.s) * 2
+
+
+class Derived(Base):
+    def forward(self, x):
+        return self.own(self.lin(x) + x) * 2
+
+
+class Counted(Base):
+    def forward(self, x):
+        n = sum(p for p in (1, 2))
+        return torch.tanh(self.lin(x)) * n * self.k + 1
+
+
+class Nested(Base):
+    def forward(self, x):
+        def f(t):
+            return torch.tanh(t) * self.k + 1
+        return f(self.lin(x))
+
+
+class Rebound(Base):
+    def forward(self, x):
+        y = torch.tanh(self.lin(x))
+        n = y.size(0)
+        y = y * 2
+        return y.view(n, -1) + 1
+
+
+class Closed(Base):
+    def forward(self, x):
+        s = self.k
+        def f(t):
+            return torch.tanh(t) * s + 1
+        return f(self.lin(x)) * 2
+
+
+class Joined(Base):
+    def forward(self, x):
+        x = self.lin(x)
+        if self.f: x = torch.tanh(x) * self.k + 1
+        return x
+
+
+class Changing(Base):
+    def forward(self, x):
+        self.k = 3.0 - self.k
+        return torch.tanh(self.lin(x)) * self.k + 1
+
+
+SERVED = (Local, Absent, Listed, Branching, Called, Derived, Counted, Nested, Rebound, Closed)
+LEFT = (Joined, Changing)
+"""
+
+
+def test_wherever_a_number_comes_from(tmp_path: Path) -> None:
+    """Each is asked for, or the group is left: nothing that changes is silently what it was."""
+    (tmp_path / "held.py").write_text(HELD)
+    run_alone(
+        tmp_path,
+        """
+        import copy
+        from held import *
+
+        changes = [
+            lambda m: None,
+            lambda m: setattr(m.cfg, "s", 5.0),
+            lambda m: setattr(m, "k", 7.0),
+            lambda m: setattr(m, "none", 4.0),
+            lambda m: setattr(m, "pair", [1.0, 9.0]),
+            lambda m: setattr(m, "f", False),
+            lambda m: setattr(m.own, "eps", 3.0),
+        ]
+        for kind in (*SERVED, *LEFT):
+            model = kind().eval()
+            plain = copy.deepcopy(model)
+            done = fusion_advisor.apply(model, (x,), device="h200", verify=False)
+            assert bool(done.kernels) == (kind in SERVED), (kind, done)
+            plain.k = model.k  # to trace a model is to run it
+            for change in changes:
+                twins = copy.deepcopy(model), copy.deepcopy(plain)
+                for each in twins:
+                    change(each)
+                same(*twins)
+        """,
+    )
+
+
 def test_the_module_is_there_without_torch() -> None:
     """Importing the package costs nothing until `apply` is asked for."""
     code = """
