@@ -259,7 +259,7 @@ def _note(step: Step) -> str:
         rows = f"a part of {rows}"
     elif step.schedule == "row":
         rows = "several whole rows" if step.rows > 1 else "one whole row"
-        rows = f"{rows} in two pieces" if step.rest else rows
+        rows = f"{rows} in pieces" if step.rest or step.ends else rows
     return _NOTES[step.schedule].format(rows=rows)
 
 

@@ -71,7 +71,9 @@ class JitFunction:
                 "COLS": (str(step.block), step.block),
                 "PEERS": ("power_of_two({parts})", peers),
             }
-            if not step.vector:
+            if step.ends:
+                found["ENDS"] = (str(step.ends), step.ends)
+            if self.body.whole:
                 found["WHOLE"] = (f"{{cols}} % {step.block} == 0", step.length % step.block == 0)
             return {**found, **self._sizes_tell, "STEP": ("step", -1)}
         if step.schedule == "flat":
@@ -83,6 +85,8 @@ class JitFunction:
         whole = step.schedule in ("row", "persistent") and not step.part
         text = "power_of_two({cols})" if whole else str(step.block)
         found["COLS"] = (text, step.block)
+        if step.ends:
+            found["ENDS"] = (str(step.ends), step.ends)
         if step.rest:
             found["COLS"] = ("first_piece({cols})", step.block)
             found["REST"] = ("second_piece({cols})", step.rest)

@@ -92,7 +92,7 @@ PRIMITIVES: dict[str, Primitive] = {
         "tl.cos({0})", precise="libdevice.cos({0})", double="libdevice.cos({0})", special=True
     ),
     "sigmoid": Primitive(
-        "tl.sigmoid({0})",
+        "(1.0 / (1.0 + tl.exp2({0} * -1.44269504)))",
         4,
         precise="tl.div_rn(1.0, 1.0 + libdevice.exp(-{0}))",
         double="(1.0 / (1.0 + libdevice.exp(-{0})))",
@@ -234,6 +234,16 @@ def narrow_erf(x):
     return tl.where(square < 0.04, near, tl.where(x < 0, -far, tl.where(x == x, far, x)))
 """
 
+_SHARE_OF = """\
+@triton.jit
+def share_of(x, total):
+    # x / total as a division rounds it, where total is 1 at the least and x is none of the largest:
+    # a quotient from the reciprocal, which a row has once, and what that leaves over.
+    inverse = tl.div_rn(1.0, total)
+    share = x * inverse
+    return tl.fma(tl.fma(-share, total, x), inverse, share)
+"""
+
 LIBRARY = frozenset(
     name
     for name, primitive in PRIMITIVES.items()
@@ -255,6 +265,7 @@ request 178817); before, eager gave NaN there."""
 
 HELPERS: dict[str, str] = {
     "as_float8_e5m2": _FLOAT8_E5M2,
+    "share_of": _SHARE_OF,
     "max_nan": (
         "@triton.jit\n"
         "def max_nan(a, b):\n"

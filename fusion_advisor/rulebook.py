@@ -193,6 +193,8 @@ class RowSchedule(Table):
     """Rows longer than so many are held in two pieces where that saves lanes."""
     sector_bytes: Bytes
     register_target: Registers
+    reciprocal_warps: Warps
+    """With more, programs that hold a row in one piece divide by its sum."""
     single_bytes: Bytes
 
 
@@ -240,11 +242,15 @@ class CooperativeSchedule(Table):
     """Longer rows than this are shared."""
     part_bytes: Bytes
     """What a program keeps of its row, of all tensors along it together."""
+    part_elements: Elements
+    """The longest part."""
     least_elements: Elements
     """The shortest part, where there are few rows."""
-    warps: Warps
+    thread_bytes: Bytes
+    """What a thread keeps of it."""
     unaligned_share: Count
-    """By how much parts and warps are fewer where rows do not begin at 16 bytes."""
+    """By how much parts are shorter where lanes take single elements of rows that do not begin at
+    16 bytes."""
     programs_per_multiprocessor: Programs
     """Wanted of all rows together, before parts grow."""
     waiting_kernels: Kernels

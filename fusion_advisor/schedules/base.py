@@ -48,6 +48,14 @@ class Step:
     parts: Group | None = None
     vector: int = 0
     """Elements of a vector, where rows begin anywhere and lanes take whole vectors of them."""
+    reciprocal: bool = True
+    """Are float32 shares of a row's sum made from its reciprocal? It takes fewer instructions and
+    more registers."""
+    lasting: frozenset[str] = frozenset()
+    """Tensors that the L2 is told to keep: so much larger than it that nothing of them is there."""
+    ends: int = 0
+    """Lanes of a piece of their own for what lies around whole vectors; without one, that comes
+    first among the lanes."""
     rest: int = 0
     """Elements of a row's second piece, where it is held in two: a power of two up to `block`."""
     most: int = 0
@@ -279,6 +287,15 @@ def peak_bytes(region: Region, order: tuple[int, ...], extent: dict[int, int]) -
             alive -= size(number)
             held.discard(number)
     return peak
+
+
+def lasting(loads: Sequence[Access], stores: Sequence[Access], device: Device) -> frozenset[str]:
+    """Tensors that the L2 does best to keep, rather than results that are as large: nothing of
+    either is left there for the next kernel, and what is written goes out at once."""
+    most = device.memory.l2.count
+    if max(store.tensor.bytes for store in stores) <= most:
+        return frozenset()
+    return frozenset(load.name for load in loads if load.tensor.bytes > most)
 
 
 def power_of_two(count: int) -> int:

@@ -18,4 +18,5 @@ _BODIES: dict[str, type[Body]] = {
 
 def body_of(step: Step) -> type[Body]:
     """Every other schedule has its tile at once, but for rows in two pieces."""
-    return PiecedBody if step.rest else _BODIES.get(step.schedule, Body)
+    pieced = PiecedBody if step.rest or step.ends else Body
+    return _BODIES.get(step.schedule, pieced)

@@ -16,6 +16,8 @@ from fusion_advisor.schedules.text import Body, Scope
 class ChunkedBody(Body):
     """One loop over the row for each pass of reductions, and one for what lies along it."""
 
+    fills: ClassVar[bool] = False  # a loop's loads are on their way before it
+
     start: ClassVar[str] = "start"
     _carried: dict[int, str] = field(default_factory=dict[int, str])
     """What a walk over the row carries for each scan."""

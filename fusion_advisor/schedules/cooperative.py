@@ -47,17 +47,21 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
         raise Refused("no-schedule", "the row does not lie along contiguous memory")
     counted = any(one.moments for one in passes(region, inner))
-    taken = 0 if counted else vector(laid, rulebook)
-    less = numbers.unaligned_share.count if _unaligned(laid) else 1
-    warps = max(numbers.warps.count // less, 1)
+    whole = not counted and laid.in_pieces
+    taken = vector(laid, rulebook, apart=True) if whole else 0
+    less = numbers.unaligned_share.count if _unaligned(laid) and not taken else 1
+    room = numbers.part_bytes.count // less
+    kept = _kept_bytes(laid)
+    part = 1 << min(room // kept, numbers.part_elements.count).bit_length() - 1
+    warps = max(part * kept // (numbers.thread_bytes.count * device.warp_size), 1)
     together = max(numbers.waiting_kernels.count, min(numbers.rows_at_once.count, laid.count))
     most = resident(device, warps) // together
-    part = _part(laid, numbers.part_bytes.count // less, most, device, rulebook)
+    part = _part(laid, part, most, device, rulebook)
     parts = -(-laid.length // part)
     if parts > most:
         raise Refused("no-schedule", f"{parts} programs share a row, and {most} may wait")
     step = laid.step(NAME, device, rows=1, block=part, warps=warps)
-    step = replace(step, vector=taken)
+    step = replace(step, vector=taken, ends=2 * taken)
     phases = _phases(region, inner, laid, step, device)
     waiting = numbers.waiting_kernels.count
     step = replace(step, part=part, parts=phases[0].parts, phases=phases, waiting=waiting)
@@ -82,10 +86,8 @@ def _unaligned(laid: Rows) -> bool:
     )
 
 
-def _part(laid: Rows, room: int, most: int, device: Device, rulebook: Rulebook) -> int:
-    """Elements of a row that one program keeps while it waits: as many as `room` bytes hold, fewer
-    where there are too few rows to fill the device."""
-    numbers = rulebook.schedules.cooperative
+def _kept_bytes(laid: Rows) -> int:
+    """What a program keeps of each place of its row while it waits."""
     region = laid.region
     asked = {n for reduced in region.all("reduce") for n in reach(region, reduced)}
     kept = {
@@ -93,7 +95,13 @@ def _part(laid: Rows, room: int, most: int, device: Device, rulebook: Rulebook) 
         for number, access in zip(region.all("load"), laid.loads, strict=True)
         if number in asked and laid.axes & set(access.strides)
     }
-    part = 1 << (room // max(sum(kept.values()), 1)).bit_length() - 1
+    return max(sum(kept.values()), 1)
+
+
+def _part(laid: Rows, part: int, most: int, device: Device, rulebook: Rulebook) -> int:
+    """Elements of a row that one program has: fewer where there are too few rows to fill the
+    device."""
+    numbers = rulebook.schedules.cooperative
     wanted = device.multiprocessor.count.count * numbers.programs_per_multiprocessor.count
     while part > numbers.least_elements.count:
         shorter = -(-laid.length // (part // 2))
@@ -151,6 +159,7 @@ def _phase(
     along = inner == step.inner
     block = step.block if along else prod(group.size for group in inner)
     made = laid.step("phase", device, rows=1, block=block, warps=step.warps)
-    part, taken = (step.block, step.vector) if along else (0, 0)
     made = replace(made, outer=tuple(outer), inner=tuple(inner), parts=parts)
-    return replace(made, part=part, vector=taken)
+    if not along:
+        return replace(made, part=0)
+    return replace(made, part=step.block, vector=step.vector, ends=step.ends)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from fusion_advisor.schedules.base import Step, words
+from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond
 from fusion_advisor.schedules.exchange import WAYS
 from fusion_advisor.schedules.layout import Access, reach
+from fusion_advisor.schedules.pieced_body import Ends, InPieces, LaterNames
 from fusion_advisor.schedules.text import Body, Scope
 
 HEAD = 16
@@ -22,10 +24,12 @@ class _Shared:
 
     known: int
     """Expressions below this number are those of the whole region in every phase."""
-    large: frozenset[int]
-    """Of those, sums that are not less than one."""
+    large: Mapping[int, tuple[int, int]]
+    """Of those, sums that are not less than one: of exp(value - maximum), each with these two."""
     left: dict[str, str] = field(default_factory=dict[str, str])
     """What earlier phases left in registers, by the name that it would have in memory."""
+    fill: float = 0.0
+    """What lanes behind the row's end are filled with."""
     loads: dict[int, str] = field(default_factory=dict[int, str])
     """What they loaded, as it lies in memory where that is narrow."""
     walks: int = 0
@@ -35,15 +39,27 @@ class _Shared:
 class CooperativeBody(Body):
     """Phase after phase; what follows an exchange does not run in a launch that ends with it."""
 
+    def prepare(self) -> None:
+        super().prepare()
+        partial = [phase for phase in self.step.phases if phase.inner == self.step.inner]
+        self._fill = _beyond(partial[0], self._inner).fill
+        found = [_beyond(phase, self._inner, (self._fill,)) for phase in partial]
+        masked = any(
+            set(phase.region.all("reduce")) - each.neutral
+            for phase, each in zip(partial, found, strict=True)
+        )
+        self.whole = masked and not self.step.ends
+
     def _program(self) -> list[str]:
         self.helpers["ticket"] = None
         parts = self._parts
         wide = ".to(tl.int64)" if self.wide else ""
+        columns = self._columns("part * COLS + ", " | WHOLE" if self.whole else "")
         return [
             "program = ticket(workspace_ptr, STEP < 0)",
             f"row = (program // {parts}){wide}" if wide else f"row = program // {parts}",
             f"part = program % {parts}",
-            *self._columns("part * COLS + ", " | WHOLE"),
+            *([self._around_vectors(self._first_of_part)] if self.step.ends else columns),
         ]
 
     @property
@@ -52,7 +68,11 @@ class CooperativeBody(Body):
         return self.size((self.step.parts,), "parts")
 
     def _results(self) -> None:
-        shared = _Shared(len(self.region.exprs), self._large)
+        exprs = self.region.exprs
+        apart = {total: exprs[exprs[term].args[0]] for total, term in self._large.items()}
+        large = {t: (expr.args[0], expr.args[1]) for t, expr in apart.items() if expr.op == "sub"}
+        shared = _Shared(len(exprs), large, fill=self._fill)
+        ends = replace(shared, loads={})
         before, first = 0, True
         places: dict[str, str] = {"row": "row", "col": "col"}
         for phase in self.step.phases:
@@ -71,6 +91,8 @@ class CooperativeBody(Body):
                 scopes=[Scope(places=places)],
                 shared=shared,
             )
+            if self.step.ends and isinstance(body, _Along):
+                body.others = (_ends_of(body, ends),)
             self.scope.lines += body.lines()
             self.near |= body.near
             if phase.parts:
@@ -117,10 +139,32 @@ class CooperativeBody(Body):
 class _Phase(Body):
     """A phase: what goes through memory in a kernel of its own stays in registers here."""
 
-    shared: _Shared = field(default_factory=lambda: _Shared(0, frozenset()))
+    shared: _Shared = field(default_factory=lambda: _Shared(0, {}))
 
     def _program(self) -> list[str]:
         return []
+
+    def _filling(self) -> Beyond:
+        return _beyond(self.step, self._inner, (self.shared.fill,))
+
+    def _at_least_one(self, sums: Mapping[int, int]) -> Mapping[int, int]:
+        left = {
+            int(access.name.rpartition("_")[2]): number
+            for number, access in self._access.items()
+            if access.name.startswith("ws_row")
+        }
+        found = dict(sums)
+        for total, (value, peak) in self.shared.large.items():
+            if total in left:
+                apart = ("sub", (value, left.get(peak, -1)))
+                terms = (n for n in self.region.all("exp") if self._made_as(n) == apart)
+                found[left[total]] = next(terms, -1)
+        return found
+
+    def _made_as(self, power: int) -> tuple[str, tuple[int, ...]]:
+        """What a power's exponent is."""
+        expr = self.region.exprs[self.region.exprs[power].args[0]]
+        return expr.op, expr.args
 
     def _addressed_by(self, number: int) -> tuple[int, ...]:
         return () if self._kept(number) else super()._addressed_by(number)
@@ -145,7 +189,7 @@ class _Phase(Body):
             super()._store(access, text)
 
 
-class _Along(_Phase):
+class _Along(InPieces, _Phase):
     """A phase along the row.
 
     What has 16 bits in memory is kept so, and widened anew for each walk over it: while programs
@@ -188,6 +232,36 @@ class _Along(_Phase):
         self.shared.walks += 1
 
 
+class _Ends(Ends, _Phase):
+    """What lies around the whole vectors of a row, in a phase along it."""
+
+
+def _ends_of(body: _Along, shared: _Shared) -> _Ends:
+    """What writes the ends beside a phase's body."""
+    found = _Ends(
+        body.step,
+        body.tensors,
+        body.precise,
+        body.wide,
+        body.wide_rows,
+        body.unrolled,
+        LaterNames(body.names.used, _Ends.lane),
+        body.sizes,
+        body.strides,
+        body.helpers,
+        scopes=body.scopes,
+        shared=shared,
+    )
+    found.prepare()
+    return found
+
+
+def _beyond(phase: Step, inner: frozenset[int], fills: Iterable[float] = FILLS) -> Beyond:
+    """What lanes behind a row's end hold in a phase."""
+    accesses = dict(zip(phase.region.all("load"), phase.loads, strict=True))
+    return beyond(phase.region, accesses, inner, fills)
+
+
 class _Part(_Along):
     """What the program's own part gives: reduction after reduction, those that need no other one
     first."""
@@ -205,14 +279,6 @@ class _Part(_Along):
 class _Rest(_Along):
     """The results along the row."""
 
-    def _at_least_one(self) -> frozenset[int]:
-        sums = {f"_{number}" for number in self.shared.large}
-        return frozenset(
-            number
-            for number, access in self._access.items()
-            if access.name.startswith("ws_row") and access.name[access.name.rindex("_") :] in sums
-        )
-
 
 class _Whole(_Phase):
     """What the parts of all programs that share the row make together: a lane has one of them."""
@@ -220,6 +286,9 @@ class _Whole(_Phase):
     lane: ClassVar[str] = "peer"
     lanes: ClassVar[str] = "PEERS"
     length: ClassVar[str] = "parts"
+
+    def _filling(self) -> Beyond:
+        return Beyond()  # words that are not there are 0
 
     def _store(self, access: Access, text: str) -> None:
         if access.name.startswith("ws"):

@@ -12,7 +12,14 @@ from math import prod
 from fusion_advisor.instructions import instructions, precise
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
-from fusion_advisor.schedules.base import Plan, Refused, Step, emission_order, peak_bytes
+from fusion_advisor.schedules.base import (
+    Plan,
+    Refused,
+    Step,
+    emission_order,
+    lasting,
+    peak_bytes,
+)
 from fusion_advisor.schedules.layout import accesses, collapse, leading, ordered
 from fusion_advisor.schedules.reducing import far_apart, read_again, serial_axes
 
@@ -59,6 +66,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         on_chip_bytes=peak,
         registers=-(-peak * block // smallest // (4 * warps * device.warp_size)),
         serial=serial,
+        lasting=frozenset() if serial else lasting(loads, stores, device),
     )
     if not serial and _busy(step, device, rulebook):
         fewer = numbers.busy_warps.count

@@ -9,7 +9,7 @@ takes a pass of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fusion_advisor.region import Region
@@ -70,17 +70,26 @@ def passes(region: Region, inner: frozenset[int]) -> tuple[Pass, ...]:
     return tuple(_pass(at, level, rescaled, moments, parts) for at in sorted(set(level.values())))
 
 
-def at_least_one(region: Region, inner: frozenset[int]) -> frozenset[int]:
-    """Sums along a row of exp(x − maximum of x): one term is 1, so none of them is less."""
+def at_least_one(region: Region, inner: frozenset[int]) -> dict[int, int]:
+    """Sums along a row of exp(x − maximum of x), each with its terms: one term is 1, so that no sum
+    is less."""
     rows = [n for n in sorted(region.all("reduce")) if inner == frozenset(region.exprs[n].axes)]
-    found: set[int] = set()
+    found: dict[int, int] = {}
     for rescaled in (r for n in rows if (r := _rescaled(region, n, rows))):
-        power = region.exprs[_bare(region, region.exprs[rescaled.total].args[0])]
+        term = _bare(region, region.exprs[rescaled.total].args[0])
+        power = region.exprs[term]
         if power.op == "exp" and rescaled.shift == rescaled.peak:
             value = region.exprs[_bare(region, power.args[0])].args[0]
             if _bare(region, value) == _bare(region, region.exprs[rescaled.peak].args[0]):
-                found.add(rescaled.total)
-    return frozenset(found)
+                found[rescaled.total] = term
+    return found
+
+
+def only_summed(region: Region, sums: Mapping[int, int]) -> frozenset[int]:
+    """Terms that nothing but their sum is made from."""
+    results = {output.value for output in region.outputs}
+    elsewhere = {arg for n in region.live if n not in sums for arg in region.exprs[n].args}
+    return frozenset(sums.values()) - elsewhere - results
 
 
 def _pass(

@@ -32,7 +32,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     programs = min(turns, numbers.long_programs_per_multiprocessor.count)
     if power_of_two(length) < numbers.row_elements.count or not programs:
         raise Refused("no-schedule", "one row a program does as well")
-    step = row.tile(region, inner, serial, device, rulebook)
+    step = row.tile(region, inner, serial, device, rulebook, ends=False)
     if step.rows > 1 or step.rest:
         raise Refused("no-schedule", "one row a program does as well")
     check_room(step, device, rulebook)

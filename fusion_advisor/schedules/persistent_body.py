@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar
 
 from fusion_advisor.exprs import Expr
 from fusion_advisor.primitives import MONOIDS
@@ -13,6 +14,8 @@ from fusion_advisor.schedules.text import Body, Scope
 
 class PersistentBody(Body):
     """A loop over a program's rows, which carries what is combined down the columns."""
+
+    fills: ClassVar[bool] = False  # a loop's loads are on their way before it
 
     def _program(self) -> list[str]:
         columns = self._columns("")

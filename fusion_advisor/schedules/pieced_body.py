@@ -1,55 +1,108 @@
-"""The body of a kernel that holds a row in two pieces, the second at most as long as the first.
+"""The body of a kernel that holds a row in pieces.
 
 Tiles are powers of two: a row of 12288 elements in one of 16384 leaves a quarter of the lanes, and
-of the registers, to nothing. In pieces of 8192 and 4096 it leaves none.
+of the registers, to nothing; in pieces of 8192 and 4096 it leaves none. And where rows begin
+anywhere, what lies around their whole vectors is a piece of its own (see `vectors`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import ClassVar
 
+from fusion_advisor.schedules.layout import Group
 from fusion_advisor.schedules.spelling import Names
 from fusion_advisor.schedules.text import Body, Scope
 
 
-class _RestNames(Names):
-    """Names of what the second piece has."""
+@dataclass
+class LaterNames(Names):
+    """Names of what a later piece has."""
+
+    suffix: str = ""
 
     def claim(self, wish: str) -> str:
-        return super().claim(f"{wish}_rest")
+        return super().claim(f"{wish}_{self.suffix}")
 
 
-class _Rest(Body):
-    """Writes what the second piece has."""
+class Later(Body):
+    """Writes what a later piece has."""
+
+    def _place_name_of(self, group: Group) -> str:
+        return f"{group.name}_{self.lane}"
+
+
+class Rest(Later):
+    """What a row has beyond the first piece."""
 
     lane: ClassVar[str] = "rest"
     lanes: ClassVar[str] = "REST"
+    vectors: ClassVar[str] = "rest_vectors"
 
 
-class PiecedBody(Body):
-    """Every value that lies along the row is made for one piece, then for the other; reductions of
-    both are combined."""
+class Ends(Later):
+    """What lies around the whole vectors of a row."""
 
-    def _program(self) -> list[str]:
-        wide = ".to(tl.int64)" if self.wide else ""
-        row = self._row(f"tl.program_id(0){wide}")
-        second = _Rest(
-            self.step, self.tensors, self.precise, self.wide, self.wide_rows, self.unrolled,
-            _RestNames(self.names.used), self.sizes, self.strides, self.helpers,
-            scopes=[self.scope],
-        )  # fmt: skip
-        second.prepare()
-        self._pieces: tuple[Body, ...] = (self, second)
-        whole = self.scope
-        self._own = {id(body): Scope(head=whole.head, lines=whole.lines) for body in self._pieces}
-        col, _ = self._columns("")
-        return [*row, col, *second._columns(f"{self.lanes} + ")]
+    lane: ClassVar[str] = "end"
+    lanes: ClassVar[str] = "ENDS"
+    in_vectors: ClassVar[bool] = False
 
-    @property
-    def _within_row(self) -> str:
-        return ""  # the first piece is no longer than the row
+
+class InPieces(Body):
+    """Every value that lies along the row is made for one piece after the other; reductions of all
+    are combined."""
+
+    others: tuple[Body, ...] = ()
+    """Write what the other pieces have."""
+
+    def _results(self) -> None:
+        """The results; beside ends piece by piece, for registers are free again once a piece is
+        stored."""
+        if not self.others:
+            super()._results()
+            return
+        region = self.region
+        wanted = self._missing(output.value for output in region.outputs)
+        late = {n for n in wanted if region.depends[n] & self._inner}
+        whole = wanted - late
+        self._emit(whole)
+        together = [(body,) for body in self._pieces] if self.step.ends else [self._pieces]
+        for bodies in together:
+            for number in sorted(late, key=self._rank.__getitem__):
+                self._make_along(number, bodies)
+            for output, access in zip(region.outputs, self.step.stores, strict=True):
+                for body in bodies if region.depends[output.value] & self._inner else ():
+                    with self._piece(body):
+                        body._store(access, body.text(output.value))
+        for output, access in zip(region.outputs, self.step.stores, strict=True):
+            if not region.depends[output.value] & self._inner:
+                self._store(access, self.text(output.value))
+
+    def _make_along(self, number: int, bodies: Iterable[Body]) -> None:
+        """A value that lies along the row, for some of its pieces."""
+        for body in bodies:
+            with self._piece(body):
+                if not body.known(number):
+                    body._make(number)
+
+    def _emit(self, wanted: Iterable[int]) -> None:
+        if not self.others:
+            super()._emit(wanted)
+            return
+        whole, self._pieces = self.scope, (self, *self.others)
+        self._own = {
+            id(body): Scope(places={body.lane: body.lane}, head=whole.head, lines=whole.lines)
+            for body in self._pieces
+        }
+        for number in sorted(self._missing(wanted), key=self._rank.__getitem__):
+            if self.region.depends[number] & self._inner:
+                self._make_along(number, self._pieces)
+            elif self.region.exprs[number].op == "reduce":
+                self._assign(number, self._of_all(number))
+            else:
+                self._make(number)
 
     @contextmanager
     def _piece(self, body: Body) -> Generator[None]:
@@ -58,29 +111,42 @@ class PiecedBody(Body):
         yield
         body.scopes.pop()
 
-    def _results(self) -> None:
-        region = self.region
-        wanted = self._missing(output.value for output in region.outputs)
-        for number in sorted(wanted, key=self._rank.__getitem__):
-            if region.depends[number] & self._inner:
-                for body in self._pieces:
-                    with self._piece(body):
-                        body._make(number)
-            elif region.exprs[number].op == "reduce":
-                self._assign(number, self._of_both(number))
-            else:
-                self._make(number)
-        for output, access in zip(region.outputs, self.step.stores, strict=True):
-            along = region.depends[output.value] & self._inner
-            for body in self._pieces if along else (self,):
-                with self._piece(body):
-                    body._store(access, body.text(output.value))
-
-    def _of_both(self, number: int) -> str:
+    def _of_all(self, number: int) -> str:
         """A reduction along the row."""
-        expr = self.region.exprs[number]
-        parts: list[str] = []
+        expr, found = self.region.exprs[number], ""
         for body in self._pieces:
             with self._piece(body):
-                parts.append(body._reduce(expr, body._masked(expr, body.text(expr.args[0]))))
-        return self._combined(expr, *parts)
+                part = body._reduce(expr, body._operand(number))
+            found = self._combined(expr, found, part) if found else part
+        return found
+
+
+class PiecedBody(InPieces):
+    """A program has all pieces of its row, or of its part of one."""
+
+    def _program(self) -> list[str]:
+        wide = ".to(tl.int64)" if self.wide else ""
+        lines = self._row(f"tl.program_id(0){wide}")
+        rest = self._other(Rest) if self.step.rest else None
+        ends = self._other(Ends) if self.step.ends else None
+        self.others = tuple(body for body in (rest, ends) if body)
+        if ends:
+            part = ["part = tl.program_id(1)"] if self.step.part else []
+            lines += [*part, self._around_vectors(self._first_of_part)]
+            return [*lines, rest._around_vectors(self.lanes, "_, _")] if rest else lines
+        lines.append(self._columns("")[0])
+        return [*lines, *rest._columns(f"{self.lanes} + ")] if rest else lines
+
+    def _other(self, kind: type[Later]) -> Later:
+        """What writes another piece beside this one."""
+        found = kind(
+            self.step, self.tensors, self.precise, self.wide, self.wide_rows, self.unrolled,
+            LaterNames(self.names.used, kind.lane), self.sizes, self.strides, self.helpers,
+            scopes=self.scopes,
+        )  # fmt: skip
+        found.prepare()
+        return found
+
+    @property
+    def _within_row(self) -> str:
+        return super()._within_row if self.step.ends else ""  # no row is shorter than that piece

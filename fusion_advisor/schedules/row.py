@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
-from fusion_advisor.schedules.base import Plan, Step, check_room, power_of_two
+from fusion_advisor.schedules.base import Plan, Step, check_room, lasting, power_of_two
 from fusion_advisor.schedules.reducing import read_again, row_axes
 from fusion_advisor.schedules.rows import Rows, rows_of
 from fusion_advisor.schedules.vectors import vector
@@ -34,8 +34,11 @@ def tile(
     serial: frozenset[int],
     device: Device,
     rulebook: Rulebook,
+    *,
+    ends: bool = True,
 ) -> Step:
-    """A kernel whose programs hold whole rows: `inner` is the row."""
+    """A kernel whose programs hold whole rows: `inner` is the row, whose ends may be a piece of
+    their own."""
     laid = rows_of(region, inner, serial)
     block = power_of_two(laid.length)
     numbers = rulebook.schedules.row
@@ -45,8 +48,10 @@ def tile(
     most = numbers.max_warps.count
     while rows > coalesced and laid.held(rows, block) > room * most:
         rows //= 2
-    taken = vector(laid, rulebook) if rows == 1 else 0
-    rest = _rest(laid, rulebook) if rows == 1 and not taken else 0
+    apart = ends and laid.in_pieces
+    taken = vector(laid, rulebook, apart=apart) if rows == 1 else 0
+    pieces = rows == 1 and laid.in_pieces and (apart or not taken)
+    rest = _rest(laid, rulebook) if pieces else 0
     if rest:
         block //= 2
     each = _each(laid, rows > 1 and coalesced == 1, device, rulebook)
@@ -56,21 +61,17 @@ def tile(
     held = block + rest
     step = laid.step(NAME, device, rows=rows, block=held, warps=warps, smallest=(coalesced, held))
     again = read_again(step, device, rulebook)
-    return replace(step, block=block, rest=rest, vector=taken, read_again=again)
+    step = replace(step, block=block, rest=rest, vector=taken, read_again=again)
+    around = 2 * taken if apart else 0
+    reciprocal = warps <= numbers.reciprocal_warps.count or bool(rest or around)
+    kept = lasting(laid.loads, laid.stores, device)
+    return replace(step, ends=around, reciprocal=reciprocal, lasting=kept)
 
 
 def _rest(laid: Rows, rulebook: Rulebook) -> int:
     """Elements of a second piece: where a power of two and its half hold a row that is too long
-    for the former, and nothing hangs on the order of the lanes; else 0."""
-    region, first = laid.region, power_of_two(laid.length) // 2
-    monoids = {region.exprs[number].monoid for number in region.all("reduce")}
-    ordered = region.random_state or any(region.all("scan")) or any(region.all("taken"))
-    if ordered or laid.serial or monoids & {"argmax", "argmin"}:
-        return 0
-    constant = (load.walks & laid.axes and not laid.axes & set(load.strides) for load in laid.loads)
-    alone = (not region.depends[region.exprs[n].args[0]] & laid.axes for n in region.all("reduce"))
-    if any(constant) or any(alone):  # one value for the whole row, which no mask makes a row of
-        return 0
+    for the former; else 0."""
+    first = power_of_two(laid.length) // 2
     longest = 2 * laid.length <= 3 * first
     return first // 2 if longest and first >= rulebook.schedules.row.first_piece.count else 0
 

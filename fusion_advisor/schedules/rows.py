@@ -3,6 +3,7 @@ one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -48,6 +49,11 @@ class Rows:
         """The groups that number the rows, in another order on request."""
         axes = self.across if across is None else across
         return collapse(axes, self.everything, self.region, "row")
+
+    @property
+    def in_pieces(self) -> bool:
+        """May a program hold its row in pieces, whose reductions are combined?"""
+        return in_pieces(self.region, self.loads, self.axes, self.serial)
 
     def held(self, rows: int, block: int) -> int:
         """Bytes alive at once in a tile of rows × block."""
@@ -134,6 +140,20 @@ def laid_out(
         order=emission_order(region),
         serial=serial,
     )
+
+
+def in_pieces(
+    region: Region, loads: Sequence[Access], axes: frozenset[int], serial: frozenset[int]
+) -> bool:
+    """May a program hold its row along some axes in pieces? Not where anything hangs on the order
+    of the lanes, and not where a row has one value for all of it, which no mask makes a row of."""
+    monoids = {region.exprs[number].monoid for number in region.all("reduce")}
+    ordered = region.random_state or any(region.all("scan")) or any(region.all("taken"))
+    if ordered or serial or monoids & {"argmax", "argmin"}:
+        return False
+    constant = (load.walks & axes and not axes & set(load.strides) for load in loads)
+    alone = (not region.depends[region.exprs[n].args[0]] & axes for n in region.all("reduce"))
+    return not any(constant) and not any(alone)
 
 
 def extents(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
@@ -13,8 +13,9 @@ from fusion_advisor.philox import SHARES, kernel_helpers
 from fusion_advisor.primitives import HELPERS, MONOIDS, PRIMITIVES
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
+from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond, filled_beyond
 from fusion_advisor.schedules.layout import Access, Group, gaps, traced
-from fusion_advisor.schedules.online import at_least_one
+from fusion_advisor.schedules.online import at_least_one, only_summed
 from fusion_advisor.schedules.places import PLACES, in_runs
 from fusion_advisor.schedules.spelling import (
     Names,
@@ -88,6 +89,8 @@ class Body:
     """Its rows draw random bits, several elements from one block where rows are long enough."""
     divided: bool = False
     """Its rows are told to be a multiple of a number that does not leave whole vectors apart."""
+    whole: bool = False
+    """Its masks hold in every lane where all parts of a row are whole."""
     near: bool = False
     """Its lanes lie at few places of the outer group of a row; see `places`."""
     scopes: list[Scope] = field(default_factory=lambda: [Scope()])
@@ -97,6 +100,12 @@ class Body:
     start: ClassVar[str] = "part * COLS"
     """The place along the row that a program's first lane has."""
     length: ClassVar[str] = "cols"
+    vectors: ClassVar[str] = "vectors"
+    """Where a lane's element lies in a row that begins anywhere."""
+    in_vectors: ClassVar[bool] = True
+    """Do the lanes of such a row have whole vectors?"""
+    fills: ClassVar[bool] = True
+    """Are lanes behind a row's end filled with what spares reductions their masks?"""
 
     # -- the program ---------------------------------------------------------------------------
 
@@ -131,12 +140,51 @@ class Body:
         self._uses = self._count_uses()
         self._rank = {number: n for n, number in enumerate(self.step.order)}
         self._access = dict(zip(self.region.all("load"), self.step.loads, strict=True))
-        self._large = self._at_least_one()
+        sums = at_least_one(self.region, self._inner)
+        self._terms = only_summed(self.region, sums)
+        self._large = self._at_least_one(sums)
+        self._twins = self._read_together()
+        self._beyond = self._filling()
         self._place_name = PLACES[0]
 
-    def _at_least_one(self) -> frozenset[int]:
-        """Values that may be divided by as well as multiplied with their reciprocal."""
-        return at_least_one(self.region, self._inner)
+    def _read_together(self) -> dict[int, int]:
+        """Loads of one tensor of which a lane has one or the other, by a place that is one number
+        or another: the halves of a row that is rotated. One load reads both."""
+        found: dict[int, int] = {}
+        for number, access in self._access.items():
+            for other in sorted(self._access.keys() - found.keys()):
+                if other < number and self._either(access, self._access[other]):
+                    found |= {number: other, other: number}
+                    break
+        return found
+
+    def _either(self, one: Access, other: Access) -> bool:
+        """Do two accesses read one tensor alike, where a place is one number and where it is
+        another?"""
+        if one.guard is None or other.guard is None or one.guard == other.guard:
+            return False
+        left, right = self.region.exprs[one.guard], self.region.exprs[other.guard]
+        numbers = {self.region.exprs[expr.args[-1]].op for expr in (left, right)}
+        told_apart = left.op == right.op == "eq" and left.args[0] == right.args[0]
+        same = one.name == other.name and one.strides == other.strides
+        moved = self._moved(one) and self._moved(other) and {*one.pulled} == {*other.pulled}
+        return same and moved and told_apart and numbers == {"const"}
+
+    def _moved(self, access: Access) -> bool:
+        """Does an index say where a tensor is read?"""
+        return any(access.tensor.stride[d] for d in access.pulled)
+
+    def _filling(self) -> Beyond:
+        """What lanes behind the row's end hold."""
+        ordered = self.step.ends or not self.step.vector
+        if not self.fills or not ordered:
+            return Beyond()
+        return beyond(self.region, self._access, self._inner)
+
+    def _at_least_one(self, sums: Mapping[int, int]) -> Mapping[int, int]:
+        """Values that may be divided by as well as multiplied with their reciprocal, and the terms
+        that each is the sum of."""
+        return sums
 
     def _results(self) -> None:
         """Every result, from the loads to the stores."""
@@ -203,6 +251,22 @@ class Body:
             f"col, vectors, in_whole, in_end = in_vectors({given})",
             "col_mask = in_whole | in_end",
         ]
+
+    def _around_vectors(self, start: str, ends: str = "end, end_mask") -> str:
+        """The places of lanes that take whole vectors of a row from `start` on, and of those that
+        take its ends."""
+        self.helpers["around_vectors"] = None
+        cols = self.size(self.step.inner, self.length)
+        given = f"row * {cols}, {cols}, {start}, {self.lanes}, ENDS"
+        places = f"{self.lane}, {self.vectors}, {self.lane}_mask, {ends}"
+        return f"{places} = around_vectors({given})"
+
+    @property
+    def _first_of_part(self) -> str:
+        """The place of the first lane of a program that has a part of a row."""
+        if not self.step.part:
+            return "0"
+        return "part.to(tl.int64) * COLS" if self.wide_rows else "part * COLS"
 
     def _count_uses(self) -> dict[int, list[int]]:
         uses: dict[int, list[int]] = {}
@@ -327,11 +391,15 @@ class Body:
             return self._place_in(group, groups)
         known = next((s.places[group.name] for s in self.scopes if group.name in s.places), None)
         if known is None:
-            known = group.name
+            known = self._place_name_of(group)
             scope = self._knowing(linear)
-            scope.places[known] = known
+            scope.places[group.name] = known
             scope.head.append(f"{known} = {self._within(linear, group, groups)}")
         return known
+
+    def _place_name_of(self, group: Group) -> str:
+        """What the index within a group is called."""
+        return group.name
 
     @property
     def _lane(self) -> str:
@@ -424,8 +492,7 @@ class Body:
     def _guards(self, access: Access, guard: int, addressed: frozenset[int]) -> bool:
         """Must, or may, a guard stand in a mask? Where every address is good and fewer lanes load
         than decide, the value is chosen later alone."""
-        moved = any(access.tensor.stride[d] for d in access.pulled)
-        return moved or self.region.depends[guard] <= addressed
+        return self._moved(access) or self.region.depends[guard] <= addressed
 
     # -- what a value is -----------------------------------------------------------------------
 
@@ -442,7 +509,8 @@ class Body:
     def _emit(self, wanted: Iterable[int]) -> None:
         """Lines for some values and what they are made from, in the order of the source."""
         for number in sorted(self._missing(wanted), key=self._rank.__getitem__):
-            self._make(number)
+            if not self.known(number):  # unless another one brought it
+                self._make(number)
 
     def _make(self, number: int) -> None:
         """The line of one value, if it takes one."""
@@ -523,12 +591,28 @@ class Body:
         name = self.names.claim(self.tensors[access.name])
         held = self.region.exprs[number].dtype
         converted = f".to({language_dtype(held)})" if held != access.tensor.dtype else ""
-        self.scope.lines.append(f"{name} = {self._read(access, held)}{converted}")
+        twin = self._twins.get(number)
+        if twin is None:
+            text = self._read(access, held)
+        else:
+            Body._emit(self, self._addressed_by(twin))  # of this piece alone
+            self.scope.texts[twin] = name
+            text = self._read_either(access, self._access[twin])
+        self.scope.lines.append(f"{name} = {text}{converted}")
         self.scope.texts[number] = name
+
+    def _read_either(self, access: Access, other: Access) -> str:
+        """The elements of a tensor at one of two places, by which of two guards holds."""
+        assert access.guard is not None
+        pointer, chosen = f"{self.tensors[access.name]}_ptr", self.text(access.guard)
+        here, there = self.offset(access) or "0", self.offset(other) or "0"
+        offset = f"tl.where({bare(chosen)}, {here}, {there})"
+        mask = f"({self.mask(access)}) | ({self.mask(other)})"
+        return f"tl.load({pointer} + {offset}, mask={mask}, other=0)"
 
     def _read(self, access: Access, held: str) -> str:
         """The elements of a tensor as they lie in memory, zero where there are none."""
-        if self._vectorized(access):
+        if self._vectorized(access) and not self.step.ends:
             self.helpers["load_row"] = None
             return f"load_row({self._by_vectors(access)})"
         mask = self.mask(access)
@@ -536,9 +620,12 @@ class Body:
             self.helpers["load_by_place"] = None
             each, first, following = (self._pointer_at(access, at) for at in PLACES)
             return f"load_by_place({each}, {first}, {following}, place == first, {mask}, NEAR)"
-        neutral = {"float32": "0.0", "float64": "0.0", "bool": "False"}.get(held, "0")
+        neutral = {"bool": "False"}.get(held, "0")
+        if held in ("float32", "float64"):
+            neutral = FILLS[self._beyond.fill if filled_beyond(access, self._inner) else 0.0]
         masked = f", mask={mask}, other={neutral}" if mask else ""
-        return f"tl.load({self._pointer(access)}{masked})"
+        keeping = ', eviction_policy="evict_last"' if access.name in self.step.lasting else ""
+        return f"tl.load({self._pointer(access)}{masked}{keeping})"
 
     def _by_place(self, access: Access) -> bool:
         """Has a tensor one element for all lanes in the same run of the last group?"""
@@ -562,9 +649,10 @@ class Body:
 
     def _vectorized(self, access: Access) -> bool:
         """Does a tensor lie in rows, one behind the other, of which lanes take whole vectors?"""
-        if not self.step.vector or access.guard is not None:
+        if not self.step.vector or not self.in_vectors or access.guard is not None:
             return False
-        return self.offset(access) == f"row * {self.size(self.step.inner, self.length)} + col"
+        cols = self.size(self.step.inner, self.length)
+        return self.offset(access) == f"row * {cols} + {self.lane}"
 
     def _by_vectors(self, access: Access) -> str:
         """Where a tensor's whole vectors are and what lies around them, with the masks of both."""
@@ -572,6 +660,8 @@ class Body:
         return f"{pointer}, vectors, in_whole, {self.offset(access)}, in_end"
 
     def _pointer(self, access: Access) -> str:
+        if self.step.ends and self._vectorized(access):
+            return f"{self.tensors[access.name]}_ptr + {self.vectors}"
         offset, pointer = self.offset(access), f"{self.tensors[access.name]}_ptr"
         return f"{pointer} + {offset}" if offset else pointer
 
@@ -580,7 +670,7 @@ class Body:
         masked = f", mask={mask}" if mask else ""
         if access.tensor.dtype.startswith("float8"):
             text = self._rounded(text, access.tensor.dtype)
-        if self._vectorized(access):
+        if self._vectorized(access) and not self.step.ends:
             self.helpers["store_row"] = None
             self.scope.lines.append(f"store_row({self._by_vectors(access)}, {bare(text)})")
             return
@@ -613,7 +703,7 @@ class Body:
                 return f"tl.full((), {bare(operands[0])}, {language_dtype(expr.to)})"
             return f"{as_operand(operands[0])}.to({language_dtype(expr.to)})"
         if expr.op == "reduce":
-            return self._reduce(expr, self._masked(expr, operands[0]))
+            return self._reduce(expr, self._operand(number))
         if expr.op == "scan":
             return self._scan(expr, self._masked(expr, operands[0]))
         return self._applied(number, expr, operands)
@@ -629,6 +719,11 @@ class Body:
             template = primitive.double
         elif held not in ("float32", "float64") and primitive.integer:
             template = primitive.integer
+        elif held == "float32" and self.precise and self._is_share(expr):
+            self.helpers["share_of"] = None
+            template = "share_of({0}, {1})"
+        elif held == "float32" and number in self._terms:
+            template = primitive.text  # of a sum of at least 1, which loses no more than rounding
         elif held == "float32" and self.precise and primitive.precise:
             template = primitive.precise
         elif held == "float32" and self.precise and primitive.scalar and self._of_row(number):
@@ -638,6 +733,11 @@ class Body:
         if template == primitive.text and primitive.helper:
             self.helpers[primitive.helper] = None
         return filled(template, operands)
+
+    def _is_share(self, expr: Expr) -> bool:
+        """A term of a sum that is not less than 1, over the sum."""
+        share = expr.op == "div" and self._large.get(expr.args[1]) == expr.args[0]
+        return share and self.step.reciprocal
 
     def _of_row(self, number: int) -> bool:
         """One number a row, where a slow instruction costs nothing."""
@@ -744,6 +844,12 @@ class Body:
         if not self._within_row:
             return operand
         return f"tl.where({self._within_row}, {bare(operand)}, {self._neutral(expr)})"
+
+    def _operand(self, number: int) -> str:
+        """What a reduction along the row combines, neutral behind the row's end."""
+        expr = self.region.exprs[number]
+        text = self.text(expr.args[0])
+        return text if number in self._beyond.neutral else self._masked(expr, text)
 
     def _reduce(self, expr: Expr, operand: str) -> str:
         monoid = MONOIDS[expr.monoid]

@@ -1,10 +1,11 @@
 """Rows that begin anywhere in memory, moved 16 bytes at a time.
 
 Where rows are no multiple of 16 bytes long, most begin between two multiples, and Triton would move
-one element at a time. So lanes take the columns of such a row in another order: first the few
-before the row's first whole vector and those behind its last, one by one, then the whole vectors,
-each in as many neighbouring lanes. As many lanes as there are columns, rounded up to whole vectors,
-hold all of them, wherever the row begins.
+one element at a time. A program that has its row, or its part of one, at once takes the row's whole
+vectors, each in as many neighbouring lanes, and the few columns before the first and behind the
+last in a small piece of their own, as long as two vectors. One that walks takes both in one tile:
+first the ends, then the whole vectors. As many lanes as there are columns, rounded up to whole
+vectors, hold all of them, wherever the row begins.
 """
 
 from __future__ import annotations
@@ -19,6 +20,20 @@ VECTOR_BYTES = 16
 """The widest access of a thread."""
 
 HELPERS: dict[str, str] = {
+    "around_vectors": """\
+@triton.jit
+def around_vectors(first, cols, start, COLS: tl.constexpr, ENDS: tl.constexpr):
+    # Of a row that begins at element `first`: the columns and places of its whole vectors, from
+    # lane `start` of them on, and the columns around them, which whoever has the first lane takes.
+    VECTOR: tl.constexpr = ENDS // 2
+    head = tl.minimum(-first & (VECTOR - 1), cols).to(tl.int32)
+    inside = tl.multiple_of((cols - head) & -VECTOR, VECTOR)
+    lane = start + tl.arange(0, COLS)
+    vectors = tl.multiple_of(first + head, VECTOR) + lane
+    end = tl.arange(0, ENDS)
+    end_mask = end < tl.where(start == 0, cols - inside, 0)
+    return lane + head, vectors, lane < inside, tl.where(end < head, end, end + inside), end_mask
+""",
     "in_vectors": """\
 @triton.jit
 def in_vectors(first, cols, lane, start, VECTOR: tl.constexpr):
@@ -55,11 +70,11 @@ def store_row(ptr, vectors, in_whole, ends, in_end, value):
 """The functions of an emitted file that work with such rows."""
 
 
-def vector(laid: Rows, rulebook: Rulebook) -> int:
+def vector(laid: Rows, rulebook: Rulebook, *, apart: bool = False) -> int:
     """Elements of a vector of the narrowest tensor that lies in rows one behind the other, where
     those begin elsewhere than at whole vectors; else 0. What hangs on the order of lanes, or on
     which columns a part of a row has, keeps the order of memory, and so do wide elements with
-    results along the row, which gain nothing."""
+    results along the row, which gain nothing unless the row's ends are a piece `apart`."""
     region = laid.region
     if region.random_state or any(region.all("scan")) or any(region.all("taken")):
         return 0
@@ -68,7 +83,7 @@ def vector(laid: Rows, rulebook: Rulebook) -> int:
     if not widths or laid.length * min(widths) % VECTOR_BYTES == 0:
         return 0
     written = any(laid.axes & set(store.strides) for store in laid.stores)
-    if written and min(widths) >= rulebook.schedules.row.single_bytes.count:
+    if written and not apart and min(widths) >= rulebook.schedules.row.single_bytes.count:
         return 0
     return VECTOR_BYTES // min(widths)
 

@@ -32,7 +32,22 @@ import json, sys
 import torch, triton
 import triton.language as tl
 
-{helper}
+{helpers}
+
+@triton.jit
+def around(out_ptr, cols, LANES: tl.constexpr, ENDS: tl.constexpr):
+    first, part = tl.program_id(0), tl.program_id(1)
+    col, vectors, whole, end, is_end = around_vectors(first, cols, part * LANES, LANES, ENDS)
+    at = out_ptr + (first * tl.num_programs(1) + part) * (LANES + ENDS) * 4
+    lane, other = tl.arange(0, LANES) * 4, (LANES + tl.arange(0, ENDS)) * 4
+    tl.store(at + lane, col)
+    tl.store(at + lane + 1, vectors)
+    tl.store(at + lane + 2, whole.to(tl.int32))
+    tl.store(at + lane + 3, 0)
+    tl.store(at + other, end)
+    tl.store(at + other + 1, first + end)
+    tl.store(at + other + 2, 0)
+    tl.store(at + other + 3, is_end.to(tl.int32))
 
 @triton.jit
 def probe(out_ptr, cols, LANES: tl.constexpr, VECTOR: tl.constexpr):
@@ -45,34 +60,44 @@ def probe(out_ptr, cols, LANES: tl.constexpr, VECTOR: tl.constexpr):
     tl.store(at + 2, whole.to(tl.int32))
     tl.store(at + 3, end.to(tl.int32))
 
-vector, lanes, found = int(sys.argv[1]), {lanes}, {{}}
+vector, lanes, found, apart = int(sys.argv[1]), {lanes}, {{}}, sys.argv[2] == "apart"
+ends = 2 * vector if apart else 0
 for cols in (1, 2, vector - 1, vector, vector + 1, lanes - 1, lanes, lanes + 1, 2 * lanes - 3):
     parts = triton.cdiv(cols, lanes)
-    out = torch.full((2 * vector + 1, parts * lanes, 4), -1, dtype=torch.int32)
-    probe[(2 * vector + 1, parts)](out, cols, lanes, vector)
+    out = torch.full((2 * vector + 1, parts * (lanes + ends), 4), -1, dtype=torch.int32)
+    given = (around, ends) if apart else (probe, vector)
+    given[0][(2 * vector + 1, parts)](out, cols, lanes, given[1])
     found[cols] = out.tolist()
 print(json.dumps(found))
 """
 
 
 @pytest.mark.parametrize("vector", [2, 4, 8, 16])
-def test_each_column_has_one_lane(vector: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", ["apart", "first"])
+def test_each_column_has_one_lane(vector: int, ends: str, tmp_path: Path) -> None:
     path = tmp_path / "probe.py"
-    path.write_text(CHILD.format(helper=HELPERS["in_vectors"], lanes=LANES))
+    helpers = f"{HELPERS['around_vectors']}\n\n{HELPERS['in_vectors']}"
+    path.write_text(CHILD.format(helpers=helpers, lanes=LANES))
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     child = subprocess.run(
-        [sys.executable, str(path), str(vector)], capture_output=True, env=environment, check=True
+        [sys.executable, str(path), str(vector), ends],
+        capture_output=True,
+        env=environment,
+        check=True,
     )
     for cols, by_first in json.loads(child.stdout).items():
         for first, lanes in enumerate(by_first):
             _check_lanes(int(cols), first, vector, lanes)
+            if ends == "first":
+                assert not any(end for _, _, _, end in lanes[2 * vector :])
+                for col, _, whole, end in lanes[: LANES if int(cols) > LANES else None]:
+                    assert whole or end or col >= 0
 
 
 def _check_lanes(cols: int, first: int, vector: int, lanes: list[list[int]]) -> None:
     """`lanes` has column, offset, whether it is in a whole vector, whether it is in none."""
     assert sorted(col for col, _, whole, end in lanes if whole or end) == list(range(cols))
     assert not any(whole and end for _, _, whole, end in lanes)
-    assert not any(end for _, _, _, end in lanes[2 * vector :])
     for start in range(0, len(lanes), vector):
         together = lanes[start : start + vector]
         assert len({whole for _, _, whole, _ in together}) == 1
@@ -81,8 +106,6 @@ def _check_lanes(cols: int, first: int, vector: int, lanes: list[list[int]]) -> 
             assert offsets[0] % vector == 0
             assert offsets == [first + col for col, _, _, _ in together]
             assert offsets == list(range(offsets[0], offsets[0] + vector))
-    for col, _, whole, end in lanes[: LANES if cols > LANES else None]:
-        assert whole or end or col >= 0
 
 
 def x(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -111,8 +134,25 @@ ROWS: dict[str, tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     ),
     "places count": ("row", causal, (x(2, 9, 1033),)),
     "the first of equals": ("row", lambda x: (x.argmax(-1), x.amax(-1)), (x(9, 1031),)),
+    "float32, written": ("row", lambda x: torch.softmax(x, -1), (x(9, 1031, dtype=WIDE),)),
+    "float32, a weight": ("row", rms_norm, (x(9, 1027, dtype=WIDE), x(1027, dtype=WIDE))),
+    "places along two axes": (
+        "row", lambda x, w: x * w / (1 + (x * w).abs().sum((-2, -1), keepdim=True)),
+        (x(9, 47, 31), x(47, 1)),
+    ),
+    "all of it hidden": (
+        "row", lambda x: torch.softmax(x.masked_fill(x < 9, float("-inf")), -1), (x(9, 1031),),
+    ),
     "persistent": ("persistent", lambda x: torch.softmax(x, -1), (x(2048, 20_001),)),
     "cooperative": ("cooperative", rms_norm, (x(40, 701), x(701))),
+    "cooperative, exponentials": (
+        "cooperative", lambda x: torch.softmax(x.float(), -1), (x(40, 701),),
+    ),
+    "cooperative, two exchanges": (
+        "cooperative",
+        lambda x: torch.softmax(x * torch.rsqrt((x * x).mean(-1, keepdim=True)), -1),
+        (x(40, 701),),
+    ),
     "split": (
         "split", lambda x, t: F.cross_entropy(x, t), (x(8192, 50_257), x(8192, dtype=torch.int64)),
     ),
@@ -127,8 +167,13 @@ def test_rows_that_begin_anywhere(name: str, worker: Worker) -> None:
     assert plan is not None
     assert plan.schedule.split(" ")[0] == schedule
     kernel = kernel_of(function, *inputs, name="odd", rules=rules)
-    assert "= in_vectors(row * " in kernel.text
-    assert re.search(r"\b(load|store)_row\(\w+_ptr, vectors", kernel.text)
+    if plan.steps[0].ends:
+        assert re.search(r"= around_vectors\(\s*row \* ", kernel.text)
+        assert re.search(r"\btl\.(load|store)\(\s*\w+_ptr \+ vectors,", kernel.text)
+    else:
+        assert name in ("the first of equals", "persistent")
+        assert "= in_vectors(row * " in kernel.text
+        assert re.search(r"\bload_row\(\w+_ptr, vectors", kernel.text)
     check = collect_check(kernel, submit_check(worker, kernel))
     assert check.failure is None
 
@@ -139,7 +184,6 @@ def test_rows_that_begin_anywhere(name: str, worker: Worker) -> None:
         (lambda x: torch.softmax(x, -1), (x(9, 1032),)),  # whole vectors anyway
         (lambda x: torch.cumsum(x, -1), (x(9, 1031),)),
         (lambda x: torch.softmax(x, 0), (x(1031, 9),)),
-        (lambda x: torch.softmax(x, -1), (x(9, 1031, dtype=WIDE),)),  # wide, and written
     ],
 )
 def test_rows_in_the_order_of_memory(

@@ -41,8 +41,8 @@ def below_peak_kernel(
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
-    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
-    amax = tl.reduce(tl.where(col_mask, args_0, float("-inf")), 1, max_nan, keep_dims=True)
+    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=float("-inf"))
+    amax = tl.reduce(args_0, 1, max_nan, keep_dims=True)
     mul = amax * 0.5
     sub = args_0 - mul
     tl.store(sub_out_ptr + row * cols + col, sub, mask=mask)

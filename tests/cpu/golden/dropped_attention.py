@@ -30,6 +30,15 @@ def max_nan(a, b):
 
 
 @triton.jit
+def share_of(x, total):
+    # x / total as a division rounds it, where total is 1 at the least and x is none of the largest:
+    # a quotient from the reciprocal, which a row has once, and what that leaves over.
+    inverse = tl.div_rn(1.0, total)
+    share = x * inverse
+    return tl.fma(tl.fma(-share, total, x), inverse, share)
+
+
+@triton.jit
 def blocks(seed, offset, stream, number):
     # Philox-4x32 with 7 rounds: four words of each block.
     low, high = number.to(tl.uint32), (number.to(tl.uint64) >> 32).to(tl.uint32)
@@ -91,14 +100,14 @@ def dropped_attention_kernel(
     col_mask = col < cols
     mask = row_mask & col_mask
     row_1 = row % row_1_size
-    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
+    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=float("-inf"))
     mul = args_0 * 0.125
-    args_1 = tl.load(args_1_ptr + row_1 * cols + col, mask=mask, other=0.0)
+    args_1 = tl.load(args_1_ptr + row_1 * cols + col, mask=mask, other=float("-inf"))
     add = mul + args_1
-    softmax_max = tl.reduce(tl.where(col_mask, add, float("-inf")), 1, max_nan, keep_dims=True)
+    softmax_max = tl.reduce(add, 1, max_nan, keep_dims=True)
     softmax_part = libdevice.exp(add - softmax_max)
-    softmax_sum = tl.sum(tl.where(col_mask, softmax_part, 0.0), axis=1, keep_dims=True)
-    softmax = tl.div_rn(softmax_part, softmax_sum)
+    softmax_sum = tl.sum(softmax_part, axis=1, keep_dims=True)
+    softmax = share_of(softmax_part, softmax_sum)
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)
     native_dropout_part = random16_run(seed, offset, 0, row * cols, COLS, SHARED) >= -1288490189

@@ -44,7 +44,7 @@ def group_norm_kernel(
     row_1 = row % row_1_size
     col_0 = col // col_1_size
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
-    group_norm_sum = tl.sum(tl.where(col_mask, args_0, 0.0), axis=1, keep_dims=True)
+    group_norm_sum = tl.sum(args_0, axis=1, keep_dims=True)
     group_norm_part = args_0 - tl.div_rn(group_norm_sum, cols * 1.0)
     group_norm_sum_1 = tl.sum(tl.where(col_mask, group_norm_part, 0.0), axis=1, keep_dims=True)
     group_norm_part_1 = group_norm_part - tl.div_rn(group_norm_sum_1, cols * 1.0)

@@ -40,7 +40,7 @@ def layer_norm_kernel(
     col_mask = col < cols
     mask = row_mask & col_mask
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
-    mean_sum = tl.sum(tl.where(col_mask, args_0, 0.0), axis=1, keep_dims=True)
+    mean_sum = tl.sum(args_0, axis=1, keep_dims=True)
     mean = tl.div_rn(mean_sum, cols * 1.0)
     sub = args_0 - mean
     mul = sub * sub

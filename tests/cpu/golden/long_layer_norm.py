@@ -30,14 +30,14 @@ def long_layer_norm_kernel(
     COLS: tl.constexpr,
     REST: tl.constexpr,
 ):
-    # One program holds one whole row in two pieces on chip.
+    # One program holds one whole row in pieces on chip.
     row = tl.program_id(0)
     col = tl.arange(0, COLS)
     rest = COLS + tl.arange(0, REST)
     rest_mask = rest < cols
     args_0 = tl.load(args_0_ptr + row * cols + col)
     args_0_rest = tl.load(args_0_ptr + row * cols + rest, mask=rest_mask, other=0.0)
-    mean_sum = tl.sum(args_0, axis=0) + tl.sum(tl.where(rest_mask, args_0_rest, 0.0), axis=0)
+    mean_sum = tl.sum(args_0, axis=0) + tl.sum(args_0_rest, axis=0)
     mean = tl.div_rn(mean_sum, cols * 1.0)
     sub = args_0 - mean
     sub_rest = args_0_rest - mean

@@ -49,14 +49,14 @@ def middle_softmax_kernel(
     args_0 = tl.load(
         args_0_ptr + row_0 * cols * row_1_size + row_1 + col * row_1_size,
         mask=mask,
-        other=0.0,
+        other=float("-inf"),
     )
     mul = args_0 * 0.125
-    args_1 = tl.load(args_1_ptr + col, mask=col_mask, other=0.0)
+    args_1 = tl.load(args_1_ptr + col, mask=col_mask, other=float("-inf"))
     add = mul + args_1
-    softmax_max = tl.reduce(tl.where(col_mask, add, float("-inf")), 1, max_nan, keep_dims=True)
+    softmax_max = tl.reduce(add, 1, max_nan, keep_dims=True)
     softmax_part = libdevice.exp(add - softmax_max)
-    softmax_sum = tl.sum(tl.where(col_mask, softmax_part, 0.0), axis=1, keep_dims=True)
+    softmax_sum = tl.sum(softmax_part, axis=1, keep_dims=True)
     softmax = tl.div_rn(softmax_part, softmax_sum)
     tl.store(
         softmax_out_ptr + row_0 * cols * row_1_size + row_1 + col * row_1_size,

@@ -42,7 +42,7 @@ def residual_rms_norm_kernel(
     args_1 = tl.load(args_1_ptr + row * cols + col, mask=mask, other=0.0).to(tl.float32)
     add = args_0 + args_1
     pow_1 = add * add
-    mean_sum = tl.sum(tl.where(col_mask, pow_1, 0.0), axis=1, keep_dims=True)
+    mean_sum = tl.sum(pow_1, axis=1, keep_dims=True)
     mean = mean_sum / (cols * 1.0)
     add_1 = mean + 1e-06
     rsqrt = tl.rsqrt(add_1)

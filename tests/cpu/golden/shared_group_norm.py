@@ -207,7 +207,7 @@ def shared_group_norm(args_0, args_1, args_2):
     workspace = torch.zeros(16 + n0 * 2 * parts, dtype=torch.int64, device=args_0.device)
     # Programs wait where there surely is room for all of a row, and for other such kernels;
     # elsewhere one launch leaves the words for the next.
-    together = 2 * parts <= resident(args_0.device, 2)
+    together = 2 * parts <= resident(args_0.device, 1)
     steps = [
         launch(
             shared_group_norm_kernel,
@@ -219,7 +219,7 @@ def shared_group_norm(args_0, args_1, args_2):
             WHOLE=n1 * 2 % 32 == 0,
             NEAR=n1 >= 32,
             STEP=step,
-            num_warps=2,
+            num_warps=1,
             enable_fp_fusion=True,
         )
         for step in ((-1,) if together else (0, 1))

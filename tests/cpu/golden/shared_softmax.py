@@ -49,10 +49,17 @@ def in_vectors(first, cols, lane, start, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def load_row(ptr, vectors, in_whole, ends, in_end):
-    # Whole vectors at once, what is in none one by one, and zero where there is nothing.
-    whole = tl.load(ptr + vectors, mask=in_whole, other=0)
-    return tl.load(ptr + ends, mask=in_end, other=whole)
+def around_vectors(first, cols, start, COLS: tl.constexpr, ENDS: tl.constexpr):
+    # Of a row that begins at element `first`: the columns and places of its whole vectors, from
+    # lane `start` of them on, and the columns around them, which whoever has the first lane takes.
+    VECTOR: tl.constexpr = ENDS // 2
+    head = tl.minimum(-first & (VECTOR - 1), cols).to(tl.int32)
+    inside = tl.multiple_of((cols - head) & -VECTOR, VECTOR)
+    lane = start + tl.arange(0, COLS)
+    vectors = tl.multiple_of(first + head, VECTOR) + lane
+    end = tl.arange(0, ENDS)
+    end_mask = end < tl.where(start == 0, cols - inside, 0)
+    return lane + head, vectors, lane < inside, tl.where(end < head, end, end + inside), end_mask
 
 
 @triton.jit
@@ -141,13 +148,6 @@ def widened_2(x, COMPILED: tl.constexpr):
 
 
 @triton.jit
-def store_row(ptr, vectors, in_whole, ends, in_end, value):
-    # Whole vectors at once, what is in none one by one.
-    tl.store(ptr + vectors, value, mask=in_whole)
-    tl.store(ptr + ends, value, mask=in_end)
-
-
-@triton.jit
 def shared_softmax_kernel(
     args_0_ptr,
     div_out_ptr,
@@ -156,22 +156,34 @@ def shared_softmax_kernel(
     cols,
     COLS: tl.constexpr,
     PEERS: tl.constexpr,
+    ENDS: tl.constexpr,
     STEP: tl.constexpr,
 ):
     # One program has a part of a row, and takes what the others found from them.
     program = ticket(workspace_ptr, STEP < 0)
     row = program // parts
     part = program % parts
-    lane = tl.arange(0, COLS)
-    col, vectors, in_whole, in_end = in_vectors(row * cols, cols, lane, part * COLS, 8)
-    col_mask = in_whole | in_end
-    args_0 = load_row(args_0_ptr, vectors, in_whole, row * cols + col, in_end)
+    col, vectors, col_mask, end, end_mask = around_vectors(
+        row * cols,
+        cols,
+        part * COLS,
+        COLS,
+        ENDS,
+    )
+    args_0 = tl.load(args_0_ptr + vectors, mask=col_mask, other=float("-inf"))
     args_0_wide = args_0.to(tl.float32)
-    max_1_max = tl.reduce(tl.where(col_mask, args_0_wide, float("-inf")), 0, max_nan)
+    args_0_end = tl.load(
+        args_0_ptr + row * cols + end,
+        mask=end_mask,
+        other=float("-inf"),
+    ).to(tl.float32)
+    max_1_max = max_nan(tl.reduce(args_0_wide, 0, max_nan), tl.reduce(args_0_end, 0, max_nan))
     args_0_wide_1 = widened_1(args_0, STEP < 0)
     sub_part = args_0_wide_1 - max_1_max
+    sub_part_end = args_0_end - max_1_max
     exp_part = tl.exp2(sub_part * 1.44269504)
-    sum_1_sum = tl.sum(tl.where(col_mask, exp_part, 0.0), axis=0)
+    exp_part_end = tl.exp2(sub_part_end * 1.44269504)
+    sum_1_sum = tl.sum(exp_part, axis=0) + tl.sum(exp_part_end, axis=0)
     words = workspace_ptr + 16 + row.to(tl.int64) * parts
     if STEP <= 0:
         publish(words + part, max_1_max, sum_1_sum, STEP < 0)
@@ -190,7 +202,11 @@ def shared_softmax_kernel(
         sub_part_1 = args_0_wide_2 - max_1_max_1
         exp_part_1 = tl.exp2(sub_part_1 * 1.44269504)
         div_part = exp_part_1 * (1.0 / value_part_1)
-        store_row(div_out_ptr, vectors, in_whole, row * cols + col, in_end, div_part)
+        tl.store(div_out_ptr + vectors, div_part, mask=col_mask)
+        sub_part_end_1 = args_0_end - max_1_max_1
+        exp_part_end_1 = tl.exp2(sub_part_end_1 * 1.44269504)
+        div_part_end = exp_part_end_1 * (1.0 / value_part_1)
+        tl.store(div_out_ptr + row * cols + end, div_part_end, mask=end_mask)
 
 
 def shared_softmax(args_0):
@@ -209,7 +225,7 @@ def shared_softmax(args_0):
     workspace = torch.zeros(16 + n0 * parts, dtype=torch.int64, device=args_0.device)
     # Programs wait where there surely is room for all of a row, and for other such kernels;
     # elsewhere one launch leaves the words for the next.
-    together = 2 * parts <= resident(args_0.device, 2)
+    together = 2 * parts <= resident(args_0.device, 1)
     steps = [
         launch(
             shared_softmax_kernel,
@@ -218,8 +234,9 @@ def shared_softmax(args_0):
             (parts, n1),
             COLS=64,
             PEERS=power_of_two(parts),
+            ENDS=16,
             STEP=step,
-            num_warps=2,
+            num_warps=1,
             enable_fp_fusion=True,
         )
         for step in ((-1,) if together else (0, 1))

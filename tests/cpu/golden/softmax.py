@@ -26,6 +26,15 @@ def max_nan(a, b):
 
 
 @triton.jit
+def share_of(x, total):
+    # x / total as a division rounds it, where total is 1 at the least and x is none of the largest:
+    # a quotient from the reciprocal, which a row has once, and what that leaves over.
+    inverse = tl.div_rn(1.0, total)
+    share = x * inverse
+    return tl.fma(tl.fma(-share, total, x), inverse, share)
+
+
+@triton.jit
 def softmax_kernel(
     args_0_ptr,
     div_out_ptr,
@@ -42,12 +51,12 @@ def softmax_kernel(
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
-    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
-    max_1 = tl.reduce(tl.where(col_mask, args_0, float("-inf")), 1, max_nan, keep_dims=True)
+    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=float("-inf"))
+    max_1 = tl.reduce(args_0, 1, max_nan, keep_dims=True)
     sub = args_0 - max_1
     exp = libdevice.exp(sub)
-    sum_1 = tl.sum(tl.where(col_mask, exp, 0.0), axis=1, keep_dims=True)
-    div = tl.div_rn(exp, sum_1)
+    sum_1 = tl.sum(exp, axis=1, keep_dims=True)
+    div = share_of(exp, sum_1)
     tl.store(div_out_ptr + row * cols + col, div, mask=mask)
 
 

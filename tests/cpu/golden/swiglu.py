@@ -40,7 +40,7 @@ def swiglu_kernel(
         mask=mask,
         other=0.0,
     ).to(tl.float32)
-    silu = chunk_1 * tl.sigmoid(chunk_1)
+    silu = chunk_1 * (1.0 / (1.0 + tl.exp2(chunk_1 * -1.44269504)))
     chunk_1_1 = tl.load(
         chunk_1_1_ptr + n_0 * chunk_1_1_stride_n_0 + n_1,
         mask=mask,
