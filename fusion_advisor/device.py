@@ -34,6 +34,12 @@ Unit = Literal["tensor", "cuda", "special"]
 """Where an operator runs: tensor cores, CUDA cores, or the special function units
 (transcendentals)."""
 
+LINE_BYTES = 128
+"""Of a line of the L1, which is what a request of a warp is served by."""
+
+VECTOR_BYTES = 16
+"""The widest access of a thread."""
+
 PEAK_DTYPES = (*DTYPE_BYTES, "float8", "tf32")
 """What a peak may be given for: torch's dtypes, any float8, and float32 products in TF32."""
 
@@ -119,6 +125,8 @@ class Speed(Table):
     """What one warp moves at most."""
     step: Time
     """What each further place takes that a program walks one after the other."""
+    unaligned: Share
+    """Of the share that is left where rows do not begin at 16 bytes."""
     arithmetic: Share
     """Of the peaks that its arithmetic reaches. Emitted kernels may pass 1: their instructions were
     timed one kind at a time, and overlap."""
@@ -127,6 +135,20 @@ class Speed(Table):
     overlap: Speedup
     """The power in which memory's time, addresses' and arithmetic's add up: 1 is one after the
     other, many the longest alone."""
+
+
+class Reduction(Table):
+    """How eager's reductions to fewer elements spread over blocks."""
+
+    warps: Count
+    """Of a block."""
+    outputs: Count
+    """Neighbouring results that a block has, where what is combined lies apart."""
+    shared: Count
+    """Places of a result for each lane of a warp, from which on the warps of a block share it."""
+    least: Count
+    """Places for each thread: where blocks are few, several share a result while threads have so
+    many."""
 
 
 class Times(Table):
@@ -141,8 +163,11 @@ class Times(Table):
     kernel_launch: Time
     eager_warps: Count
     """Of the blocks of eager's row kernels, about."""
-    eager_part: Elements
-    """Of a row that a block takes where blocks share rows, about."""
+    eager_short: Mapping[str, Elements]
+    """Ops whose rows below so many elements have one warp each."""
+    eager_blocks: Mapping[str, Count]
+    """Warps of the blocks of some ops, each of which has a row."""
+    eager_reduction: Reduction
     eager_passes: Mapping[str, Count]
     """How often eager's op walks rows that are longer than `eager_row`; once, if not named."""
     eager_row: Bytes
@@ -153,8 +178,13 @@ class Times(Table):
     """How much faster what lies in the L2 is read."""
     l2_kept: Share
     """How much of the L2 keeps what was just written or read."""
-    unaligned: Share
-    """Of the speed where rows do not begin at 16 bytes."""
+    simple: Share
+    """Of what additions, products, comparisons and the like were timed at alone, what they take
+    among others."""
+    reduced: Speedup
+    """How many instructions a step of a reduction is worth."""
+    l1_lines: Rate
+    """Lines that the L1s give and take together."""
     registers: Registers
     """What a thread needs beside its share of the values alive at once."""
     registers_share: Share

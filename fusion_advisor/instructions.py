@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from fusion_advisor.exprs import INDEX
@@ -10,6 +11,8 @@ from fusion_advisor.rulebook import Rulebook
 
 _UNISSUED = ("load", "const", "place", "extent", "size", "taken")
 """Addresses and numbers, whose cost goes with the elements."""
+_FEW = 3
+"""A primitive that was timed at fewer is one instruction or two."""
 
 
 def precise(region: Region) -> bool:
@@ -17,15 +20,36 @@ def precise(region: Region) -> bool:
     return any(output.tensor.dtype == "float32" for output in region.outputs)
 
 
-def instructions(region: Region, rulebook: Rulebook, *, precise: bool) -> float:
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """Instructions of lanes: of steps of reductions, one each; of primitives that are one or two,
+    which the compiler contracts with others; and of all others."""
+
+    steps: float
+    simple: float
+    others: float
+
+    @property
+    def total(self) -> float:
+        return self.steps + self.simple + self.others
+
+
+def instructions(region: Region, rulebook: Rulebook, *, precise: bool) -> Issued:
     """Instructions for the values of a region, each at every place that it has, once."""
-    found = 0.0
+    steps = simple = others = 0.0
     for number in region.live:
         expr = region.exprs[number]
         if expr.op in _UNISSUED or expr.dtype == INDEX:
             continue
-        own = rulebook.instructions.get(expr.op, rulebook.instructions["other"])
-        places = expr.args[0] if expr.op in ("reduce", "scan") else number
+        combined = expr.op in ("reduce", "scan")
+        places = expr.args[0] if combined else number
         count = prod(region.sizes[axis] for axis in region.depends[places])
-        found += count * own.of(expr.dtype, precise=precise)
-    return found
+        own = rulebook.instructions.get(expr.op, rulebook.instructions["other"])
+        each = own.of(expr.dtype, precise=precise)
+        if combined:
+            steps += count
+        elif each < _FEW:
+            simple += count * each
+        else:
+            others += count * each
+    return Issued(steps, simple, others)

@@ -9,12 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.device import Device
+from fusion_advisor.device import VECTOR_BYTES, Device
 from fusion_advisor.ops import Call, Op
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Tensor
 
-POINTWISE = ("stream", "broadcast", "strided", "transposed")
+POINTWISE = ("stream", "broadcast", "strided", "transposed", "cast")
+
+TYPED = ("where", "masked_fill")
+"""Ops whose kernels are made for operands of differing types."""
+
+MOST_BLOCKS = 32
+"""That a multiprocessor holds."""
 
 
 def launched(
@@ -27,19 +33,76 @@ def launched(
 ) -> Work:
     """One launch of eager's, which reads and writes `moved` HBM bytes."""
     kind = _kind(call, op)
-    warps = device.times.eager_warps.count
+    name = _name(call, op, kind)
+    blocks, warps, depth = _blocks(call, kind, name, device)
+    resident = min(device.multiprocessor.warps.count // warps, MOST_BLOCKS)
     work = Work(
         f"eager.{kind}",
         *moved,
         elements=_elements(call, op, flops),
         arithmetic_us=arithmetic_us,
-        programs=_rows(call, kind, device),
+        programs=blocks,
         warps=warps,
-        at_once=device.sm_count * device.multiprocessor.warps.count // warps,
-        op=_name(call, op, kind),
+        at_once=device.sm_count * resident,
+        depth=depth,
+        op=name,
+        unaligned=bool(call.operands) and _unaligned(call, kind, name, depth),
     )
     again = _read_again(call, work, device) if call.operands else 0
     return replace(work, bytes_read=work.bytes_read + again)
+
+
+def _blocks(call: Call, kind: str, name: str, device: Device) -> tuple[int, int, int]:
+    """How many blocks of how many warps there are, and how many places, or stages, each has one
+    after the other: 0, some, 1 where that is not known."""
+    times = device.times
+    if kind in ("row", "column"):
+        return _reducing(call, kind, device)
+    rows = _rows(call, kind)
+    if not rows:
+        return 0, times.eager_warps.count, 1
+    length = -(-call.operands[0].numel // rows)
+    short = times.eager_short.get(name)
+    if short is not None and length < short.count:
+        return rows, 1, length
+    return rows, times.eager_blocks.get(name, times.eager_warps).count, length
+
+
+def _reducing(call: Call, kind: str, device: Device) -> tuple[int, int, int]:
+    """Blocks, their warps, and their stages, of a reduction to fewer elements. A warp has a row,
+    or a few neighbouring columns; a long row has a block, or where there are few several, the last
+    of which puts their results together."""
+    by, lanes = device.times.eager_reduction, device.warp_size
+    warps, results = by.warps.count, max(call.out.numel, 1)
+    length = -(-call.operands[0].numel // results)
+    if kind == "column":
+        blocks, threads = -(-results // by.outputs.count), warps
+    elif length < by.shared.count * lanes:
+        return -(-results // warps), warps, 1
+    else:
+        blocks, threads = results, warps * lanes
+    resident = device.sm_count * device.multiprocessor.warps.count // warps
+    several = max(1, min(resident // blocks, length // (threads * by.least.count)))
+    return blocks * several, warps, min(several, 2)
+
+
+def _unaligned(call: Call, kind: str, name: str, length: int) -> bool:
+    """Do rows of some operand begin elsewhere than at 16 bytes, so that eager's kernels move single
+    elements? Rows are what is combined or normalised, what is joined, and a channel's image."""
+    if kind == "copy" and name.startswith("cat"):
+        dim = call.arg(1, "dim")
+        start = dim if isinstance(dim, int) else 0
+        lengths = [
+            prod(t.shape[start % max(len(t.shape), 1) :]) for t in (*call.operands, call.out)
+        ]
+        return any(n * call.out.itemsize % VECTOR_BYTES for n in lengths)
+    if name.endswith("_pointwise"):
+        length = prod(call.out.shape[2 if len(call.out.shape) > 2 else 1 :])
+    elif kind == "row":
+        length = call.operands[0].numel // max(call.out.numel, 1)
+    elif kind not in ("normal", "scan"):
+        return False
+    return bool(length * call.operands[0].itemsize % VECTOR_BYTES)
 
 
 def _read_again(call: Call, work: Work, device: Device) -> int:
@@ -57,10 +120,10 @@ def _read_again(call: Call, work: Work, device: Device) -> int:
 
 
 def _kind(call: Call, op: Op | None) -> str:
-    """`stream`: all alike; `broadcast`: some are smaller; `strided`: rows of some tensor begin
-    elsewhere; `transposed`: the elements of a row lie apart. `normal`: a reduction whose result is
-    as large as its operand; `row`, `column`: it is smaller, and what is combined lies contiguous,
-    or does not. Else the op's pattern."""
+    """`stream`: all alike; `cast`: types differ; `broadcast`: some are smaller; `strided`: rows of
+    some tensor begin elsewhere; `transposed`: the elements of a row lie apart. `normal`: a
+    reduction whose result is as large as its operand; `row`, `column`: it is smaller, and what is
+    combined lies contiguous, or does not. Else the op's pattern."""
     if op is None:
         return "opaque"
     if op.pattern == "reduction" and _combines(call):
@@ -73,9 +136,20 @@ def _kind(call: Call, op: Op | None) -> str:
     whole = [_steps(t) for t in call.operands if t.shape == call.out.shape]
     if any(steps and found and found[-1] != steps[-1] for found in whole):
         return "transposed"
+    if _casts(call):
+        return "cast"
     if any(found != steps for found in whole):
         return "strided"
     return "stream" if len(whole) == len(call.operands) else "broadcast"
+
+
+def _casts(call: Call) -> bool:
+    """Does a pointwise kernel convert what it loads or stores, one element at a time? A condition
+    and what is compared have the types that the kernel is made for."""
+    dtypes = {t.dtype for t in (*call.operands, call.out) if t.shape == call.out.shape}
+    return (
+        len(dtypes) > 1 and call.out.dtype != "bool" and not any(op in call.node.op for op in TYPED)
+    )
 
 
 def _combines(call: Call) -> bool:
@@ -110,13 +184,10 @@ def _elements(call: Call, op: Op | None, flops: int) -> int:
     return max(walked, flops) if op is not None and op.pattern == "window" else walked
 
 
-def _rows(call: Call, kind: str, device: Device) -> int:
-    """Rows that a block of threads each has to itself; 0 where there are none. Long rows of few are
-    shared by blocks where the result is smaller than the operand."""
-    if kind not in ("normal", "row", "scan"):
+def _rows(call: Call, kind: str) -> int:
+    """Rows that a block of threads each has to itself; 0 where there are none."""
+    if kind not in ("normal", "scan"):
         return 0
-    if kind == "row":
-        return max(call.out.numel, call.operands[0].numel // device.times.eager_part.count)
     others = [t.numel for t in call.node.outputs[1:] if t is not None and t.numel]
     if others:
         return min(others)

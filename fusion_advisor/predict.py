@@ -6,7 +6,8 @@ the most part. Bytes move at the device's copy bandwidth, by the share of it tha
 kernel reaches; slower until as many have moved as the L2 holds, faster where the launches before
 left them in the L2. Programs run as many at once as their registers and warps let, wave after wave,
 and each takes its own latency and the time of its bytes at what its warps can keep on their way, so
-that few programs, or few at once, are slower than the memory. Every coefficient
+that few programs, or few at once, are slower than the memory. What warps ask the L1 for takes a
+line at a time: single elements, or neighbours far apart, many lines. Every coefficient
 stands in `rules/predict.toml` with the run that it was fitted on. No measurement of what is
 predicted is ever looked at.
 """
@@ -29,7 +30,9 @@ class Work:
     `arithmetic_us` is the arithmetic's time at the device's peaks; `programs` is how many blocks of
     `warps` warps there are, 0 where that is not known and enough, `at_once` how many of them the
     device holds, and `depth` how many places each walks one after the other. `unaligned`: rows do
-    not begin at 16 bytes.
+    not begin at 16 bytes. `lines` of the L1 are those that warps ask for, request by request.
+    `simple_us` and `reduced_us` are the time at the peaks of primitives that are an instruction or
+    two, and of a reduction's steps as one each, which are not in `arithmetic_us`.
     """
 
     kind: str
@@ -44,6 +47,9 @@ class Work:
     at_once: int = 1
     depth: int = 1
     unaligned: bool = False
+    lines: int = 0
+    simple_us: float = 0.0
+    reduced_us: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -64,7 +70,8 @@ def launch_us(work: Work, device: Device) -> float:
         memory_us(work, device),
         programs_us(work, device),
         1e6 * work.elements / speed.elements.base * idle,
-        work.arithmetic_us / speed.arithmetic.value * idle,
+        arithmetic_us(work, device) * idle,
+        1e6 * work.lines / times.l1_lines.base * idle,
     )
     power = _overlap(work, device)
     longest = max(parts) or 1.0  # whose power may be beyond a float
@@ -90,12 +97,19 @@ def call_us(works: Iterable[Work], device: Device) -> float:
 def memory_us(work: Work, device: Device) -> float:
     """The time of a launch's bytes."""
     times = device.times
-    share = times.speed(work.kind, work.op).share.value
-    if work.unaligned:
-        share *= times.unaligned.value
+    speed = times.speed(work.kind, work.op)
+    share = speed.share.value * (speed.unaligned.value if work.unaligned else 1.0)
     from_l2 = work.resident / times.l2_speed.value
     ramp = times.ramp.value * min(work.bytes, device.memory.l2.base)
     return ((work.bytes - work.resident + from_l2) / share + ramp) / device.bandwidth * 1e6
+
+
+def arithmetic_us(work: Work, device: Device) -> float:
+    """The time of a launch's arithmetic."""
+    times = device.times
+    issued = work.arithmetic_us + work.simple_us * times.simple.value
+    issued += work.reduced_us * times.reduced.value
+    return issued / times.speed(work.kind, work.op).arithmetic.value
 
 
 def programs_us(work: Work, device: Device) -> float:

@@ -9,9 +9,10 @@ from fusion_advisor.annotate import seconds_of_arithmetic
 from fusion_advisor.device import Device
 from fusion_advisor.gates.base import Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
-from fusion_advisor.instructions import instructions, precise
+from fusion_advisor.instructions import Issued, instructions, precise
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Ref
+from fusion_advisor.requests import asked, lines, seen_twice, unaligned
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.reducing import walks
@@ -57,32 +58,43 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
     for step in plan.steps:
         names = {load.name for load in step.loads}
         resident = sum(kept(size, size, device) for name, size in left.items() if name in names)
+        resident += seen_twice(step.loads)
         issued = _issued(step, rulebook, precise=precise(plan.region))
+        every = asked(step)
+        peak = device.peak_flops("cuda", "float32") / 2
         found.append(
             Work(
                 kind=f"kernel.{_kind(step)}",
                 bytes_read=step.bytes_read,
                 bytes_written=step.bytes_written,
                 elements=_lanes(step),
-                arithmetic_us=1e6 * issued / (device.peak_flops("cuda", "float32") / 2),
+                arithmetic_us=1e6 * issued.others / peak,
+                simple_us=1e6 * issued.simple / peak,
+                reduced_us=1e6 * issued.steps / peak,
                 resident=min(resident, step.bytes_read),
                 programs=programs(step),
                 warps=step.warps,
                 at_once=at_once(step, device),
                 depth=_depth(step),
-                unaligned=_unaligned(step),
+                unaligned=unaligned(step, every),
+                lines=lines(step, every, _lanes(step), _serial(step), device.warp_size),
             )
         )
         left |= {store.name: store.tensor.bytes for store in step.stores}
     return tuple(found)
 
 
-def _issued(step: Step, rulebook: Rulebook, *, precise: bool) -> float:
+def _issued(step: Step, rulebook: Rulebook, *, precise: bool) -> Issued:
     """Instructions of lanes for the values of a kernel, those of lanes with no element included."""
     parts = step.phases or (step,)
-    found = sum(instructions(part.region, rulebook, precise=precise) for part in parts)
+    found = [instructions(part.region, rulebook, precise=precise) for part in parts]
     walked = prod(group.size for group in (*step.outer, *step.inner)) * _serial(step)
-    return found * _lanes(step) / max(walked, 1)
+    share = _lanes(step) / max(walked, 1)
+    return Issued(
+        share * sum(one.steps for one in found),
+        share * sum(one.simple for one in found),
+        share * sum(one.others for one in found),
+    )
 
 
 def at_once(step: Step, device: Device) -> int:
@@ -142,15 +154,3 @@ def _serial(step: Step) -> int:
     """Places that a lane walks one after the other, as often as it walks them."""
     again = max(walks(step.region, step.serial).values(), default=1)
     return again * prod(step.region.sizes[axis] for axis in step.serial)
-
-
-def _unaligned(step: Step) -> bool:
-    """Rows of some tensor begin elsewhere than at 16 bytes, so that lanes load singly."""
-    along = {axis for group in step.inner for axis in group.axes}
-    across = [axis for group in step.outer for axis in group.axes]
-    return bool(along) and any(
-        access.step(axis) * access.tensor.itemsize % 16
-        for access in (*step.loads, *step.stores)
-        if along & set(access.strides)
-        for axis in across
-    )

@@ -21,7 +21,14 @@ from fusion_advisor.dataflow import dataflow
 from fusion_advisor.decide import decide
 from fusion_advisor.device import Device
 from fusion_advisor.judge import Chosen, verdicts
-from fusion_advisor.predict import Work, call_us, launch_us, memory_us, speedup_interval
+from fusion_advisor.predict import (
+    Work,
+    arithmetic_us,
+    call_us,
+    launch_us,
+    memory_us,
+    speedup_interval,
+)
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.wire import graph_from_json
@@ -246,7 +253,8 @@ def _reason(sample: Sample, device: Device) -> str:
     parts = {
         f"{work.bytes / 1e6:.1f} MB from {work.programs} programs": memory_us(work, device),
         f"{work.elements:.3g} elements walked": 1e6 * work.elements / speed.elements.base,
-        "arithmetic": work.arithmetic_us / speed.arithmetic.value,
+        f"{work.lines:.3g} lines of the L1": 1e6 * work.lines / device.times.l1_lines.base,
+        "arithmetic": arithmetic_us(work, device),
     }
     why, us = max(parts.items(), key=lambda item: item[1])
     return f"{why}: {us:.1f} µs"

@@ -79,7 +79,7 @@ def _busy(step: Step, device: Device, rulebook: Rulebook) -> bool:
     thread are then on their way side by side."""
     if any(access.tensor.itemsize > 2 for access in step.stores):
         return False
-    wanted = instructions(step.region, rulebook, precise=precise(step.region))
+    wanted = instructions(step.region, rulebook, precise=precise(step.region)).total
     seconds = wanted / (device.peak_flops("cuda", "float32") / 2)
     moved = (step.bytes_read + step.bytes_written) / device.bandwidth
     return seconds > rulebook.schedules.flat.busy.value * moved

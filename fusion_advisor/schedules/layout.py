@@ -302,6 +302,15 @@ def index_of(region: Region, number: int, sizes: Mapping[int, int]) -> Callable[
     return lambda at: other([arg(at) for arg in args])
 
 
+def evaluates(region: Region, number: int) -> bool:
+    """Is an index a function of places alone, which `index_of` can work out?"""
+    parts = (region.exprs[i] for i in reach(region, number))
+    return all(
+        part.number is not None or part.op == "place" or part.op in FOLD or part.op in _OTHERS
+        for part in parts
+    )
+
+
 _At = Mapping[int, int]
 
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from math import prod
 
+from fusion_advisor.device import VECTOR_BYTES
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.layout import Access
 from fusion_advisor.schedules.rows import Rows
-
-VECTOR_BYTES = 16
-"""The widest access of a thread."""
 
 HELPERS: dict[str, str] = {
     "around_vectors": """\

@@ -51,6 +51,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "dataflow",
         "express equivalence instructions",
         "schedules",
+        "requests",
         "plan",
         "gates",
         "works partition",

@@ -35,8 +35,20 @@ def test_a_short_kernel_takes_its_launch() -> None:
         replace(ROW, arithmetic_us=10_000.0),
         replace(ROW, programs=16),
         replace(ROW, unaligned=True),
+        replace(ROW, lines=1 << 32),
+        replace(ROW, simple_us=100_000.0),
+        replace(ROW, reduced_us=1000.0),
     ],
-    ids=["bytes", "repeated elements", "arithmetic", "few programs", "unaligned"],
+    ids=[
+        "bytes",
+        "repeated elements",
+        "arithmetic",
+        "few programs",
+        "unaligned",
+        "many lines",
+        "additions",
+        "steps of reductions",
+    ],
 )
 def test_what_makes_a_kernel_slower(slower: Work) -> None:
     assert launch_us(slower, H200) > launch_us(ROW, H200)

@@ -1,0 +1,196 @@
+"""What the warps of a kernel ask their L1 for, access by access: whole vectors or single elements,
+neighbours close together or far apart.
+
+A warp's load or store is served line by line. Lanes hold as many neighbouring elements as a vector
+has; where an access cannot be taken in vectors, because it steps or begins elsewhere than at one,
+each of its elements is a request of its own, spread over as many lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+
+from fusion_advisor.device import LINE_BYTES, VECTOR_BYTES
+from fusion_advisor.records import Tensor
+from fusion_advisor.region import Region
+from fusion_advisor.schedules.base import Step
+from fusion_advisor.schedules.layout import Access, Group, evaluates, index_of
+
+_DIVISIBLE = 16
+"""What Triton knows of an argument: whether it is a multiple of it."""
+_LARGE = 8
+"""Accesses of tensors smaller than such a part of what a kernel moves do not slow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How a kernel's lanes make one access: neighbours are `apart` elements from each other, None
+    where that hangs on data; `width` elements are contiguous and aligned in memory, of which
+    `whole` may be taken at once."""
+
+    access: Access
+    apart: int | None
+    width: int
+    whole: int
+
+
+def asked(step: Step) -> tuple[Asked, ...]:
+    """Of every load and store."""
+    found: list[Asked] = []
+    for access in (*step.loads, *step.stores):
+        lane = _lane(step, access)
+        width = _width(step, access, lane)
+        whole = min(width, _unmasked(step, lane))
+        found.append(Asked(access, _apart(step, access, lane), width, whole))
+    return tuple(found)
+
+
+def lines(step: Step, every: Sequence[Asked], lanes: int, serial: int, warp: int) -> int:
+    """Lines that all warps ask for: of `lanes` places that a kernel walks, `serial` of them one
+    after the other in a lane; warps have `warp` lanes."""
+    held = max(1, step.rows * step.block // (step.warps * warp))
+    layout = min(max((one.width for one in every), default=1), held)
+    found = 0.0
+    for one in every:
+        walked = lanes if _hangs(step, one.access, step.serial) else lanes // max(serial, 1)
+        found += _places(step, one.access, walked) * _each(step, one, layout, warp)
+    return int(found)
+
+
+def unaligned(step: Step, every: Sequence[Asked]) -> bool:
+    """Are neighbouring places of some large tensor taken one by one, because rows begin or end
+    elsewhere than at whole vectors?"""
+    return any(
+        one.apart == 1 and one.whole == 1 and _LARGE * one.access.tensor.bytes > step.moved
+        for one in every
+        if not _hangs(step, one.access, step.serial)
+    )
+
+
+def seen_twice(loads: Sequence[Access]) -> int:
+    """Bytes of tensors that lie within others that are read at the same time."""
+    tensors = {access.name: access.tensor for access in loads}
+    return sum(
+        tensor.bytes
+        for tensor in tensors.values()
+        if any(_within(tensor, other) for other in tensors.values())
+    )
+
+
+def _within(part: Tensor, whole: Tensor) -> bool:
+    """Does a tensor lie within another that is larger?"""
+    if part.storage != whole.storage or part.storage < 0 or part.bytes >= whole.bytes:
+        return False
+    if part.stride != whole.stride or part.dtype != whole.dtype:
+        return False
+    left = part.offset - whole.offset
+    dims = zip(part.shape, whole.shape, whole.stride, strict=True)
+    for size, held, stride in sorted(dims, key=lambda dim: -dim[2]):
+        start, left = divmod(left, stride) if stride else (0, left)
+        if start < 0 or start + size > held:
+            return False
+    return not left
+
+
+def _each(step: Step, one: Asked, layout: int, warp: int) -> float:
+    """Lines for one place of a tile whose lanes hold `layout` neighbouring places each."""
+    if one.apart is None:
+        return 1.0
+    if one.apart == 0:
+        return 0.0 if _near(step) else 1.0 / warp
+    spread = warp * layout * one.apart * one.access.tensor.itemsize / LINE_BYTES
+    return min(max(1.0, spread), warp) / (warp * min(one.whole, layout))
+
+
+def _lane(step: Step, access: Access) -> Group:
+    """The group along which neighbouring lanes lie: the one that memory follows."""
+    tile = [*step.inner[-1:], *(step.outer[-1:] if step.rows > 1 or not step.inner else ())]
+    tile = [group for group in tile if group.axes]
+    close = [group for group in tile if access.step(group.axes[-1]) == 1]
+    return (close or tile or [Group("", (), 1)])[0]
+
+
+def _hangs(step: Step, access: Access, axes: frozenset[int]) -> bool:
+    """Does an access hang on some axes?"""
+    if axes & (set(access.strides) | access.walks):
+        return True
+    return any(step.region.depends[index] & axes for index in access.pulled.values())
+
+
+def _places(step: Step, access: Access, lanes: int) -> float:
+    """Places of all tiles at which an access is made."""
+    found = float(lanes)
+    if step.inner:
+        inner, outer = (
+            frozenset(axis for group in groups for axis in group.axes)
+            for groups in (step.inner, step.outer)
+        )
+        found /= 1 if _hangs(step, access, inner) else max(step.length, 1)
+        found /= step.rows if step.rows > 1 and not _hangs(step, access, outer) else 1
+    return found
+
+
+def _apart(step: Step, access: Access, lane: Group) -> int | None:
+    """Elements between neighbouring lanes; None where it hangs on data."""
+    if not lane.axes:
+        return 0
+    axis, region = lane.axes[-1], step.region
+    if axis in access.strides:
+        return abs(access.step(axis))
+    middle = max(0, min(region.sizes[axis] // 2, region.sizes[axis] - 2))
+    found = 0
+    for d, index in access.pulled.items():
+        if region.depends[index] & {axis}:
+            two = [_place(region, index, {axis: middle + i}) for i in (0, 1)]
+            if two[0] is None or two[1] is None:
+                return None
+            found += abs(two[1] - two[0]) * access.tensor.stride[d]
+    return found
+
+
+def _width(step: Step, access: Access, lane: Group) -> int:
+    """Elements that lie together, from a multiple of as many on."""
+    most = max(1, VECTOR_BYTES // access.tensor.itemsize)
+    if not lane.axes or access.step(lane.axes[-1]) != 1:
+        return 1
+    if step.vector:
+        return min(most, step.vector)
+    mine = [g for g in (step.inner if lane in step.inner else step.outer) if g.axes]
+    dense = all(
+        access.step(g.axes[-1]) == prod(later.size for later in mine[place + 1 :])
+        for place, g in enumerate(mine)
+    )
+    others = [g for g in step.groups if g.axes and g is not lane and not (dense and g in mine)]
+    numbers = [*(access.step(g.axes[-1]) for g in others), *(() if dense else (lane.size,))]
+    found = most
+    for number in numbers:  # rows' lengths are spelled as products, arguments of flat kernels not
+        found = gcd(found, number) if step.inner or number % _DIVISIBLE == 0 else 1
+    for d, index in access.pulled.items():
+        found = gcd(found, (_place(step.region, index, {}) or 0) * access.tensor.stride[d])
+    return found
+
+
+def _place(region: Region, index: int, at: Mapping[int, int]) -> int | None:
+    """An index at some place along some axes, the first along the others; None where it hangs on
+    data."""
+    if not evaluates(region, index):
+        return None
+    where = {**dict.fromkeys(region.depends[index], 0), **at}
+    return index_of(region, index, region.sizes)(where)
+
+
+def _unmasked(step: Step, lane: Group) -> int:
+    """Elements of a vector that the end of the rows allows."""
+    if step.vector:
+        return VECTOR_BYTES
+    if step.inner:
+        extent = step.length if lane in step.inner else prod(g.size for g in step.outer)
+        return gcd(extent, VECTOR_BYTES)
+    return VECTOR_BYTES if prod(g.size for g in step.outer) % _DIVISIBLE == 0 else 1
+
+
+def _near(step: Step) -> bool:
+    """Do all lanes of a program lie in one run of the last group, or in two?"""
+    return bool(step.inner) or not step.outer or step.block <= step.outer[-1].size
