@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusion_advisor.editing.rewrite import attribute
-from fusion_advisor.editing.sources import Function, Place, SourceFile, Sources, span_of
+from fusion_advisor.editing.sources import Function, Place, Sources, span_of
 from fusion_advisor.records import Ref
 from fusion_advisor.trail import CHANGING, Evaluation, Span
 
@@ -63,9 +63,8 @@ class Numbers:
     def steering(self, activation: int, place: Place, line: int) -> Iterator[Number]:
         """Those that the conditions in a call ask, which was made from a place."""
         function, asked = self.sources.code(activation), _Asked(self, place, line)
-        for node in ast.walk(function) if function else ():
-            if isinstance(node, (ast.If, ast.IfExp, ast.While)):
-                yield from asked.of(node.test, activation)
+        for condition in _conditions(function) if function else ():
+            yield from asked.of(condition, activation)
 
     def computed(self, activation: int, span: Span) -> bool:
         """Whether a part of the graph is computed there."""
@@ -238,16 +237,16 @@ class _Asked:
         made = file.expressions.get(call.place)
         given: ast.expr | bool | None = None
         if isinstance(made, ast.Call):
-            bound = self._is_bound(made, function, call.caller, file)
+            bound = self._is_bound(made, function, call.caller)
             given = _given(made, function, name, bound=bound)
         if given is None:
             yield unknown
         elif isinstance(given, ast.expr):
             yield from self.of(given, call.caller)
 
-    def _is_bound(self, call: ast.Call, function: Function, caller: int, file: SourceFile) -> bool:
+    def _is_bound(self, call: ast.Call, function: Function, caller: int) -> bool:
         """Whether a call gives its function a first argument that it does not spell: `self`."""
-        files = (file, *self._sources.files.values())
+        files = self._sources.files.values()
         parents = next(each.parents for each in files if function in each.parents)
         marks = [getattr(each, "id", "") for each in function.decorator_list]
         if not isinstance(parents[function], ast.ClassDef) or "staticmethod" in marks:
@@ -255,9 +254,11 @@ class _Asked:
         func = call.func
         if not isinstance(func, ast.Attribute) or func.attr != function.name:
             return True  # a module's `forward`
-        names = self._names_at(call, caller) or {}
-        plain = isinstance(func.value, ast.Name) and not names.get(func.value.id, "")
-        return "classmethod" in marks or not plain
+        around = self._sources.code(caller)
+        if "classmethod" in marks or around is None or not isinstance(func.value, ast.Name):
+            return True
+        name = func.value.id  # that of an object, or of a class, which is no local name
+        return name in _parameters(around) or any(_binds(n, name) for n in ast.walk(around))
 
     def _bound(
         self, node: ast.AST, name: str, activation: int, unknown: Number
@@ -287,11 +288,15 @@ class _Asked:
         if not results:
             yield unknown
         asked = [result.value for result in results if result.value is not None]
-        for each in ast.walk(function) if function else ():
-            if isinstance(each, (ast.If, ast.IfExp, ast.While)):
-                asked.append(each.test)
-        for each in asked:
+        for each in (*asked, *(_conditions(function) if function else ())):
             yield from self.of(each, returning)
+
+
+def _conditions(function: Function) -> Iterator[ast.expr]:
+    """What decides how a function goes on."""
+    for node in ast.walk(function):
+        if isinstance(node, (ast.If, ast.IfExp, ast.While)):
+            yield node.test
 
 
 def _path(node: ast.expr) -> tuple[str, list[str]]:

@@ -51,7 +51,7 @@ def test_without_a_gpu_a_file_checks_itself_on_the_interpreter(name: str, tmp_pa
 
 def test_a_wrong_kernel_is_too_far(tmp_path: Path) -> None:
     text = kernel("softmax").text
-    wrong = text.replace("tl.div_rn(exp, sum_1)", "tl.div_rn(exp, sum_1 + 1e-3)")
+    wrong = text.replace("share_of(exp, sum_1)", "share_of(exp, sum_1 + 1e-3)")
     assert wrong != text
     done = run(wrong, tmp_path, "--check")
     assert done.returncode == 1
