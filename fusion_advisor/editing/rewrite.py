@@ -8,6 +8,7 @@ the kernel's call, which stands where the first result was made.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -204,8 +205,8 @@ class _Rewriter:
             replaced[span_of(first.node)] = self._assigned(first, text)
         else:
             self._several(results, text, replaced, inserted)
-        self._unread(rebound, replaced)
         self._idle_names(replaced)
+        self._unread(rebound, replaced)
         body = map(span_of, self._file.body(self._place.block))
         held = [s for s in body if any(s.holds(span) for span in (*replaced, *inserted))]
         for number in {line for s in held for line in (s.line, s.end_line)}:
@@ -524,7 +525,7 @@ class _Rewriter:
         used = {
             n.id for n in self._surviving(self._function, replaced) if isinstance(n.ctx, ast.Load)
         }
-        kept = " ".join(replaced.values())
+        kept = set(re.findall(r"\w+", " ".join(replaced.values())))
         for statement in self._file.body(self._place.block):
             targets = _unpacked(statement)
             if not targets or span_of(statement) in replaced or self._evaluated(statement):

@@ -383,6 +383,28 @@ def test_a_value_that_is_read_elsewhere_stays(tmp_path: Path) -> None:
     assert "a, b = fused_model." in text
 
 
+def test_sizes_that_nothing_reads_any_more_go(tmp_path: Path) -> None:
+    """Their names are letters of others; they were read of a tensor that the kernel has."""
+    text = changed(
+        made(
+            tmp_path,
+            """
+            class Model(nn.Module):
+                def forward(self, x):
+                    x = torch.clamp(x, 0.0, 1.0)
+                    b, s, e = x.shape
+                    x = x.view(b, -1)
+                    x = torch.softmax(x, dim=1)
+                    x = x.view(b, s, e)
+                    return x * 2
+            """,
+            shape="64, 8, 1024",
+        )
+    )
+    assert "return fused_model.softmax(x)" in text
+    assert ".shape" not in text
+
+
 def test_a_number_on_the_host_is_no_operand(tmp_path: Path) -> None:
     """Beside tensors of a GPU eager takes one of no dimension from the host; a kernel does not."""
     patch = made(
