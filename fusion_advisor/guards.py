@@ -16,7 +16,7 @@ from typing import Literal, cast
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.editing.numbers import Number, Numbers
 from fusion_advisor.editing.rewrite import Edit, NotPlaced, attribute
-from fusion_advisor.editing.sources import Block, Place, Sources
+from fusion_advisor.editing.sources import Block, Place, Sources, names_in
 from fusion_advisor.records import Arg, Ref
 from fusion_advisor.resized import SIZED
 from fusion_advisor.trail import CHANGING, Span
@@ -165,8 +165,7 @@ def check_shared(sources: Sources, place: Place, one: Edit, other: Edit) -> None
     if late.lines[0] > early.lines[1]:
         return
     more = set(late.guard.split(" or ")) - set(early.guard.split(" or ")) - {""}
-    trees = [ast.parse(condition, mode="eval") for condition in more]
-    read = {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
+    read = set[str]().union(*(names_in(ast.parse(condition, mode="eval")) for condition in more))
     before, after = (sources.names[place].get(edit.lines[0], {}) for edit in (early, late))
     if any(before.get(name) != after[name] for name in read & after.keys()):
         raise NotPlaced(f"line {late.lines[0]}: its guard would stand before line {early.lines[0]}")

@@ -221,8 +221,10 @@ def _spelled(value: Any) -> str | None:
     if type(value) is float:
         return repr(value) if math.isfinite(value) else f"float('{value}')"
     if type(value) in (tuple, list) and len(value) <= _SHORT:
-        texts = [_spelled(each) for each in value]
-        return repr(value) if all(texts) and "function" not in repr(value) else None
+        texts = [text for text in map(_spelled, value) if text]
+        one = "," if type(value) is tuple and len(texts) == 1 else ""
+        spelled = f"({', '.join(texts)}{one})" if type(value) is tuple else f"[{', '.join(texts)}]"
+        return spelled if len(texts) == len(value) else None
     if type(value) is str:
         return repr(value) if _PLAIN.fullmatch(value) else None
     return _functions().get(id(value)) if callable(value) else None

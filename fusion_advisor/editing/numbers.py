@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusion_advisor.editing.rewrite import attribute
-from fusion_advisor.editing.sources import Function, Place, Sources, span_of
+from fusion_advisor.editing.sources import Function, Place, Sources, names_in, span_of
 from fusion_advisor.records import Ref
 from fusion_advisor.trail import CHANGING, Evaluation, Span
 
@@ -265,7 +265,7 @@ class _Asked:
     ) -> Iterator[Number]:
         """What a statement assigns to a local name, if it does."""
         for target in _targets(node):
-            if not _within(target, name):
+            if name not in names_in(target):
                 continue
             value = getattr(node, "iter", None) or getattr(node, "value", None)
             plain = isinstance(target, ast.Name) or isinstance(node, (ast.For, ast.comprehension))
@@ -370,15 +370,11 @@ def _given(call: ast.Call, function: Function, name: str, *, bound: bool) -> ast
 
 def _literal(node: ast.expr | None) -> bool:
     """Whether an expression reads no name."""
-    return node is not None and not any(isinstance(n, ast.Name) for n in ast.walk(node))
-
-
-def _within(target: ast.expr, name: str) -> bool:
-    return any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(target))
+    return node is not None and not names_in(node)
 
 
 def _binds(node: ast.AST, name: str) -> bool:
-    return any(_within(target, name) for target in _targets(node))
+    return any(name in names_in(target) for target in _targets(node))
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from fusion_advisor.dataflow import Dataflow
-from fusion_advisor.editing.sources import Place, SourceFile, Sources, span_of
+from fusion_advisor.editing.sources import Place, SourceFile, Sources, names_in, span_of
 from fusion_advisor.errors import AdvisorError
 from fusion_advisor.records import Ref
 from fusion_advisor.trail import Span
@@ -209,9 +209,9 @@ class _Rewriter:
         self._unread(rebound, replaced)
         body = map(span_of, self._file.body(self._place.block))
         held = [s for s in body if any(s.holds(span) for span in (*replaced, *inserted))]
-        for number in {line for s in held for line in (s.line, s.end_line)}:
-            if self._file.shared(number):
-                raise NotPlaced(f"line {number}: its statements share a line")
+        for span in held:
+            if not self._file.alone(span):
+                raise NotPlaced(f"line {span.line}: its statements share a line")
         return self._place, Edit(
             file=self._file.path,
             function=self._function.name,
@@ -356,7 +356,7 @@ class _Rewriter:
         """One call that gives several results, before the statement that made the first. A result
         that is stored as soon as it is made gets its name at once."""
         first = results[0]
-        taken = {n.id for n in ast.walk(self._function) if isinstance(n, ast.Name)}
+        taken = names_in(self._function)
         made: dict[Ref, str] = {}
         for number, ref in enumerate(self._call.outputs):
             top = next(top for top in results if top.value == ref)
@@ -379,8 +379,8 @@ class _Rewriter:
         """Whether nothing between two statements, the later included, reads or binds a name."""
         body = self._file.body(self._place.block)
         between = body[body.index(start) : body.index(end)]
-        loads = {n for s in between for n in _loads(s)}
-        return name not in loads and name not in _loads(getattr(end, "value", end))
+        loads = {n for s in between for n in names_in(s)}
+        return name not in loads and name not in names_in(getattr(end, "value", end))
 
     # Arguments.
 
@@ -603,11 +603,7 @@ def _unpacked(statement: ast.stmt) -> list[str]:
 
 def _same(node: ast.expr, names: Mapping[str, str], others: Mapping[str, str]) -> bool:
     """Whether every name in an expression has one value in both."""
-    return all(names.get(name) == others.get(name) for name in _loads(node))
-
-
-def _loads(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return all(names.get(name) == others.get(name) for name in names_in(node))
 
 
 def attribute(path: str, names: Mapping[str, str]) -> str | None:

@@ -31,6 +31,11 @@ def span_of(node: ast.expr | ast.stmt) -> Span:
     return Span(node.lineno, node.col_offset, end_line, end_column)
 
 
+def names_in(node: ast.AST) -> set[str]:
+    """The names in a piece of source, but for attributes."""
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
 @dataclass(frozen=True)
 class Block:
     """A list of statements in a file: the field of a function or of a compound statement."""
@@ -112,14 +117,11 @@ class SourceFile:
             found[statement.lineno] = statement
         return found
 
-    def shared(self, line: int) -> bool:
-        """Whether a line has several statements, or one behind what it stands in (`if a: b`)."""
-        begun = [node for node in self.statements.values() if node.lineno == line]
-        return len(begun) > 1 or any(
-            node.lineno < line <= (node.end_lineno or 0) and not hasattr(node, "body")
-            for node in self.statements.values()
-            if begun
-        )
+    def alone(self, span: Span) -> bool:
+        """Whether nothing but a comment stands on the lines of a statement beside it."""
+        before = self._lines[span.line - 1][: span.column]
+        behind = self._lines[span.end_line - 1][span.end_column :].strip()
+        return not before.strip() and behind[:1] in (b"", b"#")
 
     def source(self, node: ast.expr | ast.stmt) -> str:
         """The text of a node."""

@@ -10,7 +10,7 @@ from fusion_advisor.schedules.base import Step, words
 from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond
 from fusion_advisor.schedules.exchange import WAYS
 from fusion_advisor.schedules.layout import Access, reach
-from fusion_advisor.schedules.pieced_body import Ends, InPieces, LaterNames
+from fusion_advisor.schedules.pieced_body import Ends, InPieces
 from fusion_advisor.schedules.text import Body, Scope
 
 HEAD = 16
@@ -92,7 +92,7 @@ class CooperativeBody(Body):
                 shared=shared,
             )
             if self.step.ends and isinstance(body, _Along):
-                body.others = (_ends_of(body, ends),)
+                body.others = (body.other(_Ends, shared=ends),)
             self.scope.lines += body.lines()
             self.near |= body.near
             if phase.parts:
@@ -234,26 +234,6 @@ class _Along(InPieces, _Phase):
 
 class _Ends(Ends, _Phase):
     """What lies around the whole vectors of a row, in a phase along it."""
-
-
-def _ends_of(body: _Along, shared: _Shared) -> _Ends:
-    """What writes the ends beside a phase's body."""
-    found = _Ends(
-        body.step,
-        body.tensors,
-        body.precise,
-        body.wide,
-        body.wide_rows,
-        body.unrolled,
-        LaterNames(body.names.used, _Ends.lane),
-        body.sizes,
-        body.strides,
-        body.helpers,
-        scopes=body.scopes,
-        shared=shared,
-    )
-    found.prepare()
-    return found
 
 
 def _beyond(phase: Step, inner: frozenset[int], fills: Iterable[float] = FILLS) -> Beyond:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fusion_advisor.schedules.layout import Group
 from fusion_advisor.schedules.spelling import Names
@@ -80,6 +80,16 @@ class InPieces(Body):
             if not region.depends[output.value] & self._inner:
                 self._store(access, self.text(output.value))
 
+    def other(self, kind: type[Later], **more: Any) -> Later:
+        """What writes another piece beside this one; `more` is what its kind has besides."""
+        found = kind(
+            self.step, self.tensors, self.precise, self.wide, self.wide_rows, self.unrolled,
+            LaterNames(self.names.used, kind.lane), self.sizes, self.strides, self.helpers,
+            scopes=self.scopes, **more,
+        )  # fmt: skip
+        found.prepare()
+        return found
+
     def _make_along(self, number: int, bodies: Iterable[Body]) -> None:
         """A value that lies along the row, for some of its pieces."""
         for body in bodies:
@@ -127,8 +137,8 @@ class PiecedBody(InPieces):
     def _program(self) -> list[str]:
         wide = ".to(tl.int64)" if self.wide else ""
         lines = self._row(f"tl.program_id(0){wide}")
-        rest = self._other(Rest) if self.step.rest else None
-        ends = self._other(Ends) if self.step.ends else None
+        rest = self.other(Rest) if self.step.rest else None
+        ends = self.other(Ends) if self.step.ends else None
         self.others = tuple(body for body in (rest, ends) if body)
         if ends:
             part = ["part = tl.program_id(1)"] if self.step.part else []
@@ -136,16 +146,6 @@ class PiecedBody(InPieces):
             return [*lines, rest._around_vectors(self.lanes, "_, _")] if rest else lines
         lines.append(self._columns("")[0])
         return [*lines, *rest._columns(f"{self.lanes} + ")] if rest else lines
-
-    def _other(self, kind: type[Later]) -> Later:
-        """What writes another piece beside this one."""
-        found = kind(
-            self.step, self.tensors, self.precise, self.wide, self.wide_rows, self.unrolled,
-            LaterNames(self.names.used, kind.lane), self.sizes, self.strides, self.helpers,
-            scopes=self.scopes,
-        )  # fmt: skip
-        found.prepare()
-        return found
 
     @property
     def _within_row(self) -> str:

@@ -289,6 +289,7 @@ class Base(nn.Module):
         super().__init__()
         self.lin, self.own, self.cfg = nn.Linear(96, 96), Own(96), Settings()
         self.k, self.none, self.pair, self.f = 1.0, None, [0.5, 2.0], True
+        self.bounds = (0.0, float("inf"))
 
     def g(self):
         if self.f: return 2.0
@@ -367,6 +368,20 @@ class Joined(Base):
         return x
 
 
+class Otherwise(Base):
+    def forward(self, x):
+        x = self.lin(x)
+        if not self.f:
+            x = x * 3
+        else: x = torch.tanh(x) * self.k + 1
+        return x
+
+
+class Bounded(Base):
+    def forward(self, x):
+        return torch.clamp(torch.tanh(self.lin(x)) * 2, self.bounds[0], self.bounds[1]) + 1
+
+
 class Changing(Base):
     def forward(self, x):
         self.k = 3.0 - self.k
@@ -374,7 +389,8 @@ class Changing(Base):
 
 
 SERVED = (Local, Absent, Listed, Branching, Called, Derived, Counted, Nested, Rebound, Closed)
-LEFT = (Joined, Changing)
+SERVED += (Bounded,)
+LEFT = (Joined, Otherwise, Changing)
 """
 
 
@@ -393,6 +409,7 @@ def test_wherever_a_number_comes_from(tmp_path: Path) -> None:
             lambda m: setattr(m, "k", 7.0),
             lambda m: setattr(m, "none", 4.0),
             lambda m: setattr(m, "pair", [1.0, 9.0]),
+            lambda m: setattr(m, "bounds", (0.0, 0.5)),
             lambda m: setattr(m, "f", False),
             lambda m: setattr(m.own, "eps", 3.0),
         ]
