@@ -32,6 +32,8 @@ FLOAT_DTYPES = NARROW_FLOATS | frozenset(FLOATS)
 INTEGER_DTYPES = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 _LOWEST = {"uint8": 0, "int8": -(2**7), "int16": -(2**15), "int32": -(2**31), "int64": -(2**63)}
 _HIGHEST = {"uint8": 255, **{dtype: ~low for dtype, low in _LOWEST.items() if low}}
+_LEAST_NORMAL = 2.0**-126
+"""Of float32."""
 _RANK = ("bool", "uint8", "int8", "int16", "int32", "int64", *FLOATS)
 
 
@@ -252,11 +254,31 @@ class Builder(Pool):
         dims = self.broadcast([v.dims for v in ready])
         result = "bool" if primitive.result == "bool" else held
         self._count(primitive.flops, primitive.special, dims)
+        op = self._multiplied(op, ready)
+        if op == "mul" and self._constant(ready[1]) == 1.0 and dims == ready[0].dims:
+            return replace(ready[0], logical=logical)
         return self._make(
             Expr(op, tuple(v.id for v in ready), result),
             dims,
             "bool" if result == "bool" else logical,
         )
+
+    def _multiplied(self, op: str, operands: list[Value]) -> str:
+        """Division by a power of two is multiplication, bit by bit, and a fifth of the work."""
+        divisor = self._constant(operands[-1]) if op == "div" else None
+        if divisor is None or abs(math.frexp(divisor)[0]) != 0.5:
+            return op
+        inverse = 1.0 / divisor
+        if not _LEAST_NORMAL <= abs(inverse) <= 1.0 / _LEAST_NORMAL:
+            return op
+        operands[-1] = self.const(inverse, operands[-1].dtype)
+        return "mul"
+
+    def _constant(self, value: Value) -> float | None:
+        """The number that a floating constant is."""
+        expr = self.exprs[value.id]
+        known = expr.op == "const" and expr.dtype in FLOATS
+        return float(expr.literal) if known else None
 
     def _count(self, flops: int, special: bool, dims: Dims) -> None:
         amount = flops

@@ -132,6 +132,8 @@ class Pool:
             return right
         if op == "mul" and 0 in (a, b):
             return self.whole(0)
+        if op == "add" and (whole := self._undivided(left, right)) is not None:
+            return whole
         if op == "floordiv" and b == 1:
             return left
         if op == "mod" and b == 1:
@@ -143,6 +145,14 @@ class Pool:
                 return self.reckon("add", turned.args[1], self.whole(a - first))
         dtype = "bool" if op in _COMPARISONS else INDEX
         return self.add(Expr(op, (left, right), dtype))
+
+    def _undivided(self, left: int, right: int) -> int | None:
+        """The index of which a sum has the quotient, times the divisor, and the remainder."""
+        whole, rest = self.exprs[left], self.exprs[right]
+        if whole.op != "mul" or rest.op != "mod" or whole.args[1] != rest.args[1]:
+            return None
+        quotient = self.exprs[whole.args[0]]
+        return rest.args[0] if (quotient.op, quotient.args) == ("floordiv", rest.args) else None
 
     def truth(self, value: bool) -> int:
         return self.add(Expr("const", (), "bool", literal=repr(value)))

@@ -83,12 +83,15 @@ def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Pla
 
 def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]:
     """Plans that fill the device first; of those that do, or do not, the ones that move the fewest
-    bytes, give or take a finishing step; of those the one whose schedule comes first."""
+    bytes, give or take a finishing step; of those the ones that scan no long rows at once, and the
+    one whose schedule comes first."""
     slack = rulebook.gate("parallel-pattern").number("finish_share").value
     least = min((plan.moved for plan in plans), default=0)
 
-    def rank(plan: Plan) -> tuple[bool, bool]:
-        return _idles(plan.busiest, device), plan.moved > least * (1 + slack)
+    def rank(plan: Plan) -> tuple[bool, bool, bool]:
+        longest = rulebook.schedules.blocked.scan_elements.count
+        long = any(s.block > longest and any(s.region.all("scan")) for s in plan.steps)
+        return _idles(plan.busiest, device), plan.moved > least * (1 + slack), long
 
     return sorted(plans, key=rank)
 

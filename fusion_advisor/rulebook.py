@@ -169,9 +169,13 @@ class FlatSchedule(Table):
     serial_stride: Elements
     """How far apart neighbouring lanes may read meanwhile, in steps of a lane."""
     busy: Speedup
-    """How many times longer its arithmetic takes than its bytes, from which on a program of
-    two-byte elements has `busy_warps`."""
+    """How many times longer its arithmetic takes than its bytes, from which on a program has
+    `busy_warps`."""
     busy_warps: Warps
+    busy_wide: Speedup
+    """`busy` of elements of more than two bytes."""
+    busy_waves: Speedup
+    """How often the programs of such elements fill the device at the least, for that."""
 
 
 class RowSchedule(Table):
@@ -202,6 +206,12 @@ class BlockedSchedule(Table):
     """A program walks its rows in chunks."""
 
     chunk_elements: Elements
+    scan_elements: Elements
+    """Longer rows are scanned in chunks, though a program could hold them."""
+    scan_chunk_elements: Elements
+    """Of a scan, at the least."""
+    scan_chunks_elements: Elements
+    """Of a scan, in the chunks of all rows together."""
     elements_per_thread: Elements
     rows_across: Rows
     stages: Stages

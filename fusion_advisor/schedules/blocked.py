@@ -13,12 +13,12 @@ from math import prod
 
 from fusion_advisor.primitives import LIBRARY
 from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.rulebook import BlockedSchedule, Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two, staged_bytes
 from fusion_advisor.schedules.layout import reach, traced
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.reducing import row_axes
-from fusion_advisor.schedules.rows import rows_of
+from fusion_advisor.schedules.rows import Rows, rows_of
 from fusion_advisor.schedules.vectors import vector
 
 NAME = "blocked"
@@ -57,11 +57,15 @@ def chunks(
     if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
         rows = min(numbers.rows_across.count, power_of_two(laid.count))
     share = rulebook.schedules.split if parts is not None else numbers
-    block = max(1, min(share.chunk_elements.count // rows, power_of_two(laid.length)))
+    longest = _scanned(laid, numbers) if any(region.all("scan")) else share.chunk_elements.count
+    block = max(1, min(longest // rows, power_of_two(laid.length)))
     stages, room = numbers.stages.count, device.multiprocessor.shared_memory_per_block.count
     while stages > 1 and staged_bytes(laid.loads, inner, rows * block, stages) > room:
         stages -= 1
     each = share.elements_per_thread.count
+    if parts is not None:
+        along = sum(bool(load.walks & inner) for load in laid.loads)
+        each = max(each // max(along, 1), rulebook.schedules.split.long_elements_per_thread.count)
     if parts is not None and LIBRARY & {region.exprs[n].op for n in region.live}:
         each = rulebook.schedules.split.long_elements_per_thread.count
     if serial:
@@ -72,6 +76,13 @@ def chunks(
     again = _read_again(region, inner, _walks(region, inner), rows, device, rulebook)
     taken = vector(laid, rulebook) if rows == 1 else 0
     return replace(step, serial=serial, read_again=again, vector=taken)
+
+
+def _scanned(laid: Rows, numbers: BlockedSchedule) -> int:
+    """Elements of a chunk of which each depends on those before it: as few as keep enough bytes on
+    their way, for a program does nothing else meanwhile."""
+    wanted = power_of_two(max(1, numbers.scan_chunks_elements.count // laid.count))
+    return min(max(wanted, numbers.scan_chunk_elements.count), numbers.chunk_elements.count)
 
 
 def _check_scans(region: Region) -> None:

@@ -32,6 +32,8 @@ class _Shared:
     """What lanes behind the row's end are filled with."""
     loads: dict[int, str] = field(default_factory=dict[int, str])
     """What they loaded, as it lies in memory where that is narrow."""
+    scalars: dict[str, str] = field(default_factory=dict[str, str])
+    """What they loaded for all lanes, by its pointer."""
     walks: int = 0
     """How often the part of the row was walked over."""
 
@@ -76,21 +78,7 @@ class CooperativeBody(Body):
         before, first = 0, True
         places: dict[str, str] = {"row": "row", "col": "col"}
         for phase in self.step.phases:
-            kind = _Part if phase.parts else _Rest if phase.inner == self.step.inner else _Whole
-            body = kind(
-                phase,
-                self.tensors,
-                self.precise,
-                self.wide,
-                self.wide_rows,
-                self.unrolled,
-                self.names,
-                self.sizes,
-                self.strides,
-                self.helpers,
-                scopes=[Scope(places=places)],
-                shared=shared,
-            )
+            body = self._phase(phase, places, shared)
             if self.step.ends and isinstance(body, _Along):
                 body.others = (body.other(_Ends, shared=ends),)
             self.scope.lines += body.lines()
@@ -101,6 +89,15 @@ class CooperativeBody(Body):
         while len(self.scopes) > 1:
             inside = self.scopes.pop()
             self.scope.lines += inside.indented()
+
+    def _phase(self, phase: Step, places: dict[str, str], shared: _Shared) -> _Phase:
+        """What writes a phase."""
+        kind = _Part if phase.parts else _Rest if phase.inner == self.step.inner else _Whole
+        return kind(
+            phase, self.tensors, self.precise, self.wide, self.wide_rows, self.unrolled,
+            self.names, self.sizes, self.strides, self.helpers,
+            scopes=[Scope(places=places)], shared=shared,
+        )  # fmt: skip
 
     def _exchange(self, phase: Step, shared: _Shared, before: int, *, first: bool) -> None:
         """Leave the part's results, and go on with those of all parts, unless this is the last
@@ -178,7 +175,13 @@ class _Phase(Body):
         if kept:
             self.scope.texts[number] = kept
             return
+        pointer = "" if self.region.depends[number] & self._inner else self._pointer(access)
+        if pointer in self.shared.scalars:
+            self.scope.texts[number] = self.shared.scalars[pointer]
+            return
         super()._load(number, access)
+        if pointer:
+            self.shared.scalars[pointer] = self.text(number)
         if number < self.shared.known:
             self.shared.loads[number] = self.text(number)
 

@@ -75,14 +75,18 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
 
 
 def _busy(step: Step, device: Device, rulebook: Rulebook) -> bool:
-    """Whether two-byte elements are worked on for longer than they are moved: more of them for each
-    thread are then on their way side by side."""
-    if any(access.tensor.itemsize > 2 for access in step.stores):
+    """Whether elements are worked on for longer than they are moved: more of them for each thread
+    are then on their way side by side, where there are enough of them."""
+    numbers, threads = rulebook.schedules.flat, device.multiprocessor.threads.count
+    waves = step.programs * step.warps * device.warp_size / (device.sm_count * threads)
+    wide = max(access.tensor.itemsize for access in step.stores) > 2
+    if wide and waves < numbers.busy_waves.value:
         return False
     wanted = instructions(step.region, rulebook, precise=precise(step.region)).total
     seconds = wanted / (device.peak_flops("cuda", "float32") / 2)
     moved = (step.bytes_read + step.bytes_written) / device.bandwidth
-    return seconds > rulebook.schedules.flat.busy.value * moved
+    least = numbers.busy_wide if wide else numbers.busy
+    return seconds > least.value * moved
 
 
 def _block(results: int, walked: bool, device: Device, rulebook: Rulebook) -> tuple[int, int]:

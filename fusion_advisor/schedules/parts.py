@@ -240,8 +240,11 @@ class _Whole:
         behind = pool.reckon("sub", extent, start)
         taken = pool.add(Expr("minimum", (behind, pool.whole(cut.part)), INDEX))
         count = pool.add(Expr("cast", (taken,), "float64", to="float64"))
-        centre = apply(pool, "div", whole, size)
-        apart = apply(pool, "sub", apply(pool, "div", part, count), centre)
+        one = constant(pool, "1.0", "float64")
+        inverse = apply(pool, "div", one, size)  # ready before the parts are
+        centre = apply(pool, "mul", whole, inverse)
+        own = apply(pool, "mul", part, apply(pool, "div", one, count))
+        apart = apply(pool, "sub", own, centre)
         moved = apply(pool, "mul", count, apply(pool, "mul", apart, apart))
         squares = apply(pool, "add", self._wide(self._part(moments.squares)), moved)
         total = converted(pool, summed(pool, squares, (cut.parts,)), expr.dtype)
@@ -250,5 +253,5 @@ class _Whole:
         rough = converted(pool, apply(pool, "mul", mean, size), expr.dtype)
         known[moments.total] = rough
         if moments.rest is not None:
-            lost = apply(pool, "sub", mean, apply(pool, "div", self._wide(rough), size))
+            lost = apply(pool, "sub", mean, apply(pool, "mul", self._wide(rough), inverse))
             known[moments.rest] = converted(pool, apply(pool, "mul", lost, size), expr.dtype)

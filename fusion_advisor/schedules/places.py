@@ -41,16 +41,19 @@ PLACES = ("place", "first", "following")
 
 
 def in_runs(everything: Sequence[Access], groups: Sequence[Group], block: int) -> bool:
-    """Does each tensor either lie as the groups follow each other, or have one element for a whole
-    run of the last one, and are such runs as long as a program's block?"""
+    """Does each tensor either lie as the groups follow each other, or along the last one alone, or
+    have one element for a whole run of it, and are such runs as long as a program's block?"""
     if len(groups) < 2 or groups[-1].size < block:
         return False
     return all(
-        not access.pulled
-        and access.guard is None
-        and (groups[-1].name not in gaps(access, groups) or in_order(access, groups))
+        not access.pulled and access.guard is None and _plain(access, groups)
         for access in everything
     )
+
+
+def _plain(access: Access, groups: Sequence[Group]) -> bool:
+    last, steps = groups[-1].name, gaps(access, groups)
+    return last not in steps or steps == {last: ()} or in_order(access, groups)
 
 
 def in_order(access: Access, groups: Sequence[Group]) -> bool:

@@ -136,8 +136,6 @@ class Names:
 def filled(template: str, operands: Sequence[str]) -> str:
     """The operands in their places, without parentheses where they are whole arguments."""
     whole = {int(n) for n in re.findall(r"(?<=[(,])\s*\{(\d)\}(?=[,)])", template)}
-    if template.startswith("("):
-        whole = set[int]()
     ready = [bare(text) if n in whole else text for n, text in enumerate(operands)]
     return template.format(*ready)
 

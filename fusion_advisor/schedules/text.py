@@ -722,6 +722,9 @@ class Body:
         elif held == "float32" and self.precise and self._is_share(expr):
             self.helpers["share_of"] = None
             template = "share_of({0}, {1})"
+        elif held == "float32" and self.step.rows > 1 and self._is_mean(expr):
+            one = "tl.div_rn(1.0, {1})" if self.precise else "(1.0 / {1})"
+            template = f"({{0}} * {one})"  # once for all rows; eager multiplies, too
         elif held == "float32" and number in self._terms:
             template = primitive.text  # of a sum of at least 1, which loses no more than rounding
         elif held == "float32" and self.precise and primitive.precise:
@@ -734,14 +737,20 @@ class Body:
             self.helpers[primitive.helper] = None
         return filled(template, operands)
 
+    def _is_mean(self, expr: Expr) -> bool:
+        """Something over a number of elements that is known when the kernel is launched."""
+        size = self.region.exprs[expr.args[-1]]
+        return expr.op == "div" and size.op == "size" and not {*size.axes} <= self.region.pinned
+
     def _is_share(self, expr: Expr) -> bool:
         """A term of a sum that is not less than 1, over the sum."""
         share = expr.op == "div" and self._large.get(expr.args[1]) == expr.args[0]
         return share and self.step.reciprocal
 
     def _of_row(self, number: int) -> bool:
-        """One number a row, where a slow instruction costs nothing."""
-        return bool(self._inner) and not self._inner & self.region.depends[number]
+        """One number for all lanes, where a slow instruction costs nothing."""
+        whole = bool(self._inner) and self.step.rows == 1
+        return whole and not self._inner & self.region.depends[number]
 
     @property
     def _inner(self) -> frozenset[int]:

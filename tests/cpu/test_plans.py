@@ -312,6 +312,8 @@ BIASED: dict[str, tuple[Tensors, str]] = {
     "over channels of few pixels": ((x(600, 5, 12, 12), x(5, 1, 1)), "tiled"),
     "over rows": ((x(30, 1025), x(30, 1)), "flat"),
     "over samples and over channels": ((x(6, 5, 1100), x(6, 5, 1)), "flat"),
+    "over long rows' columns": ((x(30, 1100), x(1100)), "flat"),
+    "over short rows' columns": ((x(300, 110), x(110)), "flat"),
     "that varies along the run, too": ((x(6, 5, 7, 1100), x(5, 1, 1100)), "tiled"),
 }
 
@@ -321,6 +323,62 @@ def test_what_a_run_shares_is_found_once(name: str, worker: Worker) -> None:
     inputs, schedule = BIASED[name]
     assert best(biased, *inputs).schedule == schedule
     assert checked(biased, inputs, worker) is None
+
+
+def test_no_lane_divides_for_what_lies_along_long_rows() -> None:
+    text = kernel_of(biased, x(30, 1100), x(1100)).text
+    body = text[text.index("def k_kernel") : text.index("def k(")]
+    assert "NEAR=n1 >= 1024," in text
+    assert "%" not in body
+
+
+def test_division_by_a_power_of_two_is_multiplication(worker: Worker) -> None:
+    """Bit by bit the same, and no work at all where it is one; what is no power is divided by."""
+
+    def divided(a: torch.Tensor) -> torch.Tensor:
+        return torch.floor((a / 1.0).relu() * 1.0 / 0.125) + (a / -4.0) / 3.0 + a / 2.0**127
+
+    text = kernel_of(divided, x(40, 33)).text
+    body = text[text.index("def k_kernel") : text.index("def k(")]
+    assert body.count("div_rn") == 2
+    assert "* 8.0" in body
+    assert "* -0.25" in body
+    assert "1.0\n" not in body
+    assert checked(divided, (x(40, 33),), worker) is None
+
+
+def test_rows_that_share_a_program_multiply_for_their_means() -> None:
+    """With the reciprocal of how many there are, which all of them have."""
+    normed = lambda a: (a - a.mean(-1, keepdim=True)).relu()  # noqa: E731
+    assert "* tl.div_rn(1.0, cols * 1.0)" in kernel_of(normed, x(5000, 64)).text
+    assert "tl.div_rn(mean_sum, cols * 1.0)" in kernel_of(normed, x(50, 4096)).text
+
+
+# -- how much of it a program takes ----------------------------------------------------------------
+
+
+def test_chunks_of_a_scan_are_as_short_as_rows_are_many() -> None:
+    """What follows in a row waits for them, so many short ones are on their way."""
+    scan = lambda a: a.cumsum(-1) * 2  # noqa: E731
+    for count, length, chunk in ((256, 131_072, 8192), (1024, 65_536, 4096), (8192, 32_768, 2048)):
+        plan = best(scan, x(count, length))
+        assert (plan.schedule, plan.steps[0].block) == ("blocked", chunk)
+        assert plan.steps[0].warps == chunk // 512
+    assert best(scan, x(8192, 8192)).schedule == "row"
+
+
+def test_chunks_of_two_tensors_have_twice_the_threads() -> None:
+    one = best(lambda a: a.abs().sum(), x(2**26)).steps[0]
+    two = best(lambda a, b: (a - b).abs().sum(), x(2**26), x(2**26)).steps[0]
+    assert (one.block, one.warps, two.block, two.warps) == (8192, 4, 8192, 8)
+
+
+def test_few_threads_work_long_on_much() -> None:
+    """Sixteen elements each where arithmetic takes longer than memory, and there is enough."""
+    busy = lambda a: torch.nn.functional.gelu(a).sigmoid()  # noqa: E731
+    assert best(busy, x(2**26)).steps[0].warps == 2
+    assert best(busy, x(2**22)).steps[0].warps == 4
+    assert best(torch.sigmoid, x(2**26)).steps[0].warps == 4
 
 
 # -- places that lanes walk more than once ---------------------------------------------------------

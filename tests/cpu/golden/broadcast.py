@@ -45,7 +45,7 @@ def broadcast_kernel(
     mul = args_0 * args_1
     args_2 = tl.load(args_2_ptr + n_3, mask=mask, other=0.0)
     add = mul + args_2
-    sigmoid = tl.div_rn(1.0, 1.0 + libdevice.exp(-add))
+    sigmoid = 1.0 / (1.0 + libdevice.exp(-add))
     args_3 = tl.load(args_3_ptr + n_0 * n_2_size + n_2, mask=mask, other=0.0)
     mul_1 = args_3 * args_0
     sub = sigmoid - mul_1

@@ -45,15 +45,15 @@ def group_norm_kernel(
     col_0 = col // col_1_size
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
     group_norm_sum = tl.sum(args_0, axis=1, keep_dims=True)
-    group_norm_part = args_0 - tl.div_rn(group_norm_sum, cols * 1.0)
+    group_norm_part = args_0 - (group_norm_sum * tl.div_rn(1.0, cols * 1.0))
     group_norm_sum_1 = tl.sum(tl.where(col_mask, group_norm_part, 0.0), axis=1, keep_dims=True)
-    group_norm_part_1 = group_norm_part - tl.div_rn(group_norm_sum_1, cols * 1.0)
+    group_norm_part_1 = group_norm_part - (group_norm_sum_1 * tl.div_rn(1.0, cols * 1.0))
     group_norm_sum_2 = tl.sum(
         tl.where(col_mask, group_norm_part_1 * group_norm_part_1, 0.0),
         axis=1,
         keep_dims=True,
     )
-    group_norm_part_2 = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(group_norm_sum_2, cols * 1.0) + 1e-05))
+    group_norm_part_2 = tl.rsqrt((group_norm_sum_2 * tl.div_rn(1.0, cols * 1.0)) + 1e-05)
     args_1 = tl.load(args_1_ptr + row_1 * col_0_size + col_0, mask=mask, other=0.0)
     args_2 = tl.load(args_2_ptr + row_1 * col_0_size + col_0, mask=mask, other=0.0)
     group_norm = ((group_norm_part_1 * group_norm_part_2) * args_1) + args_2

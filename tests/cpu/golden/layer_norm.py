@@ -41,13 +41,13 @@ def layer_norm_kernel(
     mask = row_mask & col_mask
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
     mean_sum = tl.sum(args_0, axis=1, keep_dims=True)
-    mean = tl.div_rn(mean_sum, cols * 1.0)
+    mean = mean_sum * tl.div_rn(1.0, cols * 1.0)
     sub = args_0 - mean
     mul = sub * sub
     mean_1_sum = tl.sum(tl.where(col_mask, mul, 0.0), axis=1, keep_dims=True)
-    mean_1 = tl.div_rn(mean_1_sum, cols * 1.0)
+    mean_1 = mean_1_sum * tl.div_rn(1.0, cols * 1.0)
     add = mean_1 + 1e-05
-    rsqrt = tl.div_rn(1.0, tl.sqrt_rn(add))
+    rsqrt = tl.rsqrt(add)
     mul_1 = sub * rsqrt
     args_1 = tl.load(args_1_ptr + col, mask=col_mask, other=0.0)
     mul_2 = mul_1 * args_1

@@ -43,7 +43,7 @@ def residual_rms_norm_kernel(
     add = args_0 + args_1
     pow_1 = add * add
     mean_sum = tl.sum(pow_1, axis=1, keep_dims=True)
-    mean = mean_sum / (cols * 1.0)
+    mean = mean_sum * (1.0 / (cols * 1.0))
     add_1 = mean + 1e-06
     rsqrt = tl.rsqrt(add_1)
     mul = add * rsqrt

@@ -137,24 +137,24 @@ def shared_group_norm_kernel(
         peer_mask = peer < parts
         group_norm_parts, group_norm_parts_1 = published(words + peer, peer_mask, STEP < 0)
         value_part_5 = group_norm_parts.to(tl.float64)
-        args_0_2 = tl.load(args_0_ptr + row_0 * args_0_stride_row_0 + (row_1 * 2) * args_0_stride_1)
         value_sum = tl.sum(tl.where(peer_mask, value_part_5, 0.0), axis=0)
         value_part_6 = tl.full((), cols * 1.0, tl.float64)
         value_part_7 = tl.minimum(cols - (peer * 32), 32).to(tl.float64)
-        value_part_8 = value_sum / value_part_6
-        value_part_9 = (value_part_5 / value_part_7) - value_part_8
-        value_part_10 = group_norm_parts_1.to(tl.float64) + (
-            value_part_7 * (value_part_9 * value_part_9)
+        value_part_8 = 1.0 / value_part_6
+        value_part_9 = value_sum * value_part_8
+        value_part_10 = (value_part_5 * (1.0 / value_part_7)) - value_part_9
+        value_part_11 = group_norm_parts_1.to(tl.float64) + (
+            value_part_7 * (value_part_10 * value_part_10)
         )
-        value_sum_1 = tl.sum(tl.where(peer_mask, value_part_10, 0.0), axis=0)
-        value_part_11 = value_sum_1.to(tl.float32)
-        value_part_12 = args_0_2.to(tl.float64) + value_part_8
-        value_part_13 = (value_part_12 * value_part_6).to(tl.float32)
-        value_part_14 = value_part_12 - (value_part_13.to(tl.float64) / value_part_6)
-        value_part_15 = (value_part_14 * value_part_6).to(tl.float32)
-        group_norm_part = tl.div_rn(value_part_13, cols * 1.0)
-        group_norm_part_1 = tl.div_rn(value_part_15, cols * 1.0)
-        group_norm_part_2 = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(value_part_11, cols * 1.0) + 1e-05))
+        value_sum_1 = tl.sum(tl.where(peer_mask, value_part_11, 0.0), axis=0)
+        value_part_12 = value_sum_1.to(tl.float32)
+        value_part_13 = args_0_1.to(tl.float64) + value_part_9
+        value_part_14 = (value_part_13 * value_part_6).to(tl.float32)
+        value_part_15 = value_part_13 - (value_part_14.to(tl.float64) * value_part_8)
+        value_part_16 = (value_part_15 * value_part_6).to(tl.float32)
+        group_norm_part = tl.div_rn(value_part_14, cols * 1.0)
+        group_norm_part_1 = tl.div_rn(value_part_16, cols * 1.0)
+        group_norm_part_2 = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(value_part_12, cols * 1.0) + 1e-05))
         first = part * COLS // col_1_size
         following = tl.minimum(first + 1, col_0_size - 1)
         place = place_of(col, first, following, col_1_size, NEAR)

@@ -113,16 +113,15 @@ def shared_layer_norm_kernel(
         peer_mask = peer < parts
         mean_parts, mean_1_parts = published(words + peer, peer_mask, STEP < 0)
         value_part_5 = mean_parts.to(tl.float64)
-        args_0_2 = tl.load(args_0_ptr + row * args_0_stride_row)
         value_sum = tl.sum(tl.where(peer_mask, value_part_5, 0.0), axis=0)
         value_part_6 = tl.full((), cols * 1.0, tl.float64)
         value_part_7 = tl.minimum(cols - (peer * 64), 64).to(tl.float64)
-        value_part_8 = value_sum / value_part_6
-        value_part_9 = (value_part_5 / value_part_7) - value_part_8
+        value_part_8 = value_sum * (1.0 / value_part_6)
+        value_part_9 = (value_part_5 * (1.0 / value_part_7)) - value_part_8
         value_part_10 = mean_1_parts.to(tl.float64) + (value_part_7 * (value_part_9 * value_part_9))
         value_sum_1 = tl.sum(tl.where(peer_mask, value_part_10, 0.0), axis=0)
         value_part_11 = value_sum_1.to(tl.float32)
-        value_part_12 = ((args_0_2.to(tl.float64) + value_part_8) * value_part_6).to(tl.float32)
+        value_part_12 = ((args_0_1.to(tl.float64) + value_part_8) * value_part_6).to(tl.float32)
         mean_part = tl.div_rn(value_part_12, cols * 1.0)
         mean_1_part = tl.div_rn(value_part_11, cols * 1.0)
         add_part = mean_1_part + 1e-05
