@@ -5,6 +5,7 @@ A builder states it; a schedule sees the resolved axes and the live values alone
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,9 @@ from fusion_advisor.exprs import Expr, Pool, depends_on, needed
 from fusion_advisor.philox import SHARES, STATE
 from fusion_advisor.records import Tensor
 from fusion_advisor.renaming import rename_bound
+
+_JOINED = ("sum", "prod", "max", "min")
+"""Monoids of which a reduction over a reduction is one over the axes of both."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,8 @@ class Region:
 
 
 def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
-    """Name and resolve axes, and drop what no output needs. Seed and offset come behind the other
-    inputs.
+    """Name and resolve axes, join reductions over nothing but reductions, and drop what no output
+    needs. Seed and offset come behind the other inputs.
 
     Raises NotExpressible when one value would need the same axis twice (a matrix and its own
     transpose in one expression, a reduction read along its own axis).
@@ -104,6 +108,9 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
             raise NotExpressible("a value and its own transpose in one expression")
     pool = Pool()
     numbers: list[int] = []
+    results = [value.id for value, _ in outputs]
+    readers = _readers(builder.exprs, results)
+    joined: set[int] = set()
     state = {builder.exprs[value.id].input: value for value in builder.random_state}
     order = [n for n in range(len(builder.inputs)) if n not in state] + list(state)
     for number, expr in enumerate(builder.exprs):
@@ -111,6 +118,11 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
         settled = replace(expr, args=args, axes=resolve(expr.axes))
         if expr.op == "load":
             settled = replace(settled, input=order.index(expr.input))
+        if expr.op == "reduce" and readers[expr.args[0]] == 1:
+            below = pool.exprs[args[0]]
+            if _joins(settled, below):
+                joined.add(args[0])
+                settled = replace(settled, args=below.args, axes=(*settled.axes, *below.axes))
         numbers.append(pool.add(settled, builder.labels.get(number, "")))
     region = settle(
         pool,
@@ -126,12 +138,24 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
         results={numbers[number]: name for number, name in builder.results.items()},
         bounds={order.index(number): size for number, size in builder.bounds.items()},
     )
-    live = set(region.live)
+    live = joined | set(region.live)
     for number, place in builder.pulled_below:
         combined = frozenset(region.exprs[numbers[number]].axes)
         if numbers[number] in live and combined & region.depends[numbers[place]]:
             raise NotExpressible("a reduction that is read along its own axis")
     return region
+
+
+def _readers(exprs: Sequence[Expr], results: Sequence[int]) -> Counter[int]:
+    """How often each value is read on the way to some results; a result counts as read."""
+    read = (arg for number in needed(exprs, results) for arg in exprs[number].args)
+    return Counter([*results, *read])
+
+
+def _joins(outer: Expr, inner: Expr) -> bool:
+    """Is a reduction over another one, which nothing else reads, a reduction over both's axes?"""
+    same = inner.op == "reduce" and inner.monoid == outer.monoid and inner.dtype == outer.dtype
+    return same and outer.monoid in _JOINED and not set(outer.axes) & set(inner.axes)
 
 
 def settle(

@@ -12,18 +12,20 @@ from fusion_advisor.schedules.layout import Access, reach, traced
 
 
 def row_axes(region: Region, most_serial: int) -> tuple[frozenset[int], frozenset[int]]:
-    """The axes of the row, and those that each lane walks by itself.
+    """The axes of the row, the most places that may be, and those that each lane walks by itself.
 
     Refused when the reductions run along different axes and no lane can walk the others.
     """
     sets = {frozenset(region.exprs[i].axes) for op in ("reduce", "scan") for i in region.all(op)}
     if not sets:
         raise Refused("no-schedule", "a row schedule needs a reduction")
-    inner = max(sets, key=lambda axes: (prod(region.sizes[a] for a in axes), sorted(axes)))
-    serial = serial_axes(region, inner, most_serial)
-    if any(axes != inner and not axes <= serial for axes in sets):
-        raise Refused("parallel-pattern", "the reductions run along different axes")
-    return inner, serial
+    for inner in sorted(
+        sets, key=lambda axes: (prod(region.sizes[a] for a in axes), sorted(axes)), reverse=True
+    ):
+        serial = serial_axes(region, inner, most_serial)
+        if all(axes == inner or axes <= serial for axes in sets):
+            return inner, serial
+    raise Refused("parallel-pattern", "the reductions run along different axes")
 
 
 def widest(region: Region, most_serial: int) -> frozenset[int]:
