@@ -31,7 +31,7 @@ from fusion_advisor.philox import STATE, reference_helpers
 from fusion_advisor.primitives import HELPERS
 from fusion_advisor.records import Ref
 from fusion_advisor.reference import reference_lines
-from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.bodies import body_of
 from fusion_advisor.schedules.exchange import EXCHANGE
@@ -61,8 +61,8 @@ def emit(
     plan, expressed = subject.plan, subject.expressed
     if plan is None or expressed is None:
         raise ValueError(f"{name}: a group without a plan cannot be emitted")
-    most = rulebook.schedules.flat.unrolled_elements.count * decision.subject.device.warp_size
-    file = _prepare(name, plan, expressed, most)
+    unrolled = [_unrolled(step, subject.device, rulebook) for step in plan.steps]
+    file = _prepare(name, plan, expressed, unrolled)
     helpers = dict.fromkeys(h for kernel in file.kernels for h in kernel.body.helpers)
     known = HELPERS | EXCHANGE | VECTORS | PLACES
     calls = launcher(file)
@@ -114,7 +114,13 @@ def attempt(
         return f"not emitted: {error}"
 
 
-def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: int) -> KernelFile:
+def _unrolled(step: Step, device: Device, rulebook: Rulebook) -> int:
+    """Elements that a warp may have on the way at once where a walk is written out."""
+    numbers = rulebook.schedules.flat if step.schedule == "flat" else rulebook.schedules.row
+    return numbers.unrolled_elements.count * device.warp_size
+
+
+def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int]) -> KernelFile:
     """Choose every name of the file, and write the kernels' bodies."""
     names = Names()
     names.claim(name)
@@ -141,8 +147,9 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: int) -> Kern
     precise = any(output.tensor.dtype == "float32" for output in plan.region.outputs)
     far = wide(plan.steps, expressed)
     kernels: list[JitFunction] = []
-    for step, kind in zip(plan.steps, _kinds(plan), strict=True):
-        body = body_of(step)(step, tensors, precise, far, wide_rows(step), unrolled)
+    fixed = frozenset(plan.region.sizes) - whole.keys()
+    for step, kind, most in zip(plan.steps, _kinds(plan), unrolled, strict=True):
+        body = body_of(step)(step, tensors, precise, far, wide_rows(step), most, fixed)
         kernels.append(JitFunction(f"{name}{kind}_kernel", step, body, tuple(body.render())))
     return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, strides, whole)
 

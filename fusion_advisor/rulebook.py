@@ -168,6 +168,10 @@ class FlatSchedule(Table):
     """What a thread may have on the way at once where the walk is written out."""
     serial_stride: Elements
     """How far apart neighbouring lanes may read meanwhile, in steps of a lane."""
+    walked_bytes: Bytes
+    """What a thread may walk of lines that hold several of its places."""
+    walking_elements_per_thread: Elements
+    """Where each place that a lane walks is in a line of its own."""
     busy: Speedup
     """How many times longer its arithmetic takes than its bytes, from which on a program has
     `busy_warps`."""
@@ -184,6 +188,8 @@ class RowSchedule(Table):
     elements_per_thread: Elements
     walking_elements_per_thread: Elements
     """Where each lane walks places of its own, which it has on the way at once."""
+    unrolled_elements: Elements
+    """What a thread may have on the way at once where the walk is written out."""
     sharing_elements_per_thread: Elements
     """Where rows share a program; half of it where there is little for a device's threads."""
     min_warps: Warps
@@ -191,6 +197,8 @@ class RowSchedule(Table):
     tile_elements: Elements
     across_elements: Elements
     """Of a tile of rows that lie across contiguous memory."""
+    walking_elements: Elements
+    """Of the same where each lane walks places of its own."""
     programs_per_multiprocessor: Programs
     """So many, before rows share programs."""
     first_piece: Elements

@@ -95,7 +95,7 @@ class CooperativeBody(Body):
         kind = _Part if phase.parts else _Rest if phase.inner == self.step.inner else _Whole
         return kind(
             phase, self.tensors, self.precise, self.wide, self.wide_rows, self.unrolled,
-            self.names, self.sizes, self.strides, self.helpers,
+            self.fixed, self.names, self.sizes, self.strides, self.helpers,
             scopes=[Scope(places=places)], shared=shared,
         )  # fmt: skip
 

@@ -21,7 +21,7 @@ from fusion_advisor.schedules.base import (
     peak_bytes,
 )
 from fusion_advisor.schedules.layout import accesses, collapse, leading, ordered
-from fusion_advisor.schedules.reducing import far_apart, read_again, serial_axes
+from fusion_advisor.schedules.reducing import far_apart, read_again, serial_axes, walked_nearby
 
 NAME = "flat"
 
@@ -43,9 +43,9 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         raise Refused("no-schedule", "lanes that walk a row each would read far apart")
     everything = (*loads, *stores)
     axes = ordered(sorted(space), leading(everything))
-    block, warps = _block(
-        prod(region.sizes[axis] for axis in space), bool(serial), device, rulebook
-    )
+    results = prod(region.sizes[axis] for axis in space)
+    each = _each(walked_nearby(loads, serial, region.sizes) if serial else None, device, rulebook)
+    block, warps = _block(results, each, bool(serial), device, rulebook)
     order = emission_order(region)
     smallest = device.warp_size
     extent = {n: smallest if region.depends[n] else 1 for n in order}
@@ -89,11 +89,28 @@ def _busy(step: Step, device: Device, rulebook: Rulebook) -> bool:
     return seconds > least.value * moved
 
 
-def _block(results: int, walked: bool, device: Device, rulebook: Rulebook) -> tuple[int, int]:
-    """The elements and the warps of a program. Where each lane walks places, so that few results
-    are much work, a program takes fewer of them until there is one for each multiprocessor."""
+def _each(near: int | None, device: Device, rulebook: Rulebook) -> int:
+    """The elements of a thread, whose lanes walk `near` bytes that lie close together, none of
+    them, or nothing (None). Of such bytes threads have so few that the L1 keeps the lines of all
+    that are resident until every place in them was walked."""
     numbers = rulebook.schedules.flat
-    block, warps = numbers.block.count, numbers.warps.count
+    each = numbers.block.count // (numbers.warps.count * device.warp_size)
+    if near is None:
+        return each
+    fewer = (
+        numbers.walked_bytes.count // near if near else numbers.walking_elements_per_thread.count
+    )
+    return min(each, 1 << max(fewer, 1).bit_length() - 1)
+
+
+def _block(
+    results: int, each: int, walked: bool, device: Device, rulebook: Rulebook
+) -> tuple[int, int]:
+    """The elements and the warps of a program, `each` of them a thread. Where each lane walks
+    places, so that few results are much work, a program takes fewer of them until there is one for
+    each multiprocessor."""
+    warps = rulebook.schedules.flat.warps.count
+    block = each * warps * device.warp_size
     programs = device.multiprocessor.count.count
     while walked and block > warps * device.warp_size and results < programs * block:
         block //= 2

@@ -84,8 +84,8 @@ class InPieces(Body):
         """What writes another piece beside this one; `more` is what its kind has besides."""
         found = kind(
             self.step, self.tensors, self.precise, self.wide, self.wide_rows, self.unrolled,
-            LaterNames(self.names.used, kind.lane), self.sizes, self.strides, self.helpers,
-            scopes=self.scopes, **more,
+            self.fixed, LaterNames(self.names.used, kind.lane), self.sizes, self.strides,
+            self.helpers, scopes=self.scopes, **more,
         )  # fmt: skip
         found.prepare()
         return found

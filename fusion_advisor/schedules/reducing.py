@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
+from fusion_advisor.device import LINE_BYTES
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Refused, Step
@@ -80,6 +81,17 @@ def far_apart(loads: Sequence[Access], serial: frozenset[int], most: int) -> boo
         if walked and across and min(across) > most * min(walked):
             return True
     return False
+
+
+def walked_nearby(loads: Sequence[Access], serial: frozenset[int], sizes: Mapping[int, int]) -> int:
+    """Bytes that each lane walks where its next place is in the same line of memory; other lanes
+    find theirs there, too."""
+    found = 0
+    for load in loads:
+        steps = {axis: abs(load.step(axis)) for axis in serial if load.step(axis)}
+        if steps and min(steps.values()) * load.tensor.itemsize < LINE_BYTES:
+            found += prod(sizes[axis] for axis in steps) * load.tensor.itemsize
+    return found
 
 
 def walks(region: Region, serial: frozenset[int]) -> dict[int, int]:

@@ -80,7 +80,8 @@ def _rows(laid: Rows, block: int, coalesced: int, device: Device, rulebook: Rule
     """How many rows share a program: those that fill its tile, but no more than leave several
     programs for each multiprocessor."""
     numbers = rulebook.schedules.row
-    tile = (numbers.across_elements if coalesced > 1 else numbers.tile_elements).count
+    across = numbers.walking_elements if laid.serial else numbers.across_elements
+    tile = (across if coalesced > 1 else numbers.tile_elements).count
     rows = min(max(coalesced, tile // block, 1), power_of_two(laid.count))
     programs = device.multiprocessor.count.count * numbers.programs_per_multiprocessor.count
     while rows > coalesced and laid.count < rows * programs:

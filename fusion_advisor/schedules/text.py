@@ -14,7 +14,7 @@ from fusion_advisor.primitives import HELPERS, MONOIDS, PRIMITIVES
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond, filled_beyond
-from fusion_advisor.schedules.layout import Access, Group, gaps, traced
+from fusion_advisor.schedules.layout import Access, Group, gaps, reach, traced
 from fusion_advisor.schedules.online import at_least_one, only_summed
 from fusion_advisor.schedules.places import PLACES, in_runs
 from fusion_advisor.schedules.spelling import (
@@ -79,6 +79,8 @@ class Body:
     """Some offset within a row is."""
     unrolled: int
     """Elements that a warp may have on the way at once where a walk is written out."""
+    fixed: frozenset[int]
+    """Axes of which the kernel serves the graph's size alone."""
     names: Names = field(default_factory=Names)
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     strides: dict[str, tuple[Access, Group | int]] = field(
@@ -297,7 +299,7 @@ class Body:
         return self.size(groups, self.length if groups == self.step.inner else "rows")
 
     def extent_of(self, group: Group) -> str:
-        if set(group.axes) <= self.region.pinned:
+        if set(group.axes) <= self.fixed:
             return str(group.size)
         for groups in (self.step.outer, self.step.inner):
             if groups == (group,):
@@ -339,7 +341,7 @@ class Body:
 
     def _size_of(self, axis: int) -> str:
         """The extent of one axis: a number where the kernel serves no other."""
-        if axis in self.step.serial | self.region.pinned:
+        if axis in self.fixed:
             return str(self.region.sizes[axis])
         return self._argument((axis,), "elements")
 
@@ -369,13 +371,26 @@ class Body:
             if group.name not in steps:
                 continue
             place, later = self.coordinate(group, groups, linear), steps[group.name]
-            if later is None:
+            within = self._within_dimension(access, group)
+            if within is not None:
+                terms.append(f"{place} * {within}")
+            elif later is None:
                 name = f"{self.tensors[access.name]}_stride_{group.name}"
                 self.strides.setdefault(name, (access, group))
                 terms.append(f"{place} * {name}")
             else:
                 terms.append(self._times(place, later))
         return " + ".join(terms)
+
+    def _within_dimension(self, access: Access, group: Group) -> int | None:
+        """The step along a group whose places have a fixed number of others between them, in a
+        dimension of neighbouring elements: windows in a row of pixels, say."""
+        axis = group.axes[-1]
+        d, dim = next((d, dim) for d, dim in enumerate(access.dims) if axis in dim)
+        between = dim[dim.index(axis) + 1 :]
+        if not between or access.tensor.stride[d] != 1 or not self.fixed.issuperset(between):
+            return None
+        return prod(self.region.sizes[a] for a in between)
 
     def _times(self, place: str, groups: Sequence[Group]) -> str:
         """A coordinate times the extents of the groups that it steps over."""
@@ -723,7 +738,8 @@ class Body:
             self.helpers["share_of"] = None
             template = "share_of({0}, {1})"
         elif held == "float32" and self.step.rows > 1 and self._is_mean(expr):
-            one = "tl.div_rn(1.0, {1})" if self.precise else "(1.0 / {1})"
+            exactly = self.precise and not operands[1][0].isdigit()  # a literal is worked out so
+            one = "tl.div_rn(1.0, {1})" if exactly else "(1.0 / {1})"
             template = f"({{0}} * {one})"  # once for all rows; eager multiplies, too
         elif held == "float32" and number in self._terms:
             template = primitive.text  # of a sum of at least 1, which loses no more than rounding
@@ -738,9 +754,9 @@ class Body:
         return filled(template, operands)
 
     def _is_mean(self, expr: Expr) -> bool:
-        """Something over a number of elements that is known when the kernel is launched."""
+        """Something over a number of elements."""
         size = self.region.exprs[expr.args[-1]]
-        return expr.op == "div" and size.op == "size" and not {*size.axes} <= self.region.pinned
+        return expr.op == "div" and size.op == "size"
 
     def _is_share(self, expr: Expr) -> bool:
         """A term of a sum that is not less than 1, over the sum."""
@@ -770,7 +786,7 @@ class Body:
             share = "PART" if self.step.schedule == "blocked" else "COLS"
             rest = f"{self.total(self.step.inner)} - part * {share}"
             return f"(tl.minimum({rest}, {share}) * 1.0)"
-        if set(expr.axes) <= self.region.pinned:
+        if set(expr.axes) <= self.fixed:
             count = prod(self.region.sizes[axis] for axis in expr.axes)
             return str(count) if expr.op == "extent" else repr(float(count))
         text = ""
@@ -919,37 +935,61 @@ class Body:
         raise KeyError(axis)
 
     def _serially(self, number: int) -> None:
-        """A loop in which each lane combines place after place."""
+        """Loops in which each lane combines place after place, those that are close together in
+        memory one behind the other; as many of the last as may be are written out."""
         expr = self.region.exprs[number]
-        axes = sorted(expr.axes)
-        sizes = [self.region.sizes[axis] for axis in axes]
         operand = expr.args[0]
         name = self._begin(number, self.region.results.get(number) or expr.monoid)
-        tap = self.names.claim("tap")
-        inside = Scope()
+        axes = self._by_distance(expr)
+        apart = self._walked_in_a_loop(operand, axes)
+        loops: list[tuple[str, Scope]] = []
+        for some, walk in ((axes[:apart], "range"), (axes[apart:], "tl.static_range")):
+            if some:
+                loops.append(self._loop(some, walk))
+                self.scopes.append(loops[-1][1])
+        self._emit([operand])
+        self.scope.lines.append(f"{name} = {self._combined(expr, name, self.text(operand))}")
+        for head, inside in reversed(loops):
+            self.scopes.pop()
+            self.scope.lines += [head, *inside.indented()]
+        self.scope.texts[number] = name
+
+    def _loop(self, axes: Sequence[int], walk: str) -> tuple[str, Scope]:
+        """The head of a loop over the places along some axes, the last one fastest, and the scope
+        that knows the place along each."""
+        sizes = [self.region.sizes[axis] for axis in axes]
+        tap, inside = self.names.claim("tap"), Scope()
         behind = 1
-        for axis, size in reversed(list(zip(axes, sizes, strict=True))):
+        for position, (axis, size) in reversed(list(enumerate(zip(axes, sizes, strict=True)))):
             text = tap if behind == 1 else f"{tap} // {behind}"
-            if axis != axes[0]:
-                text = f"{text} % {size}"
             place = tap
+            if position:
+                text = f"{text} % {size}"
             if len(axes) > 1:
-                place = self.names.claim(f"{tap}_{axes.index(axis)}")
+                place = self.names.claim(f"{tap}_{position}")
                 inside.head.insert(0, f"{place} = {text}")
             inside.places[f"axis {axis}"] = place
             behind *= size
-        self.scopes.append(inside)
-        self._emit([operand])
-        inside.lines.append(f"{name} = {self._combined(expr, name, self.text(operand))}")
-        self.scopes.pop()
-        count = prod(sizes)
-        walk = "tl.static_range" if self._unrolls(operand, count) else "range"
-        self.scope.lines += [f"for {tap} in {walk}({count}):", *inside.indented()]
-        self.scope.texts[number] = name
+        return f"for {tap} in {walk}({prod(sizes)}):", inside
 
-    def _unrolls(self, operand: int, count: int) -> bool:
-        """May the places of a walk be written out? Their loads are then all on the way at once."""
-        behind = traced([operand], lambda number: self.region.exprs[number].args).passed
-        walked = any(self.region.exprs[n].op in ("reduce", "scan") for n in behind)
-        held = max(1, self.step.rows * self.step.block // self.step.warps)
-        return not walked and held * count <= self.unrolled
+    def _by_distance(self, expr: Expr) -> list[int]:
+        """The axes of a walk, from those that step furthest in memory to the nearest."""
+        behind = reach(self.region, expr.args[0])
+        loads = [access for number, access in self._access.items() if number in behind]
+
+        def furthest(axis: int) -> int:
+            return max((abs(load.step(axis)) for load in loads), default=0)
+
+        return sorted(expr.axes, key=lambda axis: (-furthest(axis), axis))
+
+    def _walked_in_a_loop(self, operand: int, axes: Sequence[int]) -> int:
+        """How many of the first axes are walked in a loop. The places along the others are written
+        out, so that their loads are all on the way at once."""
+        behind = reach(self.region, operand)
+        if any(self.region.exprs[n].op in ("reduce", "scan") for n in behind):
+            return len(axes)
+        held, apart = max(1, self.step.rows * self.step.block // self.step.warps), len(axes)
+        while apart and held * self.region.sizes[axes[apart - 1]] <= self.unrolled:
+            apart -= 1
+            held *= self.region.sizes[axes[apart]]
+        return apart

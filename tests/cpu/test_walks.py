@@ -1,7 +1,9 @@
-"""What a lane walks place by place: which reductions are one."""
+"""What a lane walks place by place: which reductions are one, in what order their places are
+visited, how many results a program takes meanwhile."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -11,9 +13,9 @@ import torch.nn.functional as F
 from fusion_advisor.region import Region
 from fusion_advisor.workers import Worker
 
-from .regions import PACKED, decided, flow_of
+from .regions import PACKED, RULES, decided, flow_of, kernel_of
 from .test_emit import Tensors, checked, x
-from .test_plans import best
+from .test_plans import best, plans_of
 
 
 def region_of(function: Callable[..., object], *inputs: torch.Tensor) -> Region:
@@ -76,3 +78,83 @@ def test_rows_are_what_lanes_cannot_walk(worker: Worker) -> None:
     (step,) = best(pooled_shares, x(3, 5, 9, 13)).steps
     assert (step.schedule, step.length) == ("row", 5)
     assert checked(pooled_shares, (x(3, 5, 9, 13),), worker, PACKED) is None
+
+
+# -- the order of places ---------------------------------------------------------------------------
+
+
+def loops(text: str) -> list[tuple[str, int]]:
+    """The loops over places, outermost first: whether each is written out, and its places."""
+    found = re.findall(r"for tap\w* in (tl\.static_range|range)\((\d+)\)", text)
+    return [(walk, int(count)) for walk, count in found]
+
+
+def test_what_shares_a_line_is_loaded_back_to_back(worker: Worker) -> None:
+    """The six neighbouring pixels of a row in two rows, then the other rows."""
+
+    def pools(a: torch.Tensor) -> torch.Tensor:
+        return F.max_pool3d(F.max_pool3d(a, 2), 3)
+
+    text = kernel_of(pools, x(64, 64, 60, 61, 62)).text
+    assert loops(text) == [("range", 18), ("tl.static_range", 12)]
+    (load,) = re.findall(r"tl\.load\((.*?),\n", text, re.DOTALL)
+    assert re.findall(r"\btap\w*", load) == [
+        *(f"tap_{n}" for n in range(3)),
+        *(f"tap_3_{n}" for n in range(3)),
+    ]
+    for plan in range(len(plans_of(pools, x(2, 3, 12, 13, 14)))):
+        assert checked(pools, (x(2, 3, 12, 13, 14),), worker, plan=plan) is None
+
+
+def test_channels_last_are_walked_by_their_steps() -> None:
+    """Rows of pixels are further apart than pixels, whatever their dimensions' order."""
+    turned = x(2, 12, 10, 6).permute(0, 3, 2, 1)
+    text = kernel_of(lambda a: F.max_pool2d(a, 2) * 2, turned).text
+    assert loops(text) == [("tl.static_range", 4)]
+    assert re.search(r"tap_1 \* \w+_stride_2 \+ tap_0 \* \w+_stride_3", text)
+
+
+def test_sizes_of_windows_stand_in_the_kernel() -> None:
+    """Nothing is divided by an argument, and the compiler sees how far windows are apart."""
+    text = kernel_of(lambda a: F.avg_pool2d(a.exp(), 2), x(4, 3, 12, 18)).text
+    body = text[text.index("def k_kernel") : text.index("def k(")]
+    assert "index % 9" in body
+    assert "n_1 * 2" in body
+    assert not re.search(r"(//|%) \w*_size", body)
+
+
+# -- how much a program takes ----------------------------------------------------------------------
+
+WALKED: dict[str, tuple[Callable[..., object], Tensors, int]] = {
+    "nothing": (lambda a: a.exp() * 2, (x(64, 32, 64, 64),), 1024),
+    "16 bytes": (lambda a: F.avg_pool2d(a.exp(), 2), (x(64, 32, 64, 64),), 512),
+    "half as wide": (
+        lambda a: F.avg_pool2d(a.exp(), 2), (x(64, 32, 64, 64, dtype=torch.bfloat16),), 1024,
+    ),
+    "32 bytes": (lambda a: F.avg_pool3d(a.exp(), 2), (x(64, 32, 16, 32, 32),), 256),
+    "64 bytes": (lambda a: F.avg_pool2d(a.exp(), 4), (x(64, 32, 64, 64),), 128),
+    "of two tensors": (
+        lambda a, b: F.avg_pool2d(a * b, 2), (x(64, 32, 64, 64), x(64, 32, 64, 64)), 256,
+    ),
+    "256 bytes": (lambda a: F.avg_pool2d(a.exp(), 8), (x(64, 32, 256, 256),), 128),
+    "lines of their own": (lambda a: a.exp().amin(1), (x(64, 32, 128, 128),), 512),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WALKED)
+def test_what_resident_threads_walk_stays_in_the_l1(name: str) -> None:
+    function, inputs, block = WALKED[name]
+    (step,) = best(function, *inputs).steps
+    assert (step.schedule, step.block, step.warps) == ("flat", block, 4)
+
+
+def test_rows_whose_lanes_walk_have_smaller_tiles() -> None:
+    def tile(function: Callable[..., object], *inputs: torch.Tensor) -> int:
+        decision = decided(flow_of(function, *inputs), RULES)
+        assert decision.subject.plan is not None
+        (step,) = decision.subject.plan.steps
+        assert step.schedule == "row"
+        return step.rows * step.block
+
+    assert tile(lambda a: F.max_pool3d(a, 2).softmax(1), x(64, 16, 16, 64, 64)) == 2048
+    assert tile(lambda a: (a * 2).softmax(1), x(64, 16, 8, 32, 32)) == 4096

@@ -27,8 +27,6 @@ def group_norm_kernel(
     relu_out_ptr,
     cols,
     rows,
-    row_1_size,
-    col_0_size,
     col_1_size,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
@@ -41,7 +39,7 @@ def group_norm_kernel(
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
-    row_1 = row % row_1_size
+    row_1 = row % 4
     col_0 = col // col_1_size
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
     group_norm_sum = tl.sum(args_0, axis=1, keep_dims=True)
@@ -54,8 +52,8 @@ def group_norm_kernel(
         keep_dims=True,
     )
     group_norm_part_2 = tl.rsqrt((group_norm_sum_2 * tl.div_rn(1.0, cols * 1.0)) + 1e-05)
-    args_1 = tl.load(args_1_ptr + row_1 * col_0_size + col_0, mask=mask, other=0.0)
-    args_2 = tl.load(args_2_ptr + row_1 * col_0_size + col_0, mask=mask, other=0.0)
+    args_1 = tl.load(args_1_ptr + row_1 * 4 + col_0, mask=mask, other=0.0)
+    args_2 = tl.load(args_2_ptr + row_1 * 4 + col_0, mask=mask, other=0.0)
     group_norm = ((group_norm_part_1 * group_norm_part_2) * args_1) + args_2
     relu = tl.maximum(group_norm, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(relu_out_ptr + row * cols + col, relu, mask=mask)
@@ -87,7 +85,7 @@ def group_norm(args_0, args_1, args_2):
             group_norm_kernel,
             (cdiv(n0 * 4, 8),),
             (args_0, args_1, args_2, relu_out),
-            (n1 * n2 * 4, n0 * 4, 4, 4, n1 * n2),
+            (n1 * n2 * 4, n0 * 4, n1 * n2),
             ROWS=8,
             COLS=power_of_two(n1 * n2 * 4),
             DIVISOR=divisor(n1 * n2 * 4),

@@ -101,8 +101,6 @@ def shared_group_norm_kernel(
     workspace_ptr,
     parts,
     cols,
-    elements,
-    col_0_size,
     col_1_size,
     args_0_stride_row_0,
     args_0_stride_1,
@@ -118,8 +116,8 @@ def shared_group_norm_kernel(
     part = program % parts
     col = part * COLS + tl.arange(0, COLS)
     col_mask = (col < cols) | WHOLE
-    row_1 = row % elements
-    row_0 = row // elements
+    row_1 = row % 2
+    row_0 = row // 2
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=col_mask, other=0.0)
     args_0_1 = tl.load(args_0_ptr + row_0 * args_0_stride_row_0 + (row_1 * 2) * args_0_stride_1)
     value_part = args_0 - args_0_1
@@ -156,21 +154,21 @@ def shared_group_norm_kernel(
         group_norm_part_1 = tl.div_rn(value_part_16, cols * 1.0)
         group_norm_part_2 = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(value_part_12, cols * 1.0) + 1e-05))
         first = part * COLS // col_1_size
-        following = tl.minimum(first + 1, col_0_size - 1)
+        following = tl.minimum(first + 1, 2 - 1)
         place = place_of(col, first, following, col_1_size, NEAR)
         group_norm_part_3 = ((args_0 - group_norm_part) - group_norm_part_1) * group_norm_part_2
         args_1 = load_by_place(
-            args_1_ptr + row_1 * col_0_size + place,
-            args_1_ptr + row_1 * col_0_size + first,
-            args_1_ptr + row_1 * col_0_size + following,
+            args_1_ptr + row_1 * 2 + place,
+            args_1_ptr + row_1 * 2 + first,
+            args_1_ptr + row_1 * 2 + following,
             place == first,
             col_mask,
             NEAR,
         )
         args_2 = load_by_place(
-            args_2_ptr + row_1 * col_0_size + place,
-            args_2_ptr + row_1 * col_0_size + first,
-            args_2_ptr + row_1 * col_0_size + following,
+            args_2_ptr + row_1 * 2 + place,
+            args_2_ptr + row_1 * 2 + first,
+            args_2_ptr + row_1 * 2 + following,
             place == first,
             col_mask,
             NEAR,
@@ -213,7 +211,7 @@ def shared_group_norm(args_0, args_1, args_2):
             shared_group_norm_kernel,
             (n0 * 2 * parts,),
             (args_0, args_1, args_2, relu_out, workspace),
-            (parts, n1 * 2, 2, 2, n1, args_0_strides[0], args_0_strides[1]),
+            (parts, n1 * 2, n1, args_0_strides[0], args_0_strides[1]),
             COLS=32,
             PEERS=power_of_two(parts),
             WHOLE=n1 * 2 % 32 == 0,
