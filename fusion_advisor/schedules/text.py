@@ -506,8 +506,22 @@ class Body:
 
     def _guards(self, access: Access, guard: int, addressed: frozenset[int]) -> bool:
         """Must, or may, a guard stand in a mask? Where every address is good and fewer lanes load
-        than decide, the value is chosen later alone."""
-        return self._moved(access) or self.region.depends[guard] <= addressed
+        than decide, the value is chosen later alone; but not where whole programs need not load."""
+        further = self.region.depends[guard] - addressed
+        return self._moved(access) or not further or self._program_decides(further)
+
+    def _program_decides(self, axes: frozenset[int]) -> bool:
+        """Is the place along some axes the same in all lanes of most programs?"""
+        step, behind = self.step, 1
+        if step.rows > 1:
+            return False
+        if step.inner:  # a program has one row
+            axes -= {axis for group in step.outer for axis in group.axes}
+        for group in reversed(step.inner or step.outer):
+            if axes & frozenset(group.axes):
+                return axes == frozenset(group.axes) and behind >= step.block
+            behind *= group.size
+        return not axes
 
     # -- what a value is -----------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 """What a lane walks place by place: which reductions are one, in what order their places are
-visited, how many results a program takes meanwhile."""
+visited, how many results a program takes meanwhile; and what a lane need not load at all."""
 
 from __future__ import annotations
 
@@ -158,3 +158,36 @@ def test_rows_whose_lanes_walk_have_smaller_tiles() -> None:
 
     assert tile(lambda a: F.max_pool3d(a, 2).softmax(1), x(64, 16, 16, 64, 64)) == 2048
     assert tile(lambda a: (a * 2).softmax(1), x(64, 16, 8, 32, 32)) == 4096
+
+
+# -- what is not loaded ----------------------------------------------------------------------------
+
+
+def masks(function: Callable[..., object], *inputs: torch.Tensor) -> list[str]:
+    text = kernel_of(function, *inputs, rules=RULES).text
+    text = text[text.index("def k_kernel") : text.index("def k(")]
+    return re.findall(r"tl\.load\([^=]*?mask=([^,]+),", text)
+
+
+JOINS: dict[str, tuple[Callable[..., object], Tensors, bool]] = {
+    "long parts of rows": (
+        lambda a, b: torch.cat((-a, b), 1) * 2, (x(64, 2048), x(64, 2048)), True,
+    ),
+    "short parts of rows": (
+        lambda a, b: torch.cat((-a, b), 1) * 2, (x(6400, 64), x(6400, 64)), False,
+    ),
+    "one behind the other": (
+        lambda a, b: torch.cat((-a, b)) * 2, (x(64, 2048), x(64, 2048)), True,
+    ),
+    "rows of either": (
+        lambda a, b: torch.cat((-a, b)).softmax(1), (x(6, 5000), x(6, 5000)), True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOINS)
+def test_programs_load_what_they_join_alone(name: str, worker: Worker) -> None:
+    function, inputs, apart = JOINS[name]
+    assert all(("part" in mask) == apart for mask in masks(function, *inputs))
+    small = tuple(x(3, min(tensor.shape[1], 2048)) for tensor in inputs)
+    assert checked(function, small, worker) is None
