@@ -124,7 +124,8 @@ class Speed(Table):
     warp_bandwidth: Bandwidth
     """What one warp moves at most."""
     step: Time
-    """What each further place takes that a program walks one after the other."""
+    """What each further place takes that a program walks one after the other; of eager's kernels,
+    what each round of loads takes."""
     unaligned: Share
     """Of the share that is left where rows do not begin at 16 bytes."""
     arithmetic: Share
@@ -140,15 +141,15 @@ class Speed(Table):
 class Reduction(Table):
     """How eager's reductions to fewer elements spread over blocks."""
 
-    warps: Count
-    """Of a block."""
-    outputs: Count
-    """Neighbouring results that a block has, where what is combined lies apart."""
-    shared: Count
-    """Places of a result for each lane of a warp, from which on the warps of a block share it."""
+    threads: Count
+    """Of a block at most, with those that its threads' vectors stand for."""
+    unrolled: Count
+    """Places, or neighbouring results, that a thread asks for at once."""
     least: Count
     """Places for each thread: where blocks are few, several share a result while threads have so
-    many."""
+    many; the warps of a block do where each lane of a warp would have so many for each."""
+    most: Count
+    """Places for each thread, from which on the warps of a block share a result, and blocks."""
 
 
 class Times(Table):
@@ -172,6 +173,10 @@ class Times(Table):
     """How often eager's op walks rows that are longer than `eager_row`; once, if not named."""
     eager_row: Bytes
     """Rows up to here stay on chip in eager's kernels."""
+    last: Time
+    """What each round takes of the block of eager's that puts the others' results together."""
+    near: Time
+    """What a block of eager's waits for a load from the L1."""
     ramp: Share
     """What moving the first bytes takes more, as many as the L2 holds."""
     l2_speed: Speedup
@@ -185,6 +190,8 @@ class Times(Table):
     """How many instructions a step of a reduction is worth."""
     l1_lines: Rate
     """Lines that the L1s give and take together."""
+    exchanges: Rate
+    """Values that warps give each other through shared memory, on all multiprocessors."""
     registers: Registers
     """What a thread needs beside its share of the values alive at once."""
     registers_share: Share

@@ -9,6 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from fusion_advisor.blocks import (
+    Blocks,
+    given_statistics,
+    normalising,
+    picking,
+    pooling,
+    reducing,
+    scanning,
+    softmax_across,
+    unused,
+)
 from fusion_advisor.device import VECTOR_BYTES, Device
 from fusion_advisor.ops import Call, Op
 from fusion_advisor.predict import Work, kept
@@ -18,6 +29,12 @@ POINTWISE = ("stream", "broadcast", "strided", "transposed", "cast")
 
 TYPED = ("where", "masked_fill")
 """Ops whose kernels are made for operands of differing types."""
+
+ROW_OF_A_WARP = 1024
+"""Elements of a row that softmax's other kernel holds (cuda/PersistentSoftmax.cuh)."""
+
+FUNCTIONAL = "aten.masked_fill."
+"""What copies first and then fills the copy (native/cuda/Indexing.cu)."""
 
 MOST_BLOCKS = 32
 """That a multiprocessor holds."""
@@ -34,59 +51,50 @@ def launched(
     """One launch of eager's, which reads and writes `moved` HBM bytes."""
     kind = _kind(call, op)
     name = _name(call, op, kind)
-    blocks, warps, depth = _blocks(call, kind, name, device)
-    resident = min(device.multiprocessor.warps.count // warps, MOST_BLOCKS)
+    blocks = _blocks(call, kind, name, device)
+    resident = min(device.multiprocessor.warps.count // blocks.warps, MOST_BLOCKS)
     work = Work(
         f"eager.{kind}",
         *moved,
         elements=_elements(call, op, flops),
         arithmetic_us=arithmetic_us,
-        programs=blocks,
-        warps=warps,
-        at_once=device.sm_count * resident,
-        depth=depth,
+        programs=blocks.count,
+        warps=blocks.warps,
+        at_once=device.sm_count * (1 if blocks.alone else resident),
+        depth=blocks.rounds,
+        launches=2 if call.node.op.startswith(FUNCTIONAL) else blocks.launches,
+        near=blocks.near,
+        last=blocks.last,
         op=name,
-        unaligned=bool(call.operands) and _unaligned(call, kind, name, depth),
+        unaligned=bool(call.operands) and _unaligned(call, kind, name),
     )
     again = _read_again(call, work, device) if call.operands else 0
     return replace(work, bytes_read=work.bytes_read + again)
 
 
-def _blocks(call: Call, kind: str, name: str, device: Device) -> tuple[int, int, int]:
-    """How many blocks of how many warps there are, and how many places, or stages, each has one
-    after the other: 0, some, 1 where that is not known."""
-    times = device.times
+def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
+    """How the launch spreads, as far as that is known."""
     if kind in ("row", "column"):
-        return _reducing(call, kind, device)
+        return reducing(call, _reduced(call), across=kind == "column", device=device)
+    if kind == "window":
+        return pooling(call, device)
+    if name == "native_batch_norm_pointwise":
+        return given_statistics(call, device)
+    if name == "nll_loss_forward":
+        return picking(call.operands[1].numel, device)
     rows = _rows(call, kind)
     if not rows:
-        return 0, times.eager_warps.count, 1
-    length = -(-call.operands[0].numel // rows)
-    short = times.eager_short.get(name)
-    if short is not None and length < short.count:
-        return rows, 1, length
-    return rows, times.eager_blocks.get(name, times.eager_warps).count, length
+        return Blocks(0, device.times.eager_warps.count)
+    dims = _reduced(call)
+    if kind == "scan" and dims and name.startswith("cum"):
+        return scanning(call, dims[0], device)
+    if name.endswith("softmax_column"):
+        return softmax_across(call, dims[0], device)
+    aligned = not _unaligned(call, kind, name)
+    return normalising(call, name, rows, device, aligned=aligned)
 
 
-def _reducing(call: Call, kind: str, device: Device) -> tuple[int, int, int]:
-    """Blocks, their warps, and their stages, of a reduction to fewer elements. A warp has a row,
-    or a few neighbouring columns; a long row has a block, or where there are few several, the last
-    of which puts their results together."""
-    by, lanes = device.times.eager_reduction, device.warp_size
-    warps, results = by.warps.count, max(call.out.numel, 1)
-    length = -(-call.operands[0].numel // results)
-    if kind == "column":
-        blocks, threads = -(-results // by.outputs.count), warps
-    elif length < by.shared.count * lanes:
-        return -(-results // warps), warps, 1
-    else:
-        blocks, threads = results, warps * lanes
-    resident = device.sm_count * device.multiprocessor.warps.count // warps
-    several = max(1, min(resident // blocks, length // (threads * by.least.count)))
-    return blocks * several, warps, min(several, 2)
-
-
-def _unaligned(call: Call, kind: str, name: str, length: int) -> bool:
+def _unaligned(call: Call, kind: str, name: str) -> bool:
     """Do rows of some operand begin elsewhere than at 16 bytes, so that eager's kernels move single
     elements? Rows are what is combined or normalised, what is joined, and a channel's image."""
     if kind == "copy" and name.startswith("cat"):
@@ -100,7 +108,9 @@ def _unaligned(call: Call, kind: str, name: str, length: int) -> bool:
         length = prod(call.out.shape[2 if len(call.out.shape) > 2 else 1 :])
     elif kind == "row":
         length = call.operands[0].numel // max(call.out.numel, 1)
-    elif kind not in ("normal", "scan"):
+    elif rows := _rows(call, kind):
+        length = call.operands[0].numel // rows
+    else:
         return False
     return bool(length * call.operands[0].itemsize % VECTOR_BYTES)
 
@@ -145,11 +155,13 @@ def _kind(call: Call, op: Op | None) -> str:
 
 def _casts(call: Call) -> bool:
     """Does a pointwise kernel convert what it loads or stores, one element at a time? A condition
-    and what is compared have the types that the kernel is made for."""
+    and what is compared have the types that the kernel is made for; so have copies of float32 to
+    16 bits."""
     dtypes = {t.dtype for t in (*call.operands, call.out) if t.shape == call.out.shape}
-    return (
-        len(dtypes) > 1 and call.out.dtype != "bool" and not any(op in call.node.op for op in TYPED)
-    )
+    if len(dtypes) == 1 or call.out.dtype == "bool" or any(op in call.node.op for op in TYPED):
+        return False
+    narrowed = call.operands[0].dtype == "float32" and call.out.dtype in ("bfloat16", "float16")
+    return not (len(call.operands) == 1 and narrowed)
 
 
 def _combines(call: Call) -> bool:
@@ -159,16 +171,22 @@ def _combines(call: Call) -> bool:
 
 
 def _name(call: Call, op: Op | None, kind: str) -> str:
-    """The operator, as the rules name it where it has figures of its own; pointwise ones have none,
-    but for a norm that is given its statistics."""
+    """The kernel, as the rules name it where it has figures of its own: the operator's name, and
+    which of its kernels. Pointwise ones have none, but for a norm that is given its statistics;
+    reductions to fewer elements share one kernel, and another where they give an index too."""
     if op is not None and op.pattern == "pointwise":
         return ""
+    if kind in ("row", "column"):
+        indexed = any(t is not None and t.dtype == "int64" for t in call.node.outputs)
+        return f"{kind}_indexed" if indexed else ""
     parts = call.node.op.split(".")
     name = parts[1].strip("_") if len(parts) > 1 else call.node.op
     if kind in POINTWISE:
         return f"{name}_pointwise"
     if kind in ("normal", "scan") and len(call.node.outputs) == 1 and not _contiguous(call):
         return f"{name}_column"
+    if name.endswith("softmax") and call.out.shape and call.out.shape[-1] <= ROW_OF_A_WARP:
+        return f"{name}_warp"
     if kind == "copy" and any(not _dense(tensor) for tensor in call.operands):
         return f"{name}_strided"
     return name
@@ -181,7 +199,9 @@ def _elements(call: Call, op: Op | None, flops: int) -> int:
     if op is not None and op.pattern == "gather":
         return max(made, default=0)
     walked = max([*made, *(tensor.numel for tensor in call.operands)])
-    return max(walked, flops) if op is not None and op.pattern == "window" else walked
+    if op is None or op.pattern != "window":
+        return walked
+    return int(max(walked, flops) * unused(call))
 
 
 def _rows(call: Call, kind: str) -> int:
@@ -203,16 +223,16 @@ def _contiguous(call: Call) -> bool:
     close = [
         i for i in range(len(operand.shape)) if operand.stride[i] == 1 and operand.shape[i] > 1
     ]
-    dims = {d % len(operand.shape) for d in _reduced(call)} if operand.shape else set[int]()
+    dims = set(_reduced(call))
     return not close or close[0] in (dims or gone) or not (dims or gone)
 
 
 def _reduced(call: Call) -> tuple[int, ...]:
     """The dimensions that a reduction names; none where it combines all."""
-    dim = call.arg(1, "dim")
-    if isinstance(dim, tuple):
-        return tuple(d for d in dim if isinstance(d, int))
-    return (dim,) if isinstance(dim, int) else ()
+    dim = call.arg(2 if "norm" in call.node.op else 1, "dim")
+    dims = dim if isinstance(dim, tuple) else (dim,)
+    rank = max(len(call.operands[0].shape), 1)
+    return tuple(d % rank for d in dims if isinstance(d, int))
 
 
 def _dense(tensor: Tensor) -> bool:

@@ -5,11 +5,12 @@ takes at least, and the time of its bytes, of its elements and of its arithmetic
 the most part. Bytes move at the device's copy bandwidth, by the share of it that this kind of
 kernel reaches; slower until as many have moved as the L2 holds, faster where the launches before
 left them in the L2. Programs run as many at once as their registers and warps let, wave after wave,
-and each takes its own latency and the time of its bytes at what its warps can keep on their way, so
-that few programs, or few at once, are slower than the memory. What warps ask the L1 for takes a
-line at a time: single elements, or neighbours far apart, many lines. Every coefficient
-stands in `rules/predict.toml` with the run that it was fitted on. No measurement of what is
-predicted is ever looked at.
+and each takes its own latency and the time of its bytes at what its warps can keep on their way;
+those of eager's kernels, that of each wait for loads. So few programs, or few at once, are slower
+than the memory. What warps ask the L1 for takes a line at a time: single elements, or neighbours
+far apart, many lines. Reductions across what is contiguous pass through shared memory. Every
+coefficient stands in `rules/predict.toml` with the run that it was fitted on. No measurement of
+what is predicted is ever looked at.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ class Work:
     the L2. `elements` are those that threads walk, padding and repetition included;
     `arithmetic_us` is the arithmetic's time at the device's peaks; `programs` is how many blocks of
     `warps` warps there are, 0 where that is not known and enough, `at_once` how many of them the
-    device holds, and `depth` how many places each walks one after the other. `unaligned`: rows do
-    not begin at 16 bytes. `lines` of the L1 are those that warps ask for, request by request.
+    device holds, and `depth` how many places each walks one after the other: of eager's kernels,
+    how often it waits for loads, beside `near` loads from the L1. `last` are the rounds of the
+    program that puts others' results together, `launches` all that an operator of eager's makes.
+    `unaligned`: rows do not begin at 16 bytes. `lines` of the L1 are those that warps ask for,
+    request by request; `exchanged` are values that warps give each other through shared memory.
     `simple_us` and `reduced_us` are the time at the peaks of primitives that are an instruction or
     two, and of a reduction's steps as one each, which are not in `arithmetic_us`.
     """
@@ -46,8 +50,12 @@ class Work:
     warps: int = 1
     at_once: int = 1
     depth: int = 1
+    near: int = 0
+    last: int = 0
+    launches: int = 1
     unaligned: bool = False
     lines: int = 0
+    exchanged: int = 0
     simple_us: float = 0.0
     reduced_us: float = 0.0
 
@@ -72,11 +80,12 @@ def launch_us(work: Work, device: Device) -> float:
         1e6 * work.elements / speed.elements.base * idle,
         arithmetic_us(work, device) * idle,
         1e6 * work.lines / times.l1_lines.base * idle,
+        1e6 * work.exchanged / times.exchanges.base * idle,
     )
     power = _overlap(work, device)
     longest = max(parts) or 1.0  # whose power may be beyond a float
     busy = longest * sum((part / longest) ** power for part in parts) ** (1 / power)
-    return speed.least.value * least.value + busy
+    return speed.least.value * least.value * work.launches + busy + times.last.value * work.last
 
 
 def _overlap(work: Work, device: Device) -> float:
@@ -118,8 +127,10 @@ def programs_us(work: Work, device: Device) -> float:
         return 0.0
     speed = device.times.speed(work.kind, work.op)
     own = work.bytes / work.programs / (work.warps * speed.warp_bandwidth.base) * 1e6
-    one = speed.latency.value + speed.step.value * (work.depth - 1) + own
-    return one * max(1.0, work.programs / work.at_once)
+    waited = speed.step.value * (work.depth - 1) + own
+    if work.kind.startswith("eager"):  # whose rounds are known, and what each asks for
+        waited = speed.step.value * work.depth + device.times.near.value * work.near
+    return (speed.latency.value + waited) * max(1.0, work.programs / work.at_once)
 
 
 def kept(size: int, since: int, device: Device) -> int:

@@ -59,6 +59,27 @@ def lines(step: Step, every: Sequence[Asked], lanes: int, serial: int, warp: int
     return int(found)
 
 
+def exchanged(step: Step, every: Sequence[Asked], count: int, warp: int) -> int:
+    """Values that the warps of all `count` programs give each other through shared memory, for
+    reductions across what is contiguous: one of each row that a thread has a part of."""
+    largest = max(every, key=lambda one: one.access.tensor.bytes)
+    if step.rows == 1 or largest.apart != 1 or _lane(step, largest.access) not in step.outer:
+        return 0
+    threads = step.warps * warp
+    whole = min(largest.whole, max(1, step.rows * step.block // threads))
+    beside = min(max(step.rows // whole, 1), threads)
+    if beside == threads:
+        return 0
+    inner = frozenset(axis for group in step.inner for axis in group.axes)
+    reductions = 0
+    for part in step.phases or (step,):
+        region = part.region
+        for number in region.all("reduce"):
+            operand = region.depends[region.exprs[number].args[0]]
+            reductions += bool((operand - region.depends[number]) & inner)
+    return count * threads * reductions * max(step.rows // beside, 1)
+
+
 def unaligned(step: Step, every: Sequence[Asked]) -> bool:
     """Are neighbouring places of some large tensor taken one by one, because rows begin or end
     elsewhere than at whole vectors?"""

@@ -12,7 +12,7 @@ from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.instructions import Issued, instructions, precise
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Ref
-from fusion_advisor.requests import asked, lines, seen_twice, unaligned
+from fusion_advisor.requests import asked, exchanged, lines, seen_twice, unaligned
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.reducing import walks
@@ -60,24 +60,26 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
         resident = sum(kept(size, size, device) for name, size in left.items() if name in names)
         resident += seen_twice(step.loads)
         issued = _issued(step, rulebook, precise=precise(plan.region))
-        every = asked(step)
+        every, lanes, count = asked(step), _lanes(step), programs(step)
+        warp, serial = device.warp_size, _serial(step)
         peak = device.peak_flops("cuda", "float32") / 2
         found.append(
             Work(
                 kind=f"kernel.{_kind(step)}",
                 bytes_read=step.bytes_read,
                 bytes_written=step.bytes_written,
-                elements=_lanes(step),
+                elements=lanes,
                 arithmetic_us=1e6 * issued.others / peak,
                 simple_us=1e6 * issued.simple / peak,
                 reduced_us=1e6 * issued.steps / peak,
                 resident=min(resident, step.bytes_read),
-                programs=programs(step),
+                programs=count,
                 warps=step.warps,
                 at_once=at_once(step, device),
                 depth=_depth(step),
                 unaligned=unaligned(step, every),
-                lines=lines(step, every, _lanes(step), _serial(step), device.warp_size),
+                lines=lines(step, every, lanes, serial, warp),
+                exchanged=exchanged(step, every, count, warp),
             )
         )
         left |= {store.name: store.tensor.bytes for store in step.stores}

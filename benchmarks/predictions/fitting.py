@@ -81,8 +81,8 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
 
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
 GLOBAL = (
-    "call", "eager_launch", "kernel_launch", "ramp", "l2_speed", "simple", "reduced", "l1_lines",
-    "overlap_programs",
+    "call", "eager_launch", "kernel_launch", "last", "near", "ramp", "l2_speed", "simple",
+    "reduced", "exchanges", "l1_lines", "overlap_programs",
 )  # fmt: skip
 CHOSEN = ("eager_warps", "eager_row", "registers", "registers_share", "short")
 FIGURES = (
@@ -104,13 +104,17 @@ time, and the units that issue them work at once."""
 MOST_LAUNCHES = 6
 """That one operator of eager's may be worth at least."""
 ROUNDS = 16
+LEAST_GAIN = 1e-3
+"""Of a step, in squared logarithms of one sample: below it figures that hardly matter would go on
+without end."""
 LEAST_SAMPLES = 3
 """Of a kind or an op, to have figures of its own."""
 OUTLIER = 0.15
 """Of a logarithm: beyond it a residual counts linearly."""
-PULL = 0.05
+PULL = {"eager": 0.3, "kernel": 1.0}
 """What a figure's distance costs from the mean of the other kinds', in squared logarithms of one
-sample: chosen, as is the weight, by leaving out problems and patterns in turn."""
+sample: chosen, as is the weight, by leaving out problems and patterns in turn. Eager's kinds are
+kernels of as many hands; ours are spelled alike."""
 LEAST_SIMPLE = 0.4
 MOST_REDUCED = 25.0
 """Within which the samples do not tell them from other figures."""
@@ -186,7 +190,8 @@ def _names(work: Work) -> list[tuple[str, str]]:
 
 
 def _fitted(device: Device, points: Sequence[Point]) -> tuple[float, Device]:
-    """Descend along one figure after the other, by ever smaller steps."""
+    """Descend along one figure after the other, by ever smaller steps: that of all kinds together,
+    and of each."""
     users: dict[str, list[int]] = {name: list(range(len(points))) for name in GLOBAL}
     for place, (works, _, _) in enumerate(points):
         for work in works:
@@ -199,26 +204,37 @@ def _fitted(device: Device, points: Sequence[Point]) -> tuple[float, Device]:
                 if _matters(figure, work):
                     users.setdefault(f"{who}.{name}.{figure}", []).append(place)
 
+    alike: dict[str, list[str]] = {}
+    for name in users:
+        if name not in GLOBAL:
+            who, _, figure = name.split(".")
+            alike.setdefault(f"{who}.*.{figure}", []).append(name)
+
     def lost(candidate: Device, name: str) -> float:
-        places = dict.fromkeys(users[name])
-        pull = PULL * math.log(_value(candidate, name) / means[name]) ** 2
+        places = dict.fromkeys(i for one in alike.get(name, [name]) for i in users[one])
+        pull = PULL[name.split(".")[0]] if name not in GLOBAL and name not in alike else 0.0
+        if pull:
+            pull *= math.log(_value(candidate, name) / means[name]) ** 2
         return pull + sum(_misfit(points[i], candidate) for i in places)
+
+    def moved(candidate: Device, name: str, factor: float) -> Device | None:
+        """None where none of them may go further."""
+        values = {one: _value(candidate, one) * factor for one in alike.get(name, [name])}
+        values = {one: v for one, v in values.items() if _possible(candidate, one, v)}
+        for one, value in values.items():
+            candidate = _with(candidate, one, value)
+        return candidate if values else None
 
     for number in range(ROUNDS):
         means = {name: _mean(device, name, users) for name in users}
         step = 1.0 + 0.9 * 0.8**number
-        for name in users:
+        for name in (*alike, *users):
             here = lost(device, name)
             for factor in (step, 1 / step):
-                value = _value(device, name) * factor
-                if not _possible(device, name, value):
-                    continue
-                moved = _with(device, name, value)
-                there = lost(moved, name)
-                while there < here and _possible(moved, name, _value(moved, name)):
-                    device, here = moved, there
-                    moved = _with(device, name, _value(device, name) * factor)
-                    there = lost(moved, name)
+                other = moved(device, name, factor)
+                while other is not None and (there := lost(other, name)) < here - LEAST_GAIN:
+                    device, here = other, there
+                    other = moved(device, name, factor)
     return sum(_misfit(point, device) for point in points), device
 
 
@@ -238,6 +254,8 @@ def _matters(figure: str, work: Work) -> bool:
         return work.depth > 1 and bool(work.programs)
     if figure == "unaligned":
         return work.unaligned
+    if figure == "warp_bandwidth" and work.kind.startswith("eager"):
+        return False
     return bool(work.programs) or figure not in ("latency", "warp_bandwidth")
 
 

@@ -254,6 +254,9 @@ def _reason(sample: Sample, device: Device) -> str:
         f"{work.bytes / 1e6:.1f} MB from {work.programs} programs": memory_us(work, device),
         f"{work.elements:.3g} elements walked": 1e6 * work.elements / speed.elements.base,
         f"{work.lines:.3g} lines of the L1": 1e6 * work.lines / device.times.l1_lines.base,
+        f"{work.exchanged:.3g} values exchanged": 1e6
+        * work.exchanged
+        / device.times.exchanges.base,
         "arithmetic": arithmetic_us(work, device),
     }
     why, us = max(parts.items(), key=lambda item: item[1])

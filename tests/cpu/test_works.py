@@ -68,10 +68,10 @@ def test_eager_converts_types_by_a_slower_kernel() -> None:
     assert of_eager(lambda a, b: torch.where(a > 0, a, b), a, a).kind == "eager.stream"
 
 
-@pytest.mark.parametrize(("channels", "warps"), [(256, 1), (8192, 16)])
-def test_short_rows_have_a_warp(channels: int, warps: int) -> None:
+@pytest.mark.parametrize(("channels", "warps", "rounds"), [(256, 1, 1), (8192, 16, 2)])
+def test_short_rows_have_a_warp(channels: int, warps: int, rounds: int) -> None:
     work = of_eager(lambda a: F.group_norm(a, 8), empty(512, channels))
-    assert (work.programs, work.warps, work.depth) == (512 * 8, warps, channels // 8)
+    assert (work.programs, work.warps, work.depth) == (512 * 8, warps, rounds)
 
 
 @pytest.mark.parametrize(("length", "odd"), [(1024, False), (1023, True)])
@@ -80,10 +80,52 @@ def test_rows_that_are_no_whole_vectors_are_known(length: int, odd: bool) -> Non
 
 
 @pytest.mark.parametrize(
-    ("rows", "length", "blocks", "stages"),
-    [(512, 4096, 32, 1), (512, 16384, 512, 1), (4, 1 << 22, 528, 2)],
-    ids=["a warp each", "a block each", "several blocks each"],
+    ("rows", "length", "dim", "blocks", "rounds", "last"),
+    [
+        (512, 4096, 1, 32, 32, 0),
+        (512, 16384, 1, 512, 8, 0),
+        (4, 1 << 22, 1, 528, 16, 1),
+        (256, 8192, 0, 64, 16, 0),
+        (131072, 128, 0, 2048, 4, 512),
+    ],
+    ids=["a warp each", "a block each", "several blocks each", "columns", "blocks share columns"],
 )
-def test_how_a_reduction_spreads(rows: int, length: int, blocks: int, stages: int) -> None:
-    work = of_eager(lambda a: a.mean(-1), empty(rows, length))
-    assert (work.programs, work.depth) == (blocks, stages)
+def test_how_a_reduction_spreads(
+    rows: int, length: int, dim: int, blocks: int, rounds: int, last: int
+) -> None:
+    work = of_eager(lambda a: a.mean(dim), empty(rows, length))
+    assert (work.programs, work.depth, work.last) == (blocks, rounds, last)
+    assert work.launches == (2 if last else 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "rounds", "near"),
+    [
+        (lambda a: a.cumsum(1), (16, 1024, 256), 1024, 0),
+        (lambda a: a.cumsum(-1), (64, 4096), 16, 0),
+        (lambda a: F.avg_pool2d(a, 4), (16, 64, 128, 128), 4, 16),
+        (lambda a: torch.softmax(a, 1), (16, 64, 56, 56), 192, 0),
+        (lambda a: torch.softmax(a, -1), (32, 65536), 48, 0),
+        (lambda a: F.layer_norm(a, (65536,)), (32, 65536), 256, 0),
+    ],
+    ids=["columns summed up", "rows summed up", "windows", "channels", "long rows", "a norm"],
+)
+def test_how_often_eager_waits_for_loads(
+    function: Callable[..., object], shape: tuple[int, ...], rounds: int, near: int
+) -> None:
+    work = of_eager(function, empty(*shape))
+    assert (work.depth, work.near) == (rounds, near)
+
+
+def test_what_copies_first_launches_twice() -> None:
+    mask = empty(64, 64, dtype=torch.bool)
+    assert of_eager(lambda a, m: a.masked_fill(m, 0.0), empty(64, 64), mask).launches == 2
+    assert of_eager(lambda a: torch.relu(a), empty(64, 64)).launches == 1
+
+
+def test_reductions_across_what_is_contiguous_pass_through_shared_memory() -> None:
+    def softmax(dim: int) -> Work:
+        return of_kernels(lambda a: torch.softmax(torch.tanh(a), dim), empty(16, 64, 56, 56))[0]
+
+    assert softmax(1).exchanged > 0
+    assert softmax(-1).exchanged == 0

@@ -46,6 +46,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "lowering",
         "capture",
         # the stages on records
+        "blocks",
         "launched",
         "annotate",
         "dataflow",

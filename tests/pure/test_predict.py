@@ -38,6 +38,9 @@ def test_a_short_kernel_takes_its_launch() -> None:
         replace(ROW, lines=1 << 32),
         replace(ROW, simple_us=100_000.0),
         replace(ROW, reduced_us=1000.0),
+        replace(ROW, exchanged=1 << 30),
+        replace(ROW, last=100),
+        replace(ROW, launches=2),
     ],
     ids=[
         "bytes",
@@ -48,6 +51,9 @@ def test_a_short_kernel_takes_its_launch() -> None:
         "many lines",
         "additions",
         "steps of reductions",
+        "exchanges",
+        "a last program",
+        "several launches",
     ],
 )
 def test_what_makes_a_kernel_slower(slower: Work) -> None:

@@ -1,0 +1,208 @@
+"""How eager's own kernels spread over blocks of threads, and how often each waits for its loads.
+
+A thread asks for a few elements, waits for them, and asks for the next: however few bytes a kernel
+moves, it takes as long as its longest chain of such rounds. How many there are follows from the
+launch, which PyTorch computes from sizes and strides alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd, log2, prod
+
+from fusion_advisor.device import VECTOR_BYTES, Device
+from fusion_advisor.ops import Call
+
+ROW_OF_PLANE = 32
+"""Threads along a plane's rows where blocks lie over a volume (cuda/AveragePool3d.cu)."""
+IMAGES_OF_CHANNELS = 1 << 18
+"""Blocks of a batch norm at most (cuda/Normalization.cuh)."""
+LEAST_OF_LOSS = 16
+"""Samples of each thread of nll_loss, before a block is as large as it can be (cuda/NLLLoss.cu)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A launch of `count` blocks of `warps` warps; a `count` of 0 is not known, and enough.
+
+    Each block waits `rounds` times for loads from beyond the L1 and `near` times for loads from
+    it. `last` are the rounds of the block that puts the others' results together when they have
+    ended. `launches` counts what is launched beside it, `alone` says that a multiprocessor holds
+    one block at a time.
+    """
+
+    count: int
+    warps: int
+    rounds: int = 1
+    near: int = 0
+    last: int = 0
+    launches: int = 1
+    alone: bool = False
+
+
+def reducing(call: Call, dims: Sequence[int], *, across: bool, device: Device) -> Blocks:
+    """Of a reduction to fewer elements; `across`: neighbouring threads have neighbouring results,
+    and not neighbouring places of one."""
+    by, warp = device.times.eager_reduction, device.warp_size
+    operand, results = call.operands[0], max(call.out.numel, 1)
+    length = -(-operand.numel // results)
+    whole = results == 1 and operand.contiguous
+    apart = [operand.stride[d] for d in dims] if across else [1]
+    vector = gcd(by.unrolled.count, min(apart, default=1))
+    wide, high = (results // vector, length) if across else (length, results)
+    threads = by.threads.count // vector
+    if whole:
+        wide //= by.unrolled.count
+    width = min(_power(wide, threads), warp)
+    height = min(_power(high, threads), threads // width)
+    width = min(_power(wide, threads), threads // height)
+    warps = -(-width * height // warp)
+    each = length if across else -(-length // width)
+    outputs = width * vector if across else 1
+    shared = each >= min(height * by.least.count, by.most.count)
+    if shared:
+        each = -(-each // height)
+    else:
+        outputs *= height
+    blocks, several = -(-results // outputs), 1
+    room = device.sm_count * (device.multiprocessor.warps.count // warps)
+    if shared and each >= by.most.count and blocks <= room:
+        most, least = -(-each // by.least.count), -(-each // by.most.count)
+        several = max(min(-(-room // blocks), most), least)
+    rounds = -(-each // several // by.unrolled.count)
+    last = 0 if several == 1 else -(-several // (height if across else width * height))
+    # Blocks that share a result count who is done, in memory that another launch clears.
+    return Blocks(blocks * several, warps, max(rounds, 1), last=last, launches=1 + (several > 1))
+
+
+def scanning(call: Call, dim: int, device: Device) -> Blocks:
+    """Of a running sum: along what is contiguous, blocks walk their rows piece by piece through
+    shared memory; across it, each thread walks a column place by place."""
+    shape, warp = call.operands[0].shape, device.warp_size
+    length, inner = shape[dim], prod(shape[dim + 1 :])
+    rows = call.operands[0].numel // max(length, 1)
+    threads = device.times.eager_reduction.threads.count
+    if inner > 1:
+        block = min(inner, threads)
+        return Blocks(rows // inner * -(-inner // block), -(-block // warp), length)
+    most = _log(threads)
+    wide = most + _log(length) - _log(rows)
+    wide = 1 << (min(max(wide // 2, 4), most) if wide >= 0 else most)  # PyTorch's are unsigned
+    return Blocks(-(-rows * wide // threads), threads // warp, -(-length // (2 * wide)))
+
+
+def softmax_across(call: Call, dim: int, device: Device) -> Blocks:
+    """Of a softmax across what is contiguous: threads walk a column three times, from the HBM at
+    first, and again where the columns of a block do not fit into the L1. Large blocks, whose
+    registers let a multiprocessor hold one."""
+    operand, warp = call.operands[0], device.warp_size
+    length, inner = operand.shape[dim], prod(operand.shape[dim + 1 :])
+    most = device.multiprocessor.threads_per_block.count
+    close, several = min(inner, most), 1
+    if 2 * warp >= close and length >= 2 * warp:
+        several = _power(min(length, most // close), most)
+    warps = -(-close * several // warp)
+    rows = operand.numel // max(length, 1)
+    blocks = rows // inner * -(-inner // close)
+    fits = close * length * operand.itemsize <= device.multiprocessor.shared_memory.base
+    rounds = -(-length // several)
+    far, near = (rounds, 2 * rounds) if fits else (3 * rounds, 0)
+    return Blocks(blocks, warps, far, near, alone=True)
+
+
+def pooling(call: Call, device: Device) -> Blocks:
+    """A thread a window, place by place: a row of the window begins another line, what follows in
+    it lies in the L1. Of volumes, blocks lie over tiles of a plane."""
+    warps, shape = device.times.eager_warps.count, call.out.shape
+    taps, along = _window(call)
+    threads = warps * device.warp_size
+    count = -(-call.out.numel // threads)
+    if len(shape) == 5:
+        high, wide = max(shape[-2], 1), max(shape[-1], 1)
+        tiles = -(-wide // ROW_OF_PLANE) * -(-high * ROW_OF_PLANE // threads)
+        count = call.out.numel // (high * wide) * tiles
+    return Blocks(count, warps, taps // along, taps)
+
+
+def unused(call: Call) -> float:
+    """How many times as many lanes there are as windows, because planes are no whole tiles."""
+    if len(call.out.shape) < 5 or not call.out.numel:
+        return 1.0
+    high, wide = call.out.shape[-2:]
+    tile = 256 // ROW_OF_PLANE
+    return -(-wide // ROW_OF_PLANE) * ROW_OF_PLANE * -(-high // tile) * tile / (wide * high)
+
+
+def _window(call: Call) -> tuple[int, int]:
+    """Places of a window, and of a row of it."""
+    size = call.arg(1, "kernel_size")
+    sizes = [n for n in (size if isinstance(size, tuple) else (size,)) if isinstance(n, int)] or [1]
+    if len(sizes) == 1:
+        sizes *= max(len(call.out.shape) - 2, 1)
+    return prod(sizes), sizes[-1]
+
+
+def normalising(call: Call, name: str, rows: int, device: Device, *, aligned: bool) -> Blocks:
+    """Of a norm or a softmax whose rows are contiguous: a block or a warp walks a row, one element
+    a thread at a time; where rows are whole vectors, a vector. A layer norm walks it twice; where
+    rows are no whole vectors it takes two kernels."""
+    times, operand = device.times, call.operands[0]
+    length = -(-operand.numel // rows)
+    short = times.eager_short.get(name.removesuffix("_warp"))
+    if short is not None and length < short.count:
+        return Blocks(rows, 1)
+    warps = times.eager_blocks.get(name, times.eager_warps).count
+    threads = warps * device.warp_size
+    if name == "native_layer_norm":
+        if aligned:
+            return Blocks(
+                rows, warps, 2 * -(-length // (threads * times.eager_reduction.unrolled.count))
+            )
+        first = times.eager_reduction.threads.count
+        second = times.eager_warps.count * device.warp_size
+        rounds = -(-length // first) + -(-length // second)
+        return Blocks(rows, first // device.warp_size, rounds, launches=2)
+    if name.endswith("softmax"):
+        row = length * operand.itemsize
+        passes = times.eager_passes[name].count if row > times.eager_row.base else 1
+        return Blocks(rows, warps, passes * -(-row // (threads * VECTOR_BYTES)))
+    return Blocks(rows, warps, -(-length // threads))
+
+
+def given_statistics(call: Call, device: Device) -> Blocks:
+    """Of a batch norm that has its statistics: blocks of a channel each, whose threads take the
+    elements of one image after the other, one at a time."""
+    shape, warp = call.out.shape, device.warp_size
+    if len(shape) < 3 or not 0 < call.out.numel < 1 << 31:
+        return Blocks(0, device.times.eager_warps.count)
+    image, most = prod(shape[2:]), device.times.eager_reduction.threads.count
+    threads = max(_up(image // 4, warp, most), min(_up(image, warp, most), 2 * warp))
+    images = max(2 * warp // threads, 1)
+    high = max(1, min(IMAGES_OF_CHANNELS // shape[1], -(-shape[0] // images)))
+    rounds = -(-shape[0] // (images * high)) * -(-image // threads)
+    return Blocks(shape[1] * high, threads * images // warp, rounds)
+
+
+def picking(samples: int, device: Device) -> Blocks:
+    """Of nll_loss: one block, each of whose threads takes a sample's class, and then what stands
+    there, and then the next sample's."""
+    warp, most = device.warp_size, device.multiprocessor.threads_per_block.count
+    wanted = 1 << round(log2(max(samples / LEAST_OF_LOSS, 1)))
+    threads = min(max(wanted, warp), most)
+    return Blocks(1, threads // warp, 2 * -(-samples // threads))
+
+
+def _up(count: int, least: int, most: int) -> int:
+    """The least power of two that is not smaller, within bounds."""
+    return min(max(1 << _log(max(count, 1)), least), most)
+
+
+def _log(count: int) -> int:
+    """The exponent of the least power of two that is not smaller."""
+    return (count - 1).bit_length()
+
+
+def _power(count: int, most: int) -> int:
+    """The largest power of two that is not larger, up to `most`."""
+    return min(1 << max(count, 1).bit_length() - 1, most)
