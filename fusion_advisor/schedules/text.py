@@ -898,9 +898,10 @@ class Body:
         if not self.several:
             template = template.replace(", keep_dims=True", "").replace("axis=1", "axis=0")
             template = template.replace("{0}, 1,", "{0}, 0,").replace("{1}), 1,", "{1}), 0,")
-        return template.format(
-            operand, f"tl.broadcast_to({self.lane}, {self._shape_of(expr.args[0])})"
-        )
+        shape = self._shape_of(expr.args[0])
+        if self.several and "{1}" in template:  # rows may be one and the same
+            operand = f"tl.broadcast_to({bare(operand)}, {shape})"
+        return template.format(operand, f"tl.broadcast_to({self.lane}, {shape})")
 
     def _scan(self, expr: Expr, operand: str) -> str:
         axis = 1 if self.several else 0

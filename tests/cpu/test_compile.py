@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fusion_advisor.verify import compiler
 from fusion_advisor.workers import Worker
 
 from .checks import compiled
+from .regions import kernel_of
 from .sample_kernels import SAMPLES, add_rms_norm, softmax
 
 
@@ -34,6 +36,14 @@ def test_samples_compile_without_spills(worker: Worker) -> None:
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_other_devices(worker: Worker, capability: int) -> None:
     (found,) = compiled(worker, add_rms_norm(), capability=capability)
+    assert found.failure is None
+
+
+def test_the_extreme_of_rows_that_are_the_same(worker: Worker) -> None:
+    """Values of one row beside the places of all of them, which the interpreter combines and the
+    compiler does not."""
+    rows = torch.empty(1, 40, dtype=torch.int32).expand(300, 40)
+    (found,) = compiled(worker, kernel_of(lambda a: a.argmax(1).float() * 2, rows))
     assert found.failure is None
 
 
