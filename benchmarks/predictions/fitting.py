@@ -82,9 +82,9 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
 GLOBAL = (
     "call", "eager_launch", "kernel_launch", "last", "near", "ramp", "l2_speed", "simple",
-    "reduced", "exchanges", "l1_lines", "overlap_programs",
+    "reduced", "exchanges", "overlap_programs",
 )  # fmt: skip
-CHOSEN = ("eager_warps", "eager_row", "registers", "registers_share", "short")
+CHOSEN = ("l1_lines", "eager_warps", "eager_row", "registers", "registers_share", "short")
 FIGURES = (
     "share",
     "elements",
