@@ -176,6 +176,8 @@ class FlatSchedule(Table):
     """How many times longer its arithmetic takes than its bytes, from which on a program has
     `busy_warps`."""
     busy_warps: Warps
+    busy_most: Speedup
+    """Up to which it has: more is bound by instructions, whatever is on its way."""
     busy_wide: Speedup
     """`busy` of elements of more than two bytes."""
     busy_waves: Speedup

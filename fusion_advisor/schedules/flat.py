@@ -86,7 +86,7 @@ def _busy(step: Step, device: Device, rulebook: Rulebook) -> bool:
     seconds = wanted / (device.peak_flops("cuda", "float32") / 2)
     moved = (step.bytes_read + step.bytes_written) / device.bandwidth
     least = numbers.busy_wide if wide else numbers.busy
-    return seconds > least.value * moved
+    return least.value * moved < seconds < numbers.busy_most.value * moved
 
 
 def _each(near: int | None, device: Device, rulebook: Rulebook) -> int:

@@ -379,6 +379,8 @@ def test_few_threads_work_long_on_much() -> None:
     assert best(busy, x(2**26)).steps[0].warps == 2
     assert best(busy, x(2**22)).steps[0].warps == 4
     assert best(torch.sigmoid, x(2**26)).steps[0].warps == 4
+    long = lambda a: busy(busy(busy(a)))  # noqa: E731
+    assert best(long, x(2**26)).steps[0].warps == 4
 
 
 # -- places that lanes walk more than once ---------------------------------------------------------
