@@ -614,12 +614,16 @@ def _constants(scope: _Scope) -> Iterator[_Edit]:
         if isinstance(node, ast.Call) and _callee(node) in ("tl.where", "tl.load")
         for constant in (*node.args[2:], *(k.value for k in node.keywords if k.arg == "other"))
     }
+    calls = (node for node in scope.nodes() if isinstance(node, ast.Call))
+    divided = {id(call.args[0]) for call in calls if _callee(call) == "tl.div_rn"}
     for node in scope.nodes():
         if not (isinstance(node, ast.Constant) and isinstance(node.value, float)):
             continue
         if node.value and id(node) not in neutral:
             changed = ast.Constant(node.value * 1000.0)
-            why = _sentinel(scope, node) or _corrected(scope, node)
+            why = _sentinel(scope, node)
+            if id(node) not in divided:  # a mean a thousand times too large leaves roundings
+                why = why or _corrected(scope, node)
             yield _Edit("constant changed", node, changed, why)
 
 
