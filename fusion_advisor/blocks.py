@@ -116,22 +116,26 @@ def pooling(call: Call, device: Device) -> Blocks:
     it lies in the L1. Of volumes, blocks lie over tiles of a plane."""
     warps, shape = device.times.eager_warps.count, call.out.shape
     taps, along = _window(call)
-    threads = warps * device.warp_size
-    count = -(-call.out.numel // threads)
-    if len(shape) == 5:
-        high, wide = max(shape[-2], 1), max(shape[-1], 1)
-        tiles = -(-wide // ROW_OF_PLANE) * -(-high * ROW_OF_PLANE // threads)
-        count = call.out.numel // (high * wide) * tiles
+    if len(shape) == 5 and call.out.numel:
+        count = call.out.numel // prod(shape[-2:]) * _tiles(shape, device)
+    else:
+        count = -(-call.out.numel // (warps * device.warp_size))
     return Blocks(count, warps, taps // along, taps)
 
 
-def unused(call: Call) -> float:
+def unused(call: Call, device: Device) -> float:
     """How many times as many lanes there are as windows, because planes are no whole tiles."""
-    if len(call.out.shape) < 5 or not call.out.numel:
+    shape = call.out.shape
+    if len(shape) < 5 or not call.out.numel:
         return 1.0
-    high, wide = call.out.shape[-2:]
-    tile = 256 // ROW_OF_PLANE
-    return -(-wide // ROW_OF_PLANE) * ROW_OF_PLANE * -(-high // tile) * tile / (wide * high)
+    lanes = _tiles(shape, device) * device.times.eager_warps.count * device.warp_size
+    return lanes / prod(shape[-2:])
+
+
+def _tiles(shape: Sequence[int], device: Device) -> int:
+    """Blocks that lie over a plane."""
+    high = device.times.eager_warps.count * device.warp_size // ROW_OF_PLANE
+    return -(-shape[-1] // ROW_OF_PLANE) * -(-shape[-2] // high)
 
 
 def _window(call: Call) -> tuple[int, int]:

@@ -56,13 +56,13 @@ def launched(
     work = Work(
         f"eager.{kind}",
         *moved,
-        elements=_elements(call, op, flops),
+        elements=_elements(call, op, flops, device),
         arithmetic_us=arithmetic_us,
         programs=blocks.count,
         warps=blocks.warps,
         at_once=device.sm_count * (1 if blocks.alone else resident),
         depth=blocks.rounds,
-        launches=2 if call.node.op.startswith(FUNCTIONAL) else blocks.launches,
+        launches=blocks.launches,
         near=blocks.near,
         last=blocks.last,
         op=name,
@@ -84,7 +84,8 @@ def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
         return picking(call.operands[1].numel, device)
     rows = _rows(call, kind)
     if not rows:
-        return Blocks(0, device.times.eager_warps.count)
+        launches = 1 + call.node.op.startswith(FUNCTIONAL)
+        return Blocks(0, device.times.eager_warps.count, launches=launches)
     dims = _reduced(call)
     if kind == "scan" and dims and name.startswith("cum"):
         return scanning(call, dims[0], device)
@@ -192,7 +193,7 @@ def _name(call: Call, op: Op | None, kind: str) -> str:
     return name
 
 
-def _elements(call: Call, op: Op | None, flops: int) -> int:
+def _elements(call: Call, op: Op | None, flops: int, device: Device) -> int:
     """Elements that the kernel walks: of what a gather reads those that it takes, and each element
     of a window as often as there are windows that it lies in."""
     made = [tensor.numel for tensor in call.node.outputs if tensor is not None]
@@ -201,7 +202,7 @@ def _elements(call: Call, op: Op | None, flops: int) -> int:
     walked = max([*made, *(tensor.numel for tensor in call.operands)])
     if op is None or op.pattern != "window":
         return walked
-    return int(max(walked, flops) * unused(call))
+    return int(max(walked, flops) * unused(call, device))
 
 
 def _rows(call: Call, kind: str) -> int:

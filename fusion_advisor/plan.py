@@ -87,9 +87,9 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
     one whose schedule comes first."""
     slack = rulebook.gate("parallel-pattern").number("finish_share").value
     least = min((plan.moved for plan in plans), default=0)
+    longest = rulebook.schedules.blocked.scan_elements.count
 
     def rank(plan: Plan) -> tuple[bool, bool, bool]:
-        longest = rulebook.schedules.blocked.scan_elements.count
         long = any(s.block > longest and any(s.region.all("scan")) for s in plan.steps)
         return _idles(plan.busiest, device), plan.moved > least * (1 + slack), long
 

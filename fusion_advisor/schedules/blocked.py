@@ -64,10 +64,10 @@ def chunks(
         stages -= 1
     each = share.elements_per_thread.count
     if parts is not None:
+        least = rulebook.schedules.split.long_elements_per_thread.count
         along = sum(bool(load.walks & inner) for load in laid.loads)
-        each = max(each // max(along, 1), rulebook.schedules.split.long_elements_per_thread.count)
-    if parts is not None and LIBRARY & {region.exprs[n].op for n in region.live}:
-        each = rulebook.schedules.split.long_elements_per_thread.count
+        long = bool(LIBRARY & {region.exprs[n].op for n in region.live})
+        each = least if long else max(each // max(along, 1), least)
     if serial:
         each = rulebook.schedules.row.walking_elements_per_thread.count
     warps = rows * block // (each * device.warp_size)

@@ -93,11 +93,7 @@ class CooperativeBody(Body):
     def _phase(self, phase: Step, places: dict[str, str], shared: _Shared) -> _Phase:
         """What writes a phase."""
         kind = _Part if phase.parts else _Rest if phase.inner == self.step.inner else _Whole
-        return kind(
-            phase, self.tensors, self.precise, self.wide, self.wide_rows, self.unrolled,
-            self.fixed, self.names, self.sizes, self.strides, self.helpers,
-            scopes=[Scope(places=places)], shared=shared,
-        )  # fmt: skip
+        return self.beside(kind, phase, self.names, [Scope(places=places)], shared=shared)
 
     def _exchange(self, phase: Step, shared: _Shared, before: int, *, first: bool) -> None:
         """Leave the part's results, and go on with those of all parts, unless this is the last

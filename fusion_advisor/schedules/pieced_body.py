@@ -82,11 +82,8 @@ class InPieces(Body):
 
     def other(self, kind: type[Later], **more: Any) -> Later:
         """What writes another piece beside this one; `more` is what its kind has besides."""
-        found = kind(
-            self.step, self.tensors, self.precise, self.wide, self.wide_rows, self.unrolled,
-            self.fixed, LaterNames(self.names.used, kind.lane), self.sizes, self.strides,
-            self.helpers, scopes=self.scopes, **more,
-        )  # fmt: skip
+        names = LaterNames(self.names.used, kind.lane)
+        found = self.beside(kind, self.step, names, self.scopes, **more)
         found.prepare()
         return found
 

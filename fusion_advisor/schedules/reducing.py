@@ -13,7 +13,7 @@ from fusion_advisor.schedules.layout import Access, reach, traced
 
 
 def row_axes(region: Region, most_serial: int) -> tuple[frozenset[int], frozenset[int]]:
-    """The axes of the row, the most places that may be, and those that each lane walks by itself.
+    """The axes of the row, as many as they may be, and those that each lane walks by itself.
 
     Refused when the reductions run along different axes and no lane can walk the others.
     """

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from fusion_advisor.exprs import Expr
 from fusion_advisor.philox import SHARES, kernel_helpers
@@ -41,6 +41,8 @@ _NUMBERS = ("const", "size", "taken", "extent")
 """Numbers, or arguments that may be one."""
 _UNMADE = ("const", "size", "taken", "extent", "place")
 """What takes no line: numbers, sizes and places, written where they are used."""
+
+_Kind = TypeVar("_Kind", bound="Body")
 
 
 @dataclass
@@ -136,6 +138,15 @@ class Body:
             return []
         self.divided = True
         return [f"{name} = {name} // DIVISOR * DIVISOR  # seen to hold whole vectors"]
+
+    def beside(
+        self, kind: type[_Kind], step: Step, names: Names, scopes: list[Scope], **more: Any
+    ) -> _Kind:
+        """Another body of the same kernel; `more` is what its kind has besides."""
+        return kind(
+            step, self.tensors, self.precise, self.wide, self.wide_rows, self.unrolled,
+            self.fixed, names, self.sizes, self.strides, self.helpers, scopes=scopes, **more,
+        )  # fmt: skip
 
     def prepare(self) -> None:
         """Look up what is asked of the region again and again."""
@@ -752,7 +763,8 @@ class Body:
             self.helpers["share_of"] = None
             template = "share_of({0}, {1})"
         elif held == "float32" and self.step.rows > 1 and self._is_mean(expr):
-            exactly = self.precise and not operands[1][0].isdigit()  # a literal is worked out so
+            count = self.region.exprs[expr.args[-1]]
+            exactly = self.precise and not set(count.axes) <= self.fixed  # a literal is made so
             one = "tl.div_rn(1.0, {1})" if exactly else "(1.0 / {1})"
             template = f"({{0}} * {one})"  # once for all rows; eager multiplies, too
         elif held == "float32" and number in self._terms:
