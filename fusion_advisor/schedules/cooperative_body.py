@@ -133,6 +133,8 @@ class _Phase(Body):
     """A phase: what goes through memory in a kernel of its own stays in registers here."""
 
     shared: _Shared = field(default_factory=lambda: _Shared(0, {}))
+    joins: ClassVar[bool] = False
+    """What one phase loaded, by tensor, serves the next."""
 
     def _program(self) -> list[str]:
         return []

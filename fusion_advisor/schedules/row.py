@@ -12,6 +12,7 @@ from dataclasses import replace
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Step, check_room, lasting, power_of_two
+from fusion_advisor.schedules.joined import rows_together
 from fusion_advisor.schedules.reducing import read_again, row_axes
 from fusion_advisor.schedules.rows import Rows, rows_of
 from fusion_advisor.schedules.vectors import vector
@@ -48,6 +49,8 @@ def tile(
     most = numbers.max_warps.count
     while rows > coalesced and laid.held(rows, block) > room * most:
         rows //= 2
+    if coalesced == 1:
+        rows = rows_together(laid, rows, region.pinned | serial)
     apart = ends and laid.in_pieces
     taken = vector(laid, rulebook, apart=apart) if rows == 1 else 0
     pieces = rows == 1 and laid.in_pieces and (apart or not taken)

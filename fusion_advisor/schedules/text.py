@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, ClassVar, TypeVar
 
@@ -14,6 +14,7 @@ from fusion_advisor.primitives import HELPERS, MONOIDS, PRIMITIVES
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond, filled_beyond
+from fusion_advisor.schedules.joined import Joined, joined, rows_in_a_part, searched
 from fusion_advisor.schedules.layout import Access, Group, gaps, reach, traced
 from fusion_advisor.schedules.online import at_least_one, only_summed
 from fusion_advisor.schedules.places import PLACES, in_runs
@@ -110,6 +111,8 @@ class Body:
     """Do the lanes of such a row have whole vectors?"""
     fills: ClassVar[bool] = True
     """Are lanes behind a row's end filled with what spares reductions their masks?"""
+    joins: ClassVar[bool] = True
+    """Does a program make the part alone that its rows of a joined value lie in?"""
 
     # -- the program ---------------------------------------------------------------------------
 
@@ -156,9 +159,22 @@ class Body:
         sums = at_least_one(self.region, self._inner)
         self._terms = only_summed(self.region, sums)
         self._large = self._at_least_one(sums)
+        self._joined = self._rows_of_parts()
         self._twins = self._read_together()
         self._beyond = self._filling()
         self._place_name = PLACES[0]
+
+    def _rows_of_parts(self) -> dict[int, Joined]:
+        """Joined values of which all rows of a program lie in one part; see `joined`."""
+        step = self.step
+        if not self.joins or not step.inner or step.serial:
+            return {}
+        found = joined(self.region, self._access, self._inner, self.fixed)
+        return {
+            number: one
+            for number, one in found.items()
+            if rows_in_a_part(one, step.outer, self.fixed) >= step.rows
+        }
 
     def _read_together(self) -> dict[int, int]:
         """Loads of one tensor of which a lane has one or the other, by a place that is one number
@@ -237,6 +253,7 @@ class Body:
 
     def _row(self, number: str) -> list[str]:
         """The row, or the rows, that the program of this number has."""
+        self._first_row = f"({number} * ROWS)"
         if self.several:
             return [f"row = {number} * ROWS + tl.arange(0, ROWS)[:, None]"]
         return [f"row = {number}"]
@@ -557,6 +574,8 @@ class Body:
         expr = self.region.exprs[number]
         if expr.op == "load":
             self._load(number, self._access[number])
+        elif number in self._joined:
+            self._make_part(number, self._joined[number])
         elif expr.op == "reduce" and set(expr.axes) <= self.step.serial:
             self._serially(number)
         else:
@@ -576,6 +595,8 @@ class Body:
                 return None
             if expr.op == "reduce" and set(expr.axes) <= self.step.serial:
                 return self._around(expr)
+            if number in self._joined:
+                return ()  # each part is made on its own
             return self._addressed_by(number) if expr.op == "load" else expr.args
 
         return traced(wanted, further).passed
@@ -618,14 +639,16 @@ class Body:
         return alone and number not in self.region.results
 
     def _assign(self, number: int, text: str) -> None:
-        region = self.region
-        expr = region.exprs[number]
-        part = expr.monoid or ("at" if expr.dtype == "index" else "part")
-        part = "bits" if expr.op in SHARES else part
-        wish = region.results.get(number) or f"{region.labels.get(number, 'value')}_{part}"
-        name = self.names.claim(wish)
+        name = self.names.claim(self._wish(number))
         self.scope.lines.append(f"{name} = {bare(text)}")
         self.scope.texts[number] = name
+
+    def _wish(self, number: int) -> str:
+        """What a value that has a line would be called."""
+        expr, label = self.region.exprs[number], self.region.labels.get(number, "value")
+        part = expr.monoid or ("at" if expr.dtype == "index" else "part")
+        part = "bits" if expr.op in SHARES else part
+        return self.region.results.get(number) or f"{label}_{part}"
 
     def _load(self, number: int, access: Access) -> None:
         name = self.names.claim(self.tensors[access.name])
@@ -640,6 +663,33 @@ class Body:
             text = self._read_either(access, self._access[twin])
         self.scope.lines.append(f"{name} = {text}{converted}")
         self.scope.texts[number] = name
+
+    def _make_part(self, number: int, one: Joined) -> None:
+        """The part of a joined value that the program's rows lie in."""
+        group = next(group for group in self.step.outer if group.axes == one.axes)
+        name, accesses = self.names.claim(self._wish(number)), self._access
+        parts: list[tuple[int, list[str]]] = []
+        self._access = {n: replace(access, guard=None) for n, access in accesses.items()}
+        for start, value in one.parts:
+            self.scopes.append(Scope())
+            Body._emit(self, [value])  # of this piece alone
+            made = bare(self.text(value))
+            parts.append((start, [*self.scopes.pop().block(), f"{name} = {made}"]))
+        self._access = accesses
+        self.scope.lines += searched(self._first_place(group), parts)
+        self.scope.texts[number] = name
+
+    def _first_place(self, group: Group) -> str:
+        """The place along one of the rows' groups that the first row of a program has."""
+        groups = self.step.outer
+        if not self.several:
+            return self.coordinate(group, groups, self._outer_name)
+        name = f"first_{group.name}"
+        scope = self._knowing(self._outer_name)
+        if name not in scope.places:
+            scope.places[name] = name
+            scope.head.append(f"{name} = {self._within(self._first_row, group, groups)}")
+        return name
 
     def _read_either(self, access: Access, other: Access) -> str:
         """The elements of a tensor at one of two places, by which of two guards holds."""

@@ -13,6 +13,7 @@ from math import prod
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two
+from fusion_advisor.schedules.joined import rows_together
 from fusion_advisor.schedules.layout import Access, Group, accesses, collapse, leading, ordered
 from fusion_advisor.schedules.places import in_runs
 from fusion_advisor.schedules.reducing import serial_axes
@@ -93,6 +94,7 @@ def tile(
     block = min(power_of_two(laid.length), elements // rows)
     if across is None:
         rows = min(max(elements // block, 1), power_of_two(laid.count))
+        rows = rows_together(laid, rows, region.pinned | serial)
     block = max(block, power_of_two(-(-laid.length // _MOST_PARTS)))
     warps = max(1, rows * block // (numbers.elements_per_thread.count * device.warp_size))
     warps = min(warps, rulebook.schedules.row.max_warps.count)

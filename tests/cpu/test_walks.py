@@ -179,9 +179,6 @@ JOINS: dict[str, tuple[Callable[..., object], Tensors, bool]] = {
     "one behind the other": (
         lambda a, b: torch.cat((-a, b)) * 2, (x(64, 2048), x(64, 2048)), True,
     ),
-    "rows of either": (
-        lambda a, b: torch.cat((-a, b)).softmax(1), (x(6, 5000), x(6, 5000)), True,
-    ),
 }  # fmt: skip
 
 
