@@ -86,6 +86,7 @@ class Multiprocessor(Table):
     threads: Threads
     threads_per_block: Threads
     warps: Warps
+    blocks: Count
     warp_size: Threads
 
 
@@ -188,6 +189,8 @@ class Times(Table):
     among others."""
     reduced: Speedup
     """How many instructions a step of a reduction is worth."""
+    chained: Time
+    """What a program waits for each reduction of those that need each other's results."""
     l1_lines: Rate
     """Lines that the L1s give and take together."""
     exchanges: Rate

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 from fusion_advisor.exprs import INDEX
 from fusion_advisor.region import Region
@@ -34,8 +36,15 @@ class Issued:
         return self.steps + self.simple + self.others
 
 
-def instructions(region: Region, rulebook: Rulebook, *, precise: bool) -> Issued:
-    """Instructions for the values of a region, each at every place that it has, once."""
+def instructions(
+    region: Region,
+    rulebook: Rulebook,
+    *,
+    precise: bool,
+    shares: Mapping[int, float] = MappingProxyType({}),
+) -> Issued:
+    """Instructions for the values of a region, each at every place that it has, once; of some at a
+    share of those."""
     steps = simple = others = 0.0
     for number in region.live:
         expr = region.exprs[number]
@@ -44,6 +53,7 @@ def instructions(region: Region, rulebook: Rulebook, *, precise: bool) -> Issued
         combined = expr.op in ("reduce", "scan")
         places = expr.args[0] if combined else number
         count = prod(region.sizes[axis] for axis in region.depends[places])
+        count *= shares.get(number, 1.0)
         own = rulebook.instructions.get(expr.op, rulebook.instructions["other"])
         each = own.of(expr.dtype, precise=precise)
         if combined:

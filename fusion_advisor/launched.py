@@ -36,9 +36,6 @@ ROW_OF_A_WARP = 1024
 FUNCTIONAL = "aten.masked_fill."
 """What copies first and then fills the copy (native/cuda/Indexing.cu)."""
 
-MOST_BLOCKS = 32
-"""That a multiprocessor holds."""
-
 
 def launched(
     call: Call,
@@ -52,7 +49,8 @@ def launched(
     kind = _kind(call, op)
     name = _name(call, op, kind)
     blocks = _blocks(call, kind, name, device)
-    resident = min(device.multiprocessor.warps.count // blocks.warps, MOST_BLOCKS)
+    of = device.multiprocessor
+    resident = min(of.warps.count // blocks.warps, of.blocks.count)
     work = Work(
         f"eager.{kind}",
         *moved,

@@ -35,6 +35,7 @@ class Work:
     program that puts others' results together, `launches` all that an operator of eager's makes.
     `unaligned`: rows do not begin at 16 bytes. `lines` of the L1 are those that warps ask for,
     request by request; `exchanged` are values that warps give each other through shared memory.
+    `chained` counts the reductions that a program makes one after the other, each for the next.
     `simple_us` and `reduced_us` are the time at the peaks of primitives that are an instruction or
     two, and of a reduction's steps as one each, which are not in `arithmetic_us`.
     """
@@ -56,6 +57,7 @@ class Work:
     unaligned: bool = False
     lines: int = 0
     exchanged: int = 0
+    chained: int = 0
     simple_us: float = 0.0
     reduced_us: float = 0.0
 
@@ -127,7 +129,7 @@ def programs_us(work: Work, device: Device) -> float:
         return 0.0
     speed = device.times.speed(work.kind, work.op)
     own = work.bytes / work.programs / (work.warps * speed.warp_bandwidth.base) * 1e6
-    waited = speed.step.value * (work.depth - 1) + own
+    waited = speed.step.value * (work.depth - 1) + own + device.times.chained.value * work.chained
     if work.kind.startswith("eager"):  # whose rounds are known, and what each asks for
         waited = speed.step.value * work.depth + device.times.near.value * work.near
     return (speed.latency.value + waited) * max(1.0, work.programs / work.at_once)

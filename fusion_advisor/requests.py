@@ -16,6 +16,7 @@ from fusion_advisor.device import LINE_BYTES, VECTOR_BYTES
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
+from fusion_advisor.schedules.joined import shares
 from fusion_advisor.schedules.layout import Access, Group, evaluates, index_of
 
 _DIVISIBLE = 16
@@ -28,22 +29,26 @@ _LARGE = 8
 class Asked:
     """How a kernel's lanes make one access: neighbours are `apart` elements from each other, None
     where that hangs on data; `width` elements are contiguous and aligned in memory, of which
-    `whole` may be taken at once."""
+    `whole` may be taken at once. Programs make it at a `share` of their places."""
 
     access: Access
     apart: int | None
     width: int
     whole: int
+    share: float = 1.0
 
 
 def asked(step: Step) -> tuple[Asked, ...]:
     """Of every load and store."""
     found: list[Asked] = []
-    for access in (*step.loads, *step.stores):
+    made = shares(step)
+    numbers = (*step.region.all("load"), *(None for _ in step.stores))
+    for number, access in zip(numbers, (*step.loads, *step.stores), strict=True):
         lane = _lane(step, access)
         width = _width(step, access, lane)
         whole = min(width, _unmasked(step, lane))
-        found.append(Asked(access, _apart(step, access, lane), width, whole))
+        share = 1.0 if number is None else made.get(number, 1.0)
+        found.append(Asked(access, _apart(step, access, lane), width, whole, share))
     return tuple(found)
 
 
@@ -55,7 +60,7 @@ def lines(step: Step, every: Sequence[Asked], lanes: int, serial: int, warp: int
     found = 0.0
     for one in every:
         walked = lanes if _hangs(step, one.access, step.serial) else lanes // max(serial, 1)
-        found += _places(step, one.access, walked) * _each(step, one, layout, warp)
+        found += one.share * _places(step, one.access, walked) * _each(step, one, layout, warp)
     return int(found)
 
 

@@ -15,6 +15,7 @@ from fusion_advisor.records import Ref
 from fusion_advisor.requests import asked, exchanged, lines, seen_twice, unaligned
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
+from fusion_advisor.schedules.joined import shares
 from fusion_advisor.schedules.reducing import walks
 
 
@@ -77,6 +78,7 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
                 warps=step.warps,
                 at_once=at_once(step, device),
                 depth=_depth(step),
+                chained=_chained(step),
                 unaligned=unaligned(step, every),
                 lines=lines(step, every, lanes, serial, warp),
                 exchanged=exchanged(step, every, count, warp),
@@ -89,7 +91,9 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
 def _issued(step: Step, rulebook: Rulebook, *, precise: bool) -> Issued:
     """Instructions of lanes for the values of a kernel, those of lanes with no element included."""
     parts = step.phases or (step,)
-    found = [instructions(part.region, rulebook, precise=precise) for part in parts]
+    found = [
+        instructions(part.region, rulebook, precise=precise, shares=shares(part)) for part in parts
+    ]
     walked = prod(group.size for group in (*step.outer, *step.inner)) * _serial(step)
     share = _lanes(step) / max(walked, 1)
     return Issued(
@@ -106,6 +110,7 @@ def at_once(step: Step, device: Device) -> int:
     registers = min(registers, of.registers_per_thread.value)
     threads = step.warps * device.warp_size
     fit = min(of.warps.count // step.warps, int(of.registers.value // (threads * registers)))
+    fit = min(fit, of.blocks.count)
     return max(1, fit) * device.sm_count
 
 
@@ -113,6 +118,24 @@ def _depth(step: Step) -> int:
     """Places, or chunks of a row, that a program walks one after the other."""
     chunks = -(-(step.part or step.length) // step.block) if step.schedule == "blocked" else 1
     return chunks * _serial(step)
+
+
+def _chained(step: Step) -> int:
+    """Reductions along the row that a program makes one after the other, each of which needs what
+    the one before gave to all lanes; those of what lanes walk as often as there are places."""
+    return sum(_chain(part, _serial(step)) for part in step.phases or (step,))
+
+
+def _chain(step: Step, places: int) -> int:
+    region, longest = step.region, dict[int, int]()
+    inner = frozenset(axis for group in step.inner for axis in group.axes)
+    for number in sorted(region.live):
+        expr = region.exprs[number]
+        before = max((longest[arg] for arg in expr.args), default=0)
+        along = expr.op in ("reduce", "scan") and bool({*expr.axes} & inner)
+        each = places if region.depends[number] & step.serial else 1
+        longest[number] = before + along * each
+    return max(longest.values(), default=0)
 
 
 def _kind(step: Step) -> str:

@@ -38,6 +38,8 @@ DEVICE = "h200"
 GOAL = re.compile(r"level[12]_|transformers_(Llama|BERT|GPT-NeoX|ViT|Mixtral)$")
 """The problems that the predictions are judged on."""
 
+ALIKE = 2
+"""Cases of one problem with the same operators that the fit sees: a network repeats its blocks."""
 SECONDS = 120
 """Of analysis for one graph."""
 
@@ -81,7 +83,8 @@ class Case:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Every distinct case of every graph, weighted; launches of kept cases are cases themselves."""
+    """Every distinct case of every graph, weighted; launches of kept cases are cases themselves. Of
+    graphs that are neither in the goal set nor of the series the kernels, a few of each kind."""
     files = sorted(arguments.graphs.glob("*.pkl")) or sorted(arguments.graphs.glob("*.json"))
     files = [f for f in files if re.search(arguments.only, f.stem)]
     # The goal set names a case that others have, too.
@@ -92,11 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
     with context.Pool(arguments.processes, maxtasksperchild=20) as pool:
         uses = [(p.name, use) for p in series.patterns() for use in range(len(p.shapes))]
         sources: list[Source] = [*files, *uses]
-        for problem, found, failure in pool.imap(_cases_of, sources):
+        alike: dict[tuple[str, ...], int] = {}
+        done = pool.imap(_cases_of, sources)
+        for source, (problem, found, failure) in zip(sources, done, strict=True):
             if failure:
                 print(f"{problem}: {failure}", flush=True)
             for case, key in found:
                 if key not in kept:
+                    if isinstance(source, Path) and not case.goal and not _further(case, alike):
+                        continue
                     kept[key] = case
                     weights[key] = 0
                 if GOAL.match(problem) or not kept[key].goal:
@@ -109,6 +116,14 @@ def run(arguments: argparse.Namespace) -> int:
     accepted = sum(case.accepted for case in kernels)
     print(f"{len(kept)} cases, {len(kernels)} with a kernel, {accepted} of them accepted")
     return 0
+
+
+def _further(case: Case, alike: dict[tuple[str, ...], int]) -> bool:
+    """Is it a kernel, and one of the first few of its problem with the same operators?"""
+    nodes = graph_from_json(case.graph).nodes
+    key = (case.problem, case.schedule, *(node.op for node in nodes if node.kind == "call"))
+    alike[key] = alike.get(key, 0) + 1
+    return bool(case.text) and alike[key] <= ALIKE
 
 
 Source = Path | tuple[str, int]

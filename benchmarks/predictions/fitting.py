@@ -82,7 +82,7 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
 GLOBAL = (
     "call", "eager_launch", "kernel_launch", "last", "near", "ramp", "l2_speed", "simple",
-    "reduced", "exchanges", "overlap_programs",
+    "reduced", "chained", "exchanges", "overlap_programs",
 )  # fmt: skip
 CHOSEN = ("l1_lines", "eager_warps", "eager_row", "registers", "registers_share", "short")
 FIGURES = (

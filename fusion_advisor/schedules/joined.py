@@ -7,7 +7,7 @@ many registers, and for as many instructions in each lane.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
 from math import gcd, prod
@@ -15,6 +15,7 @@ from math import gcd, prod
 from fusion_advisor.exprs import AxisList
 from fusion_advisor.philox import SHARES
 from fusion_advisor.region import Region
+from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.layout import (
     Access,
     Group,
@@ -89,6 +90,43 @@ def rows_together(laid: Rows, rows: int, fixed: Collection[int]) -> int:
         if most and rows < most * len(one.parts):
             rows = min(rows, most)
     return rows
+
+
+def shares(step: Step) -> dict[int, float]:
+    """Of the places at which values of a kernel stand, the share at which they are made, where that
+    is not 1: of what one part of a joined value alone needs, that part; of choices between parts,
+    none."""
+    region, found = step.region, dict[int, float]()
+    for number, one in in_one_part(step, region.pinned | step.serial).items():
+        whole = prod(region.sizes[axis] for axis in one.axes)
+        parts = {value for _, value in one.parts}
+        found |= dict.fromkeys(_made_of(region, [number], parts) - parts, 0.0)
+        results = [output.value for output in region.outputs]
+        for place, (start, value) in enumerate(one.parts):
+            end = one.parts[place + 1][0] if place + 1 < len(parts) else whole
+            own = reach(region, value) - _made_of(region, results, {value})
+            found |= dict.fromkeys({value, *own}, (end - start) / whole)
+    return found
+
+
+def _made_of(region: Region, values: Iterable[int], cut: Collection[int]) -> set[int]:
+    """Some values and what they are made from, not looking behind those at which it is `cut`."""
+    trace = traced(values, lambda n: None if n in cut else region.exprs[n].args)
+    return trace.passed | trace.ends
+
+
+def in_one_part(step: Step, fixed: Collection[int]) -> dict[int, Joined]:
+    """Joined values of which all rows of a program lie in one part."""
+    if not step.inner or step.serial or step.phases:
+        return {}
+    accesses = dict(zip(step.region.all("load"), step.loads, strict=True))
+    along = frozenset(axis for group in step.inner for axis in group.axes)
+    found = joined(step.region, accesses, along, fixed)
+    return {
+        number: one
+        for number, one in found.items()
+        if rows_in_a_part(one, step.outer, fixed) >= step.rows
+    }
 
 
 def _alike(

@@ -14,7 +14,7 @@ from fusion_advisor.primitives import HELPERS, MONOIDS, PRIMITIVES
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond, filled_beyond
-from fusion_advisor.schedules.joined import Joined, joined, rows_in_a_part, searched
+from fusion_advisor.schedules.joined import Joined, in_one_part, searched
 from fusion_advisor.schedules.layout import Access, Group, gaps, reach, traced
 from fusion_advisor.schedules.online import at_least_one, only_summed
 from fusion_advisor.schedules.places import PLACES, in_runs
@@ -166,15 +166,7 @@ class Body:
 
     def _rows_of_parts(self) -> dict[int, Joined]:
         """Joined values of which all rows of a program lie in one part; see `joined`."""
-        step = self.step
-        if not self.joins or not step.inner or step.serial:
-            return {}
-        found = joined(self.region, self._access, self._inner, self.fixed)
-        return {
-            number: one
-            for number, one in found.items()
-            if rows_in_a_part(one, step.outer, self.fixed) >= step.rows
-        }
+        return in_one_part(self.step, self.fixed) if self.joins else {}
 
     def _read_together(self) -> dict[int, int]:
         """Loads of one tensor of which a lane has one or the other, by a place that is one number

@@ -15,7 +15,7 @@ from fusion_advisor.requests import seen_twice
 from fusion_advisor.schedules.layout import Access
 from fusion_advisor.works import eager_works, fused_works
 
-from .regions import decided, flow_of
+from .regions import H200, decided, flow_of
 
 
 def of_kernels(function: Callable[..., object], *inputs: torch.Tensor) -> tuple[Work, ...]:
@@ -129,3 +129,43 @@ def test_reductions_across_what_is_contiguous_pass_through_shared_memory() -> No
 
     assert softmax(1).exchanged > 0
     assert softmax(-1).exchanged == 0
+
+
+def normed(a: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(a * 2, a.shape[-1:])
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "chained"),
+    [
+        (lambda a: torch.softmax(a * 2, -1), (1024, 1024), 2),
+        (normed, (512, 1024), 3),
+        (lambda a: normed(a).mean(1), (300, 49, 768), 3 * 49),
+        (lambda a: (a * 2).amax(1).softmax(-1), (300, 49, 768), 2),
+        (lambda a: torch.tanh(a) * 2, (1024, 1024), 0),
+    ],
+    ids=["a maximum, then a sum", "two means, then a variance", "at each place", "after", "none"],
+)
+def test_reductions_that_wait_for_each_other(
+    function: Callable[..., object], shape: tuple[int, ...], chained: int
+) -> None:
+    (work,) = of_kernels(function, empty(*shape))
+    assert work.chained == chained
+
+
+def test_a_multiprocessor_holds_so_many_blocks() -> None:
+    (work,) = of_kernels(lambda a: torch.softmax(a * 2, -1), empty(1 << 16, 60))
+    at_most = H200.multiprocessor.count.count * H200.multiprocessor.blocks.count
+    assert work.at_once <= at_most
+    assert of_eager(lambda a: F.group_norm(a, 8), empty(512, 256)).at_once == at_most
+
+
+def test_parts_of_a_joined_value_are_counted_where_they_are_made() -> None:
+    def joined(*parts: torch.Tensor) -> torch.Tensor:
+        return torch.cat(parts, 1).clamp(0.0, 6.0)
+
+    whole, thirds = empty(64, 96, 24, 24), [empty(64, 32, 24, 24) for _ in range(3)]
+    (apart,) = of_kernels(joined, *thirds)
+    (one,) = of_kernels(lambda a: (a + 1).clamp(0.0, 6.0), whole)
+    assert apart.lines == pytest.approx(one.lines, rel=0.1)
+    assert apart.simple_us < 1.1 * one.simple_us
