@@ -33,8 +33,6 @@ class Primitive:
     """As `precise`, where it is affordable once a row only."""
     special: bool = False
     """Runs on the special-function unit (transcendentals)."""
-    helper: str = ""
-    """The function that `text` calls, which the emitted file defines."""
 
 
 def _binary(sign: str, flops: int = 1) -> Primitive:
@@ -94,7 +92,7 @@ PRIMITIVES: dict[str, Primitive] = {
     "sigmoid": Primitive(
         "(1.0 / (1.0 + tl.exp2({0} * -1.44269504)))",
         4,
-        precise="(1.0 / (1.0 + libdevice.exp(-{0})))",  # within 2 ulp, of at most 1
+        precise="logistic({0})",
         double="(1.0 / (1.0 + libdevice.exp(-{0})))",
         special=True,
     ),
@@ -128,7 +126,6 @@ PRIMITIVES: dict[str, Primitive] = {
         precise="libdevice.erf({0})",
         double="libdevice.erf({0})",
         special=True,
-        helper="narrow_erf",
     ),
     "erfc": _library("erfc"),
     "erfinv": _library("erfinv"),
@@ -141,7 +138,6 @@ PRIMITIVES: dict[str, Primitive] = {
         precise="libdevice.tanh({0})",
         double="libdevice.tanh({0})",
         special=True,
-        helper="narrow_tanh",
     ),
     "asin": _library("asin"),
     "acos": _library("acos"),
@@ -234,6 +230,42 @@ def narrow_erf(x):
     return tl.where(square < 0.04, near, tl.where(x < 0, -far, tl.where(x == x, far, x)))
 """
 
+_ONE_PLUS_ERF = """\
+@triton.jit
+def one_plus_erf(x):
+    # 1 + erf(x) within an ulp of 1: erfc is 2 to the power of a polynomial fitted to its logarithm,
+    # of odd degree, so that it goes to zero.
+    t = tl.abs(x)
+    power = -1.90930245e-06 * t + 3.2739048e-05
+    power = power * t - 0.000249749079
+    power = power * t + 0.00108669873
+    power = power * t - 0.0026190686
+    power = power * t + 0.000382207043
+    power = power * t + 0.0275739934
+    power = power * t - 0.148266196
+    power = power * t - 0.918448389
+    power = power * t - 1.62790704
+    complement = tl.exp2(power * t)
+    return tl.where(x < 0, complement, 2.0 - complement)
+"""
+_ONE_PLUS_TANH = """\
+@triton.jit
+def one_plus_tanh(x):
+    # 1 + tanh(x) within an ulp of 1.
+    return libdevice.fast_dividef(2.0, 1.0 + tl.exp2(x * -2.88539008))
+"""
+_LOGISTIC = """\
+@triton.jit
+def logistic(x):
+    # 1 / (1 + exp(-x)) within 5 ulp: what rounding leaves out of the power is multiplied in again,
+    # and is bounded for where the power is infinite.
+    power = x * -1.44269504
+    rest = tl.fma(x, -1.44269504, -power)
+    rest = tl.clamp(tl.fma(x, -1.925963e-08, rest), -1.0, 1.0)
+    power = tl.exp2(power) * tl.fma(rest, 0.69314718, 1.0)
+    return libdevice.fast_dividef(1.0, 1.0 + power)
+"""
+
 _SHARE_OF = """\
 @triton.jit
 def share_of(x, total):
@@ -278,6 +310,9 @@ HELPERS: dict[str, str] = {
     ),
     "narrow_tanh": _TANH,
     "narrow_erf": _ERF,
+    "one_plus_erf": _ONE_PLUS_ERF,
+    "one_plus_tanh": _ONE_PLUS_TANH,
+    "logistic": _LOGISTIC,
     "first_max": _FIRST.format(name="first_max", sign=">"),
     "first_min": _FIRST.format(name="first_min", sign="<"),
     "multiply": "@triton.jit\ndef multiply(a, b):\n    return a * b\n",

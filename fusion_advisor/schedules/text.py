@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, ClassVar, TypeVar
 
+from fusion_advisor.contracted import WITH_ONE, one_more
 from fusion_advisor.exprs import Expr
 from fusion_advisor.philox import SHARES, kernel_helpers
 from fusion_advisor.primitives import HELPERS, MONOIDS, PRIMITIVES
@@ -160,6 +161,7 @@ class Body:
         self._terms = only_summed(self.region, sums)
         self._large = self._at_least_one(sums)
         self._joined = self._rows_of_parts()
+        self._one_more = one_more(self.region)
         self._twins = self._read_together()
         self._beyond = self._filling()
         self._place_name = PLACES[0]
@@ -792,17 +794,20 @@ class Body:
 
     def _applied(self, number: int, expr: Expr, operands: list[str]) -> str:
         """A primitive of its operands."""
+        if sums := [self.text(arg) for arg in expr.args if arg in self._one_more]:
+            return sums[0]
         primitive = PRIMITIVES[expr.op]
         if not primitive.text.startswith("("):
             operands = [self._typed(arg) for arg in expr.args]
         held = self.region.exprs[expr.args[-1]].dtype
         template = primitive.text
-        if held == "float64" and primitive.double:
+        if number in self._one_more:
+            template = f"{WITH_ONE[expr.op]}({{0}})"
+        elif held == "float64" and primitive.double:
             template = primitive.double
         elif held not in ("float32", "float64") and primitive.integer:
             template = primitive.integer
         elif held == "float32" and self.precise and self._is_share(expr):
-            self.helpers["share_of"] = None
             template = "share_of({0}, {1})"
         elif held == "float32" and self.step.rows > 1 and self._is_mean(expr):
             count = self.region.exprs[expr.args[-1]]
@@ -817,8 +822,9 @@ class Body:
             template = primitive.scalar
         elif held == "float32" and expr.op == "div" and expr.args[1] in self._large:
             template = "({0} * (1.0 / {1}))"
-        if template == primitive.text and primitive.helper:
-            self.helpers[primitive.helper] = None
+        helper = template.partition("(")[0]
+        if helper in HELPERS:
+            self.helpers[helper] = None
         return filled(template, operands)
 
     def _is_mean(self, expr: Expr) -> bool:

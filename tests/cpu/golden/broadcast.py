@@ -21,6 +21,17 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def logistic(x):
+    # 1 / (1 + exp(-x)) within 5 ulp: what rounding leaves out of the power is multiplied in again,
+    # and is bounded for where the power is infinite.
+    power = x * -1.44269504
+    rest = tl.fma(x, -1.44269504, -power)
+    rest = tl.clamp(tl.fma(x, -1.925963e-08, rest), -1.0, 1.0)
+    power = tl.exp2(power) * tl.fma(rest, 0.69314718, 1.0)
+    return libdevice.fast_dividef(1.0, 1.0 + power)
+
+
+@triton.jit
 def broadcast_kernel(
     args_0_ptr,
     args_1_ptr,
@@ -45,7 +56,7 @@ def broadcast_kernel(
     mul = args_0 * args_1
     args_2 = tl.load(args_2_ptr + n_3, mask=mask, other=0.0)
     add = mul + args_2
-    sigmoid = 1.0 / (1.0 + libdevice.exp(-add))
+    sigmoid = logistic(add)
     args_3 = tl.load(args_3_ptr + n_0 * n_2_size + n_2, mask=mask, other=0.0)
     mul_1 = args_3 * args_0
     sub = sigmoid - mul_1
@@ -395,7 +406,7 @@ def interpret_libdevice():
 
         return call
 
-    for name, function in {"exp": torch.exp}.items():
+    for name, function in {"fast_dividef": torch.div}.items():
         setattr(libdevice, name, taken(function))
 
 

@@ -24,21 +24,21 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
-def narrow_erf(x):
-    # Good to 16-bit results, relative error 1e-5: erfc is 2 to the power of a polynomial fitted to
-    # its logarithm; near zero, where 1 - erfc cancels, a series.
-    square = x * x
-    near = x * (1.1283792 + square * (-0.37612639 + square * 0.11283792))
-    t = tl.minimum(tl.abs(x) * 1.4142135, 16.0)
-    power = -1.8209877e-06 * t + 6.1363673e-05
-    power = power * t - 0.00092898862
-    power = power * t + 0.0085030086
-    power = power * t - 0.053952299
-    power = power * t - 0.45847011
-    power = power * t - 1.1512495
-    power = power * t - 0.99999535
-    far = 1.0 - 2.0 * tl.exp2(power)
-    return tl.where(square < 0.04, near, tl.where(x < 0, -far, tl.where(x == x, far, x)))
+def one_plus_erf(x):
+    # 1 + erf(x) within an ulp of 1: erfc is 2 to the power of a polynomial fitted to its logarithm,
+    # of odd degree, so that it goes to zero.
+    t = tl.abs(x)
+    power = -1.90930245e-06 * t + 3.2739048e-05
+    power = power * t - 0.000249749079
+    power = power * t + 0.00108669873
+    power = power * t - 0.0026190686
+    power = power * t + 0.000382207043
+    power = power * t + 0.0275739934
+    power = power * t - 0.148266196
+    power = power * t - 0.918448389
+    power = power * t - 1.62790704
+    complement = tl.exp2(power * t)
+    return tl.where(x < 0, complement, 2.0 - complement)
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def dropout_gelu_kernel(
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
     args_0 = tl.load(args_0_ptr + index, mask=mask, other=0.0).to(tl.float32)
-    gelu = (args_0 * 0.5) * (1.0 + narrow_erf(args_0 * 0.7071067811865476))
+    gelu = (args_0 * 0.5) * one_plus_erf(args_0 * 0.7071067811865476)
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)
     dropout_bits = random16_run(seed, offset, 0, tl.program_id(0) * BLOCK, BLOCK, True)
