@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusion_advisor.primitives import LIBRARY
 from fusion_advisor.region import Region
 
 WITH_ONE = {"erf": "one_plus_erf", "tanh": "one_plus_tanh"}
@@ -25,6 +26,12 @@ def one_more(region: Region) -> frozenset[int]:
         and number not in results
         and all(_adds_one(region, user) for user in users[number])
     )
+
+
+def calls_library(region: Region) -> bool:
+    """Are there functions of the math library whose code is long?"""
+    short = one_more(region)
+    return any(region.exprs[n].op in LIBRARY and n not in short for n in region.live)
 
 
 def _adds_one(region: Region, number: int) -> bool:

@@ -115,8 +115,10 @@ def attempt(
 
 
 def _unrolled(step: Step, device: Device, rulebook: Rulebook) -> int:
-    """Elements that a warp may have on the way at once where a walk is written out."""
-    numbers = rulebook.schedules.flat if step.schedule == "flat" else rulebook.schedules.row
+    """Elements that a warp may have on the way at once where a walk is written out: fewer where
+    each lane has one element."""
+    one = step.rows * step.block == step.warps * device.warp_size
+    numbers = rulebook.schedules.flat if step.schedule == "flat" or one else rulebook.schedules.row
     return numbers.unrolled_elements.count * device.warp_size
 
 

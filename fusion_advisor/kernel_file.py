@@ -73,8 +73,6 @@ class JitFunction:
             }
             if step.ends:
                 found["ENDS"] = (str(step.ends), step.ends)
-            if self.body.whole:
-                found["WHOLE"] = (f"{{cols}} % {step.block} == 0", step.length % step.block == 0)
             return {**found, **self._sizes_tell, "STEP": ("step", -1)}
         if step.schedule == "flat":
             return {"BLOCK": (str(step.block), step.block), **self._sizes_tell}
@@ -97,9 +95,11 @@ class JitFunction:
 
     @property
     def _sizes_tell(self) -> dict[str, tuple[str, int]]:
-        """Whether the lanes of a program lie in two runs of the last group at most, and by what
-        power of two a row can be divided."""
+        """Whether all parts of a row are whole, whether the lanes of a program lie in two runs of
+        the last group at most, and by what power of two a row can be divided."""
         step, found = self.step, dict[str, tuple[str, int]]()
+        if self.body.whole:
+            found["WHOLE"] = (f"{{cols}} % {step.block} == 0", step.length % step.block == 0)
         if self.body.near:
             far = int(step.groups[-1].size >= step.block)
             found["NEAR"] = (f"{{inner}} >= {step.block}", far)

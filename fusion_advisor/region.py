@@ -17,7 +17,7 @@ from fusion_advisor.philox import SHARES, STATE
 from fusion_advisor.records import Tensor
 from fusion_advisor.renaming import rename_bound
 
-_JOINED = ("sum", "prod", "max", "min")
+JOINED = ("sum", "prod", "max", "min")
 """Monoids of which a reduction over a reduction is one over the axes of both."""
 
 
@@ -155,7 +155,7 @@ def _readers(exprs: Sequence[Expr], results: Sequence[int]) -> Counter[int]:
 def _joins(outer: Expr, inner: Expr) -> bool:
     """Is a reduction over another one, which nothing else reads, a reduction over both's axes?"""
     same = inner.op == "reduce" and inner.monoid == outer.monoid and inner.dtype == outer.dtype
-    return same and outer.monoid in _JOINED and not set(outer.axes) & set(inner.axes)
+    return same and outer.monoid in JOINED and not set(outer.axes) & set(inner.axes)
 
 
 def settle(

@@ -190,6 +190,8 @@ class RowSchedule(Table):
     elements_per_thread: Elements
     walking_elements_per_thread: Elements
     """Where each lane walks places of its own, which it has on the way at once."""
+    run_elements_per_thread: Elements
+    """Where rows are short runs of memory, and lanes walk what is far apart."""
     unrolled_elements: Elements
     """What a thread may have on the way at once where the walk is written out."""
     sharing_elements_per_thread: Elements

@@ -58,6 +58,8 @@ class Step:
     first among the lanes."""
     rest: int = 0
     """Elements of a row's second piece, where it is held in two: a power of two up to `block`."""
+    aloft: int = 1
+    """Places that each lane has on the way at once, where it walks runs that lie apart."""
     most: int = 0
     """Programs of a persistent kernel; it may have fewer."""
     read_again: int = 0
@@ -90,8 +92,8 @@ class Step:
 
     @property
     def lanes(self) -> int:
-        """The elements that all programs hold at once."""
-        return self.programs * self.rows * (self.block + self.rest)
+        """The elements that all programs hold, or wait for, at once."""
+        return self.programs * self.rows * (self.block + self.rest) * self.aloft
 
     @property
     def moved(self) -> int:

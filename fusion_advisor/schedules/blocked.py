@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.primitives import LIBRARY
+from fusion_advisor.contracted import calls_library
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import BlockedSchedule, Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two, staged_bytes
@@ -66,8 +66,9 @@ def chunks(
     if parts is not None:
         least = rulebook.schedules.split.long_elements_per_thread.count
         along = sum(bool(load.walks & inner) for load in laid.loads)
-        long = bool(LIBRARY & {region.exprs[n].op for n in region.live})
+        long = calls_library(region)
         each = least if long else max(each // max(along, 1), least)
+        stages = 1 if long else stages
     if serial:
         each = rulebook.schedules.row.walking_elements_per_thread.count
     warps = rows * block // (each * device.warp_size)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from fusion_advisor.contracted import calls_library
 from fusion_advisor.schedules.layout import reach, traced
 from fusion_advisor.schedules.online import Moments, Pass, Rescaled, passes
 from fusion_advisor.schedules.spelling import bare, language_dtype
@@ -21,6 +22,11 @@ class ChunkedBody(Body):
     start: ClassVar[str] = "start"
     _carried: dict[int, str] = field(default_factory=dict[int, str])
     """What a walk over the row carries for each scan."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        long = bool(self.step.parts) and calls_library(self.region)
+        self.whole = long and not self.step.vector
 
     def _program(self) -> list[str]:
         lines = self._row(f"tl.program_id(0){'.to(tl.int64)' if self.wide else ''}")
@@ -78,7 +84,7 @@ class ChunkedBody(Body):
 
     def _open(self) -> Scope:
         inside = Scope(places={"col": "col"})
-        inside.head += self._columns("start + ")
+        inside.head += self._columns("start + ", " | WHOLE" if self.whole else "")
         if self.several:
             inside.head.append("mask = row_mask & col_mask")
         self.scopes.append(inside)

@@ -8,6 +8,7 @@ the reduced ones, a program takes several neighbouring rows, so that its accesse
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
@@ -15,6 +16,7 @@ from fusion_advisor.schedules.base import Plan, Step, check_room, lasting, power
 from fusion_advisor.schedules.joined import rows_together
 from fusion_advisor.schedules.reducing import read_again, row_axes
 from fusion_advisor.schedules.rows import Rows, rows_of
+from fusion_advisor.schedules.runs import far_first, run_of_windows
 from fusion_advisor.schedules.vectors import vector
 
 NAME = "row"
@@ -23,8 +25,16 @@ NAME = "row"
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The row plan of a region; Refused when its reductions do not share their axes, or when a row
     does not fit on chip."""
-    inner, serial = row_axes(region, rulebook.schedules.flat.serial_elements.count)
-    step = tile(region, inner, serial, device, rulebook)
+    most = rulebook.schedules.flat.serial_elements.count
+    inner, serial = row_axes(region, most)
+    each = far = 0
+    if serial and (run := run_of_windows(region, inner, most, device.warp_size)):
+        far = prod(region.sizes[axis] for axis in inner - run)
+        region, inner, serial = far_first(region, run), run, serial | (inner - run)
+        each = rulebook.schedules.row.run_elements_per_thread.count
+    step = tile(region, inner, serial, device, rulebook, each=each)
+    if far:
+        step = replace(step, aloft=min(far, rulebook.schedules.flat.unrolled_elements.count))
     check_room(step, device, rulebook)
     return Plan(NAME, region, (step,))
 
@@ -37,14 +47,17 @@ def tile(
     rulebook: Rulebook,
     *,
     ends: bool = True,
+    each: int = 0,
 ) -> Step:
     """A kernel whose programs hold whole rows: `inner` is the row, whose ends may be a piece of
-    their own."""
+    their own. A thread has `each` elements of a tile, by the rules where that is 0."""
     laid = rows_of(region, inner, serial)
     block = power_of_two(laid.length)
     numbers = rulebook.schedules.row
     coalesced = laid.coalesced(numbers.sector_bytes.count)
     rows = _rows(laid, block, coalesced, device, rulebook)
+    if each:
+        rows = min(rows, -(-each * rulebook.schedules.flat.warps.count * device.warp_size // block))
     room = 4 * numbers.register_target.count * device.warp_size
     most = numbers.max_warps.count
     while rows > coalesced and laid.held(rows, block) > room * most:
@@ -57,7 +70,7 @@ def tile(
     rest = _rest(laid, rulebook) if pieces else 0
     if rest:
         block //= 2
-    each = _each(laid, rows > 1 and coalesced == 1, device, rulebook)
+    each = each or _each(laid, rows > 1 and coalesced == 1, device, rulebook)
     by_elements = rows * block // (each * device.warp_size)
     wanted = power_of_two(max(by_elements, -(-laid.held(rows, block) // room)))
     warps = min(max(wanted, numbers.min_warps.count), most)

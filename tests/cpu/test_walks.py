@@ -106,6 +106,28 @@ def test_what_shares_a_line_is_loaded_back_to_back(worker: Worker) -> None:
         assert checked(pools, (x(2, 3, 12, 13, 14),), worker, plan=plan) is None
 
 
+def test_short_runs_of_windows_lie_in_neighbouring_lanes(worker: Worker) -> None:
+    """Of a window of 6 x 6 x 6 a lane walks what is in another row, for one channel after the
+    other; six lanes have the pixels of a row, and combine once a window."""
+
+    def summed(a: torch.Tensor) -> torch.Tensor:
+        return F.max_pool3d(F.max_pool3d(a, 2), 3).sum(1, keepdim=True)
+
+    large = x(16, 64, 63, 63, 63)
+    (step,) = best(summed, large).steps
+    assert (step.schedule, step.length) == ("row", 6)
+    assert step.rows * step.block == step.warps * 32
+    assert loops(kernel_of(summed, large).text) == [
+        ("range", 64), ("range", 3), ("tl.static_range", 12),
+    ]  # fmt: skip
+    assert checked(summed, (x(2, 5, 12, 13, 14),), worker, PACKED) is None
+
+    def shared(a: torch.Tensor) -> torch.Tensor:  # a run of 40 lanes fills a warp
+        return F.avg_pool2d(a, (4, 40)).amax(1)
+
+    assert checked(shared, (x(2, 5, 8, 81),), worker, PACKED) is None
+
+
 def test_channels_last_are_walked_by_their_steps() -> None:
     """Rows of pixels are further apart than pixels, whatever their dimensions' order."""
     turned = x(2, 12, 10, 6).permute(0, 3, 2, 1)

@@ -1,0 +1,86 @@
+"""Functions that a kernel makes together with the 1 that is added to them, and the logistic: fewer
+instructions than the math library's, and as good as eager's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusion_advisor.workers import Worker
+
+from .regions import PACKED, interpreted, kernel_of
+from .test_emit import Tensors, checked, x
+
+BF16 = torch.bfloat16
+SPELLED: dict[str, tuple[Callable[..., object], Tensors, list[str]]] = {
+    "GELU": (lambda a: F.gelu(a) * 2, (x(40, 70),), ["one_plus_erf"]),
+    "GELU in 16 bits": (lambda a: F.gelu(a) * 2, (x(40, 70, dtype=BF16),), ["one_plus_erf"]),
+    "GELU as one writes it": (
+        lambda a: 0.5 * a * (torch.erf(a / math.sqrt(2)) + 1), (x(40, 70),), ["one_plus_erf"],
+    ),
+    "GELU by tanh": (
+        lambda a: F.gelu(a, approximate="tanh") * 2, (x(40, 70),), ["one_plus_tanh"],
+    ),
+    "GELU by tanh in 16 bits": (
+        lambda a: F.gelu(a, approximate="tanh") * 2, (x(40, 70, dtype=BF16),), ["one_plus_tanh"],
+    ),
+    "an error function alone": (lambda a: torch.erf(a) * 2, (x(40, 70),), ["libdevice.erf"]),
+    "one that is needed besides": (
+        lambda a: torch.erf(a) * (1 + torch.erf(a)), (x(40, 70),), ["libdevice.erf"],
+    ),
+    "another number added": (lambda a: 2 + torch.tanh(a), (x(40, 70),), ["libdevice.tanh"]),
+    "float64": (
+        lambda a: F.gelu(a) * 2, (x(40, 70, dtype=torch.float64),), [],
+    ),
+    "SiLU": (lambda a: F.silu(a) * 2, (x(40, 70),), ["logistic"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_what_is_made_together(name: str, worker: Worker) -> None:
+    function, inputs, calls = SPELLED[name]
+    text = kernel_of(function, *inputs).text
+    body = text[text.index("def k_kernel") : text.index("def k(")]
+    for call in ("one_plus_erf", "one_plus_tanh", "libdevice.erf", "libdevice.tanh", "logistic"):
+        if inputs[0].dtype != torch.float64:
+            assert (f"{call}(" in body) == (call in calls)
+    assert checked(function, inputs, worker, PACKED) is None
+
+
+SCRIPT = """
+import json, sys
+import torch
+from fusion_advisor.interpreting import install
+install()
+from fusion_advisor.emitted import load_module
+from pathlib import Path
+module = load_module(Path(sys.argv[1]).read_text(), Path(sys.argv[1]).parent)
+inf, nan = float("inf"), float("nan")
+ends = torch.tensor([inf, -inf, nan, 3e38, -3e38, 0.0])
+given = torch.cat((torch.linspace(-14, 14, 20001), ends))
+got, eager = (f(given)[:] for f in (module.k, module.reference))
+exact = module.reference(given.double())
+off = lambda a: (a.double() - exact)[:-6].abs().max().item()
+print(json.dumps([off(got), off(eager), [str(v) for v in got[-6:].tolist()],
+                  [str(v) for v in eager[-6:].tolist()]]))
+"""
+
+
+def gelu(a: torch.Tensor) -> torch.Tensor:
+    """As CUDA's; that of the CPU is NaN where it is infinite."""
+    return 0.5 * a * (1 + torch.erf(a * math.sqrt(0.5)))
+
+
+@pytest.mark.parametrize("function", [gelu, torch.sigmoid, F.silu])
+def test_as_good_as_eagers_where_functions_are_steep_flat_or_endless(
+    function: Callable[..., torch.Tensor], tmp_path: Path
+) -> None:
+    kernel = kernel_of(lambda a: function(a) * 1.0, x(20007))
+    error, eagers, ends, expected = interpreted(kernel, SCRIPT, tmp_path)
+    assert error <= 1.5 * eagers + 2**-24
+    assert ends == expected
