@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from fusion_advisor.contracted import WITH_ONE
 from fusion_advisor.emitted import load_module
 from fusion_advisor.primitives import HELPERS, PRIMITIVES, Primitive
 
@@ -76,6 +77,7 @@ def main() -> int:
     properties = torch.cuda.get_device_properties(0)
     rate = LANES * properties.multi_processor_count * properties.clock_rate * 1e3
     keys = [("", "fast"), ("", "double"), *((n, f) for n in PRIMITIVES for f in FORMS)]
+    keys += [(name, "fast") for name in WITH_ONE.values()]
     keys = [key for key in keys if _text(*key)]
     with multiprocessing.get_context("spawn").Pool(COMPILERS) as pool:
         pool.map(_compiled, keys, chunksize=4)
@@ -97,6 +99,8 @@ def _text(name: str, form: str) -> str:
     all, and the empty text a spelling that is none of its own."""
     if not name:
         return "a"
+    if name in WITH_ONE.values():  # the same in whatever form
+        return f"{name}(a)"
     primitive: Primitive = PRIMITIVES[name]
     template = primitive.text if form == "fast" else getattr(primitive, form)
     if form == "double" and not template:
@@ -107,11 +111,11 @@ def _text(name: str, form: str) -> str:
 
 
 def _module(name: str, form: str, folder: Path) -> Any:
-    helpers = "\n\n".join(text for helper, text in HELPERS.items() if helper.startswith("narrow"))
+    text = _text(name, form)
+    helpers = "\n\n".join(made for helper, made in HELPERS.items() if f"{helper}(" in text)
     load = "tl.load(x_ptr + at) * 0.2"
     first = f"tl.abs({load}) + 1.1" if name in OF_POSITIVE else load
-    text = _text(name, form)
-    if name and PRIMITIVES[name].result == "bool":
+    if name in PRIMITIVES and PRIMITIVES[name].result == "bool":
         text = f"tl.where({text}, a, b)"
     body = KERNEL.format(text=f"({text})", first=first)
     return load_module(f"{HEADER}\n\n{helpers}\n\n{body}", folder)
@@ -156,16 +160,17 @@ def _toml(found: dict[Key, float], device: str) -> list[str]:
         "# What each scalar primitive is worth, in instructions of a lane.",
         "# benchmarks/instructions.py writes this file.",
     ]
-    for name in PRIMITIVES:
+    for name in (*PRIMITIVES, *WITH_ONE.values()):
         own = {form: found[name, form] for form in FORMS if (name, form) in found}
         if not own:
             continue
         lines += ["", f"[instructions.{name}]"]
+        made = PRIMITIVES.get(name, Primitive(f"{name}({{0}})"))
         for form, value in own.items():
             base = found["", "double" if form == "double" else "fast"]
-            second = 1 if "{1}" in PRIMITIVES[name].text else 0  # of the second operand
+            second = 1 if "{1}" in made.text else 0  # of the second operand
             figure = max(value - base - second, LEAST)
-            if PRIMITIVES[name].result == "bool" or name == "where":
+            if made.result == "bool" or name == "where":
                 figure /= 2  # a comparison and a select were measured together
             lines.append(
                 f'{form} = {{ value = {figure:.3g}, unit = "instructions", source = "{source}" }}'

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 
+from fusion_advisor.contracted import WITH_ONE, one_more
 from fusion_advisor.exprs import INDEX
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Rulebook
@@ -46,6 +47,7 @@ def instructions(
     """Instructions for the values of a region, each at every place that it has, once; of some at a
     share of those."""
     steps = simple = others = 0.0
+    sums = one_more(region)
     for number in region.live:
         expr = region.exprs[number]
         if expr.op in _UNISSUED or expr.dtype == INDEX:
@@ -54,7 +56,8 @@ def instructions(
         places = expr.args[0] if combined else number
         count = prod(region.sizes[axis] for axis in region.depends[places])
         count *= shares.get(number, 1.0)
-        own = rulebook.instructions.get(expr.op, rulebook.instructions["other"])
+        made = WITH_ONE[expr.op] if number in sums else expr.op
+        own = rulebook.instructions.get(made, rulebook.instructions["other"])
         each = own.of(expr.dtype, precise=precise)
         if combined:
             steps += count

@@ -282,6 +282,8 @@ LIBRARY = frozenset(
     if "libdevice" in primitive.text + primitive.precise and not name.startswith("exp")
 )
 """Functions of the math library whose code is long; the exponential's is short."""
+LONG = LIBRARY | {"sigmoid"}
+"""What takes many instructions, the library's or its own."""
 
 _FLOAT8_E5M2 = """\
 @triton.jit

@@ -251,7 +251,9 @@ class SplitSchedule(Table):
     chunk_elements: Elements
     elements_per_thread: Elements
     long_elements_per_thread: Elements
-    """Where an element takes a function of the math library: its code is written out for each."""
+    """Where an element takes a long function: its code is written out for each."""
+    library_elements_per_thread: Elements
+    """Where that is one of the math library's."""
     most_parts: Programs
     """Parts of a row that one program combines at most, before programs walk several chunks."""
     programs_per_multiprocessor: Programs

@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from fusion_advisor.contracted import calls_library
+from fusion_advisor.primitives import LONG
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import BlockedSchedule, Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two, staged_bytes
@@ -64,11 +65,7 @@ def chunks(
         stages -= 1
     each = share.elements_per_thread.count
     if parts is not None:
-        least = rulebook.schedules.split.long_elements_per_thread.count
-        along = sum(bool(load.walks & inner) for load in laid.loads)
-        long = calls_library(region)
-        each = least if long else max(each // max(along, 1), least)
-        stages = 1 if long else stages
+        each, stages = _of_parts(laid, stages, rulebook)
     if serial:
         each = rulebook.schedules.row.walking_elements_per_thread.count
     warps = rows * block // (each * device.warp_size)
@@ -77,6 +74,19 @@ def chunks(
     again = _read_again(region, inner, _walks(region, inner), rows, device, rulebook)
     taken = vector(laid, rulebook) if rows == 1 else 0
     return replace(step, serial=serial, read_again=again, vector=taken)
+
+
+def _of_parts(laid: Rows, stages: int, rulebook: Rulebook) -> tuple[int, int]:
+    """The elements of a thread where a program walks a part of a row, and how many chunks are on
+    their way. Where arithmetic takes long, other warps hide more of it than other chunks."""
+    numbers, ops = rulebook.schedules.split, {laid.region.exprs[n].op for n in laid.region.live}
+    if calls_library(laid.region):
+        return numbers.library_elements_per_thread.count, 1
+    if LONG & ops:
+        return numbers.long_elements_per_thread.count, stages
+    along = sum(bool(load.walks & laid.axes) for load in laid.loads)
+    each = power_of_two(numbers.elements_per_thread.count // max(along, 1) + 1) // 2
+    return max(each, numbers.long_elements_per_thread.count), stages
 
 
 def _scanned(laid: Rows, numbers: BlockedSchedule) -> int:

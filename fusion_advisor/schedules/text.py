@@ -16,7 +16,16 @@ from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond, filled_beyond
 from fusion_advisor.schedules.joined import Joined, in_one_part, searched
-from fusion_advisor.schedules.layout import Access, Group, gaps, reach, traced
+from fusion_advisor.schedules.layout import (
+    Access,
+    Group,
+    affine,
+    evaluates,
+    gaps,
+    index_of,
+    reach,
+    traced,
+)
 from fusion_advisor.schedules.online import at_least_one, only_summed
 from fusion_advisor.schedules.places import PLACES, in_runs
 from fusion_advisor.schedules.spelling import (
@@ -345,11 +354,14 @@ class Body:
                 name = f"{self.tensors[access.name]}_stride_{d}"
                 self.strides.setdefault(name, (access, d))
                 parts.append(f"{as_operand(place)} * {name}")
-        parts += [
+        return " + ".join([*parts, *self._walked(access)])
+
+    def _walked(self, access: Access) -> list[str]:
+        """How far the axes that a lane walks are gone along plain dimensions."""
+        return [
             " * ".join([self._serial_place(axis), *self._serial_stride(access, axis)])
             for axis in sorted(self.step.serial & access.walks)
         ]
-        return " + ".join(parts)
 
     def _serial_stride(self, access: Access, axis: int) -> list[str]:
         """The factors of the step along an axis that a lane walks, as it stands in the tensor."""
@@ -746,8 +758,63 @@ class Body:
     def _pointer(self, access: Access) -> str:
         if self.step.ends and self._vectorized(access):
             return f"{self.tensors[access.name]}_ptr + {self.vectors}"
+        if self.step.aloft > 1 and (walked := self._walked_from(access)):
+            return walked
         offset, pointer = self.offset(access), f"{self.tensors[access.name]}_ptr"
         return f"{pointer} + {offset}" if offset else pointer
+
+    def _walked_from(self, access: Access) -> str:
+        """Where an element lies that a lane walks to: what no walk changes stands before the loops,
+        so that the compiler has all loads on their way at once. Empty where places are no sums of
+        steps."""
+        start, steps = [f"{self.tensors[access.name]}_ptr"], list[str]()
+        for d, index in access.pulled.items():
+            along = self._steps_along(index)
+            if along is None:
+                return ""
+            stride = access.tensor.stride[d]
+            for walked, texts in ((False, start), (True, steps)):
+                terms = [
+                    place if step == 1 else f"{place} * {step}"
+                    for axis, step in along.items()
+                    if (axis in self.step.serial) == walked
+                    for place in [self._place((axis,))]
+                ]
+                if terms and stride:
+                    texts.append(self._strided(" + ".join(terms), access, d))
+        if access.walks & self.step.serial:
+            steps += self._walked(access)
+        start += filter(None, (self._offset_within(access, *level) for level in self._levels()))
+        if not steps:
+            return ""
+        name = self.names.claim(f"{self.tensors[access.name]}_first")
+        self.scopes[0].lines.append(f"{name} = {' + '.join(start)}")
+        return f"{name} + ({' + '.join(steps)})"
+
+    def _steps_along(self, index: int) -> dict[int, int] | None:
+        """How far a place is from the first, along each axis; None unless that is the same at every
+        size that the kernel serves, and each axis has a place of its own."""
+        places = [self.region.exprs[n] for n in reach(self.region, index)]
+        apart = {group.axes for group in self.step.groups}
+        apart |= {(axis,) for axis in self.step.serial}
+        for expr in places:
+            if expr.op == "place" and not self.fixed.issuperset(expr.axes[1:]):
+                return None
+            if expr.op == "place" and any((axis,) not in apart for axis in expr.axes):
+                return None
+        sizes = self.region.sizes
+        from_zero = evaluates(self.region, index) and not index_of(self.region, index, sizes)(
+            dict.fromkeys(self.region.depends[index], 0)
+        )
+        return affine(self.region, index) if from_zero else None
+
+    def _strided(self, place: str, access: Access, d: int) -> str:
+        """A place along a dimension in elements."""
+        if access.tensor.stride[d] == 1:
+            return place
+        name = f"{self.tensors[access.name]}_stride_{d}"
+        self.strides.setdefault(name, (access, d))
+        return f"({place}) * {name}" if " " in place else f"{place} * {name}"
 
     def _store(self, access: Access, text: str) -> None:
         mask = self.mask(access)

@@ -373,23 +373,26 @@ def test_chunks_of_two_tensors_have_twice_the_threads() -> None:
     assert (one.block, one.warps, two.block, two.warps) == (8192, 4, 8192, 8)
 
 
-def test_parts_with_long_functions_have_few_elements_a_thread(worker: Worker) -> None:
+def test_parts_with_long_functions_have_few_elements_a_thread() -> None:
     """Their chunks are not staged, and have no masks where all are whole."""
     loss = lambda a, b: torch.nn.functional.kl_div(a.log(), b, reduction="sum")  # noqa: E731
     inputs = x(4096, 8192), x(4096, 8192)
     step = best(loss, *inputs).steps[0]
     assert (step.block, step.warps, step.stages) == (8192, 32, 1)
     assert "WHOLE=" in kernel_of(loss, *inputs).text
-    assert best(lambda a: torch.nn.functional.gelu(a).mean(), x(2**26)).steps[0].warps == 4
+    for function in (torch.nn.functional.gelu, torch.sigmoid):
+        assert best(lambda a, f=function: f(a).mean(), x(2**26)).steps[0].warps == 16
+    three = best(lambda a, b, c: (a + b * c).abs().sum(), *[x(2**26) for _ in range(3)]).steps[0]
+    assert (three.block, three.warps) == (8192, 16)
 
 
 def test_few_threads_work_long_on_much() -> None:
     """Sixteen elements each where arithmetic takes longer than memory, and there is enough."""
-    busy = lambda a: torch.nn.functional.gelu(a).sigmoid()  # noqa: E731
+    busy = lambda a: (torch.tanh(a * 3) * 2).sigmoid()  # noqa: E731
     assert best(busy, x(2**26)).steps[0].warps == 2
     assert best(busy, x(2**22)).steps[0].warps == 4
     assert best(torch.sigmoid, x(2**26)).steps[0].warps == 4
-    long = lambda a: busy(busy(busy(a)))  # noqa: E731
+    long = lambda a: busy(busy(busy(busy(a))))  # noqa: E731
     assert best(long, x(2**26)).steps[0].warps == 4
 
 

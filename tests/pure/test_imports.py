@@ -50,6 +50,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "launched",
         "annotate",
         "dataflow",
+        "contracted",
         "express equivalence instructions",
         "schedules",
         "requests",

@@ -127,7 +127,7 @@ def dropout_gelu(args_0, seed=None, offset=None):
             (args_0, seed, offset, dropout_out),
             (n0 * n1,),
             BLOCK=1024,
-            num_warps=2,
+            num_warps=4,
             enable_fp_fusion=True,
         ),
     ]
