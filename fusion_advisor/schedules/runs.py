@@ -22,7 +22,7 @@ def run_of_windows(
     """The axes of a row, of windows, that are a run of memory shorter than `longest`, where each
     lane can walk the others, of `most` places; none where they are no such windows."""
     reductions = [region.exprs[n] for n in region.all("reduce") if inner & {*region.exprs[n].axes}]
-    joined = all(expr.monoid in JOINED and inner == {*expr.axes} for expr in reductions)
+    joined = all(expr.monoid in JOINED and inner == frozenset(expr.axes) for expr in reductions)
     if not joined or any(region.all("scan")) or inner & region.kept:
         return frozenset()
     loads = [load for load in accesses(region)[0] if inner & load.strides.keys()]
