@@ -15,6 +15,7 @@ from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Plan, Step, power_of_two
 from fusion_advisor.schedules.layout import Access, Group, accesses
 from fusion_advisor.schedules.layout import access as laid_over
+from fusion_advisor.schedules.places import MOST_PLANES
 from fusion_advisor.schedules.text import DIVISOR, Body
 
 INT32_MAX = 2**31 - 1
@@ -106,6 +107,10 @@ class JitFunction:
         if self.body.divided:
             length = prod(group.size for group in step.inner or step.outer)
             found["DIVISOR"] = ("divisor({cols})", gcd(length, DIVISOR))
+        if step.in_planes:
+            found["PLANES"] = (f"{{planes}} <= {MOST_PLANES}", step.outer[0].size <= MOST_PLANES)
+        if apart := [group.step(access) for _, access, group in self.body.apart]:
+            found["APART"] = (f"divisor({{apart}} | {DIVISOR})", gcd(*apart, DIVISOR))
         return found
 
 

@@ -20,6 +20,7 @@ from fusion_advisor.schedules.base import Step, words
 from fusion_advisor.schedules.cooperative import REGISTERS
 from fusion_advisor.schedules.cooperative_body import HEAD
 from fusion_advisor.schedules.layout import Access, Group, gaps
+from fusion_advisor.schedules.places import MOST_PLANES
 from fusion_advisor.schedules.text import DIVISOR
 
 
@@ -267,13 +268,24 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
             grid = f"{grid}, cdiv({cols}, {step.part})"
         else:
             grid = f"{grid},"
+    planes = extent(file, step.outer[0].axes) if step.in_planes else ""
+    if planes:
+        tiles = f"cdiv({extent(file, step.outer[1].axes)}, {step.rows})"
+        grid = f"in_planes({planes}, {tiles}, cdiv({cols}, {step.part}))"
     inner = extent(file, spanned(step.groups[-1:]))
+    apart = " | ".join(_free_stride(file, kernel, a, along) for _, a, along in body.apart)
     constants = [
-        f"{name}={text.format(cols=cols, parts=parts, inner=inner)}"
+        f"{name}={text.format(cols=cols, parts=parts, inner=inner, apart=apart, planes=planes)}"
         for name, (text, _) in kernel.constants.items()
     ]
     constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
-    arguments = [kernel.name, f"({grid})", _tuple(tensors), _tuple(numbers), *constants]
+    arguments = [
+        kernel.name,
+        grid if planes else f"({grid})",
+        _tuple(tensors),
+        _tuple(numbers),
+        *constants,
+    ]
     return ["launch(", *(f"    {argument}," for argument in arguments), ")"]
 
 
@@ -494,6 +506,12 @@ def divisor(count):
 def cdiv(count, size):
     """How many blocks of a size hold so many."""
     return -(-count // size)
+''',
+    "in_planes": f'''
+def in_planes(planes, tiles, parts):
+    """The grid of so many tiles in each plane, which lie one behind the other where a grid does not
+    have as many."""
+    return (tiles, parts, planes) if planes <= {MOST_PLANES} else (planes * tiles, parts)
 ''',
     "second_piece": '''
 def second_piece(count):

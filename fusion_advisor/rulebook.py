@@ -209,6 +209,10 @@ class RowSchedule(Table):
     """Rows longer than so many are held in two pieces where that saves lanes."""
     sector_bytes: Bytes
     register_target: Registers
+    early_registers: Registers
+    """So many at most, where all loads come before the first reduction."""
+    busy_multiprocessors: Share
+    """Those that have a program at least, before neighbouring rows share one, as a share."""
     reciprocal_warps: Warps
     """With more, programs that hold a row in one piece divide by its sum."""
     single_bytes: Bytes
@@ -288,6 +292,8 @@ class TiledSchedule(Table):
 
     elements: Elements
     elements_per_thread: Elements
+    most_elements_per_thread: Elements
+    """Where that lets the device hold all programs at once."""
     side: Elements
     """Of the square tile, where a tensor lies across the others."""
     least_groups: Dimensions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -10,7 +10,7 @@ from math import prod
 from fusion_advisor.records import DTYPE_BYTES, Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
-from fusion_advisor.schedules.layout import Access, Group, touched
+from fusion_advisor.schedules.layout import Access, Group, reach, touched
 
 WORD_BYTES = 8
 """Of the words that programs exchange: two float32."""
@@ -60,6 +60,9 @@ class Step:
     """Elements of a row's second piece, where it is held in two: a power of two up to `block`."""
     aloft: int = 1
     """Places that each lane has on the way at once, where it walks runs that lie apart."""
+    in_planes: bool = False
+    """Are its programs numbered along the first of two groups of rows and by tiles of the second?
+    Then no lane divides to find its row."""
     most: int = 0
     """Programs of a persistent kernel; it may have fewer."""
     read_again: int = 0
@@ -258,6 +261,28 @@ def emission_order(region: Region) -> tuple[int, ...]:
     for output in region.outputs:
         needed(output.value)
     return tuple(order)
+
+
+def loads_first(region: Region, order: tuple[int, ...]) -> tuple[int, ...]:
+    """The same order, but that loads behind the first reduction come with those before it, so that
+    they are on their way while it combines; not those that wait for another load."""
+    ops = [region.exprs[number].op for number in order]
+    first = next((place for place, op in enumerate(ops) if op in ("reduce", "scan")), 0)
+    behind = {n: reach(region, n) for n, op in zip(order, ops, strict=True) if op == "load"}
+    waiting = {n for n in behind if _made_by(region, behind[n] - {n}, "load", "reduce", "scan")}
+    ahead = [place for place in range(first) if ops[place] == "load"]
+    if not ahead:
+        return order
+    start = next((place for place in ahead if order[place] in waiting), ahead[-1] + 1)
+    late = (behind[n] for n in order[first:] if n in behind and n not in waiting)
+    early = frozenset[int]().union(*late)
+    moved = [number for number in order[start:] if number in early]
+    return (*order[:start], *moved, *(number for number in order[start:] if number not in early))
+
+
+def _made_by(region: Region, numbers: Iterable[int], *ops: str) -> bool:
+    """Is one of some values made by one of some operations?"""
+    return any(region.exprs[number].op in ops for number in numbers)
 
 
 def peak_bytes(region: Region, order: tuple[int, ...], extent: dict[int, int]) -> int:

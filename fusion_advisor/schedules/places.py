@@ -33,8 +33,21 @@ def load_by_place(each_ptr, first_ptr, following_ptr, in_first, mask, NEAR: tl.c
         value = tl.load(each_ptr, mask=mask, other=0)
     return value
 """,
+    "rows_of_plane": """\
+@triton.jit
+def rows_of_plane(size, ROWS: tl.constexpr, PLANES: tl.constexpr):
+    # The plane that a program has a tile of, and its rows there, of `size`.
+    plane, tile = tl.program_id(2), tl.program_id(0)
+    if not PLANES:  # more planes than a grid has lie one behind the other
+        tiles = tl.cdiv(size, ROWS)
+        plane, tile = tile // tiles, tile % tiles
+    return plane, tile * ROWS + tl.arange(0, ROWS)[:, None]
+""",
 }
 """The functions of an emitted file that find such places."""
+
+MOST_PLANES = 65535
+"""Along the third dimension of a CUDA grid."""
 
 PLACES = ("place", "first", "following")
 """The place of each lane along the outer group, and the two that there can be."""

@@ -12,10 +12,18 @@ from math import prod
 
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
-from fusion_advisor.schedules.base import Plan, Step, check_room, lasting, power_of_two
+from fusion_advisor.schedules.base import (
+    Plan,
+    Step,
+    check_room,
+    lasting,
+    loads_first,
+    peak_bytes,
+    power_of_two,
+)
 from fusion_advisor.schedules.joined import rows_together
 from fusion_advisor.schedules.reducing import read_again, row_axes
-from fusion_advisor.schedules.rows import Rows, rows_of
+from fusion_advisor.schedules.rows import Rows, extents, rows_of
 from fusion_advisor.schedules.runs import far_first, run_of_windows
 from fusion_advisor.schedules.vectors import vector
 
@@ -36,7 +44,28 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if far:
         step = replace(step, aloft=min(far, rulebook.schedules.flat.unrolled_elements.count))
     check_room(step, device, rulebook)
-    return Plan(NAME, region, (step,))
+    return Plan(NAME, region, (_hurried(step, device, rulebook),))
+
+
+def _hurried(step: Step, device: Device, rulebook: Rulebook) -> Step:
+    """With all loads ahead of the reductions, where the device holds all programs at once, so that
+    none of them has another to wait beside, and where registers hold what is loaded."""
+    order = loads_first(step.region, step.order)
+    threads = step.warps * device.warp_size
+    at_once = device.multiprocessor.count.count * device.multiprocessor.threads.count
+    along = frozenset(axis for group in step.inner for axis in group.axes)
+    extent = extents(step.region, order, along, step.rows, step.block)
+    registers = -(-peak_bytes(step.region, order, extent) // (4 * threads))
+    most = rulebook.schedules.row.early_registers.count
+    if (
+        step.serial
+        or step.rest
+        or step.ends
+        or step.programs * threads > at_once
+        or registers > most
+    ):
+        return step
+    return replace(step, order=order, registers=registers)
 
 
 def tile(
@@ -54,7 +83,7 @@ def tile(
     laid = rows_of(region, inner, serial)
     block = power_of_two(laid.length)
     numbers = rulebook.schedules.row
-    coalesced = laid.coalesced(numbers.sector_bytes.count)
+    coalesced = _coalesced(laid, device, rulebook)
     rows = _rows(laid, block, coalesced, device, rulebook)
     if each:
         rows = min(rows, -(-each * rulebook.schedules.flat.warps.count * device.warp_size // block))
@@ -82,6 +111,17 @@ def tile(
     reciprocal = warps <= numbers.reciprocal_warps.count or bool(rest or around)
     kept = lasting(laid.loads, laid.stores, device)
     return replace(step, ends=around, reciprocal=reciprocal, lasting=kept)
+
+
+def _coalesced(laid: Rows, device: Device, rulebook: Rulebook) -> int:
+    """Neighbouring rows that share a program, so that its accesses fill memory sectors: all that a
+    sector has, unless most multiprocessors would have no program then. What several programs read
+    of a sector at about the same time the L2 has."""
+    rows = laid.coalesced(rulebook.schedules.row.sector_bytes.count)
+    busy = rulebook.schedules.row.busy_multiprocessors.value * device.multiprocessor.count.count
+    while rows > 1 and laid.count < rows * busy:
+        rows //= 2
+    return rows
 
 
 def _rest(laid: Rows, rulebook: Rulebook) -> int:

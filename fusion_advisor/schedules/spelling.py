@@ -62,11 +62,14 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "launched",
         "power_of_two",
         "divisor",
+        "APART",
         "DIVISOR",
         "first_piece",
         "second_piece",
         "fallbacks",
         "problem",
+        "in_planes",
+        "PLANES",
         "within_reach",
         "ranked",
         "layout",
@@ -106,6 +109,7 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "following",
         "place",
         "place_of",
+        "rows_of_plane",
         "load_by_place",
     ]
 )

@@ -129,14 +129,17 @@ class Body:
     def render(self) -> list[str]:
         """Every line of the kernel."""
         lines = self.lines()
-        return [*self._divided(), *lines]
+        return [*self._divided(), *self._apart(), *lines]
 
     def lines(self) -> list[str]:
         """Every line from the program's place to its last store."""
         self.prepare()
         start = self._program()
         self._results()
-        return [*start, *self.scopes[0].block()]
+        lines = self.scopes[0].block()
+        if self.step.in_planes and not any(re.search(r"\brow\b", line) for line in lines):
+            start = [line for line in start if not line.startswith("row = ")]
+        return [*start, *lines]
 
     def _divided(self) -> list[str]:
         """A row's length as a product, for the compiler to see that whole vectors hold it: of an
@@ -151,6 +154,30 @@ class Body:
             return []
         self.divided = True
         return [f"{name} = {name} // DIVISOR * DIVISOR  # seen to hold whole vectors"]
+
+    def _apart(self) -> list[str]:
+        """Steps from row to row as products, likewise."""
+        return [
+            f"{name} = {name} // APART * APART  # seen as a multiple" for name, _, _ in self.apart
+        ]
+
+    @property
+    def apart(self) -> list[tuple[str, Access, Group]]:
+        """The run-time steps from row to row, of what lies along them, that keep some vectors whole
+        though 16 does not divide them."""
+        step = self.step
+        if step.schedule != "tiled":
+            return []
+        last = step.inner[-1].axes[-1]
+        return [
+            (name, access, along)
+            for name, (access, along) in self.strides.items()
+            if isinstance(along, Group)
+            and along in step.outer
+            and access.step(last) == 1
+            and along.step(access) % 2 == 0
+            and along.step(access) % DIVISOR
+        ]
 
     def beside(
         self, kind: type[_Kind], step: Step, names: Names, scopes: list[Scope], **more: Any
@@ -246,13 +273,34 @@ class Body:
                 f"mask = index < {self.size(step.outer, 'count')}",
             ]
         lines = self._row(f"tl.program_id(0){wide}")
+        if step.in_planes:
+            lines = self._planes(wide)
         if step.part:
             lines.append("part = tl.program_id(1)")
         lines += self._columns("part * COLS + " if step.part else "")
         if self.several:
-            lines.insert(-1, f"row_mask = row < {self.size(step.outer, 'rows')}")
+            lines.insert(-1, f"row_mask = {self._within_rows()}")
             lines.append("mask = row_mask & col_mask")
         return lines
+
+    def _within_rows(self) -> str:
+        """Are there such rows?"""
+        *_, last = self.step.outer
+        if self.step.in_planes:
+            return f"{last.name} < {self.extent_of(last)}"
+        return f"row < {self.size(self.step.outer, 'rows')}"
+
+    def _planes(self, wide: str) -> list[str]:
+        """The rows of a program that has one place along the first group and a tile of the second;
+        both places are known then, and which row it is of all."""
+        first, second = self.step.outer
+        self.scopes[0].places |= {group.name: group.name for group in (first, second)}
+        self.helpers["rows_of_plane"] = None
+        rows, size = f"{first.name}, {second.name}", self.extent_of(second)
+        lines = [f"{rows} = rows_of_plane({size}, ROWS, PLANES)"]
+        if wide:
+            lines += [f"{group.name} = {group.name}{wide}" for group in (first, second)]
+        return [*lines, f"row = {first.name} * {size} + {second.name}"]
 
     def _row(self, number: str) -> list[str]:
         """The row, or the rows, that the program of this number has."""

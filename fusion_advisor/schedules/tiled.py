@@ -13,11 +13,11 @@ from math import prod
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two
-from fusion_advisor.schedules.joined import rows_together
+from fusion_advisor.schedules.joined import joined, rows_together
 from fusion_advisor.schedules.layout import Access, Group, accesses, collapse, leading, ordered
 from fusion_advisor.schedules.places import in_runs
 from fusion_advisor.schedules.reducing import serial_axes
-from fusion_advisor.schedules.rows import rows_of
+from fusion_advisor.schedules.rows import Rows, rows_of
 
 NAME = "tiled"
 _MOST_PARTS = 65535
@@ -85,7 +85,10 @@ def tile(
     rows follow the axis `across`."""
     laid = rows_of(region, inner, serial)
     numbers = rulebook.schedules.tiled
-    order = laid.across
+    fixed = region.pinned | serial
+    accesses = dict(zip(region.all("load"), laid.loads, strict=True))
+    parts = bool(joined(region, accesses, laid.axes, fixed))
+    order = laid.across if parts or across is not None else _as_read(laid, device)
     elements, rows = numbers.elements.count, 1
     if across is not None:
         order = (*(axis for axis in order if axis != across), across)
@@ -94,11 +97,43 @@ def tile(
     block = min(power_of_two(laid.length), elements // rows)
     if across is None:
         rows = min(max(elements // block, 1), power_of_two(laid.count))
-        rows = rows_together(laid, rows, region.pinned | serial)
+        rows = rows_together(laid, rows, fixed)
     block = max(block, power_of_two(-(-laid.length // _MOST_PARTS)))
     warps = max(1, rows * block // (numbers.elements_per_thread.count * device.warp_size))
     warps = min(warps, rulebook.schedules.row.max_warps.count)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, across=order)
     smallest = min(rows * block, device.warp_size)
     held = step.on_chip_bytes * smallest // (rows * block)
-    return replace(step, part=block, smallest_tile=smallest, on_chip_bytes=held)
+    step = replace(step, part=block, smallest_tile=smallest, on_chip_bytes=held)
+    whole = len(step.outer) == 2 and step.outer[1].size % rows == 0
+    if parts or rows == 1 or not whole:
+        return step
+    return _at_once(replace(step, in_planes=True), device, rulebook)
+
+
+def _at_once(step: Step, device: Device, rulebook: Rulebook) -> Step:
+    """With more elements a thread, where that is what lets the device hold all programs at once."""
+    numbers = rulebook.schedules.tiled
+    threads = device.multiprocessor.count.count * device.multiprocessor.threads.count
+    most = numbers.most_elements_per_thread.count
+    each, warps = numbers.elements_per_thread.count, step.warps
+    while each < most and warps > 1 and step.lanes > threads * each:
+        each, warps = 2 * each, warps // 2
+    if step.lanes > threads * each:
+        return step
+    return replace(step, warps=warps, registers=step.registers * step.warps // warps)
+
+
+def _as_read(laid: Rows, device: Device) -> tuple[int, ...]:
+    """The axes that number the rows, in the order in which most of what is read lies in memory:
+    programs wait for that. Results that fit into the L2 are put in order there; others keep
+    theirs."""
+    if sum(store.tensor.bytes for store in laid.stores) > device.memory.l2.count:
+        return laid.across
+    weights: dict[tuple[int, ...], int] = {}
+    for load in laid.loads:
+        if load.walks.issuperset(laid.across):
+            order = ordered(laid.across, load)
+            weights[order] = weights.get(order, 0) + load.tensor.addressed * load.tensor.itemsize
+    first = max(weights, key=lambda order: (weights[order], order == laid.across), default=None)
+    return first or laid.across

@@ -41,7 +41,7 @@ def _rows(**numbers: float) -> Rulebook:
     return RULES.model_copy(update={"schedules": schedules})
 
 
-PACKED = _rows(programs_per_multiprocessor=0.0)
+PACKED = _rows(programs_per_multiprocessor=0.0, busy_multiprocessors=0.0)
 """A few rows share a program as many do: small inputs show what large ones get."""
 APART = _rows(first_piece=8.0)
 """Short rows are held in two pieces as long ones are."""

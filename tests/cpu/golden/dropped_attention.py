@@ -103,13 +103,13 @@ def dropped_attention_kernel(
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=float("-inf"))
     mul = args_0 * 0.125
     args_1 = tl.load(args_1_ptr + row_1 * cols + col, mask=mask, other=float("-inf"))
+    seed = tl.load(seed_ptr)
+    offset = tl.load(offset_ptr)
     add = mul + args_1
     softmax_max = tl.reduce(add, 1, max_nan, keep_dims=True)
     softmax_part = libdevice.exp(add - softmax_max)
     softmax_sum = tl.sum(softmax_part, axis=1, keep_dims=True)
     softmax = share_of(softmax_part, softmax_sum)
-    seed = tl.load(seed_ptr)
-    offset = tl.load(offset_ptr)
     native_dropout_part = random16_run(seed, offset, 0, row * cols, COLS, SHARED) >= -1288490189
     native_dropout = softmax * tl.where(native_dropout_part, 1.25, 0.0)
     tl.store(native_dropout_out_ptr + row * cols + col, native_dropout, mask=mask)

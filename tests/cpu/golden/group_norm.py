@@ -42,6 +42,8 @@ def group_norm_kernel(
     row_1 = row % 4
     col_0 = col // col_1_size
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
+    args_1 = tl.load(args_1_ptr + row_1 * 4 + col_0, mask=mask, other=0.0)
+    args_2 = tl.load(args_2_ptr + row_1 * 4 + col_0, mask=mask, other=0.0)
     group_norm_sum = tl.sum(args_0, axis=1, keep_dims=True)
     group_norm_part = args_0 - (group_norm_sum * tl.div_rn(1.0, cols * 1.0))
     group_norm_sum_1 = tl.sum(tl.where(col_mask, group_norm_part, 0.0), axis=1, keep_dims=True)
@@ -52,8 +54,6 @@ def group_norm_kernel(
         keep_dims=True,
     )
     group_norm_part_2 = tl.rsqrt((group_norm_sum_2 * tl.div_rn(1.0, cols * 1.0)) + 1e-05)
-    args_1 = tl.load(args_1_ptr + row_1 * 4 + col_0, mask=mask, other=0.0)
-    args_2 = tl.load(args_2_ptr + row_1 * 4 + col_0, mask=mask, other=0.0)
     group_norm = ((group_norm_part_1 * group_norm_part_2) * args_1) + args_2
     relu = tl.maximum(group_norm, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(relu_out_ptr + row * cols + col, relu, mask=mask)

@@ -40,6 +40,8 @@ def layer_norm_kernel(
     col_mask = col < cols
     mask = row_mask & col_mask
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
+    args_1 = tl.load(args_1_ptr + col, mask=col_mask, other=0.0)
+    args_2 = tl.load(args_2_ptr + col, mask=col_mask, other=0.0)
     mean_sum = tl.sum(args_0, axis=1, keep_dims=True)
     mean = mean_sum * tl.div_rn(1.0, cols * 1.0)
     sub = args_0 - mean
@@ -49,9 +51,7 @@ def layer_norm_kernel(
     add = mean_1 + 1e-05
     rsqrt = tl.rsqrt(add)
     mul_1 = sub * rsqrt
-    args_1 = tl.load(args_1_ptr + col, mask=col_mask, other=0.0)
     mul_2 = mul_1 * args_1
-    args_2 = tl.load(args_2_ptr + col, mask=col_mask, other=0.0)
     add_1 = mul_2 + args_2
     tl.store(add_1_out_ptr + row * cols + col, add_1, mask=mask)
 

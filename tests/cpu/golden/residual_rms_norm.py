@@ -40,6 +40,7 @@ def residual_rms_norm_kernel(
     mask = row_mask & col_mask
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0).to(tl.float32)
     args_1 = tl.load(args_1_ptr + row * cols + col, mask=mask, other=0.0).to(tl.float32)
+    args_2 = tl.load(args_2_ptr + col, mask=col_mask, other=0.0).to(tl.float32)
     add = args_0 + args_1
     pow_1 = add * add
     mean_sum = tl.sum(pow_1, axis=1, keep_dims=True)
@@ -48,7 +49,6 @@ def residual_rms_norm_kernel(
     rsqrt = tl.rsqrt(add_1)
     mul = add * rsqrt
     to_2 = mul.to(tl.bfloat16).to(tl.float32)
-    args_2 = tl.load(args_2_ptr + col, mask=col_mask, other=0.0).to(tl.float32)
     mul_1 = args_2 * to_2
     tl.store(add_out_ptr + row * cols + col, add, mask=mask)
     tl.store(mul_1_out_ptr + row * cols + col, mul_1, mask=mask)
