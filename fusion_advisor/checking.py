@@ -8,6 +8,9 @@ What is held, for each case and seed:
 - the outputs are the reference's, within the margins of `comparing`. Another order of summation is
   sometimes luckier: a kernel that is beyond them is held against `eager_draws` further draws of
   the same distribution;
+- they lie in memory as the graph says: as the reference does on the meta device, which follows CUDA
+  as the graph's fake tensors do. A CPU's eager may lay results out otherwise (a batch norm of a
+  permuted tensor, a padding of channels-last images), so only its values are asked;
 - inputs stay bit for bit as they were;
 - interpreter: addresses in bounds, no races, traffic equal to the plan's to the byte;
   GPU: a second launch gives the same bits.
@@ -253,6 +256,19 @@ def _reference64(module: ModuleType, inputs: Tensors) -> Tensors:
         return as_tuple(module.reference(*wide))
 
 
+def _check_layouts(module: ModuleType, inputs: Tensors, ours: Tensors) -> None:
+    """Fault where an output has other strides than the graph gives it at these sizes."""
+    told = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in inputs]
+    for index, (mine, said) in enumerate(zip(ours, as_tuple(module.reference(*told)), strict=True)):
+        got, expected = (_strides_that_matter(tensor) for tensor in (mine, said))
+        if mine.numel() and got != expected:
+            raise Fault(f"output {index} has strides {got}, the graph says {expected}")
+
+
+def _strides_that_matter(tensor: torch.Tensor) -> tuple[int, ...]:
+    return tuple(s for n, s in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
+
+
 # --- the launch ----------------------------------------------------------------------------------
 
 _ALLOCATORS = ("empty_strided", "empty", "empty_like")
@@ -392,12 +408,16 @@ def _check_once(kernel: Kernel, module: ModuleType, case: Case, run: _Run) -> Er
     inputs = run.inputs(case)
     try:
         if run.device != "cpu":
-            return _judge(kernel, module, case, run, inputs, _launch_twice(kernel, module, inputs))
+            ours = _launch_twice(kernel, module, inputs)
+            error = _judge(kernel, module, case, run, inputs, ours)
+            _check_layouts(module, inputs, ours)
+            return error
         from fusion_advisor.interpreting import counting
 
         with counting() as traffic:
             ours = _launch(module, kernel.entry, inputs)
         error = _judge(kernel, module, case, run, inputs, ours)
+        _check_layouts(module, inputs, ours)
         _check_traffic(case, traffic.loaded, traffic.stored)
         return error
     except Fault as fault:

@@ -24,8 +24,12 @@ _DROPPED = ("layout", "pin_memory", "non_blocking")
 """Keywords that say where a tensor lives, not what it holds."""
 _LISTS = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.unbind.int")
 """What these return is a list, however short."""
-_SQUEEZES = ("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
-"""What these drop depends on the sizes: written as the view that they are."""
+_RESHAPES = (
+    *("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"),
+    *("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"),
+)
+"""Views that need dimensions to lie as the graph has them, or drop what depends on the sizes:
+written so that tensors laid out otherwise, for which a launcher calls the reference, are served."""
 
 
 def reference_lines(
@@ -104,8 +108,8 @@ def _needed(flow: Dataflow, expressed: Expressed) -> list[int]:
 
 def _call(node: Node, operands: list[str], shape: list[str], device: str, stream: int) -> str:
     """One aten call. An in-place op is called by its functional overload."""
-    if node.op in _SQUEEZES:
-        return f"torch.ops.aten.view.default({operands[0]}, {_tuple(shape)})"
+    if node.op in _RESHAPES:
+        return f"{operands[0]}.reshape({_tuple(shape)})"
     op = REGISTRY[node.op]
     namespace, base, overload = node.op.split(".", 2)
     functional = base[:-1] if node.mutates and base.endswith("_") else base

@@ -480,9 +480,16 @@ def needs_data(sample: Sample) -> bool:
     return any(found)
 
 
-def _graph(name: str, sample: Sample, dtype: torch.dtype) -> Dataflow:
+def _graph(
+    name: str, sample: Sample, dtype: torch.dtype, lay: Callable[[torch.Tensor], torch.Tensor]
+) -> Dataflow:
     tape = Tape()
-    return tape.flow(*recorded(tape, name, sample, dtype, lambda t: t.make(dtype)))
+    return tape.flow(*recorded(tape, name, sample, dtype, lambda t: lay(t.make(dtype))))
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    """The second dimension's elements next to each other in memory."""
+    return x if x.dim() < 2 else x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def eager_takes(name: str, sample: Sample, dtype: torch.dtype) -> bool:
@@ -513,7 +520,7 @@ def _pending(dtype: torch.dtype, worker: Worker) -> Iterator[tuple[str, Kernel, 
             if needs_data(sample) or not eager_takes(name, sample, dtype):
                 continue
             what = f"{name} {sample.args} {sample.kwargs} in {dtype}"
-            decision = decided(flow := _graph(name, sample, dtype))
+            decision = decided(flow := _graph(name, sample, dtype, torch.Tensor.contiguous))
             if decision.subject.plan is None:
                 parts = name in VIEWS and "different iteration spaces" in why_not(decision)
                 must = dtype.is_floating_point and not sample.refused and not parts
@@ -532,6 +539,35 @@ def test_every_op_as_eager(dtype: torch.dtype, worker: Worker) -> None:
     checks = [(what, collect_check(kernel, answer)) for what, kernel, answer in pending]
     assert [f"{what}: {check.failure}" for what, check in checks if not check.passed] == []
     assert len({what.split()[0] for what, _ in checks}) > (150 if dtype in FLOATS else 50)
+
+
+NOT_PERMUTED = {
+    "aten._log_softmax.default": "a CPU build's fake tensors ask for CUDA",
+    "aten.native_group_norm.default": "eager takes images in one piece alone",
+    "aten.nll_loss2d_backward.default": "the same",
+    "aten.view.default": "no view there",
+}
+"""Ops that no graph calls on such inputs, and why."""
+
+
+def test_every_op_lays_its_results_out_as_the_graph_says(worker: Worker) -> None:
+    """A CPU's eager lays some out otherwise: its values are judged, not its strides."""
+    pending: list[tuple[str, Kernel, Future[str]]] = []
+    for name in NAMES:
+        for sample in samples_of(name):
+            what = f"{name} {sample.args} {sample.kwargs}"
+            if name in NOT_PERMUTED or needs_data(sample):
+                continue
+            if not eager_takes(name, sample, torch.float32):
+                continue
+            decision = decided(flow := _graph(name, sample, torch.float32, channels_last))
+            if decision.subject.plan is not None:
+                kernel = emit(flow, decision, "alone", RULES)
+                kernel = replace(kernel, cases=kernel.cases[:1])
+                pending.append((what, kernel, submit_check(worker, kernel, seeds=1)))
+    checks = [(what, collect_check(kernel, answer)) for what, kernel, answer in pending]
+    assert [f"{what}: {check.failure}" for what, check in checks if not check.passed] == []
+    assert len({what.split()[0] for what, _ in checks}) > 150
 
 
 def test_every_entry_has_its_sample() -> None:

@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
 from fusion_advisor.records import Tensor
@@ -14,6 +15,7 @@ from fusion_advisor.verify import checker, margins_of
 from fusion_advisor.workers import Worker, WorkerError
 
 from .checks import checked
+from .regions import kernel_of
 from .sample_kernels import SAMPLES, layer_norm, softmax, swiglu
 
 
@@ -186,9 +188,26 @@ def test_wrong_structure_dtype_and_strides(worker: Worker) -> None:
     kernel = softmax()
     assert "2 outputs" in failure(worker, changed(kernel, "return y\n", "return y, y\n"))
     assert "dtype" in failure(worker, changed(kernel, "return y\n", "return y.double()\n"))
-    assert "strides" in failure(
+    assert "output 0 has strides (1, 5), the graph says (37, 1)" in failure(
         worker, changed(kernel, "return y\n", "return y.t().contiguous().t()\n")
     )
+
+
+def test_results_lie_as_cuda_lays_them_out(worker: Worker) -> None:
+    """A CPU's batch norm gives a permuted tensor back in one piece; what CUDA leaves as it was is
+    viewed there."""
+
+    def function(
+        x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        y = torch.batch_norm(x.transpose(1, 2), None, None, mean, var, False, 0.1, 1e-5, False)
+        return y, y.transpose(1, 2).reshape(-1, 2, 4).softmax(-1)
+
+    inputs = torch.randn(3, 5, 8), torch.randn(8), torch.rand(8)
+    kernel = kernel_of(function, *inputs)
+    assert ".reshape(" in kernel.text
+    (check,) = checked(worker, kernel)
+    assert check.failure is None
 
 
 def test_a_broken_file_is_named(worker: Worker) -> None:
