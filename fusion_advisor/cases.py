@@ -265,6 +265,7 @@ def _launched(
     base = dict(zip(step.region.all("load"), step.loads, strict=True))
     shared = (*step.outer, step.parts) if step.parts else step.outer
     unit = WORD_BYTES * prod(sizes[a] for a in spanned(shared))
+    results = {store.name for store in step.stores}
     for last, exchange in enumerate((*step.exchanges, None)):
         end = len(step.phases) if exchange is None else step.phases.index(exchange) + 1
         run = step.phases[:end]
@@ -273,7 +274,7 @@ def _launched(
         left = words(exchange) if exchange else 0
         yield (
             [load for number, load in base.items() if number in asked],
-            [store for phase in run for store in phase.stores if store.name.startswith("out")],
+            [store for phase in run for store in phase.stores if store.name in results],
             (unit * taken, unit * left),
         )
 

@@ -26,6 +26,9 @@ class _Shared:
     """Expressions below this number are those of the whole region in every phase."""
     large: Mapping[int, tuple[int, int]]
     """Of those, sums that are not less than one: of exp(value - maximum), each with these two."""
+    results: frozenset[str] = frozenset()
+    """What the kernel leaves in memory, results and what a later kernel finishes: all else that a
+    phase gives stays in registers."""
     left: dict[str, str] = field(default_factory=dict[str, str])
     """What earlier phases left in registers, by the name that it would have in memory."""
     fill: float = 0.0
@@ -73,7 +76,8 @@ class CooperativeBody(Body):
         exprs = self.region.exprs
         apart = {total: exprs[exprs[term].args[0]] for total, term in self._large.items()}
         large = {t: (expr.args[0], expr.args[1]) for t, expr in apart.items() if expr.op == "sub"}
-        shared = _Shared(len(exprs), large, fill=self._fill)
+        results = frozenset(store.name for store in self.step.stores)
+        shared = _Shared(len(exprs), large, results, fill=self._fill)
         ends = replace(shared, loads={})
         before, first = 0, True
         places: dict[str, str] = {"row": "row", "col": "col"}
@@ -184,10 +188,10 @@ class _Phase(Body):
             self.shared.loads[number] = self.text(number)
 
     def _store(self, access: Access, text: str) -> None:
-        if access.name.startswith("ws"):
-            self.shared.left[access.name] = text
-        else:
+        if access.name in self.shared.results:
             super()._store(access, text)
+        else:
+            self.shared.left[access.name] = text
 
 
 class _Along(InPieces, _Phase):
@@ -272,7 +276,7 @@ class _Whole(_Phase):
         return Beyond()  # words that are not there are 0
 
     def _store(self, access: Access, text: str) -> None:
-        if access.name.startswith("ws"):
-            super()._store(access, text)
-        else:
+        if access.name in self.shared.results:
             self.scope.lines.append(f"tl.store({self._pointer(access)}, {text}, mask=part == 0)")
+        else:
+            super()._store(access, text)
