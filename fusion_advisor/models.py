@@ -149,7 +149,8 @@ def building(scenario: Scenario, fake: FakeTensorMode) -> Generator[None, None, 
     """Fake tensors, the scenario's default dtype, CUDA read as the host."""
     # torch redraws until no value is out of range, which no fake tensor can tell.
     drawn = mock.patch("torch.nn.init._no_grad_trunc_normal_", _left_as_is)
-    with defaults(scenario), drawn, fake, OnHost():
+    swapped = mock.patch("torch.utils.swap_tensors", _swapped)
+    with defaults(scenario), drawn, swapped, fake, OnHost():
         yield
 
 
@@ -163,6 +164,16 @@ def defaults(scenario: Scenario) -> Generator[None, None, None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+_swap = torch.utils.swap_tensors
+
+
+def _swapped(one: torch.Tensor, other: torch.Tensor) -> None:
+    """`model.half()` or `.to(memory_format=...)` swaps fake parameters for converted ones. torch
+    refuses tensors that somebody refers to weakly, as the fake mode itself does here."""
+    with mock.patch("weakref.getweakrefs", return_value=[]):
+        _swap(one, other)
 
 
 def _left_as_is(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
@@ -226,10 +237,26 @@ def _find(namespace: ModuleType, name: str, file: str) -> tuple[torch.nn.Module,
         if hasattr(namespace, "get_init_inputs"):
             given = guarded("get_init_inputs()", namespace.get_init_inputs)
             args, kwargs = inputs_of(given, f"{file}: get_init_inputs()")
+        _check_served(found, args, kwargs, f"{file}: {name}")
         module = guarded(f"building {name}(...)", lambda: found(*args, **kwargs))
     if not isinstance(module, torch.nn.Module):
         module = _wrap_function(module, found, file, name)
     return module, name, assumed
+
+
+def _check_served(found: Any, args: tuple[Any, ...], kwargs: dict[str, Any], named: str) -> None:
+    """CaptureError where a class or factory asks for other arguments than those there are."""
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):  # written in C: the call itself tells
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        advice = "define get_init_inputs() with what it is built from"
+        if not isinstance(found, type):
+            advice += ", or put a function of tensors into the forward of a torch.nn.Module"
+        raise CaptureError(f"{named}{signature}: {error}; {advice}") from error
 
 
 def _only_module_class(namespace: ModuleType, file: str) -> str:

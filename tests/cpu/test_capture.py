@@ -534,6 +534,31 @@ def test_dtype_and_batch_of_a_file(model_file: str) -> None:
     assert "mode=eval" in graph.assumed
 
 
+CONVERTED = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(8, 8, 3)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.half().to(memory_format=torch.channels_last)
+    def forward(self, x):
+        return self.norm(self.conv(x))
+def get_inputs():
+    return [torch.randn(2, 8, 9, 9, dtype=torch.float16)]
+model = torch.nn.Sequential(Model()).bfloat16().half()
+"""
+
+
+@pytest.mark.parametrize("name", ["Model", "model"])
+def test_a_model_may_convert_itself_as_it_is_built(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(CONVERTED)
+    graph = capture_here(f"{file}:{name}")
+    weight = next(n.out for n in graph.nodes if n.name.endswith("conv_weight"))
+    assert (weight.dtype, weight.stride) == ("float16", (72, 1, 24, 8))
+
+
 def test_inputs_given_by_name(model_file: str) -> None:
     inputs = (InputSpec("x", (2, 3, 16)), InputSpec("scale", (16,), "float32"))
     graph = capture_here(model_file, Scenario(inputs=inputs))
