@@ -23,6 +23,7 @@ from fusion_advisor.kernels import Check, Compiled, Kernel
 from fusion_advisor.machine import version
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.predict import speedup_interval
+from fusion_advisor.quantities import told_apart
 from fusion_advisor.records import Graph, Node, Ref, Source, Tensor
 from fusion_advisor.report import (
     ActionRow,
@@ -81,7 +82,8 @@ def assemble(
     """Put the report together; `proofs` are by the id of the group."""
     annotated = flow.annotated
     graph = annotated.graph
-    total_us = _eager_us(annotated, found.groups)
+    eager_us = _eager_us(flow, found.groups)
+    total_us = sum(eager_us.values())
 
     def rows(findings: Iterable[Finding]) -> list[GroupRow]:
         nothing = Proof(None, why="rejected: no kernel is written")
@@ -117,7 +119,7 @@ def assemble(
             )
             for number, a in enumerate(advise(flow, grouped, scenario.gradients, rulebook), start=1)
         ],
-        totals=_totals(flow, grouping, found.groups, total_us),
+        totals=_totals(flow, grouping, found.groups, eager_us),
         search_gap=grouping.gap,
         unmodelled=_unmodelled(annotated),
         no_schedule=_no_schedule(found),
@@ -452,7 +454,7 @@ def _reason(flow: Dataflow, number: int, rejected: Finding | None) -> str:
         return f"compute-bound: {cost.intensity:.0f} FLOP/B over the ridge {cost.ridge:.0f}"
     if not cost.fusible:
         return f"no-schedule: {_inexpressible(node)}"
-    if rejected is not None and (verdict := verdict_line(rejected.decision.deciding)):
+    if rejected is not None and (verdict := _verdict(rejected.decision.deciding)):
         return f"{verdict} (candidate {rejected.id})"
     if not flow.fusible[number]:
         return "in-place: writes what the caller owns or what is later read through an older view"
@@ -479,13 +481,14 @@ def _inexpressible(node: Node) -> str:
     return f"the meaning of {node.op} does not cover this call"
 
 
-def verdict_line(gate: GateResult | GateRow | None) -> str:
+def _verdict(gate: GateResult | None) -> str:
     """`traffic-saving: 1.25 x, needs >= 1.5`; for an unknown gate its reason."""
     if gate is None:
         return ""
     if gate.measured is None:
         return f"{gate.name}: {gate.why}"
-    return f"{gate.name}: {gate.measured:.4g} {gate.unit}, needs {gate.comparison} {gate.limit:.4g}"
+    measured, limit = told_apart(gate.measured, gate.limit)
+    return f"{gate.name}: {measured} {gate.unit}, needs {gate.comparison} {limit}"
 
 
 def _unmodelled(annotated: Annotated) -> list[CauseRow]:
@@ -520,8 +523,9 @@ def _by_cause(rows: Iterable[tuple[str, int, float]]) -> list[CauseRow]:
 
 
 def _totals(
-    flow: Dataflow, grouping: Grouping, groups: Sequence[Finding], total_us: float
+    flow: Dataflow, grouping: Grouping, groups: Sequence[Finding], eager_us: Mapping[str, float]
 ) -> TotalsRow:
+    total_us = sum(eager_us.values())
     costs = [flow.annotated.costs[node.name] for node in flow.nodes]
     hbm_bytes, kernels = sum(c.bytes for c in costs), sum(c.launches for c in costs)
     saved_us = sum(g.saved_us_total for g in groups)
@@ -529,9 +533,8 @@ def _totals(
         (g.decision.unfused_bytes - g.decision.fused_bytes) * len(g.instances) for g in groups
     )
     by_bound: dict[str, float] = {"compute": 0.0, "memory": 0.0, "overhead": 0.0}
-    for cost in costs:
-        if cost.bound != "free":
-            by_bound[cost.bound] += cost.time_us
+    for name, time_us in eager_us.items():
+        by_bound[flow.annotated.costs[name].bound if name else "overhead"] += time_us
     return TotalsRow(
         flops=sum(c.flops for c in costs),
         hbm_bytes_unfused=hbm_bytes,
@@ -548,19 +551,22 @@ def _totals(
     )
 
 
-def _eager_us(annotated: Annotated, groups: Iterable[Finding]) -> float:
-    """The model as eager runs it: every launch alone, less what launches of a group find in the L2
-    where the ones before left it. Elsewhere that is not counted, before or after."""
-    costs = annotated.costs.values()
-    if not any(cost.launches for cost in costs):
-        return 0.0
-    call = annotated.device.times.call.value
-    total = call + sum(cost.time_us for cost in costs)
+def _eager_us(flow: Dataflow, groups: Iterable[Finding]) -> dict[str, float]:
+    """The model as eager runs it: what each launch takes, by its name, and under no name the call
+    itself. Launches of a group find in the L2 what the ones before left there; elsewhere that is
+    not counted, before or after."""
+    costs = flow.annotated.costs
+    times = {name: cost.time_us for name, cost in costs.items() if cost.launches}
+    if not times:
+        return {}
+    call = flow.annotated.device.times.call.value
     for finding in groups:
-        subject = finding.decision.subject
-        alone = call + sum(subject.cost(i).time_us for i in subject.launches)
-        total -= (alone - finding.decision.unfused_us) * len(finding.instances)
-    return total
+        decision = finding.decision
+        alone = sum(decision.subject.cost(i).time_us for i in decision.subject.launches)
+        for name in (flow.nodes[i].name for place in finding.instances for i in place):
+            if name in times:
+                times[name] *= (decision.unfused_us - call) / alone
+    return {"": call, **times}
 
 
 def _ratio(over: float, under: float) -> float:

@@ -151,3 +151,16 @@ Threads = Annotated[Number, _whole("threads")]
 Ulps = Annotated[Number, _in("ulp", zero=True)]
 Warps = Annotated[Number, _whole("warps")]
 Multiprocessors = Annotated[Number, _whole("multiprocessors")]
+
+
+def said(value: float, digits: int = 4) -> str:
+    """Whole where it is a count, else four digits."""
+    return str(int(value)) if value == int(value) else f"{value:.{digits}g}"
+
+
+def told_apart(measured: float, limit: float) -> tuple[str, str]:
+    """A number and its limit, with as many digits as tell one from the other."""
+    digits = 4
+    while measured != limit and said(measured, digits) == said(limit, digits):
+        digits += 1
+    return said(measured, digits), said(limit, digits)

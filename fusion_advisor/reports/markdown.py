@@ -89,11 +89,12 @@ def _details(group: GroupRow) -> Iterator[str]:
             (
                 f"{gate.code} {gate.name}",
                 _text(gate.outcome),
-                "" if gate.measured is None else f"{wording.number(gate.measured)} {gate.unit}",
-                _text(f"{gate.comparison} {wording.number(gate.limit)}"),
+                measured,
+                _text(needs),
                 _text(gate.why),
             )
             for gate in group.gates
+            for measured, needs in [wording.sides(gate)]
         ],
     )
 

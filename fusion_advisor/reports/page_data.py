@@ -194,13 +194,13 @@ def _group(report: Report, row: GroupRow, place: Mapping[str, int], kind: str) -
 
 
 def _gate(gate: GateRow) -> dict[str, Any]:
-    value = gate.measured
+    measured, needs = wording.sides(gate)
     return {
         "code": gate.code,
         "name": gate.name,
         "outcome": gate.outcome,
-        "measured": "unknown" if value is None else f"{wording.number(value)} {gate.unit}",
-        "needs": f"{gate.comparison} {wording.number(gate.limit)}",
+        "measured": measured or "unknown",
+        "needs": needs,
         "why": gate.why,
     }
 

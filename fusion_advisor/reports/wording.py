@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from fusion_advisor.quantities import said, told_apart
 from fusion_advisor.report import AdviceRow, GateRow, GroupRow, Report, WayRow
 
 
@@ -26,9 +27,12 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 or not share else f"{100 * share:.1g} %"
 
 
-def number(value: float) -> str:
-    """Whole where it is a count, else four digits."""
-    return str(int(value)) if value == int(value) else f"{value:.4g}"
+def sides(gate: GateRow) -> tuple[str, str]:
+    """What a gate measured, empty where it could not, and what it asks for."""
+    if gate.measured is None:
+        return "", f"{gate.comparison} {said(gate.limit)}"
+    measured, limit = told_apart(gate.measured, gate.limit)
+    return f"{measured} {gate.unit}", f"{gate.comparison} {limit}"
 
 
 _STRUCTURAL = ("count", "share")
@@ -43,8 +47,8 @@ def gate(row: GateRow | None) -> str:
         return f"{row.name}: {row.why}"
     if row.unit in _STRUCTURAL and row.why and row.outcome != "holds":
         return f"{row.name}: {row.why}"
-    needs = f"needs {row.comparison} {number(row.limit)}"
-    return f"{row.name} {number(row.measured)} {row.unit}, {needs}"
+    measured, needs = sides(row)
+    return f"{row.name} {measured}, needs {needs}"
 
 
 def gain(group: GroupRow) -> str:

@@ -34,6 +34,12 @@ def test_report_is_the_golden_one(report: Path, golden: Callable[[str, str], Non
     golden("norm_silu_report.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
+def test_the_parts_of_the_time_add_up(report: Path) -> None:
+    """By bottleneck as in all: what launches of a group find in the L2 is in neither."""
+    totals = json.loads(report.read_text())["totals"]
+    assert sum(totals["time_by_bound"].values()) == pytest.approx(totals["time_us"])
+
+
 def test_markdown_is_the_golden_one(report: Path, golden: Callable[[str, str], None]) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", "fusion_advisor", "report", str(report), "--format", "md"],

@@ -141,6 +141,18 @@ def test_the_time_model_speaks_up_where_it_disagrees_with_the_gates() -> None:
     assert "gain" in wording.decided(rejected)
 
 
+def test_a_number_just_beyond_its_limit_is_told_from_it() -> None:
+    (row,) = report_of("aten.cos.default", "aten.cos.default").groups
+    gate = next(gate for gate in row.gates if gate.name == "traffic-saving")
+
+    def said(measured: float) -> str:
+        return wording.gate(gate.model_copy(update={"measured": measured}))
+
+    assert said(1.25) == "traffic-saving 1.25 x, needs >= 1.5"
+    assert said(1.4999981) == "traffic-saving 1.499998 x, needs >= 1.5"
+    assert said(1.5) == "traffic-saving 1.5 x, needs >= 1.5"
+
+
 def test_every_field_of_the_contract_is_there() -> None:
     report = mixed()
     rows = [*report.groups, *report.candidates]
