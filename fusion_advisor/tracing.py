@@ -76,6 +76,12 @@ class Traced:
     """How many of the graph's leading outputs are mutated state rather than results."""
     trail: Trail | None = None
 
+    @property
+    def traced_with(self) -> list[Placeholder]:
+        """Those that the trail's words count: export lifts constants when the trace is over, and
+        puts them before the inputs."""
+        return [each for each in self.placeholders if each.kind != "constant"]
+
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
@@ -129,7 +135,7 @@ def trace(
             failures.append((attempt.name, error))
             continue
         if recorder is not None:
-            result.trail = recorder.trail(tuple(p.path or p.name for p in result.placeholders))
+            result.trail = recorder.trail(tuple(p.path or p.name for p in result.traced_with))
         if failures:
             result.differs.append(f"{failures[0][0]} refused: {_first_line(failures[0][1])}")
         if result.captured_by == "make_fx" and breaks:
@@ -572,13 +578,15 @@ def launch(traced: Traced, launcher: Launcher) -> tuple[Ref, ...]:
     names = [n.name for n in traced.module.graph.nodes if n.op == "placeholder"]
     operands: list[Any] = []
     storages: dict[int, int] = {}
-    for number, (placeholder, name) in enumerate(zip(traced.placeholders, names, strict=True)):
+    words = {id(each): f"@{number}" for number, each in enumerate(traced.traced_with)}
+    for placeholder, name in zip(traced.placeholders, names, strict=True):
         value = placeholder.value
         if isinstance(value, torch.Tensor) and (placeholder.kind == "input" or name in used):
             key = value.untyped_storage()._cdata
             made = launcher.tensor(placeholder.name, placeholder.kind, value, storages.get(key, -1))
             storages[key] = made.tensor.storage
-            launcher.values[f"@{number}"] = made.ref.node, made.ref.output
+            if id(placeholder) in words:
+                launcher.values[words[id(placeholder)]] = made.ref.node, made.ref.output
             operands.append(made)
         else:
             operands.append(value)

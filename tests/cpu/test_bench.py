@@ -113,6 +113,14 @@ def test_other_results_are_found_out(wrong: Any, said: str) -> None:
         errors(as_tuple(wrong(x)), (x,), (x.double(),), 2.0)
 
 
+def test_floats_of_eight_bits_are_compared_as_numbers() -> None:
+    x = torch.randn(3, 4)
+    eager = x.to(torch.float8_e4m3fn)
+    assert errors((eager,), (eager,), (x.double(),), 2.0)[0] > 0
+    with pytest.raises(Fault, match="eager's"):
+        errors((x.mul(-1).to(torch.float8_e4m3fn),), (eager,), (x.double(),), 2.0)
+
+
 def test_faster_than_the_memory_is_no_time() -> None:
     """A warm L2, or work on a stream that nobody waits for."""
     fastest = 1e6 * 48_000_000 / H200.datasheet_bandwidth

@@ -144,6 +144,23 @@ def test_two_groups_in_one_statement_are_both_said(tmp_path: Path) -> None:
     assert all(line.strip().startswith("# fusion-advisor: ") for line in call)
 
 
+def test_a_constant_that_is_lifted_shifts_no_input(tmp_path: Path) -> None:
+    """Export puts what `torch.tensor` makes before the inputs, once the trace is over."""
+    text = changed(
+        made(
+            tmp_path,
+            """
+            class Model(nn.Module):
+                def forward(self, x):
+                    y = torch.sin(x - torch.tensor([0.25, 0.75])[:, None])
+                    return y * 2 + x
+            """,
+            shape="64, 2, 1024",
+        )
+    )
+    assert "(x, torch.tensor([0.25, 0.75])[:, None])" in text
+
+
 def test_a_loop_over_layers_is_a_barrier(tmp_path: Path) -> None:
     patch = made(
         tmp_path,
