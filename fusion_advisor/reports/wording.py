@@ -19,7 +19,9 @@ def size(count: float) -> str:
 
 
 def time(us: float) -> str:
-    """Microseconds, or milliseconds from a thousand on."""
+    """Microseconds; milliseconds or seconds from a thousand of the unit below on."""
+    if abs(us) >= 1e6:
+        return f"{us / 1e6:.3g} s"
     return f"{us / 1000:.3g} ms" if abs(us) >= 1000 else f"{us:.3g} µs"
 
 

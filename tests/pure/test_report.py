@@ -141,6 +141,11 @@ def test_the_time_model_speaks_up_where_it_disagrees_with_the_gates() -> None:
     assert "gain" in wording.decided(rejected)
 
 
+def test_times_are_said_in_their_unit() -> None:
+    said = [wording.time(us) for us in (0.0, 12.34, 999.4, 1234.0, 35_260_000.0)]
+    assert said == ["0 µs", "12.3 µs", "999 µs", "1.23 ms", "35.3 s"]
+
+
 def test_a_number_just_beyond_its_limit_is_told_from_it() -> None:
     (row,) = report_of("aten.cos.default", "aten.cos.default").groups
     gate = next(gate for gate in row.gates if gate.name == "traffic-saving")

@@ -13,6 +13,7 @@ export function bytes(count) {
 }
 
 export function micros(us) {
+  if (Math.abs(us) >= 1e6) return `${digits(us / 1e6)} s`;
   return Math.abs(us) >= 1000 ? `${digits(us / 1000)} ms` : `${digits(us)} µs`;
 }
 
