@@ -28,7 +28,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -250,6 +250,45 @@ def as_tuple(result: Any) -> Tensors:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
+class _AsCuda(TorchDispatchMode):
+    """A CPU's eager with prefix sums and products of float32 in float32, as CUDA's kernels have
+    them: a CPU's are in float64, and what is made of them would be more exact than any kernel."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        combine = _SCANS.get(func)
+        if combine and args[0].dtype == torch.float32 and args[0].dim() and not kwargs:
+            x, dim = args
+            return _scanned(x, dim, combine)
+        return func(*args, **(kwargs or {}))
+
+
+_SCANS = {
+    torch.ops.aten.cumsum.default: torch.add,
+    torch.ops.aten.cumprod.default: torch.mul,
+}
+
+
+def _scanned(x: Any, dim: int, combine: Callable[[Any, Any], Any]) -> Any:
+    """Each element with all before it: twice as many with each step."""
+    length, step = x.shape[dim], 1
+    while step < length:
+        before, after = x.narrow(dim, 0, length - step), x.narrow(dim, step, length - step)
+        x = torch.cat((x.narrow(dim, 0, step), combine(before, after)), dim)
+        step *= 2
+    return x
+
+
+def _eager(module: ModuleType, inputs: Tensors) -> Tensors:
+    with nullcontext() if any(tensor.is_cuda for tensor in inputs) else _AsCuda():
+        return as_tuple(module.reference(*inputs))
+
+
 def _reference64(module: ModuleType, inputs: Tensors) -> Tensors:
     wide = [_widen_storage(tensor) for tensor in inputs]
     with Float64Mode():
@@ -372,7 +411,7 @@ def _other_draws(module: ModuleType, case: Case, run: _Run) -> list[float]:
     draws: list[list[float]] = []
     for draw in range(1, run.margins.eager_draws + 1):
         inputs = run.inputs(case, 1000 * draw)
-        eager, exact = as_tuple(module.reference(*inputs)), _reference64(module, inputs)
+        eager, exact = _eager(module, inputs), _reference64(module, inputs)
         draws.append([eager_ulps(e, x) for e, x in zip(eager, exact, strict=True)])
     return [max(column) for column in zip(*draws, strict=True)]
 
@@ -396,7 +435,7 @@ def _judge(
     kernel: Kernel, module: ModuleType, case: Case, run: _Run, inputs: Tensors, ours: Tensors
 ) -> Error:
     """Compare with eager and fp64; look at further draws when one does not settle it."""
-    eager, exact = as_tuple(module.reference(*inputs)), _reference64(module, inputs)
+    eager, exact = _eager(module, inputs), _reference64(module, inputs)
     try:
         return compare(ours, eager, exact, run.margins, (), kernel.rows, kernel.partial)
     except TooFar:
