@@ -568,7 +568,8 @@ class Body:
         if guard is not None:
             axes |= self.region.depends[guard]
         inner = any(axis in axes for group in self.step.inner for axis in group.axes)
-        outer = any(axis in axes for group in self.step.outer for axis in group.axes)
+        rows = self.step.outer[1:] if self.step.in_planes else self.step.outer  # all planes are there
+        outer = any(axis in axes for group in rows for axis in group.axes)
         if self.step.schedule == "flat":
             masks = ["mask"] if outer else []
         elif not self.several:
