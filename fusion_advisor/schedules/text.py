@@ -568,7 +568,7 @@ class Body:
         if guard is not None:
             axes |= self.region.depends[guard]
         inner = any(axis in axes for group in self.step.inner for axis in group.axes)
-        rows = self.step.outer[1:] if self.step.in_planes else self.step.outer  # all planes are there
+        rows = self.step.outer[1:] if self.step.in_planes else self.step.outer  # planes all are
         outer = any(axis in axes for group in rows for axis in group.axes)
         if self.step.schedule == "flat":
             masks = ["mask"] if outer else []
