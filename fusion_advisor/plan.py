@@ -28,6 +28,12 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
         return Planned((), (Refused("no-schedule", "it reads no tensor that names the device"),))
     if not all(region.sizes.values()):
         return Planned((), (Refused("no-schedule", "a dimension has no elements"),))
+    accesses = len(list(region.all("load"))) + len(region.outputs)
+    most = rulebook.gate("no-schedule").number("accesses").count
+    if accesses > most:
+        # Larger regions have more of them: few keep to themselves what they share with these.
+        why = f"{accesses} loads and stores would compile for minutes; {most} at most"
+        return Planned((), (Refused("no-schedule", why, final=True),))
     if _loses_a_sign(region):
         why = "ptxas 12.8 drops a sign where negated integers meet in a maximum or minimum"
         return Planned((), (Refused("no-schedule", why),))
