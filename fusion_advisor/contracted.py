@@ -13,10 +13,7 @@ as the sum does; it takes half the instructions and less."""
 def one_more(region: Region) -> frozenset[int]:
     """Values of such functions, in float32, to which 1 is added wherever they are used, as the
     forms of GELU do."""
-    users: dict[int, list[int]] = {}
-    for number in region.live:
-        for arg in region.exprs[number].args:
-            users.setdefault(arg, []).append(number)
+    users = region.users()
     results = {output.value for output in region.outputs}
     return frozenset(
         number

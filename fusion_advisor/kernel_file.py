@@ -271,8 +271,7 @@ def wide(steps: Sequence[Step], expressed: Expressed) -> bool:
 
 def wide_rows(step: Step) -> bool:
     """Does any tensor reach beyond 32-bit offsets within one row?"""
-    inner = {axis for group in step.inner for axis in group.axes}
-    sizes = step.region.sizes
+    inner, sizes = step.along, step.region.sizes
     return any(
         sum((sizes[axis] - 1) * abs(n) for axis, n in access.strides.items() if axis in inner)
         > INT32_MAX

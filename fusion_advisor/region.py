@@ -61,6 +61,14 @@ class Region:
         """The dimensions of an input."""
         return self.input_dims[self.input_names.index(name)]
 
+    def users(self) -> dict[int, list[int]]:
+        """The live values that each value is an argument of, as often as it is one."""
+        found: dict[int, list[int]] = {}
+        for number in self.live:
+            for arg in self.exprs[number].args:
+                found.setdefault(arg, []).append(number)
+        return found
+
     def all(self, op: str) -> Iterator[int]:
         """The live values of one kind."""
         return (i for i in self.live if self.exprs[i].op == op)

@@ -16,7 +16,6 @@ from fusion_advisor.device import LINE_BYTES, VECTOR_BYTES
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
-from fusion_advisor.schedules.joined import shares
 from fusion_advisor.schedules.layout import Access, Group, evaluates, index_of
 
 _DIVISIBLE = 16
@@ -38,10 +37,9 @@ class Asked:
     share: float = 1.0
 
 
-def asked(step: Step) -> tuple[Asked, ...]:
-    """Of every load and store."""
+def asked(step: Step, made: Mapping[int, float]) -> tuple[Asked, ...]:
+    """Of every load and store; of some loads at a share of their places."""
     found: list[Asked] = []
-    made = shares(step)
     numbers = (*step.region.all("load"), *(None for _ in step.stores))
     for number, access in zip(numbers, (*step.loads, *step.stores), strict=True):
         lane = _lane(step, access)
@@ -75,13 +73,12 @@ def exchanged(step: Step, every: Sequence[Asked], count: int, warp: int) -> int:
     beside = min(max(step.rows // whole, 1), threads)
     if beside == threads:
         return 0
-    inner = frozenset(axis for group in step.inner for axis in group.axes)
     reductions = 0
     for part in step.phases or (step,):
         region = part.region
         for number in region.all("reduce"):
             operand = region.depends[region.exprs[number].args[0]]
-            reductions += bool((operand - region.depends[number]) & inner)
+            reductions += bool((operand - region.depends[number]) & step.along)
     return count * threads * reductions * max(step.rows // beside, 1)
 
 

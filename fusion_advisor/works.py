@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
@@ -60,8 +61,9 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
         names = {load.name for load in step.loads}
         resident = sum(kept(size, size, device) for name, size in left.items() if name in names)
         resident += seen_twice(step.loads)
-        issued = _issued(step, rulebook, precise=precise(plan.region))
-        every, lanes, count = asked(step), _lanes(step), programs(step)
+        made = shares(step)
+        issued = _issued(step, rulebook, made, precise=precise(plan.region))
+        every, lanes, count = asked(step, made), _lanes(step), programs(step)
         warp, serial = device.warp_size, _serial(step)
         peak = device.peak_flops("cuda", "float32") / 2
         found.append(
@@ -88,12 +90,10 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
     return tuple(found)
 
 
-def _issued(step: Step, rulebook: Rulebook, *, precise: bool) -> Issued:
+def _issued(step: Step, rulebook: Rulebook, made: Mapping[int, float], *, precise: bool) -> Issued:
     """Instructions of lanes for the values of a kernel, those of lanes with no element included."""
     parts = step.phases or (step,)
-    found = [
-        instructions(part.region, rulebook, precise=precise, shares=shares(part)) for part in parts
-    ]
+    found = [instructions(part.region, rulebook, precise=precise, shares=made) for part in parts]
     walked = prod(group.size for group in (*step.outer, *step.inner)) * _serial(step)
     share = _lanes(step) / max(walked, 1)
     return Issued(
@@ -128,11 +128,10 @@ def _chained(step: Step) -> int:
 
 def _chain(step: Step, places: int) -> int:
     region, longest = step.region, dict[int, int]()
-    inner = frozenset(axis for group in step.inner for axis in group.axes)
     for number in sorted(region.live):
         expr = region.exprs[number]
         before = max((longest[arg] for arg in expr.args), default=0)
-        along = expr.op in ("reduce", "scan") and bool({*expr.axes} & inner)
+        along = expr.op in ("reduce", "scan") and bool({*expr.axes} & step.along)
         each = places if region.depends[number] & step.serial else 1
         longest[number] = before + along * each
     return max(longest.values(), default=0)

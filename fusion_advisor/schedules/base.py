@@ -80,6 +80,11 @@ class Step:
         return {**self.region.sizes, **shared}
 
     @property
+    def along(self) -> frozenset[int]:
+        """The axes of a row."""
+        return frozenset(axis for group in self.inner for axis in group.axes)
+
+    @property
     def length(self) -> int:
         """Elements of a row."""
         return prod(group.size for group in self.inner)

@@ -25,7 +25,6 @@ from fusion_advisor.schedules.layout import (
     reach,
     traced,
 )
-from fusion_advisor.schedules.rows import Rows
 
 MOST_PLACES = 1 << 16
 """Places along the joined axes that are looked at one by one."""
@@ -43,13 +42,14 @@ class Joined:
 
 def joined(
     region: Region,
-    accesses: Mapping[int, Access],
+    loads: Sequence[Access],
     along: frozenset[int],
     fixed: Collection[int],
 ) -> dict[int, Joined]:
     """Values that are one of several by the place of a row, by number: choices that no place along
-    a row, on the axes `along`, decides. `fixed` are the axes that the kernel serves no other sizes
-    of."""
+    a row, on the axes `along`, decides. `loads` are all of the region, in its order; `fixed` the
+    axes that the kernel serves no other sizes of."""
+    accesses = dict(zip(region.all("load"), loads, strict=True))
     found: dict[int, Joined] = {}
     within: set[int] = set()
     for number in sorted(region.live, reverse=True):  # the whole before its parts
@@ -81,12 +81,13 @@ def rows_in_a_part(one: Joined, outer: Sequence[Group], fixed: Collection[int]) 
     return together & -together
 
 
-def rows_together(laid: Rows, rows: int, fixed: Collection[int]) -> int:
+def rows_together(
+    found: Iterable[Joined], outer: Sequence[Group], rows: int, fixed: Collection[int]
+) -> int:
     """Of `rows` that could share a program as many as lie in one part of each joined value, unless
     that makes more programs than the parts spare loads."""
-    accesses = dict(zip(laid.region.all("load"), laid.loads, strict=True))
-    for one in joined(laid.region, accesses, laid.axes, fixed).values():
-        most = rows_in_a_part(one, laid.outer(), fixed)
+    for one in found:
+        most = rows_in_a_part(one, outer, fixed)
         if most and rows < most * len(one.parts):
             rows = min(rows, most)
     return rows
@@ -119,9 +120,7 @@ def in_one_part(step: Step, fixed: Collection[int]) -> dict[int, Joined]:
     """Joined values of which all rows of a program lie in one part."""
     if not step.inner or step.serial or step.phases:
         return {}
-    accesses = dict(zip(step.region.all("load"), step.loads, strict=True))
-    along = frozenset(axis for group in step.inner for axis in group.axes)
-    found = joined(step.region, accesses, along, fixed)
+    found = joined(step.region, step.loads, step.along, fixed)
     return {
         number: one
         for number, one in found.items()

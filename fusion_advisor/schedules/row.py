@@ -21,7 +21,7 @@ from fusion_advisor.schedules.base import (
     peak_bytes,
     power_of_two,
 )
-from fusion_advisor.schedules.joined import rows_together
+from fusion_advisor.schedules.joined import joined, rows_together
 from fusion_advisor.schedules.reducing import read_again, row_axes
 from fusion_advisor.schedules.rows import Rows, extents, rows_of
 from fusion_advisor.schedules.runs import far_first, run_of_windows
@@ -53,8 +53,7 @@ def _hurried(step: Step, device: Device, rulebook: Rulebook) -> Step:
     order = loads_first(step.region, step.order)
     threads = step.warps * device.warp_size
     at_once = device.multiprocessor.count.count * device.multiprocessor.threads.count
-    along = frozenset(axis for group in step.inner for axis in group.axes)
-    extent = extents(step.region, order, along, step.rows, step.block)
+    extent = extents(step.region, order, step.along, step.rows, step.block)
     registers = -(-peak_bytes(step.region, order, extent) // (4 * threads))
     most = rulebook.schedules.row.early_registers.count
     if (
@@ -92,7 +91,9 @@ def tile(
     while rows > coalesced and laid.held(rows, block) > room * most:
         rows //= 2
     if coalesced == 1:
-        rows = rows_together(laid, rows, region.pinned | serial)
+        fixed = region.pinned | serial
+        parts = joined(region, laid.loads, laid.axes, fixed)
+        rows = rows_together(parts.values(), laid.outer(), rows, fixed)
     apart = ends and laid.in_pieces
     taken = vector(laid, rulebook, apart=apart) if rows == 1 else 0
     pieces = rows == 1 and laid.in_pieces and (apart or not taken)

@@ -190,7 +190,7 @@ class Body:
 
     def prepare(self) -> None:
         """Look up what is asked of the region again and again."""
-        self._uses = self._count_uses()
+        self._uses = self.region.users()
         self._rank = {number: n for n, number in enumerate(self.step.order)}
         self._access = dict(zip(self.region.all("load"), self.step.loads, strict=True))
         sums = at_least_one(self.region, self._inner)
@@ -348,13 +348,6 @@ class Body:
         if not self.step.part:
             return "0"
         return "part.to(tl.int64) * COLS" if self.wide_rows else "part * COLS"
-
-    def _count_uses(self) -> dict[int, list[int]]:
-        uses: dict[int, list[int]] = {}
-        for number in self.region.live:
-            for arg in self.region.exprs[number].args:
-                uses.setdefault(arg, []).append(number)
-        return uses
 
     # -- where a tensor's elements are ---------------------------------------------------------
 
@@ -567,7 +560,7 @@ class Body:
             guard = None
         if guard is not None:
             axes |= self.region.depends[guard]
-        inner = any(axis in axes for group in self.step.inner for axis in group.axes)
+        inner = bool(axes & self._inner)
         rows = self.step.outer[1:] if self.step.in_planes else self.step.outer  # planes all are
         outer = any(axis in axes for group in rows for axis in group.axes)
         if self.step.schedule == "flat":
@@ -970,7 +963,7 @@ class Body:
 
     @property
     def _inner(self) -> frozenset[int]:
-        return frozenset(axis for group in self.step.inner for axis in group.axes)
+        return self.step.along
 
     def _typed(self, number: int) -> str:
         """An operand of a function, to which Triton hands bare numbers as float32 or int32."""

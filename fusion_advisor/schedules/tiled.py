@@ -86,8 +86,7 @@ def tile(
     laid = rows_of(region, inner, serial)
     numbers = rulebook.schedules.tiled
     fixed = region.pinned | serial
-    accesses = dict(zip(region.all("load"), laid.loads, strict=True))
-    parts = bool(joined(region, accesses, laid.axes, fixed))
+    parts = joined(region, laid.loads, laid.axes, fixed)
     order = laid.across if parts or across is not None else _as_read(laid, device)
     elements, rows = numbers.elements.count, 1
     if across is not None:
@@ -97,7 +96,7 @@ def tile(
     block = min(power_of_two(laid.length), elements // rows)
     if across is None:
         rows = min(max(elements // block, 1), power_of_two(laid.count))
-        rows = rows_together(laid, rows, fixed)
+        rows = rows_together(parts.values(), laid.outer(), rows, fixed)
     block = max(block, power_of_two(-(-laid.length // _MOST_PARTS)))
     warps = max(1, rows * block // (numbers.elements_per_thread.count * device.warp_size))
     warps = min(warps, rulebook.schedules.row.max_warps.count)
