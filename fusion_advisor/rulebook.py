@@ -199,12 +199,18 @@ class RowSchedule(Table):
     min_warps: Warps
     max_warps: Warps
     tile_elements: Elements
+    sharing_elements: Elements
+    """Of a tile of more rows than two, one behind the other."""
+    single_elements: Elements
+    """Of such a tile whose rows begin between whole vectors; it may have a single warp."""
     across_elements: Elements
     """Of a tile of rows that lie across contiguous memory."""
     walking_elements: Elements
     """Of the same where each lane walks places of its own."""
     programs_per_multiprocessor: Programs
     """So many, before rows share programs."""
+    across_programs: Programs
+    """The same where rows lie across contiguous memory."""
     first_piece: Elements
     """Rows longer than so many are held in two pieces where that saves lanes."""
     sector_bytes: Bytes

@@ -248,7 +248,7 @@ class ChunkedBody(Body):
         length = self.size(self.step.inner, "cols")
         if self.step.part:
             length = f"tl.minimum({length} - part * PART, PART)"
-        across = "[None, :]" if self.several else ""
+        across = "[None, :]" if self.several and self._spans(moments.value)[0] else ""
         kind = language_dtype(self.region.exprs[moments.squares].dtype)
         return f"{seen} = tl.cdiv({length} - tl.arange(0, COLS){across}, COLS).to({kind})"
 

@@ -82,5 +82,6 @@ class PersistentBody(Body):
         monoid = MONOIDS[expr.monoid]
         if monoid.helper:
             self.helpers[monoid.helper] = None
-        template = monoid.text.replace("axis=1", "axis=0").replace("{0}, 1,", "{0}, 0,")
+        template = monoid.text.replace("axis=1, keep_dims=True", "axis=0")
+        template = template.replace("{0}, 1, ", "{0}, 0, ").replace(", keep_dims=True", "")
         return template.format(operand)

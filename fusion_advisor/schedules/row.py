@@ -25,7 +25,7 @@ from fusion_advisor.schedules.joined import joined, rows_together
 from fusion_advisor.schedules.reducing import read_again, row_axes
 from fusion_advisor.schedules.rows import Rows, extents, rows_of
 from fusion_advisor.schedules.runs import far_first, run_of_windows
-from fusion_advisor.schedules.vectors import vector
+from fusion_advisor.schedules.vectors import between, vector
 
 NAME = "row"
 
@@ -103,7 +103,8 @@ def tile(
     each = each or _each(laid, rows > 1 and coalesced == 1, device, rulebook)
     by_elements = rows * block // (each * device.warp_size)
     wanted = power_of_two(max(by_elements, -(-laid.held(rows, block) // room)))
-    warps = min(max(wanted, numbers.min_warps.count), most)
+    alone = rows > 1 and rows * block <= numbers.single_elements.count
+    warps = min(max(wanted, 1 if alone else numbers.min_warps.count), most)
     held = block + rest
     step = laid.step(NAME, device, rows=rows, block=held, warps=warps, smallest=(coalesced, held))
     again = read_again(step, device, rulebook)
@@ -137,13 +138,28 @@ def _rows(laid: Rows, block: int, coalesced: int, device: Device, rulebook: Rule
     """How many rows share a program: those that fill its tile, but no more than leave several
     programs for each multiprocessor."""
     numbers = rulebook.schedules.row
-    across = numbers.walking_elements if laid.serial else numbers.across_elements
-    tile = (across if coalesced > 1 else numbers.tile_elements).count
+    tile = _tile(laid, block, coalesced, rulebook)
     rows = min(max(coalesced, tile // block, 1), power_of_two(laid.count))
-    programs = device.multiprocessor.count.count * numbers.programs_per_multiprocessor.count
+    across = coalesced > 1 and not laid.serial
+    each = numbers.across_programs if across else numbers.programs_per_multiprocessor
+    programs = device.multiprocessor.count.count * each.count
     while rows > coalesced and laid.count < rows * programs:
         rows //= 2
     return rows
+
+
+def _tile(laid: Rows, block: int, coalesced: int, rulebook: Rulebook) -> int:
+    """Elements of a tile of rows. What goes from one warp to another, to combine a row or because
+    loads and results have other lanes, costs less where rows have few warps."""
+    numbers = rulebook.schedules.row
+    if coalesced > 1:
+        return (numbers.walking_elements if laid.serial else numbers.across_elements).count
+    if not laid.serial:
+        single = between(laid) > 0
+        for number in (numbers.single_elements,) * single + (numbers.sharing_elements,):
+            if 2 * block <= number.count:
+                return number.count
+    return numbers.tile_elements.count
 
 
 def _each(laid: Rows, shared: bool, device: Device, rulebook: Rulebook) -> int:

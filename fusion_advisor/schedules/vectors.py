@@ -76,14 +76,19 @@ def vector(laid: Rows, rulebook: Rulebook, *, apart: bool = False) -> int:
     region = laid.region
     if region.random_state or any(region.all("scan")) or any(region.all("taken")):
         return 0
-    inside = [access for access in laid.everything if dense(laid, access)]
-    widths = {access.tensor.itemsize for access in inside}
-    if not widths or laid.length * min(widths) % VECTOR_BYTES == 0:
-        return 0
+    width = between(laid)
     written = any(laid.axes & set(store.strides) for store in laid.stores)
-    if written and not apart and min(widths) >= rulebook.schedules.row.single_bytes.count:
+    if not width or (written and not apart and width >= rulebook.schedules.row.single_bytes.count):
         return 0
-    return VECTOR_BYTES // min(widths)
+    return VECTOR_BYTES // width
+
+
+def between(laid: Rows) -> int:
+    """Bytes of an element of the narrowest tensor that lies in rows one behind the other, where
+    those begin between whole vectors; else 0."""
+    widths = {access.tensor.itemsize for access in laid.everything if dense(laid, access)}
+    narrow = min(widths, default=0)
+    return narrow if laid.length * narrow % VECTOR_BYTES else 0
 
 
 def dense(laid: Rows, access: Access) -> bool:

@@ -49,7 +49,7 @@ def broadcast(x, c, r, s):
 
 
 def group_norm(x, g, b):
-    return F.relu(F.group_norm(x, 4, g, b))
+    return F.relu(F.group_norm(x, 3, g, b))
 
 
 def biased(a: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -96,7 +96,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "middle_softmax": (middle_softmax, (_x(6, 50, 40), _x(50, 1))),
     "broadcast": (broadcast, (_x(3, 8, 20, 30), _x(8, 1, 1), _x(30), _x(3, 1, 20, 1))),
     "long_runs": (biased, (_x(15, 1025), _x(15, 1))),
-    "group_norm": (group_norm, (_x(6, 16, 5, 7), _x(16), _x(16))),
+    "group_norm": (group_norm, (_x(6, 15, 5, 7), _x(15), _x(15))),
     "below_peak": (below_peak, (_x(40, 130),)),
     "masked_count": (
         masked_count, (_x(40, 90, dtype=torch.int64), _x(40, dtype=torch.int64)),

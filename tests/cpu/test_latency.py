@@ -164,3 +164,32 @@ def test_rows_that_16_does_not_divide_are_read_in_vectors(width: int, worker: Wo
     text = kernel_of(joined, *inputs).text
     assert ("APART=divisor(" in text) == (width in (24, 10))
     assert checked(joined, inputs, worker) is None
+
+
+def softmax(a: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(a * 0.125, -1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "warps"),
+    [(64, 16, 2), (96, 8, 2), (49, 8, 1), (77, 4, 1), (197, 2, 1), (1000, 2, 4)],
+)
+def test_rows_that_share_a_program_have_few_warps(columns: int, rows: int, warps: int) -> None:
+    """Fewest where rows begin between whole vectors, so that warps would share them."""
+    plan = best(softmax, torch.empty(200000, columns, device="meta"))
+    assert (plan.steps[0].rows, plan.steps[0].warps) == (rows, warps)
+
+
+@pytest.mark.parametrize(("pixels", "rows"), [(16384, 8), (262144, 64)])
+def test_rows_across_memory_leave_programs_for_all_multiprocessors(pixels: int, rows: int) -> None:
+    """At least eight each, as far as accesses fill sectors."""
+    plan = best(lambda a: torch.softmax(a, 1), torch.empty(1, 64, pixels, device="meta"))
+    assert plan.steps[0].rows == rows
+
+
+def test_rows_do_not_pass_on_what_they_share() -> None:
+    """A tile of the weights alone, one row high, would be laid out otherwise than the tile, and
+    all be passed from the one to the other."""
+    kernel = kernel_of(lambda a, w: F.layer_norm(a, (96,), w) * 2, x(4096, 96), x(96))
+    assert "    col = tl.arange(0, COLS)\n" in kernel.text
+    assert "_ptr + col, mask=col_mask, other=0.0)" in kernel.text

@@ -95,7 +95,7 @@ def dropped_attention_kernel(
 ):
     # One program holds several whole rows on chip.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, COLS)[None, :]
+    col = tl.arange(0, COLS)
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
@@ -148,13 +148,13 @@ def dropped_attention(args_0, args_1, seed=None, offset=None):
     steps = [
         launch(
             dropped_attention_kernel,
-            (cdiv(n0 * n1, 16),),
+            (cdiv(n0 * n1, 8),),
             (args_0, args_1, seed, offset, native_dropout_out, native_dropout_1_out),
             (n2, n0 * n1, n1),
-            ROWS=16,
+            ROWS=8,
             COLS=power_of_two(n2),
             SHARED=n2 % 8 == 0,
-            num_warps=8,
+            num_warps=4,
             enable_fp_fusion=True,
         ),
     ]
@@ -419,8 +419,8 @@ def fall_back(problem, *tensors):
 
 # Of each input: shape, strides, dtype, and from where to where integers go.
 SMALL = [
-    ((5, 5, 95), (475, 95, 1), torch.float32),
-    ((5, 95), (95, 1), torch.float32),
+    ((5, 3, 95), (285, 95, 1), torch.float32),
+    ((3, 95), (95, 1), torch.float32),
     ((), (), torch.int64, -9223372036854775808, 9223372036854775807),
     ((), (), torch.int64, -9223372036854775808, 9223372036854775807),
 ]

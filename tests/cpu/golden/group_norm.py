@@ -2,7 +2,7 @@
 
 Replaces: native_group_norm.default, relu.default.
 Source: generated.py:52.
-HBM: 54080 B unfused, 27008 B here (2.00 times fewer) at the sizes it was made for.
+HBM: 50664 B unfused, 25320 B here (2.00 times fewer) at the sizes it was made for.
 Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same from run to run.
 """
@@ -30,20 +30,18 @@ def group_norm_kernel(
     col_1_size,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
-    DIVISOR: tl.constexpr,
 ):
     # One program holds several whole rows on chip.
-    cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, COLS)[None, :]
+    col = tl.arange(0, COLS)
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
-    row_1 = row % 4
+    row_1 = row % 3
     col_0 = col // col_1_size
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
-    args_1 = tl.load(args_1_ptr + row_1 * 4 + col_0, mask=mask, other=0.0)
-    args_2 = tl.load(args_2_ptr + row_1 * 4 + col_0, mask=mask, other=0.0)
+    args_1 = tl.load(args_1_ptr + row_1 * 5 + col_0, mask=mask, other=0.0)
+    args_2 = tl.load(args_2_ptr + row_1 * 5 + col_0, mask=mask, other=0.0)
     group_norm_sum = tl.sum(args_0, axis=1, keep_dims=True)
     group_norm_part = args_0 - (group_norm_sum * tl.div_rn(1.0, cols * 1.0))
     group_norm_sum_1 = tl.sum(tl.where(col_mask, group_norm_part, 0.0), axis=1, keep_dims=True)
@@ -65,31 +63,30 @@ def group_norm(args_0, args_1, args_2):
         return do_again(plan, args_0, args_1, args_2)
     n0, _, n1, n2 = ranked(args_0.shape, 4)
     problem = (
-        serves("args_0", args_0, torch.float32, (n0, 16, n1, n2), (n1 * n2 * 16, n1 * n2, n2, 1))
-        or serves("args_1", args_1, torch.float32, (16,), (1,))
-        or serves("args_2", args_2, torch.float32, (16,), (1,))
-        or within_reach(n0 * n1 * n2 * 16)
+        serves("args_0", args_0, torch.float32, (n0, 15, n1, n2), (n1 * n2 * 15, n1 * n2, n2, 1))
+        or serves("args_1", args_1, torch.float32, (15,), (1,))
+        or serves("args_2", args_2, torch.float32, (15,), (1,))
+        or within_reach(n0 * n1 * n2 * 15)
     )
     if problem:
         return fall_back(problem, args_0, args_1, args_2)
-    if not n0 * n1 * n2 * 16:
+    if not n0 * n1 * n2 * 15:
         return reference(args_0, args_1, args_2)
     relu_out = torch.empty_strided(
-        (n0, 16, n1, n2),
-        (n1 * n2 * 16, n1 * n2, n2, 1),
+        (n0, 15, n1, n2),
+        (n1 * n2 * 15, n1 * n2, n2, 1),
         dtype=torch.float32,
         device=args_0.device,
     )
     steps = [
         launch(
             group_norm_kernel,
-            (cdiv(n0 * 4, 8),),
+            (cdiv(n0 * 3, 2),),
             (args_0, args_1, args_2, relu_out),
-            (n1 * n2 * 4, n0 * 4, n1 * n2),
-            ROWS=8,
-            COLS=power_of_two(n1 * n2 * 4),
-            DIVISOR=divisor(n1 * n2 * 4),
-            num_warps=8,
+            (n1 * n2 * 5, n0 * 3, n1 * n2),
+            ROWS=2,
+            COLS=power_of_two(n1 * n2 * 5),
+            num_warps=2,
             enable_fp_fusion=True,
         ),
     ]
@@ -106,7 +103,7 @@ def reference(args_0, args_1, args_2):
         args_0.shape[0],
         args_0.shape[1],
         args_0.shape[2:].numel(),
-        4,
+        3,
         1e-05,
     )
     relu = torch.ops.aten.relu.default(group_norm[0])
@@ -116,11 +113,6 @@ def reference(args_0, args_1, args_2):
 def within_reach(elements):
     """Why 32-bit offsets do not reach every element; None when they do."""
     return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
-
-
-def divisor(count):
-    """The largest power of two up to 16 that divides it."""
-    return min(count & -count, 16)
 
 
 def cdiv(count, size):
@@ -304,14 +296,14 @@ def fall_back(problem, *tensors):
 
 # Of each input: shape, strides, dtype, and from where to where integers go.
 SMALL = [
-    ((3, 16, 3, 5), (240, 15, 5, 1), torch.float32),
-    ((16,), (1,), torch.float32),
-    ((16,), (1,), torch.float32),
+    ((3, 15, 3, 5), (225, 15, 5, 1), torch.float32),
+    ((15,), (1,), torch.float32),
+    ((15,), (1,), torch.float32),
 ]
 FULL = [
-    ((6, 16, 5, 7), (560, 35, 7, 1), torch.float32),
-    ((16,), (1,), torch.float32),
-    ((16,), (1,), torch.float32),
+    ((6, 15, 5, 7), (525, 35, 7, 1), torch.float32),
+    ((15,), (1,), torch.float32),
+    ((15,), (1,), torch.float32),
 ]
 
 

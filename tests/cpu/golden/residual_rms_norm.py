@@ -34,7 +34,7 @@ def residual_rms_norm_kernel(
 ):
     # One program holds several whole rows on chip.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, COLS)[None, :]
+    col = tl.arange(0, COLS)
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask

@@ -47,7 +47,7 @@ def softmax_kernel(
     # One program holds several whole rows on chip.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, COLS)[None, :]
+    col = tl.arange(0, COLS)
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
@@ -74,13 +74,13 @@ def softmax(args_0):
     steps = [
         launch(
             softmax_kernel,
-            (cdiv(n0, 4),),
+            (cdiv(n0, 2),),
             (args_0, div_out),
             (n1, n0),
-            ROWS=4,
+            ROWS=2,
             COLS=power_of_two(n1),
             DIVISOR=divisor(n1),
-            num_warps=8,
+            num_warps=4,
             enable_fp_fusion=True,
         ),
     ]
@@ -288,7 +288,7 @@ def fall_back(problem, *tensors):
 
 
 # Of each input: shape, strides, dtype, and from where to where integers go.
-SMALL = [((7, 77), (77, 1), torch.float32)]
+SMALL = [((3, 77), (77, 1), torch.float32)]
 FULL = [((64, 300), (300, 1), torch.float32)]
 
 
