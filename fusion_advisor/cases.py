@@ -24,6 +24,7 @@ from fusion_advisor.rulebook import Rulebook, Verify
 from fusion_advisor.schedules.base import WORD_BYTES, Plan, by_tensor, loaded_bytes, words
 from fusion_advisor.schedules.layout import Access, gaps, reach
 from fusion_advisor.schedules.spelling import TRITON_DTYPES
+from fusion_advisor.schedules.vectors import COPIED, copied_elements, taken_elements
 
 FULL_SIZE = "the graph's sizes"
 """The case that is as large as the graph."""
@@ -57,7 +58,30 @@ def row_dims(plan: Plan, access: Access) -> tuple[int, ...]:
     return tuple(d for d, dim in enumerate(access.dims) if inner & set(dim))
 
 
-def launch(kernel: JitFunction) -> Launch:
+def launches(kernel: JitFunction) -> tuple[Launch, ...]:
+    """The kernel, and what copies for it, as the device will compile them for the graph's sizes."""
+    copying = dict.fromkeys(_copying(kernel, access) for access in kernel.copied)
+    return (*copying, _launch(kernel))
+
+
+def _copying(kernel: JitFunction, access: Access) -> Launch:
+    """What copies a tensor that all rows share."""
+    step, pointer = kernel.step, f"*{TRITON_DTYPES[access.tensor.dtype]}"
+    constants = (("BLOCK", COPIED), ("VECTOR", step.vector))
+    return Launch(
+        jit_name="copies_kernel",
+        signature=(
+            ("values_ptr", pointer),
+            ("copies_ptr", pointer),
+            ("count", "i32"),
+            *((name, "constexpr") for name, _ in constants),
+        ),
+        constants=constants,
+        divisible=("values_ptr", "copies_ptr"),
+    )
+
+
+def _launch(kernel: JitFunction) -> Launch:
     """The kernel as the device will compile it for the graph's sizes."""
     step, body = kernel.step, kernel.body
     signature = [
@@ -210,10 +234,19 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
     loaded: int | None = 0
     stored = 0
     for kernel in file.kernels:
+        step = kernel.step
+        rows, cols = (
+            prod(sizes[a] for a in spanned(groups)) for groups in (step.outer, step.inner)
+        )
+        for access in kernel.copied:
+            loaded = None if loaded is None else loaded + cols * access.tensor.itemsize
+            stored += copied_elements(cols, step.vector) * access.tensor.itemsize
         for read, written, word_bytes in _launched(kernel, sizes):
-            for loads in by_tensor(read).values():
+            for read_name, loads in by_tensor(read).items():
                 tensor = _resized(file, kernel, loads, sizes, most)
-                touched = loaded_bytes(kernel.step.region, loads, tensor, sizes)
+                touched = loaded_bytes(step.region, loads, tensor, sizes)
+                if read_name in step.copied:
+                    touched = taken_elements(rows, cols, step.vector) * tensor.itemsize
                 loaded = None if loaded is None or touched is None else loaded + touched
             loaded = None if loaded is None else loaded + word_bytes[0]
             stored += word_bytes[1] + sum(

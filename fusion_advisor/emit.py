@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from fusion_advisor.alone import alone
 from fusion_advisor.axes import NotExpressible
-from fusion_advisor.cases import at_odd_sizes, cases, launch, row_dims
+from fusion_advisor.cases import at_odd_sizes, cases, launches, row_dims
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
 from fusion_advisor.express import Expressed
@@ -39,6 +39,7 @@ from fusion_advisor.schedules.layout import accesses
 from fusion_advisor.schedules.places import HELPERS as PLACES
 from fusion_advisor.schedules.spelling import Names, fitted, quoted
 from fusion_advisor.schedules.vectors import HELPERS as VECTORS
+from fusion_advisor.schedules.vectors import copies_of
 
 
 def emit(
@@ -91,7 +92,7 @@ def emit(
         inputs=file.input_names,
         outputs=tuple(output.tensor.dtype for output in plan.region.outputs),
         cases=made,
-        launches=tuple(launch(kernel) for kernel in file.kernels),
+        launches=tuple(one for kernel in file.kernels for one in launches(kernel)),
         rows=tuple(row_dims(plan, access) for access in stores),
         partial=partial,
     )
@@ -136,6 +137,9 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int
         for access in (*step.stores, *(a for phase in step.phases for a in phase.stores)):
             if access.name not in tensors:
                 tensors[access.name] = names.claim(_space_name(plan, access.name))
+        for copied in sorted(step.copied):
+            key = copies_of(copied, step.vector)
+            tensors[key] = tensors.get(key) or names.claim(f"{tensors[copied]}_copies")
     whole = _origins(plan, inputs, fixed_axes(plan))
     sizes: dict[int, str] = {}
     for axis in sorted(plan.region.sizes):

@@ -17,6 +17,7 @@ from fusion_advisor.schedules.layout import Access, Group, accesses
 from fusion_advisor.schedules.layout import access as laid_over
 from fusion_advisor.schedules.places import MOST_PLANES
 from fusion_advisor.schedules.text import DIVISOR, Body
+from fusion_advisor.schedules.vectors import copies_of
 
 INT32_MAX = 2**31 - 1
 
@@ -60,7 +61,19 @@ class JitFunction:
         found: dict[str, Access] = {}
         for access in self.accesses:
             found.setdefault(f"{self.named(access)}_ptr", access)
+            if access.name in self.step.copied:
+                found.setdefault(f"{self.copies(access)}_ptr", access)
         return found
+
+    def copies(self, access: Access) -> str:
+        """What the copies of a tensor that all rows share are called."""
+        return self.body.tensors[copies_of(access.name, self.step.vector)]
+
+    @property
+    def copied(self) -> list[Access]:
+        """Each tensor that is copied for the rows once."""
+        found = {a.name: a for a in self.step.loads if a.name in self.step.copied}
+        return list(found.values())
 
     @property
     def constants(self) -> dict[str, tuple[str, int]]:

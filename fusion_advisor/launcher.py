@@ -22,6 +22,7 @@ from fusion_advisor.schedules.cooperative_body import HEAD
 from fusion_advisor.schedules.layout import Access, Group, gaps
 from fusion_advisor.schedules.places import MOST_PLANES
 from fusion_advisor.schedules.text import DIVISOR
+from fusion_advisor.schedules.vectors import COPIED
 
 
 def _tuple(items: Sequence[str]) -> str:
@@ -157,6 +158,7 @@ def launcher(file: KernelFile) -> str:
             f" {_output_strides(file, access)}, dtype=torch.{access.tensor.dtype},"
             f" device={device}.device)"
         )
+    lines += _copied(file)
     for kernel in file.kernels:
         if kernel.step.phases:
             lines += _exchanged(file, kernel)
@@ -230,9 +232,28 @@ def _programs(file: KernelFile, step: Step) -> str:
     return f"min({tiles}, {step.most})"
 
 
+def _copies(file: KernelFile) -> dict[str, tuple[str, int]]:
+    """The copies of what all rows share: of which tensor, and for what vectors."""
+    return {
+        kernel.copies(access): (kernel.named(access), kernel.step.vector)
+        for kernel in file.kernels
+        for access in kernel.copied
+    }
+
+
+def _copied(file: KernelFile) -> list[str]:
+    """What makes those copies."""
+    made = [
+        f"{copies}, {copies}_made = copies({name}, {vector})"
+        for copies, (name, vector) in _copies(file).items()
+    ]
+    why = ["# What all rows share, for their whole vectors wherever a row begins."] if made else []
+    return why + made
+
+
 def _launches(file: KernelFile) -> list[str]:
     """Every launch, in order; what each did is kept."""
-    lines: list[str] = []
+    lines = [f"{copies}_made," for copies in _copies(file)]
     for kernel in file.kernels:
         call = _call(file, kernel)
         if not kernel.step.phases:
@@ -241,7 +262,7 @@ def _launches(file: KernelFile) -> list[str]:
         apart = ", ".join(str(n) for n in range(len(kernel.step.exchanges) + 1))
         together = f"together{_number(file, kernel)}"
         turns = [*call, f"for step in ((-1,) if {together} else ({apart}))"]
-        several = len(file.kernels) > 1
+        several = len(file.kernels) > 1 or kernel.copied
         lines += ["*(", *(f"    {line}" for line in turns), "),"] if several else turns
     return ["steps = [", *(f"    {line}" for line in lines), "]"]
 
@@ -304,6 +325,7 @@ def _number(file: KernelFile, kernel: JitFunction) -> str:
 def _remember(file: KernelFile) -> str:
     """The line that keeps what was done: from what, what was made, and the launches."""
     scratch = [name for name, _ in file.stores if name not in file.output_names]
+    scratch += _copies(file)
     parts = [_tuple(file.input_names), _tuple(file.output_names), "steps"]
     if scratch:
         parts.append(f"scratch={_tuple(scratch)}")
@@ -343,9 +365,11 @@ def _exchanged(file: KernelFile, kernel: JitFunction) -> list[str]:
 def support(file: KernelFile, launched: str) -> str:
     """The functions that a launcher calls."""
     known: list[str] = []
+    copying = [_COPIES.format(block=COPIED).strip()] if _copies(file) else []
     for name, text in _ROUNDING.items():
-        if f"{name}(" in "".join([launched, *known]):
+        if f"{name}(" in "".join([launched, *known, *copying]):
             known.append(text.strip())
+    known += copying
     known += [_LAUNCH.strip(), _REPEAT.strip(), _SUPPORT.format(name=file.name).strip()]
     if any(kernel.step.phases for kernel in file.kernels):
         known.append(_RESIDENT.format(registers=REGISTERS).strip())
@@ -372,6 +396,28 @@ def resident(device, warps):
         has.max_threads_per_multi_processor // threads,
     )
     return has.multi_processor_count * max(fit, 1)
+'''
+
+
+_COPIES = '''
+def copies(values, vector):
+    """As many copies of some values as a vector has elements, each of which begins one further on:
+    of one or another, whole vectors are wanted from wherever on. And what makes them."""
+    count = values.numel()
+    made = torch.empty(
+        (vector, cdiv(count, vector) * vector),
+        dtype=values.dtype,
+        device=values.device,
+    )
+    step = launch(
+        copies_kernel,
+        (cdiv(count, {block}), vector),
+        (values, made),
+        (count,),
+        BLOCK={block},
+        VECTOR=vector,
+    )
+    return made, step
 '''
 
 

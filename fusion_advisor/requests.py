@@ -17,6 +17,7 @@ from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.layout import Access, Group, evaluates, index_of
+from fusion_advisor.schedules.vectors import follows
 
 _DIVISIBLE = 16
 """What Triton knows of an argument: whether it is a multiple of it."""
@@ -179,7 +180,9 @@ def _width(step: Step, access: Access, lane: Group) -> int:
     if not lane.axes or access.step(lane.axes[-1]) != 1:
         return 1
     if step.vector:
-        return min(most, step.vector)
+        axes = tuple(axis for group in (*step.outer, *step.inner) for axis in group.axes)
+        whole = access.name in step.copied or follows(access, axes, step.region.sizes)
+        return min(most, step.vector) if whole else 1
     mine = [g for g in (step.inner if lane in step.inner else step.outer) if g.axes]
     dense = all(
         access.step(g.axes[-1]) == prod(later.size for later in mine[place + 1 :])

@@ -222,6 +222,10 @@ class RowSchedule(Table):
     reciprocal_warps: Warps
     """With more, programs that hold a row in one piece divide by its sum."""
     single_bytes: Bytes
+    copied_bytes: Bytes
+    """Where tensors have fewer together, what all rows share is not copied for them."""
+    single_registers: Registers
+    """Nor where a thread's elements of its row and of all that take no more, one in each."""
 
 
 class BlockedSchedule(Table):

@@ -59,8 +59,10 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
     left: dict[str, int] = {}
     for step in plan.steps:
         names = {load.name for load in step.loads}
+        copied = {name: step.vector * size for name, size in step.shared.items()}
+        found += [Work("kernel.flat", step.shared[name], size) for name, size in copied.items()]
         resident = sum(kept(size, size, device) for name, size in left.items() if name in names)
-        resident += seen_twice(step.loads)
+        resident += seen_twice(step.loads) + sum(step.shared.values())
         made = shares(step)
         issued = _issued(step, rulebook, made, precise=precise(plan.region))
         every, lanes, count = asked(step, made), _lanes(step), programs(step)
@@ -70,7 +72,7 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
             Work(
                 kind=f"kernel.{_kind(step)}",
                 bytes_read=step.bytes_read,
-                bytes_written=step.bytes_written,
+                bytes_written=step.bytes_written - sum(copied.values()),
                 elements=lanes,
                 arithmetic_us=1e6 * issued.others / peak,
                 simple_us=1e6 * issued.simple / peak,

@@ -53,6 +53,9 @@ class Step:
     more registers."""
     lasting: frozenset[str] = frozenset()
     """Tensors that the L2 is told to keep: so much larger than it that nothing of them is there."""
+    copied: frozenset[str] = frozenset()
+    """Tensors that all rows share, read from copies that begin one element apart: of one of them a
+    row's lanes take whole vectors, too."""
     ends: int = 0
     """Lanes of a piece of their own for what lies around whole vectors; without one, that comes
     first among the lanes."""
@@ -132,7 +135,12 @@ class Step:
 
     @property
     def bytes_written(self) -> int:
-        return sum(a.tensor.bytes for a in self.stores)
+        return sum(a.tensor.bytes for a in self.stores) + self.vector * sum(self.shared.values())
+
+    @property
+    def shared(self) -> dict[str, int]:
+        """The bytes of each tensor that is copied."""
+        return {load.name: load.tensor.bytes for load in self.loads if load.name in self.copied}
 
     def _estimate(self, loads: Sequence[Access]) -> int:
         tensor = loads[0].tensor
@@ -183,7 +191,7 @@ class Plan:
 
     @property
     def launches(self) -> int:
-        return len(self.steps)
+        return sum(1 + len(step.copied) for step in self.steps)
 
     @property
     def serial(self) -> frozenset[int]:

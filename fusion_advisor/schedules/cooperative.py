@@ -21,7 +21,7 @@ from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.parts import Cut
 from fusion_advisor.schedules.reducing import row_axes
 from fusion_advisor.schedules.rows import Rows, laid_out, rows_of
-from fusion_advisor.schedules.vectors import vector
+from fusion_advisor.schedules.vectors import copied, vector
 
 NAME = "cooperative"
 
@@ -61,7 +61,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if parts > most:
         raise Refused("no-schedule", f"{parts} programs share a row, and {most} may wait")
     step = laid.step(NAME, device, rows=1, block=part, warps=warps)
-    step = replace(step, vector=taken, ends=2 * taken)
+    shared = copied(laid, rulebook) if taken else frozenset[str]()
+    step = replace(step, vector=taken, ends=2 * taken, copied=shared)
     phases = _phases(region, inner, laid, step, device)
     waiting = numbers.waiting_kernels.count
     step = replace(step, part=part, parts=phases[0].parts, phases=phases, waiting=waiting)
@@ -162,4 +163,5 @@ def _phase(
     made = replace(made, outer=tuple(outer), inner=tuple(inner), parts=parts)
     if not along:
         return replace(made, part=0)
-    return replace(made, part=step.block, vector=step.vector, ends=step.ends)
+    whole = {"vector": step.vector, "ends": step.ends, "copied": step.copied}
+    return replace(made, part=step.block, **whole)

@@ -64,7 +64,7 @@ class CooperativeBody(Body):
             "program = ticket(workspace_ptr, STEP < 0)",
             f"row = (program // {parts}){wide}" if wide else f"row = program // {parts}",
             f"part = program % {parts}",
-            *([self._around_vectors(self._first_of_part)] if self.step.ends else columns),
+            *(self._around_vectors(self._first_of_part) if self.step.ends else columns),
         ]
 
     @property

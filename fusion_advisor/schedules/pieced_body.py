@@ -40,6 +40,7 @@ class Rest(Later):
     lane: ClassVar[str] = "rest"
     lanes: ClassVar[str] = "REST"
     vectors: ClassVar[str] = "rest_vectors"
+    copy: ClassVar[str] = "rest_shared"
 
 
 class Ends(Later):
@@ -139,8 +140,8 @@ class PiecedBody(InPieces):
         self.others = tuple(body for body in (rest, ends) if body)
         if ends:
             part = ["part = tl.program_id(1)"] if self.step.part else []
-            lines += [*part, self._around_vectors(self._first_of_part)]
-            return [*lines, rest._around_vectors(self.lanes, "_, _")] if rest else lines
+            lines += [*part, *self._around_vectors(self._first_of_part)]
+            return [*lines, *rest._around_vectors(self.lanes, "_, _")] if rest else lines
         lines.append(self._columns("")[0])
         return [*lines, *rest._columns(f"{self.lanes} + ")] if rest else lines
 

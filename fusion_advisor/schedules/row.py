@@ -25,7 +25,7 @@ from fusion_advisor.schedules.joined import joined, rows_together
 from fusion_advisor.schedules.reducing import read_again, row_axes
 from fusion_advisor.schedules.rows import Rows, extents, rows_of
 from fusion_advisor.schedules.runs import far_first, run_of_windows
-from fusion_advisor.schedules.vectors import between, vector
+from fusion_advisor.schedules.vectors import between, copied, vector
 
 NAME = "row"
 
@@ -112,7 +112,11 @@ def tile(
     around = 2 * taken if apart else 0
     reciprocal = warps <= numbers.reciprocal_warps.count or bool(rest or around)
     kept = lasting(laid.loads, laid.stores, device)
-    return replace(step, ends=around, reciprocal=reciprocal, lasting=kept)
+    shared = copied(laid, rulebook) if around else frozenset[str]()
+    singly = (1 + len(shared)) * held // (warps * device.warp_size)
+    if singly <= numbers.single_registers.count:
+        shared = frozenset[str]()
+    return replace(step, ends=around, copied=shared, reciprocal=reciprocal, lasting=kept)
 
 
 def _coalesced(laid: Rows, device: Device, rulebook: Rulebook) -> int:

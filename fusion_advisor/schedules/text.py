@@ -36,6 +36,7 @@ from fusion_advisor.schedules.spelling import (
     language_dtype,
     literal,
 )
+from fusion_advisor.schedules.vectors import copies_of
 
 _LIMITS = {
     "int64": ("-9223372036854775808", "9223372036854775807"),
@@ -117,6 +118,8 @@ class Body:
     length: ClassVar[str] = "cols"
     vectors: ClassVar[str] = "vectors"
     """Where a lane's element lies in a row that begins anywhere."""
+    copy: ClassVar[str] = "shared"
+    """Where it has what all rows share, in one of the copies of that."""
     in_vectors: ClassVar[bool] = True
     """Do the lanes of such a row have whole vectors?"""
     fills: ClassVar[bool] = True
@@ -336,14 +339,18 @@ class Body:
             "col_mask = in_whole | in_end",
         ]
 
-    def _around_vectors(self, start: str, ends: str = "end, end_mask") -> str:
+    def _around_vectors(self, start: str, ends: str = "end, end_mask") -> list[str]:
         """The places of lanes that take whole vectors of a row from `start` on, and of those that
-        take its ends."""
+        take its ends; in what all rows share, too."""
         self.helpers["around_vectors"] = None
         cols = self.size(self.step.inner, self.length)
         given = f"row * {cols}, {cols}, {start}, {self.lanes}, ENDS"
         places = f"{self.lane}, {self.vectors}, {self.lane}_mask, {ends}"
-        return f"{places} = around_vectors({given})"
+        lines = [f"{places} = around_vectors({given})"]
+        if self.step.copied:
+            self.helpers["in_copy"] = self.helpers["copies_kernel"] = None
+            lines.append(f"{self.copy} = in_copy({given})")
+        return lines
 
     @property
     def _first_of_part(self) -> str:
@@ -810,6 +817,8 @@ class Body:
     def _pointer(self, access: Access) -> str:
         if self.step.ends and self._vectorized(access):
             return f"{self.tensors[access.name]}_ptr + {self.vectors}"
+        if self.in_vectors and access.name in self.step.copied:
+            return f"{self.tensors[copies_of(access.name, self.step.vector)]}_ptr + {self.copy}"
         if self.step.aloft > 1 and (walked := self._walked_from(access)):
             return walked
         offset, pointer = self.offset(access), f"{self.tensors[access.name]}_ptr"

@@ -6,16 +6,24 @@ vectors, each in as many neighbouring lanes, and the few columns before the firs
 last in a small piece of their own, as long as two vectors. One that walks takes both in one tile:
 first the ends, then the whole vectors. As many lanes as there are columns, rounded up to whole
 vectors, hold all of them, wherever the row begins.
+
+What all rows share, a weight say, then lies otherwise for each of them. So a first launch copies it
+as often as a vector has elements, each copy one element on: of one copy or another every row's
+lanes take whole vectors, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from fusion_advisor.device import VECTOR_BYTES
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.layout import Access
 from fusion_advisor.schedules.rows import Rows
+
+COPIED = 1024
+"""Elements that one program copies of what all rows share."""
 
 HELPERS: dict[str, str] = {
     "around_vectors": """\
@@ -31,6 +39,27 @@ def around_vectors(first, cols, start, COLS: tl.constexpr, ENDS: tl.constexpr):
     end = tl.arange(0, ENDS)
     end_mask = end < tl.where(start == 0, cols - inside, 0)
     return lane + head, vectors, lane < inside, tl.where(end < head, end, end + inside), end_mask
+""",
+    "in_copy": """\
+@triton.jit
+def in_copy(first, cols, start, COLS: tl.constexpr, ENDS: tl.constexpr):
+    # Where the same lanes find what all rows share, in the copy that begins where their row's whole
+    # vectors do.
+    VECTOR: tl.constexpr = ENDS // 2
+    head = tl.minimum(-first & (VECTOR - 1), cols).to(tl.int64)
+    copy = tl.multiple_of(head * ((cols + VECTOR - 1) & -VECTOR), VECTOR)
+    return copy + start + tl.arange(0, COLS)
+""",
+    "copies_kernel": """\
+@triton.jit
+def copies_kernel(values_ptr, copies_ptr, count, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    # One program, a block of one of the copies, each of which begins one element further on.
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    skipped = tl.program_id(1)
+    mask = place < count - skipped
+    values = tl.load(values_ptr + skipped + place, mask=mask)
+    copy = skipped.to(tl.int64) * ((count + VECTOR - 1) & -VECTOR)
+    tl.store(copies_ptr + copy + place, values, mask=mask)
 """,
     "in_vectors": """\
 @triton.jit
@@ -91,16 +120,52 @@ def between(laid: Rows) -> int:
     return narrow if laid.length * narrow % VECTOR_BYTES else 0
 
 
+def copied(laid: Rows, rulebook: Rulebook) -> frozenset[str]:
+    """Inputs that all rows share and that lie along them, where there is enough to do that copying
+    them for the rows is worth a launch."""
+    tensors = {access.name: access.tensor.bytes for access in laid.everything}
+    if sum(tensors.values()) < rulebook.schedules.row.copied_bytes.count:
+        return frozenset()
+    along = tuple(axis for group in laid.along for axis in group.axes)
+    return frozenset(
+        load.name
+        for load in laid.loads
+        if load.name.startswith("in")
+        and not set(load.strides) & set(laid.across)
+        and follows(load, along, laid.region.sizes)
+    )
+
+
+def copies_of(name: str, vector: int) -> str:
+    """The name of a tensor's copies for vectors of so many elements."""
+    return f"{name} by {vector}"
+
+
+def copied_elements(cols: int, vector: int) -> int:
+    """Elements of all copies of a row: each copy leaves out one more."""
+    return sum(max(cols - skipped, 0) for skipped in range(vector))
+
+
+def taken_elements(rows: int, cols: int, vector: int) -> int:
+    """Distinct elements that rows take of what they share: of its copies and, for their ends, of
+    itself."""
+    heads = {min(-row * cols % vector, cols) for row in range(min(rows, vector))}
+    whole = {head: (cols - head) // vector * vector for head in heads}
+    before, behind = max(heads), min(head + inside for head, inside in whole.items())
+    return sum(whole.values()) + min(before + cols - behind, cols)
+
+
 def dense(laid: Rows, access: Access) -> bool:
     """Does a tensor lie in rows, one behind the other without a gap?"""
     axes = (*laid.across, *(axis for group in laid.along for axis in group.axes))
-    sizes = laid.region.sizes
-    return (
-        laid.count > 1
-        and access.guard is None
-        and not access.pulled
-        and all(
-            axis in access.walks and access.step(axis) == prod(sizes[a] for a in axes[place + 1 :])
-            for place, axis in enumerate(axes)
-        )
+    return laid.count > 1 and follows(access, axes, laid.region.sizes)
+
+
+def follows(access: Access, axes: Sequence[int], sizes: Mapping[int, int]) -> bool:
+    """Does a tensor lie along some axes, outermost first, without a gap?"""
+    if access.guard is not None or access.pulled:
+        return False
+    return all(
+        axis in access.walks and access.step(axis) == prod(sizes[a] for a in axes[place + 1 :])
+        for place, axis in enumerate(axes)
     )

@@ -20,11 +20,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.vectors import HELPERS
 from fusion_advisor.verify import collect_check, submit_check
 from fusion_advisor.workers import Worker
 
-from .regions import PACKED, SHARING, decided, flow_of, kernel_of
+from .regions import PACKED, RULES, SHARING, decided, flow_of, kernel_of
 
 LANES = 64
 CHILD = """
@@ -181,6 +182,120 @@ def test_rows_that_begin_anywhere(name: str, worker: Worker) -> None:
         assert re.search(r"\bload_row\(\w+_ptr, vectors", kernel.text)
     check = collect_check(kernel, submit_check(worker, kernel))
     assert check.failure is None
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, (x.shape[-1],), weight, bias)
+
+
+def copying(rules: Rulebook) -> Rulebook:
+    """What all rows share is copied for the least of them."""
+    row = rules.schedules.row
+    numbers = ("copied_bytes", "single_registers")
+    none = {name: getattr(row, name).model_copy(update={"value": 0}) for name in numbers}
+    schedules = rules.schedules.model_copy(update={"row": row.model_copy(update=none)})
+    return rules.model_copy(update={"schedules": schedules})
+
+
+F16, BOOL = torch.float16, torch.bool
+SHARED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
+    "a weight, bfloat16": (rms_norm, (x(999, 1029), x(1029)), 1),
+    "a weight, float16": (rms_norm, (x(999, 1027, dtype=F16), x(1027, dtype=F16)), 1),
+    "a weight, float32": (rms_norm, (x(999, 1029, dtype=WIDE), x(1029, dtype=WIDE)), 1),
+    "a weight, float64": (rms_norm, (x(999, 1029, dtype=F64), x(1029, dtype=F64)), 1),
+    "a wider weight": (rms_norm, (x(999, 1029), x(1029, dtype=WIDE)), 1),
+    "a narrower weight": (rms_norm, (x(999, 1029, dtype=WIDE), x(1029)), 1),
+    "a weight and a bias": (layer_norm, (x(999, 1031), x(1031), x(1031)), 2),
+    "in two pieces": (layer_norm, (x(999, 6001), x(6001), x(6001)), 2),
+    "a mask": (
+        lambda x, m: torch.softmax(x.masked_fill(m, -1.0), -1), (x(999, 1029), x(1029, dtype=BOOL)), 1,
+    ),
+    "along two axes": (
+        lambda x, w: x * w / (1 + (x * w).abs().sum((-2, -1), keepdim=True)),
+        (x(999, 47, 31), x(47, 31)),
+        1,
+    ),
+    "along one of two axes": (
+        lambda x, w: x * w / (1 + (x * w).abs().sum((-2, -1), keepdim=True)),
+        (x(999, 47, 31), x(31)),
+        0,
+    ),
+    "parts of rows": (rms_norm, (x(999, 701), x(701)), 1),
+    "parts of rows, float32": (rms_norm, (x(999, 701, dtype=WIDE), x(701, dtype=WIDE)), 1),
+    "parts of rows, asked for again": (
+        lambda x, m: torch.softmax(x.float() + m, -1) * m, (x(999, 701), x(701)), 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_what_all_rows_share_is_read_in_vectors(name: str, worker: Worker) -> None:
+    function, inputs, copied = SHARED[name]
+    schedule = "cooperative" if name.startswith("parts of rows") else "row"
+    rules = copying(SHARING if schedule == "cooperative" else PACKED)
+    kernel = kernel_of(function, *inputs, name="odd", rules=rules)
+    plan = decided(flow_of(function, *inputs), rules).subject.plan
+    assert plan is not None
+    assert plan.schedule == schedule
+    assert plan.launches == 1 + copied
+    assert len(re.findall(r"_copies_made = copies\(", kernel.text)) == copied
+    assert bool(re.search(r"_copies_ptr \+ shared\b", kernel.text)) == bool(copied)
+    check = collect_check(kernel, submit_check(worker, kernel))
+    assert check.failure is None
+
+
+def test_little_is_not_copied() -> None:
+    def copied(rows: int, cols: int, rules: Rulebook = PACKED) -> bool:
+        return "copies(" in kernel_of(layer_norm, x(rows, cols), x(cols), x(cols), rules=rules).text
+
+    assert copied(1 << 13, 2003)
+    assert not copied(1 << 12, 2003)
+    assert not copied(1 << 13, 2000)
+    assert copied(1 << 10, 2003, copying(PACKED))
+
+
+PTX = """
+import importlib.util, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+path, name, signature, constants, divisible, warps = {given!r}
+spec = importlib.util.spec_from_file_location("emitted", path)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+function = getattr(module, name)
+multiples = {{(function.arg_names.index(one),): [["tt.divisibility", 16]] for one in divisible}}
+source = ASTSource(function, signature, constexprs=constants, attrs=multiples)
+made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={{"num_warps": warps}})
+print(made.asm["ptx"])
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, WIDE])
+def test_one_by_one_only_what_lies_around_the_vectors(dtype: torch.dtype, tmp_path: Path) -> None:
+    cols = 50_257
+    kernel = kernel_of(rms_norm, x(2432, cols, dtype=dtype), x(cols, dtype=dtype), rules=RULES)
+    *_, launch = kernel.launches
+    path = tmp_path / "emitted.py"
+    path.write_text(kernel.text)
+    given = (
+        str(path), launch.jit_name, dict(launch.signature), dict(launch.constants),
+        launch.divisible, launch.num_warps,
+    )  # fmt: skip
+    environment = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
+    child = subprocess.run(
+        [sys.executable, "-c", PTX.format(given=given)],
+        capture_output=True,
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        check=True,
+        text=True,
+    )
+    loads = re.findall(r"ld\.global\.((?:v4\.)?b\d+)", child.stdout)
+    single = f"b{8 * dtype.itemsize}"
+    assert loads.count(single) == 2  # the ends of x and of the weight
+    assert loads.count("v4.b32") == 16
+    assert {*loads} == {single, "v4.b32"}
 
 
 @pytest.mark.parametrize(
