@@ -208,7 +208,9 @@ SHARED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
     "a weight and a bias": (layer_norm, (x(999, 1031), x(1031), x(1031)), 2),
     "in two pieces": (layer_norm, (x(999, 6001), x(6001), x(6001)), 2),
     "a mask": (
-        lambda x, m: torch.softmax(x.masked_fill(m, -1.0), -1), (x(999, 1029), x(1029, dtype=BOOL)), 1,
+        lambda x, m: torch.softmax(x.masked_fill(m, -1.0), -1),
+        (x(999, 1029), x(1029, dtype=BOOL)),
+        1,
     ),
     "along two axes": (
         lambda x, w: x * w / (1 + (x * w).abs().sum((-2, -1), keepdim=True)),
