@@ -122,6 +122,12 @@ class JitFunction:
             found["DIVISOR"] = ("divisor({cols})", gcd(length, DIVISOR))
         if step.in_planes:
             found["PLANES"] = (f"{{planes}} <= {MOST_PLANES}", step.outer[0].size <= MOST_PLANES)
+        if begun := self.body.begun.values():
+            steps = [group.step(access) for access, groups in begun for group in groups]
+            sizes = [access.tensor.itemsize for access, _ in begun]
+            offsets = [access.tensor.offset * access.tensor.itemsize for access, _ in begun]
+            value = gcd(*offsets, *(min(sizes) * step for step in steps), DIVISOR)
+            found["BEGUN"] = ("divisor({begun})", value)
         if apart := [group.step(access) for _, access, group in self.body.apart]:
             found["APART"] = (f"divisor({{apart}} | {DIVISOR})", gcd(*apart, DIVISOR))
         return found

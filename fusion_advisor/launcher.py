@@ -289,14 +289,16 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
             grid = f"{grid}, cdiv({cols}, {step.part})"
         else:
             grid = f"{grid},"
+    begun = _begun(file, kernel)
     planes = extent(file, step.outer[0].axes) if step.in_planes else ""
     if planes:
         tiles = f"cdiv({extent(file, step.outer[1].axes)}, {step.rows})"
         grid = f"in_planes({planes}, {tiles}, cdiv({cols}, {step.part}))"
     inner = extent(file, spanned(step.groups[-1:]))
     apart = " | ".join(_free_stride(file, kernel, a, along) for _, a, along in body.apart)
+    told = {"cols": cols, "parts": parts, "inner": inner, "planes": planes}
     constants = [
-        f"{name}={text.format(cols=cols, parts=parts, inner=inner, apart=apart, planes=planes)}"
+        f"{name}={text.format(**told, apart=apart, begun=begun)}"
         for name, (text, _) in kernel.constants.items()
     ]
     constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
@@ -308,6 +310,18 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
         *constants,
     ]
     return ["launch(", *(f"    {argument}," for argument in arguments), ")"]
+
+
+def _begun(file: KernelFile, kernel: JitFunction) -> str:
+    """What divides the bytes at which rows begin, of tensors that begin anywhere: a number of as
+    many factors of two."""
+    begun = kernel.body.begun
+    steps = dict.fromkeys(
+        f"{_free_stride(file, kernel, access, group)} * {access.tensor.itemsize}"
+        for access, groups in begun.values()
+        for group in groups
+    )
+    return " | ".join([f"beginning({', '.join(begun)})", *steps])
 
 
 def _given(file: KernelFile, kernel: JitFunction) -> list[str]:
@@ -543,6 +557,17 @@ def allocation(tensor, others):
 
 
 _ROUNDING = {
+    "beginning": f'''
+def beginning(*tensors):
+    """A number that no larger power of two divides than where some tensors begin, up to
+    {DIVISOR}; an odd one where they are only traced."""
+    if torch.compiler.is_compiling():
+        return 1
+    found = {DIVISOR}
+    for tensor in tensors:
+        found |= tensor.data_ptr()
+    return found
+''',
     "divisor": f'''
 def divisor(count):
     """The largest power of two up to {DIVISOR} that divides it."""

@@ -63,6 +63,8 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "power_of_two",
         "divisor",
         "APART",
+        "BEGUN",
+        "beginning",
         "DIVISOR",
         "first_piece",
         "second_piece",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import gcd, prod
 from typing import Any, ClassVar, TypeVar
 
 from fusion_advisor.contracted import WITH_ONE, one_more
+from fusion_advisor.device import VECTOR_BYTES
 from fusion_advisor.exprs import Expr
 from fusion_advisor.philox import SHARES, kernel_helpers
 from fusion_advisor.primitives import HELPERS, MONOIDS, PRIMITIVES
@@ -181,6 +182,28 @@ class Body:
             and along.step(access) % 2 == 0
             and along.step(access) % DIVISOR
         ]
+
+    @property
+    def begun(self) -> dict[str, tuple[Access, list[Group]]]:
+        """The loads along rows of tensors that begin elsewhere than at 16 bytes in the storage they
+        are views of, of which Triton would take nothing whole, and the groups of rows that each
+        steps through: by the tensor's name."""
+        step = self.step
+        if step.schedule != "tiled" or not self.several:
+            return {}
+        found: dict[str, tuple[Access, list[Group]]] = {}
+        for load in step.loads:
+            stepped = [group for group in step.outer if group.step(load)]
+            size = load.tensor.itemsize
+            aligned = gcd(load.tensor.offset * size, VECTOR_BYTES)
+            whole = size < aligned < VECTOR_BYTES
+            if whole and stepped[-1:] == [step.outer[-1]] and self._near_along_row(load):
+                found[self.tensors[load.name]] = load, stepped
+        return found
+
+    def _near_along_row(self, access: Access) -> bool:
+        """Do neighbours along a row lie side by side, but for where an index begins anew?"""
+        return access.tensor.stride[-1] == 1 and set(access.strides) >= {*self.step.outer[-1].axes}
 
     def beside(
         self, kind: type[_Kind], step: Step, names: Names, scopes: list[Scope], **more: Any
@@ -822,6 +845,10 @@ class Body:
         if self.step.aloft > 1 and (walked := self._walked_from(access)):
             return walked
         offset, pointer = self.offset(access), f"{self.tensors[access.name]}_ptr"
+        if self.tensors[access.name] in self.begun:
+            rows = self._offset_within(access, self.step.outer, self._outer_name)
+            start = f"tl.multiple_of({pointer} + {rows}, [1, BEGUN])"
+            return " + ".join([start, *filter(None, [offset.removeprefix(rows).lstrip("+ ")])])
         return f"{pointer} + {offset}" if offset else pointer
 
     def _walked_from(self, access: Access) -> str:

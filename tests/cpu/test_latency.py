@@ -3,6 +3,7 @@ that only finds places."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -193,3 +194,20 @@ def test_rows_do_not_pass_on_what_they_share() -> None:
     kernel = kernel_of(lambda a, w: F.layer_norm(a, (96,), w) * 2, x(4096, 96), x(96))
     assert "    col = tl.arange(0, COLS)\n" in kernel.text
     assert "_ptr + col, mask=col_mask, other=0.0)" in kernel.text
+
+
+def test_halves_that_begin_between_multiples_of_16_are_read_in_vectors(worker: Worker) -> None:
+    """Those of the quarter of each head that is rotated, which a kernel takes each for itself."""
+
+    def rotated(
+        far: torch.Tensor, near: torch.Tensor, sin: torch.Tensor, rest: torch.Tensor
+    ) -> torch.Tensor:
+        return torch.cat((torch.cat((-far, near), -1) * sin, rest), -1)
+
+    query = x(1, 24, 16, 288, dtype=torch.bfloat16).transpose(1, 2)
+    sin = x(1, 1, 24, 24, dtype=torch.bfloat16)
+    inputs = (query[..., 12:24], query[..., :12], sin, query[..., 24:96])
+    text = kernel_of(rotated, *inputs).text
+    assert re.findall(r"tl\.multiple_of\(\s*(\w+)_ptr[^,]*,\s*\[1, BEGUN\]", text) == ["args_0"]
+    assert "BEGUN=divisor(beginning(args_0) | " in text
+    assert checked(rotated, inputs, worker) is None
