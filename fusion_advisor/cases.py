@@ -105,6 +105,7 @@ def _launch(kernel: JitFunction) -> Launch:
         num_warps=step.warps,
         num_stages=step.stages,
         fp_fusion=kernel.contracts,
+        most_registers=step.most_registers,
         divisible=(*pointers, *(n for n, v in values.items() if v % 16 == 0)),
     )
 

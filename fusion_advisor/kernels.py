@@ -55,6 +55,8 @@ class Launch:
     divisible: tuple[str, ...] = ()
     fp_fusion: bool = True
     """May the compiler contract a multiplication and an addition into one rounding?"""
+    most_registers: int = 0
+    """That a thread may have; 0: as many as the compiler wants."""
 
 
 @dataclass(frozen=True, slots=True)

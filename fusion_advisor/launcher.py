@@ -302,6 +302,7 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
         for name, (text, _) in kernel.constants.items()
     ]
     constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
+    constants += [f"maxnreg={step.most_registers}"] if step.most_registers else []
     arguments = [
         kernel.name,
         grid if planes else f"({grid})",

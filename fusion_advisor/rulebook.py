@@ -286,6 +286,9 @@ class CooperativeSchedule(Table):
     """The shortest part, where there are few rows."""
     thread_bytes: Bytes
     """What a thread keeps of it."""
+    registers: Registers
+    """That a thread may have of a kernel that takes variances, so that more programs are resident
+    while others wait; where it keeps no more elements than four-byte ones would be."""
     unaligned_share: Count
     """By how much parts are shorter where lanes take single elements of rows that do not begin at
     16 bytes."""

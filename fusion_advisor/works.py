@@ -109,7 +109,7 @@ def at_once(step: Step, device: Device) -> int:
     """Programs that the device holds at a time, by their warps and registers."""
     times, of = device.times, device.multiprocessor
     registers = times.registers.value + times.registers_share.value * step.registers
-    registers = min(registers, of.registers_per_thread.value)
+    registers = min(registers, step.most_registers or of.registers_per_thread.value)
     threads = step.warps * device.warp_size
     fit = min(of.warps.count // step.warps, int(of.registers.value // (threads * registers)))
     fit = min(fit, of.blocks.count)

@@ -66,6 +66,8 @@ class Step:
     in_planes: bool = False
     """Are its programs numbered along the first of two groups of rows and by tiles of the second?
     Then no lane divides to find its row."""
+    most_registers: int = 0
+    """That the compiler may give a thread; 0: as many as it wants."""
     most: int = 0
     """Programs of a persistent kernel; it may have fewer."""
     read_again: int = 0

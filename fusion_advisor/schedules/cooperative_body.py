@@ -11,6 +11,7 @@ from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond
 from fusion_advisor.schedules.exchange import WAYS
 from fusion_advisor.schedules.layout import Access, reach
 from fusion_advisor.schedules.pieced_body import Ends, InPieces
+from fusion_advisor.schedules.places import PLACES
 from fusion_advisor.schedules.text import Body, Scope
 
 HEAD = 16
@@ -37,6 +38,8 @@ class _Shared:
     """What they loaded, as it lies in memory where that is narrow."""
     scalars: dict[str, str] = field(default_factory=dict[str, str])
     """What they loaded for all lanes, by its pointer."""
+    both: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    """What they loaded for lanes at one place or the next, by the pointer to the first."""
     walks: int = 0
     """How often the part of the row was walked over."""
 
@@ -88,11 +91,26 @@ class CooperativeBody(Body):
             self.scope.lines += body.lines()
             self.near |= body.near
             if phase.parts:
+                self._load_ahead(phase, places, shared)
                 self._exchange(phase, shared, before, first=first)
                 before, first = before + words(phase), False
         while len(self.scopes) > 1:
             inside = self.scopes.pop()
             self.scope.lines += inside.indented()
+
+    def _load_ahead(self, before: Step, places: dict[str, str], shared: _Shared) -> None:
+        """What the phases after the last exchange load for all lanes, on its way while the program
+        waits; launches that end with that exchange do without."""
+        if before is not self.step.exchanges[-1]:
+            return
+        ahead = Scope()
+        for phase in self.step.phases[self.step.phases.index(before) + 1 :]:
+            body = self.beside(_Ahead, phase, self.names, [Scope(places=places)], shared=shared)
+            ahead.lines += body.lines()
+            self.near |= body.near
+        if ahead.lines:
+            number = len(self.step.exchanges) - 1
+            self.scope.lines += [f"if STEP != {number}:", *ahead.indented()]
 
     def _phase(self, phase: Step, places: dict[str, str], shared: _Shared) -> _Phase:
         """What writes a phase."""
@@ -165,6 +183,9 @@ class _Phase(Body):
         expr = self.region.exprs[self.region.exprs[power].args[0]]
         return expr.op, expr.args
 
+    def _of_row(self, number: int) -> bool:
+        return False  # a slow one is a call, and what is kept of the row has to make room for it
+
     def _addressed_by(self, number: int) -> tuple[int, ...]:
         return () if self._kept(number) else super()._addressed_by(number)
 
@@ -194,6 +215,32 @@ class _Phase(Body):
             self.shared.left[access.name] = text
 
 
+class _Ahead(_Phase):
+    """Of a later phase, the loads that all lanes share and that wait for nothing."""
+
+    def _results(self) -> None:
+        for number in sorted(self._access, key=self._rank.__getitem__):
+            access = self._access[number]
+            own = number < self.shared.known and not self._kept(number)
+            if not own or access.guard is not None or access.pulled:
+                continue
+            if self._by_place(access):
+                self._load_both(access)
+            elif not self.region.depends[number] & self._inner:
+                self._load(number, access)
+
+    def _load_both(self, access: Access) -> None:
+        """What lanes at one place or the next are given."""
+        first, following = (self._pointer_at(access, place) for place in PLACES[1:])
+        if first not in self.shared.both:
+            name = self.tensors[access.name]
+            names = self.names.claim(f"{name}_first"), self.names.claim(f"{name}_following")
+            self.helpers["load_both"] = None
+            line = f"{', '.join(names)} = load_both({first}, {following}, NEAR)"
+            self.scope.lines.append(line)
+            self.shared.both[first] = names
+
+
 class _Along(InPieces, _Phase):
     """A phase along the row.
 
@@ -217,6 +264,16 @@ class _Along(InPieces, _Phase):
             text = f"widened_{way}({shared.loads[number]}, STEP < 0)"
         self.scope.lines.append(f"{name} = {text}")
         self.scope.texts[number] = name
+
+    def _read(self, access: Access, held: str) -> str:
+        if not self._by_place(access):
+            return super()._read(access, held)
+        each, place = self._pointer_at(access, PLACES[0]), self._pointer_at(access, PLACES[1])
+        if place not in self.shared.both:
+            return super()._read(access, held)
+        self.helpers["by_place"] = None
+        found = ", ".join(self.shared.both[place])
+        return f"by_place({each}, {found}, place == first, {self.mask(access)}, NEAR)"
 
     def _narrow(self, number: int, access: Access) -> bool:
         along = bool(self.region.depends[number] & self._inner) and number < self.shared.known

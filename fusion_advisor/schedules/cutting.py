@@ -93,11 +93,11 @@ def summed(pool: Pool, value: int, axes: tuple[int, ...], label: str = "") -> in
     return pool.add(Expr("reduce", (value,), dtype, axes=axes, monoid="sum"), label)
 
 
-def converted(pool: Pool, value: int, dtype: str) -> int:
+def converted(pool: Pool, value: int, dtype: str, label: str = "") -> int:
     """A float in another width."""
     if pool.exprs[value].dtype == dtype:
         return value
-    return pool.add(Expr("cast", (value,), dtype, to=dtype))
+    return pool.add(Expr("cast", (value,), dtype, to=dtype), label)
 
 
 def combined_parts(pool: Pool, expr: Expr, part: int, parts: int, label: str) -> int:

@@ -247,11 +247,25 @@ class _Whole:
         apart = apply(pool, "sub", own, centre)
         moved = apply(pool, "mul", count, apply(pool, "mul", apart, apart))
         squares = apply(pool, "add", self._wide(self._part(moments.squares)), moved)
-        total = converted(pool, summed(pool, squares, (cut.parts,)), expr.dtype)
-        known[moments.squares] = total
+        spread = summed(pool, squares, (cut.parts,))
+        known[moments.squares] = converted(pool, spread, expr.dtype)
+        self._divided(moments.squares, apply(pool, "mul", spread, inverse), known)
         mean = apply(pool, "add", shift, centre)
-        rough = converted(pool, apply(pool, "mul", mean, size), expr.dtype)
-        known[moments.total] = rough
+        known[moments.total] = converted(pool, apply(pool, "mul", mean, size), expr.dtype)
+        self._divided(moments.total, mean, known)
         if moments.rest is not None:
-            lost = apply(pool, "sub", mean, apply(pool, "mul", self._wide(rough), inverse))
+            rounded = converted(pool, mean, expr.dtype)
+            lost = apply(pool, "sub", mean, self._wide(rounded))
             known[moments.rest] = converted(pool, apply(pool, "mul", lost, size), expr.dtype)
+            self._divided(moments.rest, lost, known)
+
+    def _divided(self, total: int, mean: int, known: dict[int, int]) -> None:
+        """Where the region divides a sum by the length of its row stands its mean: nothing waits
+        for a division of what the parts make together."""
+        exprs = self.region.exprs
+        for number in self.region.all("div"):
+            expr, (value, count) = exprs[number], exprs[number].args
+            whole = exprs[count].op == "size" and {*exprs[count].axes} == {*exprs[total].axes}
+            if value == total and whole:
+                label = self.region.labels.get(number, "")
+                known[number] = converted(self.pool, mean, expr.dtype, label)

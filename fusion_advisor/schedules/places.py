@@ -33,6 +33,26 @@ def load_by_place(each_ptr, first_ptr, following_ptr, in_first, mask, NEAR: tl.c
         value = tl.load(each_ptr, mask=mask, other=0)
     return value
 """,
+    "load_both": """\
+@triton.jit
+def load_both(first_ptr, following_ptr, NEAR: tl.constexpr):
+    # What lanes at one place or the next share, before they ask for it.
+    if NEAR:
+        found = tl.load(first_ptr), tl.load(following_ptr)
+    else:
+        found = 0, 0
+    return found
+""",
+    "by_place": """\
+@triton.jit
+def by_place(each_ptr, at_first, at_following, in_first, mask, NEAR: tl.constexpr):
+    # What lanes share, of both that were loaded.
+    if NEAR:
+        value = tl.where(in_first, at_first, at_following)
+    else:
+        value = tl.load(each_ptr, mask=mask, other=0)
+    return value
+""",
     "rows_of_plane": """\
 @triton.jit
 def rows_of_plane(size, ROWS: tl.constexpr, PLANES: tl.constexpr):

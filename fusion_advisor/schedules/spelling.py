@@ -118,6 +118,8 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "place_of",
         "rows_of_plane",
         "load_by_place",
+        "load_both",
+        "by_place",
     ]
 )
 """What a generated name must not hide."""

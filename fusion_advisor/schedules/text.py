@@ -559,17 +559,22 @@ class Body:
         """The run of the last of some groups that a lane is in: that of the first lane, or the next
         one."""
         *outer, last = groups
-        scope = self._knowing(self._lane)
-        if "place" not in scope.places:
-            self.near, extent = True, self.extent_of(last)
+        scope, extent = self._knowing(self._lane), self.extent_of(last)
+        each, *ends = PLACES
+        if ends[0] not in scope.places:
+            self.near = True
             runs = self.extent_of(outer[0]) if len(outer) == 1 else self.size(outer, "runs")
-            self.helpers["place_of"] = None
-            scope.places["place"] = "place"
+            scope.places |= {end: end for end in ends}
             scope.head += [
                 f"first = {self._first_lane} // {extent}",
                 f"following = tl.minimum(first + 1, {runs} - 1)",
-                f"place = place_of({self._lane}, first, following, {extent}, NEAR)",
             ]
+        if self._place_name == each and each not in scope.places:
+            self.helpers["place_of"] = None
+            scope.places[each] = each
+            scope.head.append(
+                f"place = place_of({self._lane}, first, following, {extent}, NEAR)",
+            )
         return self._place_name
 
     @property
@@ -969,6 +974,8 @@ class Body:
             exactly = self.precise and not set(count.axes) <= self.fixed  # a literal is made so
             one = "tl.div_rn(1.0, {1})" if exactly else "(1.0 / {1})"
             template = f"({{0}} * {one})"  # once for all rows; eager multiplies, too
+        elif held == "float32" and self._is_shift(expr):
+            template = primitive.text
         elif held == "float32" and number in self._terms:
             template = primitive.text  # of a sum of at least 1, which loses no more than rounding
         elif held == "float32" and self.precise and primitive.precise:
@@ -996,6 +1003,10 @@ class Body:
         """Something over a number of elements."""
         size = self.region.exprs[expr.args[-1]]
         return expr.op == "div" and size.op == "size"
+
+    def _is_shift(self, expr: Expr) -> bool:
+        """The mean of a part of a row: deviations from about there are as good."""
+        return expr.op == "div" and self.region.exprs[expr.args[-1]].op == "taken"
 
     def _is_share(self, expr: Expr) -> bool:
         """A term of a sum that is not less than 1, over the sum."""

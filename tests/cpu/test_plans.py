@@ -386,6 +386,23 @@ def test_parts_with_long_functions_have_few_elements_a_thread() -> None:
     assert (three.block, three.warps) == (8192, 16)
 
 
+def test_programs_that_wait_with_a_variance_have_few_registers() -> None:
+    """So that more of them are resident; what they load for all lanes is on its way before they
+    wait, and no division is called while they hold their part of the row."""
+    norm = lambda a, w, b: torch.nn.functional.group_norm(a, 2, w, b).relu()  # noqa: E731
+    inputs = x(64, 8, 128, 128), x(8), x(8)
+    assert best(norm, *inputs).schedule == "cooperative"
+    made = kernel_of(norm, *inputs)
+    assert [launch.most_registers for launch in made.launches] == [80] * len(made.launches)
+    assert "maxnreg=80" in made.text
+    body = made.text[made.text.index("def k_kernel") : made.text.index("def k(")]
+    assert body.index("load_both(") < body.index("publish(")
+    assert "_rn(" not in body
+    softmax = kernel_of(lambda a: torch.softmax(a, -1) * 2, x(512, 2**17))
+    assert {launch.most_registers for launch in softmax.launches} == {0}
+    assert "maxnreg" not in softmax.text
+
+
 def test_few_threads_work_long_on_much() -> None:
     """Sixteen elements each where arithmetic takes longer than memory, and there is enough."""
     busy = lambda a: (torch.tanh(a * 3) * 2).sigmoid()  # noqa: E731

@@ -31,6 +31,16 @@ def ticket(workspace_ptr, WAIT: tl.constexpr):
 
 
 @triton.jit
+def load_both(first_ptr, following_ptr, NEAR: tl.constexpr):
+    # What lanes at one place or the next share, before they ask for it.
+    if NEAR:
+        found = tl.load(first_ptr), tl.load(following_ptr)
+    else:
+        found = 0, 0
+    return found
+
+
+@triton.jit
 def publish(word_ptr, lower, upper, WAIT: tl.constexpr):
     # Two float32 as one word that is never 0: inverted, and NaN is spelled one way.
     lower = tl.where(lower == lower, lower, float("nan")).to(tl.int32, bitcast=True)
@@ -73,16 +83,6 @@ def published(words_ptr, mask, WAIT: tl.constexpr):
 
 
 @triton.jit
-def load_by_place(each_ptr, first_ptr, following_ptr, in_first, mask, NEAR: tl.constexpr):
-    # What all lanes at one place share.
-    if NEAR:
-        value = tl.where(in_first, tl.load(first_ptr), tl.load(following_ptr))
-    else:
-        value = tl.load(each_ptr, mask=mask, other=0)
-    return value
-
-
-@triton.jit
 def place_of(col, first, following, size, NEAR: tl.constexpr):
     # Which run of `size` columns each lane is in: one of two, where a run is as long as all lanes.
     if NEAR:
@@ -90,6 +90,16 @@ def place_of(col, first, following, size, NEAR: tl.constexpr):
     else:
         place = col // size
     return place
+
+
+@triton.jit
+def by_place(each_ptr, at_first, at_following, in_first, mask, NEAR: tl.constexpr):
+    # What lanes share, of both that were loaded.
+    if NEAR:
+        value = tl.where(in_first, at_first, at_following)
+    else:
+        value = tl.load(each_ptr, mask=mask, other=0)
+    return value
 
 
 @triton.jit
@@ -123,10 +133,23 @@ def shared_group_norm_kernel(
     value_part = args_0 - args_0_1
     group_norm_sum = tl.sum(tl.where(col_mask, value_part, 0.0), axis=0)
     value_part_1 = args_0 - args_0_1
-    value_part_2 = tl.div_rn(group_norm_sum, tl.minimum(cols - part * COLS, COLS) * 1.0)
+    value_part_2 = group_norm_sum / (tl.minimum(cols - part * COLS, COLS) * 1.0)
     value_part_3 = value_part_1 - value_part_2
     value_part_4 = value_part_3 * value_part_3
     group_norm_sum_1 = tl.sum(tl.where(col_mask, value_part_4, 0.0), axis=0)
+    if STEP != 0:
+        first = part * COLS // col_1_size
+        following = tl.minimum(first + 1, 2 - 1)
+        args_1_first, args_1_following = load_both(
+            args_1_ptr + row_1 * 2 + first,
+            args_1_ptr + row_1 * 2 + following,
+            NEAR,
+        )
+        args_2_first, args_2_following = load_both(
+            args_2_ptr + row_1 * 2 + first,
+            args_2_ptr + row_1 * 2 + following,
+            NEAR,
+        )
     words = workspace_ptr + 16 + row.to(tl.int64) * parts
     if STEP <= 0:
         publish(words + part, group_norm_sum, group_norm_sum_1, STEP < 0)
@@ -136,39 +159,34 @@ def shared_group_norm_kernel(
         group_norm_parts, group_norm_parts_1 = published(words + peer, peer_mask, STEP < 0)
         value_part_5 = group_norm_parts.to(tl.float64)
         value_sum = tl.sum(tl.where(peer_mask, value_part_5, 0.0), axis=0)
-        value_part_6 = tl.full((), cols * 1.0, tl.float64)
-        value_part_7 = tl.minimum(cols - (peer * 32), 32).to(tl.float64)
-        value_part_8 = 1.0 / value_part_6
-        value_part_9 = value_sum * value_part_8
-        value_part_10 = (value_part_5 * (1.0 / value_part_7)) - value_part_9
-        value_part_11 = group_norm_parts_1.to(tl.float64) + (
-            value_part_7 * (value_part_10 * value_part_10)
+        value_part_6 = tl.minimum(cols - (peer * 32), 32).to(tl.float64)
+        value_part_7 = 1.0 / tl.full((), cols * 1.0, tl.float64)
+        value_part_8 = value_sum * value_part_7
+        value_part_9 = (value_part_5 * (1.0 / value_part_6)) - value_part_8
+        value_part_10 = group_norm_parts_1.to(tl.float64) + (
+            value_part_6 * (value_part_9 * value_part_9)
         )
-        value_sum_1 = tl.sum(tl.where(peer_mask, value_part_11, 0.0), axis=0)
-        value_part_12 = value_sum_1.to(tl.float32)
-        value_part_13 = args_0_1.to(tl.float64) + value_part_9
-        value_part_14 = (value_part_13 * value_part_6).to(tl.float32)
-        value_part_15 = value_part_13 - (value_part_14.to(tl.float64) * value_part_8)
-        value_part_16 = (value_part_15 * value_part_6).to(tl.float32)
-        group_norm_part = tl.div_rn(value_part_14, cols * 1.0)
-        group_norm_part_1 = tl.div_rn(value_part_16, cols * 1.0)
-        group_norm_part_2 = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(value_part_12, cols * 1.0) + 1e-05))
-        first = part * COLS // col_1_size
-        following = tl.minimum(first + 1, 2 - 1)
+        value_sum_1 = tl.sum(tl.where(peer_mask, value_part_10, 0.0), axis=0)
+        value_part_11 = value_sum_1 * value_part_7
+        value_part_12 = args_0_1.to(tl.float64) + value_part_8
+        group_norm_part = value_part_12.to(tl.float32)
+        value_part_13 = value_part_12 - group_norm_part.to(tl.float64)
+        group_norm_part_1 = value_part_13.to(tl.float32)
+        group_norm_part_2 = tl.rsqrt(value_part_11.to(tl.float32) + 1e-05)
         place = place_of(col, first, following, col_1_size, NEAR)
         group_norm_part_3 = ((args_0 - group_norm_part) - group_norm_part_1) * group_norm_part_2
-        args_1 = load_by_place(
+        args_1 = by_place(
             args_1_ptr + row_1 * 2 + place,
-            args_1_ptr + row_1 * 2 + first,
-            args_1_ptr + row_1 * 2 + following,
+            args_1_first,
+            args_1_following,
             place == first,
             col_mask,
             NEAR,
         )
-        args_2 = load_by_place(
+        args_2 = by_place(
             args_2_ptr + row_1 * 2 + place,
-            args_2_ptr + row_1 * 2 + first,
-            args_2_ptr + row_1 * 2 + following,
+            args_2_first,
+            args_2_following,
             place == first,
             col_mask,
             NEAR,
@@ -219,6 +237,7 @@ def shared_group_norm(args_0, args_1, args_2):
             STEP=step,
             num_warps=1,
             enable_fp_fusion=True,
+            maxnreg=80,
         )
         for step in ((-1,) if together else (0, 1))
     ]

@@ -101,10 +101,9 @@ def shared_layer_norm_kernel(
     value_part = args_0 - args_0_1
     mean_1_sum = tl.sum(tl.where(col_mask, value_part, 0.0), axis=0)
     value_part_1 = args_0 - args_0_1
-    value_part_2 = tl.div_rn(mean_1_sum, tl.minimum(cols - part * COLS, COLS) * 1.0)
-    value_part_3 = value_part_1 - value_part_2
-    value_part_4 = value_part_3 * value_part_3
-    mean_1_sum_1 = tl.sum(tl.where(col_mask, value_part_4, 0.0), axis=0)
+    value_part_2 = value_part_1 - (mean_1_sum / (tl.minimum(cols - part * COLS, COLS) * 1.0))
+    value_part_3 = value_part_2 * value_part_2
+    mean_1_sum_1 = tl.sum(tl.where(col_mask, value_part_3, 0.0), axis=0)
     words = workspace_ptr + 16 + row.to(tl.int64) * parts
     if STEP <= 0:
         publish(words + part, mean_1_sum, mean_1_sum_1, STEP < 0)
@@ -112,20 +111,20 @@ def shared_layer_norm_kernel(
         peer = tl.arange(0, PEERS)
         peer_mask = peer < parts
         mean_parts, mean_1_parts = published(words + peer, peer_mask, STEP < 0)
-        value_part_5 = mean_parts.to(tl.float64)
-        value_sum = tl.sum(tl.where(peer_mask, value_part_5, 0.0), axis=0)
-        value_part_6 = tl.full((), cols * 1.0, tl.float64)
-        value_part_7 = tl.minimum(cols - (peer * 64), 64).to(tl.float64)
-        value_part_8 = value_sum * (1.0 / value_part_6)
-        value_part_9 = (value_part_5 * (1.0 / value_part_7)) - value_part_8
-        value_part_10 = mean_1_parts.to(tl.float64) + (value_part_7 * (value_part_9 * value_part_9))
-        value_sum_1 = tl.sum(tl.where(peer_mask, value_part_10, 0.0), axis=0)
-        value_part_11 = value_sum_1.to(tl.float32)
-        value_part_12 = ((args_0_1.to(tl.float64) + value_part_8) * value_part_6).to(tl.float32)
-        mean_part = tl.div_rn(value_part_12, cols * 1.0)
-        mean_1_part = tl.div_rn(value_part_11, cols * 1.0)
+        value_part_4 = mean_parts.to(tl.float64)
+        value_sum = tl.sum(tl.where(peer_mask, value_part_4, 0.0), axis=0)
+        value_part_5 = tl.minimum(cols - (peer * 64), 64).to(tl.float64)
+        value_part_6 = 1.0 / tl.full((), cols * 1.0, tl.float64)
+        value_part_7 = value_sum * value_part_6
+        value_part_8 = (value_part_4 * (1.0 / value_part_5)) - value_part_7
+        value_part_9 = mean_1_parts.to(tl.float64) + (value_part_5 * (value_part_8 * value_part_8))
+        value_sum_1 = tl.sum(tl.where(peer_mask, value_part_9, 0.0), axis=0)
+        value_part_10 = value_sum_1 * value_part_6
+        mean_1_part = value_part_10.to(tl.float32)
+        value_part_11 = args_0_1.to(tl.float64) + value_part_7
+        mean_part = value_part_11.to(tl.float32)
         add_part = mean_1_part + 1e-05
-        rsqrt_part = tl.div_rn(1.0, tl.sqrt_rn(add_part))
+        rsqrt_part = tl.rsqrt(add_part)
         sub_part = args_0 - mean_part
         mul_1_part = sub_part * rsqrt_part
         args_1 = tl.load(args_1_ptr + col, mask=col_mask, other=0.0)
@@ -171,6 +170,7 @@ def shared_layer_norm(args_0, args_1, args_2):
             STEP=step,
             num_warps=1,
             enable_fp_fusion=True,
+            maxnreg=80,
         )
         for step in ((-1,) if together else (0, 1))
     ]
