@@ -264,6 +264,9 @@ class SplitSchedule(Table):
 
     chunk_elements: Elements
     elements_per_thread: Elements
+    several_elements_per_thread: Elements
+    """Of each of several tensors of four bytes and more, one chunk on its way and no masks where
+    all chunks are whole."""
     long_elements_per_thread: Elements
     """Where an element takes a long function: its code is written out for each."""
     library_elements_per_thread: Elements

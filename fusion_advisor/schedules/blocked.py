@@ -84,8 +84,10 @@ def _of_parts(laid: Rows, stages: int, rulebook: Rulebook) -> tuple[int, int]:
         return numbers.library_elements_per_thread.count, 1
     if LONG & ops:
         return numbers.long_elements_per_thread.count, stages
-    along = sum(bool(load.walks & laid.axes) for load in laid.loads)
-    each = power_of_two(numbers.elements_per_thread.count // max(along, 1) + 1) // 2
+    along = [load.tensor.itemsize for load in laid.loads if load.walks & laid.axes]
+    if len(along) > 1 and min(along) >= rulebook.schedules.row.single_bytes.count:
+        return numbers.several_elements_per_thread.count, 1
+    each = power_of_two(numbers.elements_per_thread.count // max(len(along), 1) + 1) // 2
     return max(each, numbers.long_elements_per_thread.count), stages
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from fusion_advisor.contracted import calls_library
 from fusion_advisor.schedules.layout import reach, traced
 from fusion_advisor.schedules.online import Moments, Pass, Rescaled, passes
 from fusion_advisor.schedules.spelling import bare, language_dtype
@@ -25,8 +24,7 @@ class ChunkedBody(Body):
 
     def prepare(self) -> None:
         super().prepare()
-        long = bool(self.step.parts) and calls_library(self.region)
-        self.whole = long and not self.step.vector
+        self.whole = bool(self.step.parts) and self.step.stages == 1 and not self.step.vector
 
     def _program(self) -> list[str]:
         lines = self._row(f"tl.program_id(0){'.to(tl.int64)' if self.wide else ''}")

@@ -367,10 +367,16 @@ def test_chunks_of_a_scan_are_as_short_as_rows_are_many() -> None:
     assert best(scan, x(8192, 8192)).schedule == "row"
 
 
-def test_chunks_of_two_tensors_have_twice_the_threads() -> None:
+def test_chunks_of_several_tensors_have_more_threads() -> None:
+    """And of four-byte ones no stages, nor masks where all chunks are whole."""
+    apart = lambda a, b: (a - b).abs().sum()  # noqa: E731
     one = best(lambda a: a.abs().sum(), x(2**26)).steps[0]
-    two = best(lambda a, b: (a - b).abs().sum(), x(2**26), x(2**26)).steps[0]
-    assert (one.block, one.warps, two.block, two.warps) == (8192, 4, 8192, 8)
+    two = best(apart, x(2**26), x(2**26)).steps[0]
+    narrow = best(apart, *[x(2**26).bfloat16() for _ in range(2)]).steps[0]
+    assert (one.block, one.warps, one.stages) == (8192, 4, 3)
+    assert (two.block, two.warps, two.stages) == (8192, 16, 1)
+    assert (narrow.block, narrow.warps, narrow.stages) == (8192, 8, 3)
+    assert "WHOLE=" in kernel_of(apart, x(2**26), x(2**26)).text
 
 
 def test_parts_with_long_functions_have_few_elements_a_thread() -> None:
