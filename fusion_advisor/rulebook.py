@@ -217,6 +217,10 @@ class RowSchedule(Table):
     register_target: Registers
     early_registers: Registers
     """So many at most, where all loads come before the first reduction."""
+    passing_least: Share
+    """Of the L2: larger tensors it is told to let go first, where results are few."""
+    passing_most: Share
+    """Of the L2: as long as a kernel reads no more."""
     busy_multiprocessors: Share
     """Those that have a program at least, before neighbouring rows share one, as a share."""
     reciprocal_warps: Warps

@@ -56,6 +56,8 @@ class Step:
     copied: frozenset[str] = frozenset()
     """Tensors that all rows share, read from copies that begin one element apart: of one of them a
     row's lanes take whole vectors, too."""
+    passing: frozenset[str] = frozenset()
+    """Tensors that the L2 is told to let go first: read once, and larger than what it can keep."""
     ends: int = 0
     """Lanes of a piece of their own for what lies around whole vectors; without one, that comes
     first among the lanes."""

@@ -15,6 +15,7 @@ from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import (
     Plan,
     Step,
+    by_tensor,
     check_room,
     lasting,
     loads_first,
@@ -25,7 +26,7 @@ from fusion_advisor.schedules.joined import joined, rows_together
 from fusion_advisor.schedules.reducing import read_again, row_axes
 from fusion_advisor.schedules.rows import Rows, extents, rows_of
 from fusion_advisor.schedules.runs import far_first, run_of_windows
-from fusion_advisor.schedules.vectors import between, copied, vector
+from fusion_advisor.schedules.vectors import between, copied, dense, vector
 
 NAME = "row"
 
@@ -116,7 +117,27 @@ def tile(
     singly = (1 + len(shared)) * held // (warps * device.warp_size)
     if singly <= numbers.single_registers.count:
         shared = frozenset[str]()
-    return replace(step, ends=around, copied=shared, reciprocal=reciprocal, lasting=kept)
+    gone = frozenset[str]() if serial else _passing(laid, device, rulebook)
+    return replace(
+        step, ends=around, copied=shared, reciprocal=reciprocal, lasting=kept, passing=gone
+    )
+
+
+def _passing(laid: Rows, device: Device, rulebook: Rulebook) -> frozenset[str]:
+    """Tensors that a kernel reads once, where it writes but a few elements of each row: what others
+    left in the L2, to be written or read later, then need not make room for them."""
+    numbers, l2 = rulebook.schedules.row, device.memory.l2.count
+    if any(laid.axes & set(store.strides) for store in laid.stores):
+        return frozenset()
+    read = by_tensor(laid.loads)
+    if sum(loads[0].tensor.bytes for loads in read.values()) > numbers.passing_most.value * l2:
+        return frozenset()
+    least = numbers.passing_least.value * l2
+    return frozenset(
+        name
+        for name, (load, *more) in read.items()
+        if load.tensor.bytes > least and not more and dense(laid, load)
+    )
 
 
 def _coalesced(laid: Rows, device: Device, rulebook: Rulebook) -> int:

@@ -808,6 +808,7 @@ class Body:
             neutral = FILLS[self._beyond.fill if filled_beyond(access, self._inner) else 0.0]
         masked = f", mask={mask}, other={neutral}" if mask else ""
         keeping = ', eviction_policy="evict_last"' if access.name in self.step.lasting else ""
+        keeping = ', eviction_policy="evict_first"' if access.name in self.step.passing else keeping
         return f"tl.load({self._pointer(access)}{masked}{keeping})"
 
     def _by_place(self, access: Access) -> bool:

@@ -392,6 +392,18 @@ def test_parts_with_long_functions_have_few_elements_a_thread() -> None:
     assert (three.block, three.warps) == (8192, 16)
 
 
+def test_what_is_read_once_for_few_results_leaves_the_l2_to_others() -> None:
+    """Where it is larger than the L2 keeps, and not so large that nothing else is there anyway."""
+    summed = lambda a, b: (a * b).sum(-1) * 2  # noqa: E731
+    for rows, passing in ((256, 0), (1024, 1), (4096, 1), (16384, 0)):
+        step = best(summed, x(rows, 8192), x(8192)).steps[0]
+        assert (step.schedule, len(step.passing)) == ("row", passing)
+    assert not best(lambda a: a - a.sum(-1, keepdim=True), x(1024, 8192)).steps[0].passing
+    assert not best(lambda a: a.transpose(1, 2).sum(-1) * 2, x(4, 2048, 1024)).steps[0].passing
+    text = kernel_of(summed, x(1024, 8192), x(8192)).text
+    assert text.count('eviction_policy="evict_first"') == 1
+
+
 def test_programs_that_wait_with_a_variance_have_few_registers() -> None:
     """So that more of them are resident; what they load for all lanes is on its way before they
     wait, and no division is called while they hold their part of the row."""
