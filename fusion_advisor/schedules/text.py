@@ -760,15 +760,16 @@ class Body:
     def _make_part(self, number: int, one: Joined) -> None:
         """The part of a joined value that the program's rows lie in."""
         group = next(group for group in self.step.outer if group.axes == one.axes)
-        name, accesses = self.names.claim(self._wish(number)), self._access
+        name, accesses, twins = self.names.claim(self._wish(number)), self._access, self._twins
         parts: list[tuple[int, list[str]]] = []
         self._access = {n: replace(access, guard=None) for n, access in accesses.items()}
+        self._twins = {}  # no guard tells here which of two is read
         for start, value in one.parts:
             self.scopes.append(Scope())
             Body._emit(self, [value])  # of this piece alone
             made = bare(self.text(value))
             parts.append((start, [*self.scopes.pop().block(), f"{name} = {made}"]))
-        self._access = accesses
+        self._access, self._twins = accesses, twins
         self.scope.lines += searched(self._first_place(group), parts)
         self.scope.texts[number] = name
 
@@ -1136,11 +1137,12 @@ class Body:
             template = template.replace(", keep_dims=True", "").replace("axis=1", "axis=0")
             template = template.replace("{0}, 1,", "{0}, 0,").replace("{1}), 1,", "{1}), 0,")
         outer, inner = self._spans(expr.args[0])
-        place, shape = self.lane, self._shape(outer, inner)
+        place, shape = self.lane, f"[{self.lanes}]"
         if self.several and not outer:  # the rows of the tile before its columns
             operand = f"{as_operand(operand)}[None, :]"
-        if self.several and "{1}" in template:
+        if self.several:
             place, shape = f"{self.lane}[None, :]", f"[{'ROWS' if outer else '1'}, {self.lanes}]"
+        if "{1}" in template and (self.several or not inner):
             operand = f"tl.broadcast_to({bare(operand)}, {shape})"
         return template.format(operand, f"tl.broadcast_to({place}, {shape})")
 
@@ -1171,7 +1173,7 @@ class Body:
         rows = {axis for group in self.step.outer for axis in group.axes}
 
         def further(at: int) -> Iterable[int] | None:
-            return self._addressed_by(at) if at in self._access else self.region.exprs[at].args
+            return () if at in self._access else self.region.exprs[at].args
 
         for at in traced([number], further).passed:
             expr = self.region.exprs[at]

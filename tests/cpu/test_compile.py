@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fusion_advisor.verify import compiler
 from fusion_advisor.workers import Worker
@@ -39,13 +40,28 @@ def test_other_devices(worker: Worker, capability: int) -> None:
     assert found.failure is None
 
 
-def test_the_extreme_of_rows_that_are_the_same(worker: Worker) -> None:
+SAME = torch.empty(1, 40, dtype=torch.int32).expand(300, 40)
+ALONE = torch.empty(1, 1, dtype=torch.int32).expand(300, 1)
+ALONG = torch.empty(5, 1, 1, dtype=torch.float64).expand(5, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("function", "rows"),
+    [
+        (lambda a: a.argmax(1).float() * 2, SAME),
+        (lambda a: a.sum(1).float() * 2, SAME),
+        (lambda a: a.argmax(0).float() * 2, ALONE),
+        (lambda a: (a * F.silu(a).roll([0], [2])).mean(0) * 2, ALONG),
+    ],
+    ids=["extreme", "sum", "of one element", "rolled"],
+)
+def test_rows_that_are_the_same(
+    function: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, worker: Worker
+) -> None:
     """Values of one row beside the places of all of them, which the interpreter combines and the
     compiler does not."""
-    rows = torch.empty(1, 40, dtype=torch.int32).expand(300, 40)
-    for function in (lambda a: a.argmax(1).float() * 2, lambda a: a.sum(1).float() * 2):
-        (found,) = compiled(worker, kernel_of(function, rows))
-        assert found.failure is None
+    (found,) = compiled(worker, kernel_of(function, rows))
+    assert found.failure is None
 
 
 def test_what_rows_of_a_plane_share(worker: Worker) -> None:

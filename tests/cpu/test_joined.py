@@ -52,6 +52,7 @@ APART: dict[str, tuple[Callable[..., object], Tensors]] = {
     "joined twice": (
         lambda a, b, w: scaled(torch.cat((a, b), 1), b, w), (A, B, x(24)),
     ),
+    "one part twice": (lambda a: torch.stack([a.flip(0)] * 2), (x(40, 777, dtype=torch.float16),)),
 }  # fmt: skip
 
 TOGETHER: dict[str, tuple[Callable[..., object], Tensors]] = {
