@@ -65,6 +65,8 @@ def _arguments() -> argparse.Namespace:
         verb.add_argument("cases", type=Path)
         verb.add_argument("times", type=Path, nargs="+", help="later ones win")
         verb.add_argument("--out", type=Path)
+        if name == "fit":
+            verb.add_argument("--ours", action="store_true", help="leave eager as it is")
     verb.add_argument("--counts", type=Path, help="what ncu wrote for `count`")
     return parser.parse_args()
 

@@ -84,6 +84,8 @@ GLOBAL = (
     "call", "eager_launch", "kernel_launch", "last", "near", "ramp", "l2_speed",
     "reduced", "chained", "exchanges", "overlap_programs",
 )  # fmt: skip
+SHARED = ("call", "eager_launch", "last", "near", "ramp", "l2_speed")
+"""Of the global ones, what eager's kernels wait for, too."""
 CHOSEN = ("simple", "l1_lines", "eager_warps", "eager_row", "registers", "registers_share", "short")
 FIGURES = (
     "share",
@@ -135,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
         points: list[Point] = [(s.eager, s.eager_us, _weight(s)) for s in seen]
         points += [(s.fused, s.kernel_us, _weight(s)) for s in seen if s.kernel_us]
         device = _own_kinds(device, points)
-        loss, device = _fitted(device, points)
+        loss, device = _fitted(device, points, ours=arguments.ours)
         print(f"l2_kept {share}: {loss / len(points):.5f} a sample, of {len(points)}", flush=True)
         fitted.append((loss, _with_spreads(device, seen)))
     device = min(fitted, key=lambda pair: pair[0])[1]
@@ -189,9 +191,9 @@ def _names(work: Work) -> list[tuple[str, str]]:
     return [(who, kind), *([(who, work.op)] if work.op else [])]
 
 
-def _fitted(device: Device, points: Sequence[Point]) -> tuple[float, Device]:
+def _fitted(device: Device, points: Sequence[Point], *, ours: bool = False) -> tuple[float, Device]:
     """Descend along one figure after the other, by ever smaller steps: that of all kinds together,
-    and of each."""
+    and of each; of our kernels alone on request."""
     users: dict[str, list[int]] = {name: list(range(len(points))) for name in GLOBAL}
     for place, (works, _, _) in enumerate(points):
         for work in works:
@@ -204,6 +206,8 @@ def _fitted(device: Device, points: Sequence[Point]) -> tuple[float, Device]:
                 if _matters(figure, work):
                     users.setdefault(f"{who}.{name}.{figure}", []).append(place)
 
+    if ours:
+        users = {n: u for n, u in users.items() if n not in SHARED and not n.startswith("eager.")}
     alike: dict[str, list[str]] = {}
     for name in users:
         if name not in GLOBAL:
