@@ -63,7 +63,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     step = laid.step(NAME, device, rows=1, block=part, warps=warps)
     shared = copied(laid, rulebook) if taken else frozenset[str]()
     step = replace(step, vector=taken, ends=2 * taken, copied=shared)
-    if counted and 4 * part <= numbers.thread_bytes.count * warps * device.warp_size:
+    within = 4 * part <= numbers.thread_bytes.count * warps * device.warp_size
+    if counted and within and len(laid.stores) == 1:  # a second result would be spilled: 840 bytes
         step = replace(step, most_registers=numbers.registers.count)
     phases = _phases(region, inner, laid, step, device)
     waiting = numbers.waiting_kernels.count
