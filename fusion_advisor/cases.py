@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 
 from fusion_advisor.bounds import data_below
@@ -12,6 +12,7 @@ from fusion_advisor.kernel_file import (
     INT32_MAX,
     JitFunction,
     KernelFile,
+    Together,
     dense,
     factors,
     memory_order,
@@ -21,7 +22,7 @@ from fusion_advisor.kernels import Case, Kernel, Launch
 from fusion_advisor.philox import STATE
 from fusion_advisor.records import Tensor
 from fusion_advisor.rulebook import Rulebook, Verify
-from fusion_advisor.schedules.base import WORD_BYTES, Plan, by_tensor, loaded_bytes, words
+from fusion_advisor.schedules.base import WORD_BYTES, Plan, Step, by_tensor, loaded_bytes, words
 from fusion_advisor.schedules.layout import Access, gaps, reach
 from fusion_advisor.schedules.spelling import TRITON_DTYPES
 from fusion_advisor.schedules.vectors import COPIED, copied_elements, taken_elements
@@ -58,10 +59,15 @@ def row_dims(plan: Plan, access: Access) -> tuple[int, ...]:
     return tuple(d for d, dim in enumerate(access.dims) if inner & set(dim))
 
 
-def launches(kernel: JitFunction) -> tuple[Launch, ...]:
-    """The kernel, and what copies for it, as the device will compile them for the graph's sizes."""
-    copying = dict.fromkeys(_copying(kernel, access) for access in kernel.copied)
-    return (*copying, _launch(kernel))
+def launches(file: KernelFile) -> tuple[Launch, ...]:
+    """Every kernel, and what copies for it, as a device compiles them for the graph's sizes."""
+    if file.together:
+        return (_launch_together(file.together),)
+    found: list[Launch] = []
+    for kernel in file.kernels:
+        found += dict.fromkeys(_copying(kernel, access) for access in kernel.copied)
+        found.append(_launch(kernel))
+    return tuple(found)
 
 
 def _copying(kernel: JitFunction, access: Access) -> Launch:
@@ -83,18 +89,25 @@ def _copying(kernel: JitFunction, access: Access) -> Launch:
 
 def _launch(kernel: JitFunction) -> Launch:
     """The kernel as the device will compile it for the graph's sizes."""
-    step, body = kernel.step, kernel.body
+    return _compiled_as(kernel, kernel.step, _values(kernel))
+
+
+def _launch_together(together: Together) -> Launch:
+    """The kernel that is several, likewise."""
+    ends = accumulate(side.step.programs for side in together.sides)
+    values = dict(zip(together.ends, ends, strict=False))
+    for number, side in enumerate(together.sides):
+        values |= {f"{name}_{number}": value for name, value in _values(side).items()}
+    return _compiled_as(together, together.sides[0].step, values)
+
+
+def _compiled_as(kernel: JitFunction | Together, step: Step, values: Mapping[str, int]) -> Launch:
+    """A kernel with some run-time numbers, which is launched as a step says."""
     signature = [
         (name, f"*{TRITON_DTYPES[access.tensor.dtype]}") for name, access in kernel.pointers.items()
     ]
     if step.phases:
         signature.append(("workspace_ptr", "*i64"))
-    sizes = step.sizes
-    values: dict[str, int] = {n: prod(sizes[a] for a in axes) for n, axes in body.sizes.items()}
-    values |= {
-        name: access.tensor.stride[along] if isinstance(along, int) else along.step(access)
-        for name, (access, along) in body.strides.items()
-    }
     signature += [(name, "i32" if v <= INT32_MAX else "i64") for name, v in values.items()]
     signature += [(name, "constexpr") for name in kernel.constants]
     pointers = [name for name, kind in signature if kind.startswith("*")]
@@ -110,6 +123,17 @@ def _launch(kernel: JitFunction) -> Launch:
     )
 
 
+def _values(kernel: JitFunction) -> dict[str, int]:
+    """The run-time numbers of a function at the graph's sizes."""
+    sizes, body = kernel.step.sizes, kernel.body
+    values = {name: prod(sizes[a] for a in axes) for name, axes in body.sizes.items()}
+    strides = {
+        name: access.tensor.stride[along] if isinstance(along, int) else along.step(access)
+        for name, (access, along) in body.strides.items()
+    }
+    return values | strides
+
+
 def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, ...]:
     """Sizes to check: rows as long as the graph's with few of them, odd sizes throughout, one row,
     and what takes the other way of a kernel that has two; the graph's own on request."""
@@ -121,6 +145,9 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     outer_free = [a for g in reversed(first.outer) for a in reversed(g.axes) if a in free]
     fixed_row = prod(hints[a] for a in inner)
     fixed_rows = prod(hints[a] for g in first.outer for a in g.axes if a not in free)
+    beside = file.plan.steps[1:] if file.together else ()
+    apart = [a for step in beside for g in step.outer for a in g.axes if a in free]
+    apart = [axis for axis in dict.fromkeys(reversed(apart)) if axis not in outer_free]
     affordable = numbers.interpreted_elements.count // max(fixed_row * fixed_rows, 1)
     several_programs = -(-(2 * first.rows + 1) // fixed_rows)
     rows = max(several_programs, min(numbers.interpreted_rows.count, affordable))
@@ -150,6 +177,7 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     if single := _single(file, free, chosen.values()):
         short = {axis: _odd(hints[axis]) for axis in row_free}
         chosen["two programs"] = {**chosen[ODD_SIZES], **short, **single}
+    chosen = {name: {**sizes, **_shrunk(apart, sizes, rows)} for name, sizes in chosen.items()}
     if full_size:
         chosen[FULL_SIZE] = dict(hints)
     seen: dict[tuple[tuple[int, int], ...], str] = {}
@@ -234,6 +262,7 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
     sizes = {**sizes, **_parts(file, sizes)}
     loaded: int | None = 0
     stored = 0
+    seen: set[str] = set()
     for kernel in file.kernels:
         step = kernel.step
         rows, cols = (
@@ -244,8 +273,14 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
             stored += copied_elements(cols, step.vector) * access.tensor.itemsize
         for read, written, word_bytes in _launched(kernel, sizes):
             for read_name, loads in by_tensor(read).items():
+                if file.together and read_name in seen:
+                    continue  # by another one of the same launch
+                seen.add(read_name)
                 tensor = _resized(file, kernel, loads, sizes, most)
-                touched = loaded_bytes(step.region, loads, tensor, sizes)
+                region = step.region
+                if file.together:
+                    region, loads = file.region, _in_one_launch(file, read_name)
+                touched = loaded_bytes(region, loads, tensor, sizes)
                 if read_name in step.copied:
                     touched = taken_elements(rows, cols, step.vector) * tensor.itemsize
                 loaded = None if loaded is None or touched is None else loaded + touched
@@ -260,6 +295,11 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
         stored_bytes=stored,
         costly=prod(sizes.values()) > numbers.costly_elements.count,
     )
+
+
+def _in_one_launch(file: KernelFile, name: str) -> list[Access]:
+    """Every load of a tensor by the kernels that are launched together."""
+    return [load for kernel in file.kernels for load in kernel.step.loads if load.name == name]
 
 
 def _inputs(file: KernelFile, name: str, sizes: Mapping[int, int], most: int) -> Case:
@@ -391,7 +431,7 @@ def _resized(
 def _following(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A tensor at other sizes, whose dimensions follow each other in memory where they did."""
     stride = list(tensor.stride)
-    order = memory_order(tensor)[::-1]
+    order = [d for d in memory_order(tensor)[::-1] if tensor.shape[d] != 1]
     for inner, d in pairwise(order):
         if tensor.stride[d] == tensor.stride[inner] * tensor.shape[inner]:
             stride[d] = stride[inner] * shape[inner]

@@ -20,6 +20,7 @@ from fusion_advisor.framework import Spelling
 from fusion_advisor.kernel_file import (
     JitFunction,
     KernelFile,
+    Together,
     fixed_axes,
     origins,
     wide,
@@ -71,6 +72,7 @@ def emit(
         (
             *(known[helper].rstrip() for helper in helpers),
             *(_kernel(kernel) for kernel in file.kernels),
+            *([_together(file.together)] if file.together else []),
             calls,
             _reference(file, flow),
             support(file, calls),
@@ -92,7 +94,7 @@ def emit(
         inputs=file.input_names,
         outputs=tuple(output.tensor.dtype for output in plan.region.outputs),
         cases=made,
-        launches=tuple(one for kernel in file.kernels for one in launches(kernel)),
+        launches=launches(file),
         rows=tuple(row_dims(plan, access) for access in stores),
         partial=partial,
     )
@@ -156,7 +158,10 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int
     fixed = frozenset(plan.region.sizes) - whole.keys()
     for step, kind, most in zip(plan.steps, _kinds(plan), unrolled, strict=True):
         body = body_of(step)(step, tensors, precise, far, wide_rows(step), most, fixed)
-        kernels.append(JitFunction(f"{name}{kind}_kernel", step, body, tuple(body.render())))
+        called = f"{name}{kind}_kernel"
+        if step.beside:
+            called = names.claim(f"{name}_{tensors[step.stores[0].name]}")
+        kernels.append(JitFunction(called, step, body, tuple(body.render())))
     return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, strides, whole)
 
 
@@ -169,8 +174,8 @@ def _space_name(plan: Plan, name: str) -> str:
 
 def _kinds(plan: Plan) -> list[str]:
     """What the kernels of a plan are called behind the file's name."""
-    if len(plan.steps) == 1:
-        return [""]
+    if len(plan.steps) == 1 or plan.together:
+        return ["" for _ in plan.steps]
     kinds: list[str] = []
     for step in plan.steps:
         partial = step.parts is not None
@@ -251,7 +256,7 @@ def _wrapped(lines: Sequence[str]) -> list[str]:
 
 
 def _made_as(plan: Plan) -> str:
-    if len(plan.steps) == 1:
+    if plan.launches == 1:
         return f"one {plan.schedule} kernel"
     return f"{len(plan.steps)} kernels ({plan.schedule})"
 
@@ -279,12 +284,34 @@ def _note(step: Step) -> str:
 def _kernel(kernel: JitFunction) -> str:
     body = kernel.body
     workspace = ["workspace_ptr"] if kernel.step.phases else []
-    arguments = [*kernel.pointers, *workspace, *body.sizes, *body.strides]
+    program = ["program"] if kernel.step.beside else []
+    arguments = [*program, *kernel.pointers, *workspace, *body.sizes, *body.strides]
     arguments += [f"{name}: tl.constexpr" for name in kernel.constants]
     signature = "\n".join(f"    {argument}," for argument in arguments)
     content = "\n".join(f"    {line}" for line in kernel.lines)
     note = _note(kernel.step)
     return f"@triton.jit\ndef {kernel.name}(\n{signature}\n):\n    # {note}\n{content}"
+
+
+def _together(together: Together) -> str:
+    """The kernel whose programs are those of several functions, one behind the other."""
+    arguments = [*together.pointers, *together.ends, *together.numbers]
+    arguments += [f"{name}: tl.constexpr" for name in together.constants]
+    lines = [
+        "# Side by side: the programs of each result follow those of the one before.",
+        "program = tl.program_id(0)",
+    ]
+    for number, side in enumerate(together.sides):
+        own = [f"{name}_{number}" for name in (*side.body.sizes, *side.body.strides)]
+        own += [f"{name}_{number}" for name in side.constants]
+        start = f" - {together.ends[number - 1]}" if number else ""
+        given = [f"program{start}", *side.pointers, *own]
+        begins = f"{'el' if number else ''}if program < end_{number}:"
+        lines += [begins if number < len(together.ends) else "else:", f"    {side.name}("]
+        lines += [*(f"        {argument}," for argument in given), "    )"]
+    signature = "\n".join(f"    {argument}," for argument in arguments)
+    content = "\n".join(f"    {line}" for line in lines)
+    return f"@triton.jit\ndef {together.name}(\n{signature}\n):\n{content}"
 
 
 def _reference(file: KernelFile, flow: Dataflow) -> str:

@@ -38,6 +38,10 @@ class Found:
     parent: Found | None = None
 
 
+_Merged = tuple[Found, list[tuple[tuple[int, ...], Found]]]
+"""A set that several instances would become, and those, each with the set that it is one of."""
+
+
 @dataclass
 class Grouping:
     """Accepted groups, rejected candidates, and how far the partition may be from the best."""
@@ -67,6 +71,7 @@ def group(
         worst = max(worst, _solve(flow, occurrences, decide, rulebook, result))
     result.gap = worst
     _break_cycles(flow, result)
+    _launch_together(flow, decide, result)
     _maximal_regions(flow, decide, result)
     return result
 
@@ -272,6 +277,78 @@ def _break_cycles(flow: Dataflow, result: Grouping) -> None:
         found.instances.remove(place)
         result.gap = max(result.gap, _lost(found, result))
         result.groups = [g for g in result.groups if g.instances]
+
+
+def _launch_together(flow: Dataflow, decide: Decide, result: Grouping) -> None:
+    """Accepted groups that read one tensor and do not wait for each other become one launch, where
+    that is accepted and predicted to be faster: the queries and the keys of a rotary embedding."""
+    apart = [
+        (place, found)
+        for found in result.groups
+        for place in found.instances
+        if found.decision.subject.plan and not found.decision.subject.plan.region.reduced
+    ]
+    apart.sort(key=lambda each: each[0])
+    merged: list[_Merged] = []
+    while apart:
+        first = apart.pop(0)
+        sides, decision = [first], first[1].decision
+        for other in list(apart):
+            if all(_beside(flow, place, other[0]) for place, _ in sides):
+                both = decide(number for place, _ in (*sides, other) for number in place)
+                if both.accepted and _gains(flow, both, decision, other[1].decision):
+                    apart.remove(other)
+                    sides, decision = [*sides, other], both
+        if len(sides) > 1:
+            place = decision.subject.launches
+            merged.append((Found(decision, [place], first[1].parent), sides))
+    kept = _without_cycles(flow, result, merged)
+    alike: dict[object, Found] = {}
+    for found, sides in kept:
+        for place, own in sides:
+            own.instances.remove(place)
+            result.saveable_bytes += own.decision.fused_bytes
+        result.saveable_bytes -= found.decision.fused_bytes
+        (place,) = found.instances
+        shape = _shape(flow, place)
+        if shape in alike:
+            alike[shape].instances.append(place)
+        else:
+            alike[shape] = found
+    result.groups = [found for found in (*result.groups, *alike.values()) if found.instances]
+
+
+def _gains(flow: Dataflow, both: Decision, one: Decision, other: Decision) -> bool:
+    """Is one launch predicted to take less than two that follow each other?"""
+    call_us = flow.annotated.device.times.call.value
+    return both.fused_us < one.fused_us + other.fused_us - call_us
+
+
+def _beside(flow: Dataflow, one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Do two sets read one tensor, and does neither wait for the other?"""
+    if _reads(flow, one).isdisjoint(_reads(flow, other)):
+        return False
+    masks = [sum(1 << number for number in place) for place in (one, other)]
+    waits = any(flow.above[number] & masks[0] for number in other)
+    return not waits and not any(flow.above[number] & masks[1] for number in one)
+
+
+def _reads(flow: Dataflow, place: tuple[int, ...]) -> set[int]:
+    """The tensors that a set reads and does not make."""
+    bases = {flow.base(ref) for number in place for ref in flow.operands[number]}
+    return {flow.elements[base] for base in bases if flow.position[base.node] not in place}
+
+
+def _without_cycles(flow: Dataflow, result: Grouping, merged: list[_Merged]) -> list[_Merged]:
+    """Of what could be launched together that which leaves an order of launches."""
+    while True:
+        gone = {place for _, sides in merged for place, _ in sides}
+        blocks = [place for found, _ in merged for place in found.instances]
+        rest = [p for found in result.groups for p in found.instances if p not in gone]
+        stuck = {n for n in _in_cycle(flow, [*blocks, *rest]) if n < len(blocks)}
+        if not stuck:
+            return merged
+        merged = [each for n, each in enumerate(merged) if n not in stuck]
 
 
 def _lost(found: Found, result: Grouping) -> float:

@@ -108,19 +108,29 @@ class JitFunction:
         return found | self._sizes_tell
 
     @property
+    def tiled(self) -> tuple[Group, ...]:
+        """The groups of rows of which a program has a tile."""
+        return self.step.outer[1:] if self.step.in_planes else self.step.outer
+
+    @property
     def _sizes_tell(self) -> dict[str, tuple[str, int]]:
         """Whether all parts of a row are whole, whether the lanes of a program lie in two runs of
         the last group at most, and by what power of two a row can be divided."""
         step, found = self.step, dict[str, tuple[str, int]]()
         if self.body.whole:
-            found["WHOLE"] = (f"{{cols}} % {step.block} == 0", step.length % step.block == 0)
+            whole, text = step.length % step.block == 0, f"{{cols}} % {step.block} == 0"
+            if step.schedule == "tiled":
+                count = prod(group.size for group in self.tiled)
+                whole = whole and count % step.rows == 0
+                text = f"{{rows}} % {step.rows} == 0 and {text}"
+            found["WHOLE"] = (text, whole)
         if self.body.near:
             far = int(step.groups[-1].size >= step.block)
             found["NEAR"] = (f"{{inner}} >= {step.block}", far)
         if self.body.divided:
             length = prod(group.size for group in step.inner or step.outer)
             found["DIVISOR"] = ("divisor({cols})", gcd(length, DIVISOR))
-        if step.in_planes:
+        if step.in_planes and not step.beside:
             found["PLANES"] = (f"{{planes}} <= {MOST_PLANES}", step.outer[0].size <= MOST_PLANES)
         if begun := self.body.begun.values():
             steps = [group.step(access) for access, groups in begun for group in groups]
@@ -131,6 +141,47 @@ class JitFunction:
         if apart := [group.step(access) for _, access, group in self.body.apart]:
             found["APART"] = (f"divisor({{apart}} | {DIVISOR})", gcd(*apart, DIVISOR))
         return found
+
+
+@dataclass(frozen=True)
+class Together:
+    """What launches several jit functions as one, the programs of each behind those of the one
+    before. Their own arguments have their number behind their names; tensors are the file's."""
+
+    name: str
+    sides: tuple[JitFunction, ...]
+
+    @property
+    def pointers(self) -> dict[str, Access]:
+        """Each tensor argument once."""
+        return {name: access for side in self.sides for name, access in side.pointers.items()}
+
+    @property
+    def ends(self) -> list[str]:
+        """The arguments that tell how many programs the functions up to one have, but the last."""
+        return [f"end_{number}" for number in range(len(self.sides) - 1)]
+
+    @property
+    def numbers(self) -> list[str]:
+        """The run-time arguments behind those, function after function."""
+        return [
+            f"{name}_{number}"
+            for number, side in enumerate(self.sides)
+            for name in (*side.body.sizes, *side.body.strides)
+        ]
+
+    @property
+    def constants(self) -> dict[str, tuple[str, int]]:
+        """As those of one function."""
+        return {
+            f"{name}_{number}": constant
+            for number, side in enumerate(self.sides)
+            for name, constant in side.constants.items()
+        }
+
+    @property
+    def contracts(self) -> bool:
+        return all(side.contracts for side in self.sides)
 
 
 @dataclass(frozen=True)
@@ -153,6 +204,16 @@ class KernelFile:
     @property
     def region(self) -> Region:
         return self.plan.region
+
+    @property
+    def together(self) -> Together | None:
+        """What launches all kernels as one, where the plan does."""
+        return Together(f"{self.name}_kernel", self.kernels) if self.plan.together else None
+
+    @property
+    def first(self) -> str:
+        """The jit function that is launched first."""
+        return self.together.name if self.together else self.kernels[0].name
 
     @property
     def wide(self) -> bool:

@@ -8,6 +8,7 @@ from fusion_advisor.axes import Dims
 from fusion_advisor.kernel_file import (
     JitFunction,
     KernelFile,
+    Together,
     dense,
     extent,
     factors,
@@ -166,7 +167,7 @@ def launcher(file: KernelFile) -> str:
     lines.append(_remember(file))
     lines.append(f"return {', '.join(file.output_names)}")
     lines = [
-        f"layout, plan = plan_of({file.kernels[0].name}, {given})",
+        f"layout, plan = plan_of({file.first}, {given})",
         "if plan is not None:",
         f"    return do_again(plan, {given})",
         *_read(file, "\n".join(lines)),
@@ -253,6 +254,8 @@ def _copied(file: KernelFile) -> list[str]:
 
 def _launches(file: KernelFile) -> list[str]:
     """Every launch, in order; what each did is kept."""
+    if file.together:
+        return ["steps = [", *(f"    {line}" for line in _call_together(file, file.together)), "]"]
     lines = [f"{copies}_made," for copies in _copies(file)]
     for kernel in file.kernels:
         call = _call(file, kernel)
@@ -269,10 +272,7 @@ def _launches(file: KernelFile) -> list[str]:
 
 def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     """One launch."""
-    step, body = kernel.step, kernel.body
-    tensors = _given(file, kernel)
-    numbers = [extent(file, axes) for axes in body.sizes.values()]
-    numbers += [_free_stride(file, kernel, a, along) for a, along in body.strides.values()]
+    step = kernel.step
     rows = extent(file, spanned(step.outer))
     cols, parts = extent(file, spanned(step.inner or step.outer)), _parts(file, step)
     if step.schedule == "flat":
@@ -282,35 +282,88 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     elif step.schedule == "persistent":
         grid = f"{parts or _programs(file, step)},"
     else:
-        grid = rows if step.rows == 1 else f"cdiv({rows}, {step.rows})"
+        grid = _tiles(file, kernel)
         if step.parts:
             grid = f"{grid}, {parts}"
         elif step.part:
             grid = f"{grid}, cdiv({cols}, {step.part})"
         else:
             grid = f"{grid},"
-    begun = _begun(file, kernel)
-    planes = extent(file, step.outer[0].axes) if step.in_planes else ""
-    if planes:
-        tiles = f"cdiv({extent(file, step.outer[1].axes)}, {step.rows})"
+    if step.in_planes:
+        planes, tiles = extent(file, step.outer[0].axes), _tiles(file, kernel)
         grid = f"in_planes({planes}, {tiles}, cdiv({cols}, {step.part}))"
-    inner = extent(file, spanned(step.groups[-1:]))
-    apart = " | ".join(_free_stride(file, kernel, a, along) for _, a, along in body.apart)
-    told = {"cols": cols, "parts": parts, "inner": inner, "planes": planes}
-    constants = [
-        f"{name}={text.format(**told, apart=apart, begun=begun)}"
-        for name, (text, _) in kernel.constants.items()
-    ]
+    constants = [f"{name}={text}" for name, text in _constants(file, kernel).items()]
     constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
     constants += [f"maxnreg={step.most_registers}"] if step.most_registers else []
     arguments = [
         kernel.name,
-        grid if planes else f"({grid})",
-        _tuple(tensors),
-        _tuple(numbers),
+        grid if step.in_planes else f"({grid})",
+        _tuple(_given(file, kernel)),
+        _tuple(_numbers(file, kernel)),
         *constants,
     ]
     return ["launch(", *(f"    {argument}," for argument in arguments), ")"]
+
+
+def _call_together(file: KernelFile, together: Together) -> list[str]:
+    """The one launch of several kernels."""
+    counts = [_beside(file, side) for side in together.sides]
+    ends = [" + ".join(counts[: number + 1]) for number in range(len(counts))]
+    numbers = [text for side in together.sides for text in _numbers(file, side)]
+    constants = [
+        f"{name}_{number}={text}"
+        for number, side in enumerate(together.sides)
+        for name, text in _constants(file, side).items()
+    ]
+    arguments = [
+        together.name,
+        f"({ends[-1]},)",
+        _tuple([pointer.removesuffix("_ptr") for pointer in together.pointers]),
+        _tuple([*ends[:-1], *numbers]),
+        *constants,
+        f"num_warps={together.sides[0].step.warps}",
+        f"enable_fp_fusion={together.contracts}",
+    ]
+    return ["launch(", *(f"    {argument}," for argument in arguments), "),"]
+
+
+def _beside(file: KernelFile, kernel: JitFunction) -> str:
+    """How many programs a kernel has of those that are launched together."""
+    step = kernel.step
+    rows = extent(file, spanned(step.outer))
+    if step.schedule == "flat":
+        return f"cdiv({rows}, {step.block})"
+    parts = f"cdiv({extent(file, spanned(step.inner))}, {step.part})"
+    planes = extent(file, step.outer[0].axes) if step.in_planes else "1"
+    return product([planes, _tiles(file, kernel), parts])
+
+
+def _tiles(file: KernelFile, kernel: JitFunction) -> str:
+    """How many tiles there are of all rows, or of those of a plane."""
+    rows = extent(file, spanned(kernel.tiled))
+    return rows if kernel.step.rows == 1 else f"cdiv({rows}, {kernel.step.rows})"
+
+
+def _numbers(file: KernelFile, kernel: JitFunction) -> list[str]:
+    """The sizes and strides that a kernel takes."""
+    sizes = [extent(file, axes) for axes in kernel.body.sizes.values()]
+    strides = kernel.body.strides.values()
+    return [*sizes, *(_free_stride(file, kernel, access, along) for access, along in strides)]
+
+
+def _constants(file: KernelFile, kernel: JitFunction) -> dict[str, str]:
+    """The constants of its tile, from the sizes at hand."""
+    step, body = kernel.step, kernel.body
+    told = {
+        "cols": extent(file, spanned(step.inner or step.outer)),
+        "rows": extent(file, spanned(kernel.tiled)),
+        "parts": _parts(file, step),
+        "inner": extent(file, spanned(step.groups[-1:])),
+        "planes": extent(file, step.outer[0].axes) if step.in_planes else "",
+        "apart": " | ".join(_free_stride(file, kernel, a, along) for _, a, along in body.apart),
+        "begun": _begun(file, kernel),
+    }
+    return {name: text.format(**told) for name, (text, _) in kernel.constants.items()}
 
 
 def _begun(file: KernelFile, kernel: JitFunction) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -89,7 +89,27 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
             )
         )
         left |= {store.name: store.tensor.bytes for store in step.stores}
-    return tuple(found)
+    return (_as_one(found, plan.met),) if plan.together else tuple(found)
+
+
+def _as_one(works: Sequence[Work], met: int) -> Work:
+    """Several kernels in one launch, of the kind of the largest; what one has read is in the L2 for
+    the others."""
+    largest = max(works, key=lambda work: work.bytes)
+    return replace(
+        largest,
+        bytes_read=sum(work.bytes_read for work in works),
+        bytes_written=sum(work.bytes_written for work in works),
+        elements=sum(work.elements for work in works),
+        arithmetic_us=sum(work.arithmetic_us for work in works),
+        simple_us=sum(work.simple_us for work in works),
+        reduced_us=sum(work.reduced_us for work in works),
+        resident=met + sum(work.resident for work in works),
+        programs=sum(work.programs for work in works),
+        at_once=min(work.at_once for work in works),
+        lines=sum(work.lines for work in works),
+        exchanged=sum(work.exchanged for work in works),
+    )
 
 
 def _issued(step: Step, rulebook: Rulebook, made: Mapping[int, float], *, precise: bool) -> Issued:

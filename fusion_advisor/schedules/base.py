@@ -68,6 +68,8 @@ class Step:
     in_planes: bool = False
     """Are its programs numbered along the first of two groups of rows and by tiles of the second?
     Then no lane divides to find its row."""
+    beside: bool = False
+    """Is it launched together with others? Its programs are then numbered by an argument."""
     most_registers: int = 0
     """That the compiler may give a thread; 0: as many as it wants."""
     most: int = 0
@@ -167,13 +169,20 @@ class Plan:
 
     Tensors that one of them leaves for the next are named `ws…`. `finish_share` is what a
     finishing kernel reads again because the reductions run along different axes, as a share of
-    the bytes.
+    the bytes; `met` the bytes that one of several kernels in one launch finds in the L2, where
+    another one has read them.
     """
 
     schedule: str
     region: Region
     steps: tuple[Step, ...]
     finish_share: float = 0.0
+    met: int = 0
+
+    @property
+    def together(self) -> bool:
+        """Are its kernels launched as one?"""
+        return any(step.beside for step in self.steps)
 
     @property
     def widest(self) -> Step:
@@ -195,7 +204,7 @@ class Plan:
 
     @property
     def launches(self) -> int:
-        return sum(1 + len(step.copied) for step in self.steps)
+        return 1 if self.together else sum(1 + len(step.copied) for step in self.steps)
 
     @property
     def serial(self) -> frozenset[int]:
@@ -204,7 +213,7 @@ class Plan:
 
     @property
     def bytes_read(self) -> int:
-        return sum(step.bytes_read for step in self.steps)
+        return sum(step.bytes_read for step in self.steps) - self.met
 
     @property
     def bytes_written(self) -> int:
@@ -213,7 +222,7 @@ class Plan:
     @property
     def moved(self) -> int:
         """HBM bytes of all kernels."""
-        return sum(step.moved for step in self.steps)
+        return self.bytes_read + self.bytes_written
 
 
 def words(phase: Step) -> int:

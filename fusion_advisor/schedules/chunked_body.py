@@ -27,7 +27,7 @@ class ChunkedBody(Body):
         self.whole = bool(self.step.parts) and self.step.stages == 1 and not self.step.vector
 
     def _program(self) -> list[str]:
-        lines = self._row(f"tl.program_id(0){'.to(tl.int64)' if self.wide else ''}")
+        lines = self._row(self._number)
         if self.step.part:
             lines.append("part = tl.program_id(1)")
         if self.several:

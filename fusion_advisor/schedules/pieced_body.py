@@ -133,8 +133,7 @@ class PiecedBody(InPieces):
     """A program has all pieces of its row, or of its part of one."""
 
     def _program(self) -> list[str]:
-        wide = ".to(tl.int64)" if self.wide else ""
-        lines = self._row(f"tl.program_id(0){wide}")
+        lines = self._row(self._number)
         rest = self.other(Rest) if self.step.rest else None
         ends = self.other(Ends) if self.step.ends else None
         self.others = tuple(body for body in (rest, ends) if body)

@@ -63,6 +63,13 @@ def rows_of_plane(size, ROWS: tl.constexpr, PLANES: tl.constexpr):
         plane, tile = tile // tiles, tile % tiles
     return plane, tile * ROWS + tl.arange(0, ROWS)[:, None]
 """,
+    "rows_of_tile": """\
+@triton.jit
+def rows_of_tile(tile, size, ROWS: tl.constexpr):
+    # The plane that a tile is in, of those that lie one behind the other, and its rows of `size`.
+    tiles = tl.cdiv(size, ROWS)
+    return tile // tiles, tile % tiles * ROWS + tl.arange(0, ROWS)[:, None]
+""",
 }
 """The functions of an emitted file that find such places."""
 

@@ -292,22 +292,40 @@ class Body:
 
     def _program(self) -> list[str]:
         """Which elements this program has."""
-        step, wide = self.step, ".to(tl.int64)" if self.wide else ""
+        step = self.step
         if step.schedule == "flat":
             return [
-                f"index = tl.program_id(0){wide} * BLOCK + tl.arange(0, BLOCK)",
+                f"index = {self._number} * BLOCK + tl.arange(0, BLOCK)",
                 f"mask = index < {self.size(step.outer, 'count')}",
             ]
-        lines = self._row(f"tl.program_id(0){wide}")
-        if step.in_planes:
-            lines = self._planes(wide)
-        if step.part:
+        lines = self._numbered() if step.beside else []
+        tile = "tile" if step.beside else self._number
+        lines += self._planes() if step.in_planes else self._row(tile)
+        if step.part and not step.beside:
             lines.append("part = tl.program_id(1)")
-        lines += self._columns("part * COLS + " if step.part else "")
+        self.whole = step.schedule == "tiled" and self.several and not step.vector
+        always = " | WHOLE" if self.whole else ""
+        lines += self._columns("part * COLS + " if step.part else "", always)
         if self.several:
-            lines.insert(-1, f"row_mask = {self._within_rows()}")
+            within = self._within_rows()
+            lines.insert(-1, f"row_mask = ({within}){always}" if always else f"row_mask = {within}")
             lines.append("mask = row_mask & col_mask")
         return lines
+
+    def _numbered(self) -> list[str]:
+        """Which tile of the rows, and which part of them, a program has that only has a number."""
+        step = self.step
+        fixed = {axis for group in step.inner for axis in group.axes} <= self.fixed
+        if fixed and step.length <= step.block:
+            return [f"tile, part = {self._number}, 0"]
+        parts = f"parts = tl.cdiv({self.size(step.inner, self.length)}, COLS)"
+        return [parts, f"tile, part = {self._number} // parts, program % parts"]
+
+    @property
+    def _number(self) -> str:
+        """Which program this is, of those along the first dimension of the grid."""
+        number = "program" if self.step.beside else "tl.program_id(0)"
+        return f"{number}.to(tl.int64)" if self.wide else number
 
     def _within_rows(self) -> str:
         """Are there such rows?"""
@@ -316,16 +334,19 @@ class Body:
             return f"{last.name} < {self.extent_of(last)}"
         return f"row < {self.size(self.step.outer, 'rows')}"
 
-    def _planes(self, wide: str) -> list[str]:
+    def _planes(self) -> list[str]:
         """The rows of a program that has one place along the first group and a tile of the second;
         both places are known then, and which row it is of all."""
         first, second = self.step.outer
         self.scopes[0].places |= {group.name: group.name for group in (first, second)}
-        self.helpers["rows_of_plane"] = None
         rows, size = f"{first.name}, {second.name}", self.extent_of(second)
-        lines = [f"{rows} = rows_of_plane({size}, ROWS, PLANES)"]
-        if wide:
-            lines += [f"{group.name} = {group.name}{wide}" for group in (first, second)]
+        helper, given = "rows_of_plane", f"{size}, ROWS, PLANES"
+        if self.step.beside:
+            helper, given = "rows_of_tile", f"tile, {size}, ROWS"
+        self.helpers[helper] = None
+        lines = [f"{rows} = {helper}({given})"]
+        if self.wide:
+            lines += [f"{group.name} = {group.name}.to(tl.int64)" for group in (first, second)]
         return [*lines, f"row = {first.name} * {size} + {second.name}"]
 
     def _row(self, number: str) -> list[str]:
@@ -465,6 +486,8 @@ class Body:
         return "index" if self.step.schedule == "flat" else "row"
 
     def _offset_within(self, access: Access, groups: Sequence[Group], linear: str) -> str:
+        if access.pulled and self.several and groups == self.step.outer:
+            access = self._read_plainly(access)
         steps = gaps(access, self.step.groups)
         if not any(group.name in steps for group in groups):
             return ""
@@ -489,6 +512,21 @@ class Body:
             else:
                 terms.append(self._times(place, later))
         return " + ".join(terms)
+
+    def _read_plainly(self, access: Access) -> Access:
+        """Another access of the same tensor, as far from row to row, of which more is known: that
+        the rows lie one behind the other, say, which the launcher then asks of the tensor."""
+        rows = {axis for group in self.step.outer for axis in group.axes}
+
+        def along(one: Access) -> list[tuple[int, ...]]:
+            return [tuple(axis for axis in dim if axis in rows) for dim in one.dims]
+
+        for other in self.step.loads:
+            alike = all(other.step(axis) == access.step(axis) for axis in rows)
+            same = other.name == access.name and along(other) == along(access)
+            if same and alike and not other.pulled:
+                return other
+        return access
 
     def _within_dimension(self, access: Access, group: Group) -> int | None:
         """The step along a group whose places have a fixed number of others between them, in a
@@ -580,8 +618,7 @@ class Body:
     @property
     def _first_lane(self) -> str:
         """The place of a program's first lane."""
-        wide = ".to(tl.int64)" if self.wide else ""
-        return f"tl.program_id(0){wide} * BLOCK" if self.step.schedule == "flat" else self.start
+        return f"{self._number} * BLOCK" if self.step.schedule == "flat" else self.start
 
     def _knowing(self, linear: str) -> Scope:
         """The innermost scope that has a linear index of its own."""
@@ -697,8 +734,16 @@ class Body:
     def _addressed_by(self, number: int) -> tuple[int, ...]:
         """What says where a load reads, and whether."""
         access = self._access[number]
-        guard = () if access.guard is None else (access.guard,)
-        return (*access.pulled.values(), *guard)
+        guard = access.guard
+        if guard is None or self._told_by_twin(number, guard):
+            return tuple(access.pulled.values())
+        return (*access.pulled.values(), guard)
+
+    def _told_by_twin(self, number: int, guard: int) -> bool:
+        """Does the guard of the load that is made with this one tell which of both it is?"""
+        twin = self._twins.get(number)
+        before = twin is not None and self._rank[twin] < self._rank[number]
+        return before and self._everywhere(guard)
 
     def _around(self, expr: Expr) -> set[int]:
         """What the loop of a serial reduction uses and need not make again at each place."""
@@ -751,7 +796,8 @@ class Body:
         if twin is None:
             text = self._read(access, held)
         else:
-            Body._emit(self, self._addressed_by(twin))  # of this piece alone
+            guards = () if access.guard is None else (access.guard,)
+            Body._emit(self, (*self._addressed_by(twin), *guards))  # of this piece alone
             self.scope.texts[twin] = name
             text = self._read_either(access, self._access[twin])
         self.scope.lines.append(f"{name} = {text}{converted}")
@@ -791,8 +837,22 @@ class Body:
         pointer, chosen = f"{self.tensors[access.name]}_ptr", self.text(access.guard)
         here, there = self.offset(access) or "0", self.offset(other) or "0"
         offset = f"tl.where({bare(chosen)}, {here}, {there})"
-        mask = f"({self.mask(access)}) | ({self.mask(other)})"
-        return f"tl.load({pointer} + {offset}, mask={mask}, other=0)"
+        if len(offset) > _LONGEST_PART:
+            place = self.names.claim(f"{self.tensors[access.name]}_at")
+            self.scope.lines.append(f"{place} = {offset}")
+            offset = place
+        if self._everywhere(access.guard):
+            mask = self.mask(replace(access, guard=None))
+        else:
+            mask = f"({self.mask(access)}) | ({self.mask(other)})"
+        masked = f", mask={mask}, other=0" if mask else ""
+        return f"tl.load({pointer} + {offset}{masked})"
+
+    def _everywhere(self, guard: int) -> bool:
+        """Does one of two guards hold at every place, by which of two places it is?"""
+        place = self.region.exprs[self.region.exprs[guard].args[0]]
+        two = prod(self.region.sizes[axis] for axis in place.axes) == 2
+        return place.op == "place" and two and self.fixed.issuperset(place.axes)
 
     def _read(self, access: Access, held: str) -> str:
         """The elements of a tensor as they lie in memory, zero where there are none."""

@@ -77,6 +77,15 @@ def dropped_attention(scores, bias):
     return torch.native_dropout(torch.softmax(scores * 0.125 + bias, dim=-1), 0.2, True)
 
 
+def halves_turned(x):
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+def rotated(q, k, cos, sin):
+    return q * cos + halves_turned(q) * sin, k * cos + halves_turned(k) * sin
+
+
 FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
     "softmax": (softmax, (_x(64, 300),)),
     "layer_norm": (layer_norm, (_x(64, 200), _x(200), _x(200))),
@@ -102,6 +111,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
         masked_count, (_x(40, 90, dtype=torch.int64), _x(40, dtype=torch.int64)),
     ),
     "dropout_gelu": (dropout_gelu, (_x(64, 500, dtype=torch.bfloat16),)),
+    "rotated": (
+        rotated, (_x(2, 5, 40, 32), _x(2, 3, 40, 32), _x(40, 32), _x(40, 32)),
+    ),
     "dropped_attention": (dropped_attention, (_x(8, 30, 96), _x(30, 96))),
 }  # fmt: skip
 

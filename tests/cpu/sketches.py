@@ -383,6 +383,26 @@ STEPS: tuple[Callable[[Sketch, Tensor], None], ...] = (
 )
 
 
+def _step(sketch: Sketch, step: Callable[[Sketch, Tensor], None], x: Tensor) -> None:
+    try:
+        step(sketch, x)
+    except (RuntimeError, IndexError, NotImplementedError):
+        return  # shapes that do not broadcast, a dtype that eager does not take
+
+
+def _beside(sketch: Sketch, shared: Tensor) -> Tensor:
+    """One of several results over spaces of their own, each made from an input of its own and one
+    that all of them read."""
+    c = sketch.choices
+    own = sketch.input(_laid_out(c, [c.pick(SIZES[:5]), *shared.shape], shared.dtype))
+    made = [sketch.call(c.pick([aten.add.Tensor, aten.mul.Tensor]), own, shared)]
+    for _ in range(c.number(0, 2)):
+        before = len(sketch.tensors)
+        _step(sketch, c.pick([_unary, _converted, _viewed, _moved]), sketch.tensors[-1])
+        made += [t for t in sketch.tensors[before:] if sketch.tape.made(t)]
+    return made[-1]
+
+
 def sketched(choices: Choices) -> Sketch:
     """A region of 2 to 8 steps: mostly of a few thousand elements and up to four dimensions, now
     and then of long or many rows, which other schedules serve."""
@@ -396,14 +416,14 @@ def sketched(choices: Choices) -> Sketch:
     dtype = choices.pick([*FLOATS, torch.float64, *NARROW, torch.int64, torch.int32])
     for _ in range(choices.number(1, 3)):
         _input(sketch, base, dtype)
+    if math.prod(base) <= MOST_ELEMENTS and choices.number(0, 6) == 6:
+        shared = sketch.input(_laid_out(choices, base, dtype))
+        sketch.results = [_beside(sketch, shared) for _ in range(choices.number(2, 3))]
+        return sketch
     inputs = len(sketch.tensors)
     for _ in range(choices.number(2, 8)):
         recent = sketch.operands[-3:] if choices.number(0, 1) else sketch.operands
-        step, x = choices.pick(STEPS), choices.pick(recent)
-        try:
-            step(sketch, x)
-        except (RuntimeError, IndexError, NotImplementedError):
-            continue  # shapes that do not broadcast, a dtype that eager does not take
+        _step(sketch, choices.pick(STEPS), choices.pick(recent))
     made = [t for t in sketch.tensors[inputs:] if sketch.tape.made(t)]
     wanted = min(len(made), choices.pick([1, 1, 2, 3]))
     sketch.results = list(dict.fromkeys([*made[-1:], *choices.shuffled(made)[:wanted]]))[:wanted]

@@ -1,0 +1,529 @@
+"""10 eager launches as one horizontal kernel.
+
+Replaces: mul.Tensor, neg.default, cat.default, mul.Tensor, add.Tensor, mul.Tensor, neg.default,
+cat.default, mul.Tensor, add.Tensor.
+Source: generated.py:86, generated.py:82.
+HBM: 839680 B unfused, 174080 B here (4.82 times fewer) at the sizes it was made for.
+Computes in float32 for narrower floats; rounds at the stores.
+Deterministic: bitwise the same from run to run.
+"""
+
+import argparse
+import os
+import sys
+import warnings
+
+import torch
+import triton
+import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+
+@triton.jit
+def rotated_add_out(
+    program,
+    args_0_ptr,
+    args_2_ptr,
+    args_3_ptr,
+    add_out_ptr,
+    count,
+    n_1_size,
+    args_0_stride_n_0,
+    args_0_stride_n_1,
+    BLOCK: tl.constexpr,
+):
+    # One program, one block of consecutive elements of the result.
+    index = program * BLOCK + tl.arange(0, BLOCK)
+    mask = index < count
+    n_1 = index // 16 // 2 % n_1_size
+    n_2 = index // 16 % 2
+    n_3 = index % 16
+    n_0 = index // 16 // 2 // n_1_size
+    args_0 = tl.load(args_0_ptr + index, mask=mask, other=0.0)
+    args_2 = tl.load(args_2_ptr + n_1 * 2 * 16 + n_2 * 16 + n_3, mask=mask, other=0.0)
+    mul = args_0 * args_2
+    cat_part = n_2 == 0
+    args_0_at = tl.where(
+        cat_part,
+        n_0 * args_0_stride_n_0 + n_1 * args_0_stride_n_1 + (16 + n_3),
+        n_0 * args_0_stride_n_0 + n_1 * args_0_stride_n_1 + n_3,
+    )
+    args_0_1 = tl.load(args_0_ptr + args_0_at, mask=mask, other=0)
+    neg_part = -args_0_1
+    cat = tl.where(cat_part, neg_part, args_0_1)
+    args_3 = tl.load(args_3_ptr + n_1 * 2 * 16 + n_2 * 16 + n_3, mask=mask, other=0.0)
+    mul_1 = cat * args_3
+    add = mul + mul_1
+    tl.store(add_out_ptr + index, add, mask=mask)
+
+
+@triton.jit
+def rotated_add_1_out(
+    program,
+    args_1_ptr,
+    args_2_ptr,
+    args_3_ptr,
+    add_1_out_ptr,
+    count,
+    n_1_size,
+    args_1_stride_n_0,
+    args_1_stride_n_1,
+    BLOCK: tl.constexpr,
+):
+    # One program, one block of consecutive elements of the result.
+    index = program * BLOCK + tl.arange(0, BLOCK)
+    mask = index < count
+    n_3 = index % 16
+    n_2 = index // 16 % 2
+    n_1 = index // 16 // 2 % n_1_size
+    n_0 = index // 16 // 2 // n_1_size
+    cat_part = n_2 == 0
+    args_1 = tl.load(args_1_ptr + index, mask=mask, other=0.0)
+    args_2 = tl.load(args_2_ptr + n_1 * 2 * 16 + n_2 * 16 + n_3, mask=mask, other=0.0)
+    mul_2 = args_1 * args_2
+    args_1_at = tl.where(
+        cat_part,
+        n_0 * args_1_stride_n_0 + n_1 * args_1_stride_n_1 + (16 + n_3),
+        n_0 * args_1_stride_n_0 + n_1 * args_1_stride_n_1 + n_3,
+    )
+    args_1_1 = tl.load(args_1_ptr + args_1_at, mask=mask, other=0)
+    neg_1_part = -args_1_1
+    cat_1 = tl.where(cat_part, neg_1_part, args_1_1)
+    args_3 = tl.load(args_3_ptr + n_1 * 2 * 16 + n_2 * 16 + n_3, mask=mask, other=0.0)
+    mul_3 = cat_1 * args_3
+    add_1 = mul_2 + mul_3
+    tl.store(add_1_out_ptr + index, add_1, mask=mask)
+
+
+@triton.jit
+def rotated_kernel(
+    args_0_ptr,
+    args_2_ptr,
+    args_3_ptr,
+    add_out_ptr,
+    args_1_ptr,
+    add_1_out_ptr,
+    end_0,
+    count_0,
+    n_1_size_0,
+    args_0_stride_n_0_0,
+    args_0_stride_n_1_0,
+    count_1,
+    n_1_size_1,
+    args_1_stride_n_0_1,
+    args_1_stride_n_1_1,
+    BLOCK_0: tl.constexpr,
+    BLOCK_1: tl.constexpr,
+):
+    # Side by side: the programs of each result follow those of the one before.
+    program = tl.program_id(0)
+    if program < end_0:
+        rotated_add_out(
+            program,
+            args_0_ptr,
+            args_2_ptr,
+            args_3_ptr,
+            add_out_ptr,
+            count_0,
+            n_1_size_0,
+            args_0_stride_n_0_0,
+            args_0_stride_n_1_0,
+            BLOCK_0,
+        )
+    else:
+        rotated_add_1_out(
+            program - end_0,
+            args_1_ptr,
+            args_2_ptr,
+            args_3_ptr,
+            add_1_out_ptr,
+            count_1,
+            n_1_size_1,
+            args_1_stride_n_0_1,
+            args_1_stride_n_1_1,
+            BLOCK_1,
+        )
+
+
+def rotated(args_0, args_2, args_3, args_1):
+    layout, plan = plan_of(rotated_kernel, args_0, args_2, args_3, args_1)
+    if plan is not None:
+        return do_again(plan, args_0, args_2, args_3, args_1)
+    n0, n1, n4, _ = ranked(args_0.shape, 4)
+    args_0_strides = ranked(args_0.stride(), 4)
+    n2, n3, _, _ = ranked(args_1.shape, 4)
+    args_1_strides = ranked(args_1.stride(), 4)
+    problem = (
+        serves("args_0", args_0, torch.float32, (n0, n1, n4, 32), (n1 * n4 * 32, n4 * 32, 32, 1))
+        or serves("args_2", args_2, torch.float32, (n4, 32), (32, 1))
+        or serves(
+            "args_0",
+            args_0,
+            torch.float32,
+            (n0, n1, n4, 32),
+            (args_0_strides[1] * n1, args_0_strides[1], args_0_strides[2], 1),
+        )
+        or serves("args_3", args_3, torch.float32, (n4, 32), (32, 1))
+        or serves("args_1", args_1, torch.float32, (n2, n3, n4, 32), (n3 * n4 * 32, n4 * 32, 32, 1))
+        or serves(
+            "args_1",
+            args_1,
+            torch.float32,
+            (n2, n3, n4, 32),
+            (args_1_strides[1] * n3, args_1_strides[1], args_1_strides[2], 1),
+        )
+        or within_reach(max(n0 * n1 * n4 * 32, n4 * 32, n2 * n3 * n4 * 32))
+    )
+    if problem:
+        return fall_back(problem, args_0, args_2, args_3, args_1)
+    if not n0 * n1 * n2 * n3 * n4 * 32:
+        return reference(args_0, args_2, args_3, args_1)
+    add_out = torch.empty_strided(
+        (n0, n1, n4, 32),
+        (n1 * n4 * 32, n4 * 32, 32, 1),
+        dtype=torch.float32,
+        device=args_0.device,
+    )
+    add_1_out = torch.empty_strided(
+        (n2, n3, n4, 32),
+        (n3 * n4 * 32, n4 * 32, 32, 1),
+        dtype=torch.float32,
+        device=args_0.device,
+    )
+    steps = [
+        launch(
+            rotated_kernel,
+            (cdiv(n0 * n1 * n4 * 32, 1024) + cdiv(n2 * n3 * n4 * 32, 1024),),
+            (args_0, args_2, args_3, add_out, args_1, add_1_out),
+            (
+                cdiv(n0 * n1 * n4 * 32, 1024),
+                n0 * n1 * n4 * 32,
+                n4,
+                args_0_strides[1],
+                args_0_strides[2],
+                n2 * n3 * n4 * 32,
+                n4,
+                args_1_strides[1],
+                args_1_strides[2],
+            ),
+            BLOCK_0=1024,
+            BLOCK_1=1024,
+            num_warps=4,
+            enable_fp_fusion=True,
+        ),
+    ]
+    remember(layout, (args_0, args_2, args_3, args_1), (add_out, add_1_out), steps)
+    return add_out, add_1_out
+
+
+def reference(args_0, args_2, args_3, args_1):
+    """What eager launches."""
+    mul = torch.ops.aten.mul.Tensor(args_0, args_2)
+    slice_1 = torch.ops.aten.slice.Tensor(args_0, 3, 16, 9223372036854775807)
+    neg = torch.ops.aten.neg.default(slice_1)
+    slice_2 = torch.ops.aten.slice.Tensor(args_0, 3, 0, 16)
+    cat = torch.ops.aten.cat.default([neg, slice_2], -1)
+    mul_1 = torch.ops.aten.mul.Tensor(cat, args_3)
+    add = torch.ops.aten.add.Tensor(mul, mul_1)
+    mul_2 = torch.ops.aten.mul.Tensor(args_1, args_2)
+    slice_3 = torch.ops.aten.slice.Tensor(args_1, 3, 16, 9223372036854775807)
+    neg_1 = torch.ops.aten.neg.default(slice_3)
+    slice_4 = torch.ops.aten.slice.Tensor(args_1, 3, 0, 16)
+    cat_1 = torch.ops.aten.cat.default([neg_1, slice_4], -1)
+    mul_3 = torch.ops.aten.mul.Tensor(cat_1, args_3)
+    add_1 = torch.ops.aten.add.Tensor(mul_2, mul_3)
+    return add, add_1
+
+
+def within_reach(elements):
+    """Why 32-bit offsets do not reach every element; None when they do."""
+    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+
+
+def cdiv(count, size):
+    """How many blocks of a size hold so many."""
+    return -(-count // size)
+
+
+launched = {}
+
+
+def launch(kernel, grid, tensors, numbers, **constants):
+    """`kernel[grid](...)`. What Triton compiled for such arguments before is launched directly;
+    then what launches it, the tensors and the other arguments are given back."""
+    if torch.compiler.is_compiling() or torch.version.hip:
+        kernel[grid](*tensors, *numbers, **constants)
+        return None
+    device = tensors[0].get_device()
+    if device >= 0 and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return launch(kernel, grid, tensors, numbers, **constants)
+    odd = tuple(tensor.data_ptr() % 16 for tensor in tensors)
+    key = id(kernel), device, grid, numbers, odd, *constants.values()
+    known = launched.get(key)
+    if known is not None:
+        start, values = known
+        start(*tensors, *values)
+        return None if any(odd) else (start, tensors, values)
+    compiled = kernel[grid](*tensors, *numbers, **constants)
+    if compiled is not None:  # the interpreter compiles nothing
+        if len(launched) == 4096:  # sizes keep changing
+            launched.clear()
+        values = [constants[name] for name in kernel.arg_names if name in constants]
+        launched[key] = starter(compiled, (*grid, 1, 1)[:3], device), (*numbers, *values)
+    return None
+
+
+def starter(compiled, grid, device):
+    """What launches a compiled kernel as `compiled[grid]` does, in half of the host's time: what
+    hooks are told is put together only where there are hooks. Pointers may be numbers."""
+    told, run = compiled[grid], compiled.run
+    function, packed = compiled.function, compiled.packed_metadata
+    hooks, stream_of = triton.knobs.runtime, triton.runtime.driver.active.get_current_stream
+
+    def start(*arguments):
+        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+            told(*arguments)
+        else:
+            run(*grid, stream_of(device), function, packed, None, None, None, *arguments)
+
+    return start
+
+
+plans = {}
+
+
+def plan_of(kernel, *tensors):
+    """What a launcher asks of its tensors; and where they lie, with what it did for others that are
+    the same in that: how it allocated and what it launched. None where it has to ask."""
+    if torch.compiler.is_compiling():
+        return None, None
+    layout = [id(kernel)]
+    for tensor in tensors:
+        layout += tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
+        layout.append(tensor.requires_grad)
+    layout = tuple(layout)
+    plan = plans.get(layout)
+    if plan is None:
+        return layout, None
+    ends, pointers = 0, [tensor.data_ptr() for tensor in tensors]
+    for pointer in pointers:
+        ends |= pointer
+    graded = True in layout[5::5] and torch.is_grad_enabled()
+    if ends % 16 or graded or layout[4] != torch.cuda.current_device():
+        return None, None
+    return layout, (pointers, *plan)
+
+
+def do_again(plan, *tensors):
+    """Allocate and launch as before."""
+    pointers, made, zeroed, steps, results = plan
+    held = []  # what is made begins at multiples of 16, as all that is allocated on a GPU
+    for like, sizes, options in made:
+        if like is None:
+            held.append(torch.empty_strided(*sizes, **options))
+        else:
+            held.append(torch.empty_like(tensors[like]))
+    for size, options in zeroed:
+        held.append(torch.zeros(size, **options))
+    for each in held:
+        pointers.append(each.data_ptr())
+    for start, places, values in steps:
+        start(*[pointers[place] for place in places], *values)
+    return held[0] if results == 1 else tuple(held[:results])
+
+
+def remember(layout, tensors, results, steps, scratch=(), zeroed=()):
+    """Keep what was done for tensors of a layout, if it can be done again."""
+    if layout is None or None in steps:
+        return
+    held = [*map(id, (*tensors, *results, *scratch, *zeroed))]
+    if len(held) > len({*held}):  # one tensor for two would be taken for both
+        return
+    if len(plans) == 4096:  # sizes keep changing
+        plans.clear()
+    made = [allocation(each, tensors) for each in (*results, *scratch)]
+    zeros = [(each.shape, {"dtype": each.dtype, "device": each.device}) for each in zeroed]
+    again = [
+        (start, [held.index(id(tensor)) for tensor in taken], values)
+        for start, taken, values in steps
+    ]
+    plans[layout] = made, zeros, again, len(results)
+
+
+def allocation(tensor, others):
+    """How to make such a tensor: as one of the others is, which is quicker, or by sizes."""
+    shape, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
+    for place, other in enumerate(others):
+        if other.shape == shape and other.stride() == stride and other.dtype == dtype:
+            if torch.empty_like(other).stride() == stride:
+                return place, (), {}
+    return None, (shape, stride), {"dtype": dtype, "device": tensor.device}
+
+
+def ranked(numbers, rank):
+    """A tensor's sizes or strides; none that fits where it has another number of dimensions."""
+    return numbers if len(numbers) == rank else (-1,) * rank
+
+
+fallbacks = 0
+
+
+def serves(name, tensor, dtype, shape, stride):
+    """Why the kernel cannot take this tensor; None when it can."""
+    if (
+        tensor.is_cuda
+        and tensor.dtype is dtype
+        and tensor.shape == shape
+        and tensor.stride() == stride
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+    ):
+        return None
+    if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+        return f"{name} is on {tensor.device}"
+    if tensor.dim() != len(shape):
+        return f"{name} has {tensor.dim()} dimensions, not {len(shape)}"
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return f"{name} requires a gradient"
+    if tensor.dtype != dtype:
+        return f"{name} has dtype {tensor.dtype}, not {dtype}"
+    if tuple(tensor.shape) != tuple(shape):
+        return f"{name} has shape {tuple(tensor.shape)}, not {tuple(shape)}"
+    steps = zip(shape, tensor.stride(), stride, strict=True)
+    if tensor.numel() and any(n > 1 and have != want for n, have, want in steps):
+        return f"{name} has strides {tensor.stride()}, not {tuple(stride)}"
+    return None
+
+
+def fall_back(problem, *tensors):
+    """Run the reference instead, once with a warning; an error in strict mode."""
+    global fallbacks
+    if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
+        raise RuntimeError(f"rotated: {problem}")
+    if not fallbacks:
+        warnings.warn(f"rotated: {problem}; running eager instead", stacklevel=3)
+    fallbacks += 1
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return reference(*tensors)
+    with torch.autocast(device, enabled=False):  # the casts are made already
+        return reference(*tensors)
+
+
+# -- python FILE --check --bench -------------------------------------------------------------------
+
+
+# Of each input: shape, strides, dtype, and from where to where integers go.
+SMALL = [
+    ((2, 5, 40, 32), (6400, 1280, 32, 1), torch.float32),
+    ((40, 32), (32, 1), torch.float32),
+    ((40, 32), (32, 1), torch.float32),
+    ((2, 3, 40, 32), (3840, 1280, 32, 1), torch.float32),
+]
+FULL = [
+    ((2, 5, 40, 32), (6400, 1280, 32, 1), torch.float32),
+    ((40, 32), (32, 1), torch.float32),
+    ((40, 32), (32, 1), torch.float32),
+    ((2, 3, 40, 32), (3840, 1280, 32, 1), torch.float32),
+]
+
+
+def drawn(inputs, device):
+    """Random tensors, the same each time."""
+    torch.manual_seed(0)
+    for shape, stride, dtype, *bounds in inputs:
+        size = (1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)),)
+        made = torch.randint(*bounds, size, device=device) if bounds else None
+        made = torch.randn(size, device=device) if made is None else made
+        yield made.to(dtype).as_strided(shape, stride)
+
+
+class InFloat64(TorchDispatchMode):
+    """Runs every operation in float64, whatever dtype it names."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        args, kwargs = tree_map(widened, (args, kwargs or {}))
+        return tree_map(widened, function(*args, **kwargs))
+
+
+def widened(value):
+    """A tensor or a dtype in float64, anything else as it is."""
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value.is_floating_point else value
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if floating else value
+
+
+def check(inputs, device):
+    """Print our errors and eager's against float64; are all of ours near enough?"""
+    tensors = [*drawn(inputs, device)]
+    found, eager = rotated(*tensors), reference(*tensors)
+    with InFloat64():
+        exact = reference(*map(widened, tensors))
+    near = True
+    each = [r if isinstance(r, tuple) else (r,) for r in (found, eager, exact)]
+    for results in zip(*each, strict=True):
+        ours, its, true = (result.double() for result in results)
+        finite = its.isfinite() & true.isfinite()
+        error, own, top = (
+            torch.where(finite, t, 0.0).abs().max().item() for t in (ours - true, its - true, true)
+        )
+        dtype = results[0].dtype
+        ulp = top * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+        allowed = 2 * own + 1 * ulp
+        print(f"{[*ours.shape]} {dtype}: error {error:.3g}, eager's {own:.3g},", end=" ")
+        print(f"allowed {allowed:.3g}: {'near enough' if error <= allowed else 'TOO FAR'}")
+        near = near and error <= allowed
+    return near
+
+
+def bench():
+    """Print how long a call of each keeps the GPU busy at the graph's sizes, with a cold L2."""
+    tensors = [*drawn(FULL, "cuda")]
+    ways = {
+        "rotated": rotated,
+        "eager": reference,
+        "torch.compile": torch.compile(reference, dynamic=False),
+    }
+    cold = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    for name, way in ways.items():
+        way(*tensors)
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(33)]
+        torch.cuda._sleep(2**27)  # cycles, in which all runs are queued
+        for start, end in pairs:
+            cold.zero_()
+            start.record()
+            way(*tensors)
+            end.record()
+        torch.cuda.synchronize()
+        middle = sorted(start.elapsed_time(end) for start, end in pairs)[16]
+        print(f"{name}: {1e3 * middle:.2f} us")
+
+
+def main():
+    """The command line. Without a GPU the check runs through Triton's interpreter."""
+    parser = argparse.ArgumentParser(description="rotated beside eager")
+    parser.add_argument("--check", action="store_true", help="errors against float64 (default)")
+    parser.add_argument("--bench", action="store_true", help="times on a GPU")
+    asked = parser.parse_args()
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    os.environ["FUSION_ADVISOR_STRICT"] = "1"  # the kernel's own answer, or none
+    near = True
+    with torch.no_grad():
+        if asked.check or not asked.bench:
+            near = check(SMALL, "cpu" if interpreted else "cuda")
+            near = near and (interpreted or check(FULL, "cuda"))
+        if asked.bench and interpreted:
+            sys.exit("rotated: --bench times on a GPU, and there is none here")
+        if asked.bench:
+            bench()
+    sys.exit(not near)
+
+
+if __name__ == "__main__":
+    main()
