@@ -698,9 +698,34 @@ class _Replace(ast.NodeTransformer):
         return self.generic_visit(node)
 
 
-def _apply(tree: ast.Module, edit: _Edit) -> str:
-    changed = _Replace(edit.old, copy.deepcopy(edit.new)).visit(copy.deepcopy(tree))
-    return ast.unparse(ast.fix_missing_locations(changed)) + "\n"
+@dataclass(frozen=True)
+class _Parts:
+    """A file as the texts of its statements, of which an edit changes one."""
+
+    statements: list[ast.stmt]
+    texts: list[str]
+    place: dict[object, int]
+    """Of each marked node, the statement that it is in."""
+
+    @classmethod
+    def of(cls, tree: ast.Module) -> _Parts:
+        place: dict[object, int] = {}
+        for number, statement in enumerate(tree.body):
+            for node in ast.walk(statement):
+                node.mutation_mark = len(place)  # pyright: ignore[reportAttributeAccessIssue]
+                place[len(place)] = number
+        return cls(tree.body, [ast.unparse(statement) for statement in tree.body], place)
+
+    @property
+    def original(self) -> str:
+        return "\n".join(self.texts) + "\n"
+
+    def applied(self, edit: _Edit) -> str:
+        number = self.place[getattr(edit.old, "mutation_mark", None)]
+        statement = copy.deepcopy(self.statements[number])
+        changed = _Replace(edit.old, copy.deepcopy(edit.new)).visit(statement)
+        text = ast.unparse(ast.fix_missing_locations(changed))
+        return "\n".join([*self.texts[:number], text, *self.texts[number + 1 :]]) + "\n"
 
 
 def _edits(tree: ast.Module, kernel: Kernel) -> Iterator[_Edit]:
@@ -729,15 +754,13 @@ def _scope(function: ast.FunctionDef, kernel: Kernel) -> _Scope:
 def all_mutants(kernel: Kernel) -> tuple[Mutant, ...]:
     """Every mutant there is, in the order of the file; the equivalent ones with their argument."""
     tree = ast.parse(kernel.text)
-    for mark, node in enumerate(ast.walk(tree)):
-        node.mutation_mark = mark  # pyright: ignore[reportAttributeAccessIssue]
-    original = ast.unparse(tree) + "\n"
+    parts = _Parts.of(tree)
     found: dict[str, Mutant] = {}
     for edit in _edits(tree, kernel):
-        text = _apply(tree, edit)
+        text = parts.applied(edit)
         line = getattr(edit.old, "lineno", 0)
         what = f"line {line}: {_short(edit.old)} → {_short(edit.new)}"
-        if text != original:
+        if text != parts.original:
             found.setdefault(text, Mutant(edit.kind, what, text, edit.equivalent))
     return tuple(found.values())
 
