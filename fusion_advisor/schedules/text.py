@@ -1131,7 +1131,20 @@ class Body:
                     extent = self._size_of(axes[0]) if len(group.axes) == 1 else None
                     place = self.coordinate(group, groups, linear)
                     return len(group.axes), place, extent or self.extent_of(group)
+                if axes[0] in group.axes:
+                    return self._place_inside(axes, group, self.coordinate(group, groups, linear))
         raise KeyError(axes[0])
+
+    def _place_inside(
+        self, axes: tuple[int, ...], group: Group, place: str
+    ) -> tuple[int, str, str]:
+        """The same for axes that are some of a group's, of which this is the place."""
+        start = group.axes.index(axes[0])
+        here = [a for a, b in zip(axes, group.axes[start:], strict=False) if a == b]
+        extent = " * ".join(map(self._size_of, here))
+        if later := [self._size_of(axis) for axis in group.axes[start + len(here) :]]:
+            place = f"({place} // ({' * '.join(later)}))"
+        return len(here), f"({place} % ({extent}))" if start else place, f"({extent})"
 
     def _random(self, expr: Expr) -> str:
         """Random bits of the elements that a program has: a run of them where they lie one after
