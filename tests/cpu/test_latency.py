@@ -140,6 +140,21 @@ def test_rows_that_are_no_whole_tiles_share_them(worker: Worker) -> None:
     assert checked(rotated, tiled(9), worker) is None
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_what_planes_share_is_loaded_as_the_tile_is(step: int, worker: Worker) -> None:
+    """By an index, too, but where Triton has another layout for elements that lie apart."""
+
+    def part(q: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
+        heads = q.transpose(1, 2)[..., ::step]
+        return torch.cat((heads[..., :24] * cos, heads[..., 24:]), -1)
+
+    inputs = (x(1, 24, 32, 96 * step), x(1, 1, 24, 24))
+    text = kernel_of(part, *inputs).text
+    (mask,) = re.findall(r"args_1_ptr \+ [^,]*,\s*mask=(\w+) & ", text)
+    assert mask == ("mask" if step == 1 else "col_mask")
+    assert checked(part, inputs, worker) is None
+
+
 def turned(q: torch.Tensor, cos: torch.Tensor) -> torch.Tensor:
     """The same, laid head by head."""
     return rotated(q, cos).contiguous()
