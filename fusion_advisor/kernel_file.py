@@ -118,12 +118,13 @@ class JitFunction:
         the last group at most, and by what power of two a row can be divided."""
         step, found = self.step, dict[str, tuple[str, int]]()
         if self.body.whole:
-            whole, text = step.length % step.block == 0, f"{{cols}} % {step.block} == 0"
+            part, rows = step.block + step.rest, prod(group.size for group in self.tiled)
+            fits, text = step.length % part == 0, f"{{cols}} % {part} == 0"
             if step.schedule == "tiled":
-                count = prod(group.size for group in self.tiled)
-                whole = whole and count % step.rows == 0
-                text = f"{{rows}} % {step.rows} == 0 and {text}"
-            found["WHOLE"] = (text, whole)
+                fits, text = fits and rows % step.rows == 0, f"{{rows}} % {step.rows} == 0 and {text}"
+            elif step.whole:
+                text = "{cols} == power_of_two({cols})"
+            found["WHOLE"] = (text, fits)
         if self.body.near:
             far = int(step.groups[-1].size >= step.block)
             found["NEAR"] = (f"{{inner}} >= {step.block}", far)

@@ -224,7 +224,8 @@ class RowSchedule(Table):
     busy_multiprocessors: Share
     """Those that have a program at least, before neighbouring rows share one, as a share."""
     reciprocal_warps: Warps
-    """With more, programs that hold a row in one piece divide by its sum."""
+    """With more, programs that hold a row in one piece divide by its sum, but for those of the most
+    warps whose row fills their tile."""
     single_bytes: Bytes
     copied_bytes: Bytes
     """Where tensors have fewer together, what all rows share is not copied for them."""

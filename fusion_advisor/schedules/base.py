@@ -48,6 +48,8 @@ class Step:
     parts: Group | None = None
     vector: int = 0
     """Elements of a vector, where rows begin anywhere and lanes take whole vectors of them."""
+    whole: bool = False
+    """Do rows fill their tiles? The launcher sees where that is so, and masks then hold."""
     reciprocal: bool = True
     """Are float32 shares of a row's sum made from its reciprocal? It takes fewer instructions and
     more registers."""

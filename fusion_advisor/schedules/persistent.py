@@ -49,6 +49,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         schedule=NAME,
         warps=warps,
         stages=numbers.stages.count,
+        whole=False,
+        reciprocal=False,
         most=programs * device.multiprocessor.count.count,
     )
     return Plan(NAME, region, (step,))

@@ -111,7 +111,9 @@ def tile(
     again = read_again(step, device, rulebook)
     step = replace(step, block=block, rest=rest, vector=taken, read_again=again)
     around = 2 * taken if apart else 0
-    reciprocal = warps <= numbers.reciprocal_warps.count or bool(rest or around)
+    written = any(laid.axes & set(store.strides) for store in laid.stores)
+    whole = rows == 1 and warps == most and laid.length == block and written
+    reciprocal = warps <= numbers.reciprocal_warps.count or bool(rest or around) or whole
     kept = lasting(laid.loads, laid.stores, device)
     shared = copied(laid, rulebook) if around else frozenset[str]()
     singly = (1 + len(shared)) * held // (warps * device.warp_size)
@@ -119,7 +121,13 @@ def tile(
         shared = frozenset[str]()
     gone = frozenset[str]() if serial else _passing(laid, device, rulebook)
     return replace(
-        step, ends=around, copied=shared, reciprocal=reciprocal, lasting=kept, passing=gone
+        step,
+        ends=around,
+        copied=shared,
+        whole=whole,
+        reciprocal=reciprocal,
+        lasting=kept,
+        passing=gone,
     )
 
 

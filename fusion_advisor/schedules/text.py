@@ -228,6 +228,7 @@ class Body:
         self._twins = self._read_together()
         self._beyond = self._filling()
         self._place_name = PLACES[0]
+        self.whole = self.step.whole
 
     def _rows_of_parts(self) -> dict[int, Joined]:
         """Joined values of which all rows of a program lie in one part; see `joined`."""
@@ -304,7 +305,6 @@ class Body:
         lines += self._planes() if step.in_planes else self._row(tile)
         if step.part and not step.beside:
             lines.append("part = tl.program_id(1)")
-        self.whole = step.schedule == "tiled" and self.several and not step.vector
         always = " | WHOLE" if self.whole else ""
         lines += self._columns("part * COLS + " if step.part else "", always)
         if self.several:

@@ -104,7 +104,7 @@ def tile(
     smallest = min(rows * block, device.warp_size)
     held = step.on_chip_bytes * smallest // (rows * block)
     step = replace(step, part=block, smallest_tile=smallest, on_chip_bytes=held)
-    step = replace(step, lasting=_shared(laid, device))
+    step = replace(step, lasting=_shared(laid, device), whole=rows > 1)
     whole = len(step.outer) == 2 and step.outer[1].size % rows == 0
     if parts or rows == 1 or not whole:
         return step
