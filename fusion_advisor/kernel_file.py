@@ -85,6 +85,8 @@ class JitFunction:
                 "COLS": (str(step.block), step.block),
                 "PEERS": ("power_of_two({parts})", peers),
             }
+            if step.rest:
+                found["REST"] = (str(step.rest), step.rest)
             if step.ends:
                 found["ENDS"] = (str(step.ends), step.ends)
             return {**found, **self._sizes_tell, "STEP": ("step", -1)}

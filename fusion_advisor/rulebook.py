@@ -286,6 +286,8 @@ class CooperativeSchedule(Table):
 
     row_elements: Elements
     """Longer rows than this are shared."""
+    least_row_elements: Elements
+    """Shorter ones that no program can hold are, down to so many."""
     part_bytes: Bytes
     """What a program keeps of its row, of all tensors along it together."""
     part_elements: Elements
@@ -297,6 +299,8 @@ class CooperativeSchedule(Table):
     registers: Registers
     """That a thread may have of a kernel that takes variances, so that more programs are resident
     while others wait; where it keeps no more elements than four-byte ones would be."""
+    late_registers: Registers
+    """That a thread may have where a part is held in two pieces."""
     unaligned_share: Count
     """By how much parts are shorter where lanes take single elements of rows that do not begin at
     16 bytes."""

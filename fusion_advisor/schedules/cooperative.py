@@ -20,6 +20,7 @@ from fusion_advisor.schedules.layout import Group, reach
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.parts import Cut
 from fusion_advisor.schedules.reducing import row_axes
+from fusion_advisor.schedules.row import tile
 from fusion_advisor.schedules.rows import Rows, laid_out, rows_of
 from fusion_advisor.schedules.vectors import copied, vector
 
@@ -40,15 +41,17 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if region.random_state:
         raise Refused("no-schedule", "random bits are not drawn by programs that share a row")
     laid = rows_of(region, inner, serial)
-    if laid.length <= numbers.row_elements.count:
+    short = laid.length <= numbers.least_row_elements.count
+    if laid.length <= numbers.row_elements.count and (
+        short or _held(region, inner, device, rulebook)
+    ):
         raise Refused("no-schedule", "one program takes a whole row")
     if not any(region.depends[output.value] & inner for output in region.outputs):
         raise Refused("no-schedule", "no result lies along the row")
     if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
         raise Refused("no-schedule", "the row does not lie along contiguous memory")
     counted = any(one.moments for one in passes(region, inner))
-    whole = not counted and laid.in_pieces
-    taken = vector(laid, rulebook, apart=True) if whole else 0
+    taken = vector(laid, rulebook, apart=True) if laid.in_pieces else 0
     less = numbers.unaligned_share.count if _unaligned(laid) and not taken else 1
     room = numbers.part_bytes.count // less
     kept = _kept_bytes(laid)
@@ -60,17 +63,31 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     parts = -(-laid.length // part)
     if parts > most:
         raise Refused("no-schedule", f"{parts} programs share a row, and {most} may wait")
-    step = laid.step(NAME, device, rows=1, block=part, warps=warps)
+    step = replace(laid.step(NAME, device, rows=1, block=part, warps=warps), part=part)
     shared = copied(laid, rulebook) if taken else frozenset[str]()
     step = replace(step, vector=taken, ends=2 * taken, copied=shared)
+    halved = bool(taken) and _loads_late(laid)
+    if halved:
+        step = replace(step, block=part // 2, rest=part // 2)
+        step = replace(step, most_registers=numbers.late_registers.count)
     within = 4 * part <= numbers.thread_bytes.count * warps * device.warp_size
-    if counted and within and len(laid.stores) == 1:  # a second result would be spilled: 840 bytes
+    if counted and (within or halved) and len(laid.stores) == 1:
+        # A second result would be spilled: 840 bytes.
         step = replace(step, most_registers=numbers.registers.count)
     phases = _phases(region, inner, laid, step, device)
     waiting = numbers.waiting_kernels.count
-    step = replace(step, part=part, parts=phases[0].parts, phases=phases, waiting=waiting)
+    step = replace(step, parts=phases[0].parts, phases=phases, waiting=waiting)
     check_room(step, device, rulebook)
     return Plan(NAME, region, (step,))
+
+
+def _held(region: Region, inner: frozenset[int], device: Device, rulebook: Rulebook) -> bool:
+    """Has one program room for a whole row?"""
+    try:
+        check_room(tile(region, inner, frozenset(), device, rulebook), device, rulebook)
+    except Refused:
+        return False
+    return True
 
 
 def resident(device: Device, warps: int) -> int:
@@ -102,6 +119,16 @@ def _kept_bytes(laid: Rows) -> int:
     return max(sum(kept.values()), 1)
 
 
+def _loads_late(laid: Rows) -> bool:
+    """Is anything along the row loaded for the results alone, after programs waited?"""
+    region = laid.region
+    asked = {n for reduced in region.all("reduce") for n in reach(region, reduced)}
+    return any(
+        number not in asked and laid.axes & set(access.strides)
+        for number, access in zip(region.all("load"), laid.loads, strict=True)
+    )
+
+
 def _part(laid: Rows, part: int, most: int, device: Device, rulebook: Rulebook) -> int:
     """Elements of a row that one program has: fewer where there are too few rows to fill the
     device."""
@@ -123,7 +150,8 @@ def _phases(
     found: list[Step] = []
     left: Region | None = region
     while left is not None and any(left.all("reduce")):
-        cut = Cut(left, inner, passes(left, inner)[0], step.block, len(found), exact=False)
+        first, even = passes(left, inner)[0], not step.ends
+        cut = Cut(left, inner, first, step.part, len(found), exact=False, even=even)
         partial = cut.partial()
         _check_partials(partial, frozenset(laid.across))
         combined, left = cut.combined()
@@ -161,10 +189,10 @@ def _phase(
     rows = frozenset(axis for group in outer for axis in group.axes)
     laid = laid_out(region, axes, rows, frozenset())
     along = inner == step.inner
-    block = step.block if along else prod(group.size for group in inner)
+    block = step.part if along else prod(group.size for group in inner)
     made = laid.step("phase", device, rows=1, block=block, warps=step.warps)
     made = replace(made, outer=tuple(outer), inner=tuple(inner), parts=parts)
     if not along:
         return replace(made, part=0)
     whole = {"vector": step.vector, "ends": step.ends, "copied": step.copied}
-    return replace(made, part=step.block, **whole)
+    return replace(made, block=step.block, rest=step.rest, part=step.part, **whole)

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from fusion_advisor.exprs import Expr
 from fusion_advisor.schedules.base import Step, words
 from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond
 from fusion_advisor.schedules.exchange import WAYS
 from fusion_advisor.schedules.layout import Access, reach
-from fusion_advisor.schedules.pieced_body import Ends, InPieces
+from fusion_advisor.schedules.pieced_body import Ends, InPieces, Rest
 from fusion_advisor.schedules.places import PLACES
+from fusion_advisor.schedules.spelling import language_dtype
 from fusion_advisor.schedules.text import Body, Scope
 
 HEAD = 16
@@ -42,6 +44,8 @@ class _Shared:
     """What they loaded for lanes at one place or the next, by the pointer to the first."""
     walks: int = 0
     """How often the part of the row was walked over."""
+    lanes: str = ""
+    """Of a whole part, where rows begin anywhere and parts have as many of whole vectors."""
 
 
 class CooperativeBody(Body):
@@ -62,13 +66,24 @@ class CooperativeBody(Body):
         self.helpers["ticket"] = None
         parts = self._parts
         wide = ".to(tl.int64)" if self.wide else ""
-        columns = self._columns("part * COLS + ", " | WHOLE" if self.whole else "")
+        columns = self._lanes_of(self)
+        if self.step.rest:
+            columns += self._lanes_of(self.beside(_Second, self.step, self.names, self.scopes))
         return [
             "program = ticket(workspace_ptr, STEP < 0)",
             f"row = (program // {parts}){wide}" if wide else f"row = program // {parts}",
             f"part = program % {parts}",
-            *(self._around_vectors(self._first_of_part) if self.step.ends else columns),
+            *columns,
         ]
+
+    def _lanes_of(self, piece: Body) -> list[str]:
+        """The places of the lanes of one piece of the program's part."""
+        start, ends = self._first_of_part, "end, end_mask"
+        if piece is not self:
+            start, ends = f"{start} + COLS", "_, _"
+        if self.step.ends:
+            return piece._around_vectors(start, ends)
+        return piece._columns(f"{start} + ", " | WHOLE" if self.whole else "")
 
     @property
     def _parts(self) -> str:
@@ -80,14 +95,17 @@ class CooperativeBody(Body):
         apart = {total: exprs[exprs[term].args[0]] for total, term in self._large.items()}
         large = {t: (expr.args[0], expr.args[1]) for t, expr in apart.items() if expr.op == "sub"}
         results = frozenset(store.name for store in self.step.stores)
-        shared = _Shared(len(exprs), large, results, fill=self._fill)
-        ends = replace(shared, loads={})
+        lanes = ("COLS + REST" if self.step.rest else "COLS") if self.step.ends else ""
+        shared = _Shared(len(exprs), large, results, fill=self._fill, lanes=lanes)
+        second, ends = replace(shared, loads={}), replace(shared, loads={})
         before, first = 0, True
         places: dict[str, str] = {"row": "row", "col": "col"}
         for phase in self.step.phases:
             body = self._phase(phase, places, shared)
-            if self.step.ends and isinstance(body, _Along):
-                body.others = (body.other(_Ends, shared=ends),)
+            if isinstance(body, _Along):
+                others = [body.other(_Second, shared=second)] if self.step.rest else []
+                others += [body.other(_Ends, shared=ends)] if self.step.ends else []
+                body.others = tuple(others)
             self.scope.lines += body.lines()
             self.near |= body.near
             if phase.parts:
@@ -157,6 +175,8 @@ class _Phase(Body):
     shared: _Shared = field(default_factory=lambda: _Shared(0, {}))
     joins: ClassVar[bool] = False
     """What one phase loaded, by tensor, serves the next."""
+    number: ClassVar[str] = "part"
+    """Which part of the row lanes work on."""
 
     def _program(self) -> list[str]:
         return []
@@ -185,6 +205,16 @@ class _Phase(Body):
 
     def _of_row(self, number: int) -> bool:
         return False  # a slow one is a call, and what is kept of the row has to make room for it
+
+    def _extent(self, expr: Expr) -> str:
+        if expr.op != "taken" or not self.shared.lanes:
+            return super()._extent(expr)
+        self.helpers["taken_by"] = None
+        cols = self._argument(tuple(expr.axes), "cols")
+        taken = f"taken_by(row * {cols}, {cols}, {self.number}, {self.shared.lanes}, ENDS)"
+        if self.number == "part":  # what a part without any would divide by
+            taken = f"tl.maximum({taken}, 1)"
+        return f"{taken}.to({language_dtype(expr.dtype)})"
 
     def _addressed_by(self, number: int) -> tuple[int, ...]:
         return () if self._kept(number) else super()._addressed_by(number)
@@ -241,8 +271,8 @@ class _Ahead(_Phase):
             self.shared.both[first] = names
 
 
-class _Along(InPieces, _Phase):
-    """A phase along the row.
+class _Kept(_Phase):
+    """A piece of a phase along the row.
 
     What has 16 bits in memory is kept so, and widened anew for each walk over it: while programs
     wait, their parts of the row take half the registers, and twice as many programs are resident.
@@ -256,7 +286,7 @@ class _Along(InPieces, _Phase):
         if number not in shared.loads:
             shared.loads[number] = self.names.claim(self.tensors[access.name])
             self.scope.lines.append(f"{shared.loads[number]} = {self._read(access, 'float32')}")
-        name = self.names.claim(f"{shared.loads[number]}_wide")
+        name = self.names.claim(f"{self.tensors[access.name]}_wide")
         way = shared.walks % WAYS
         text = f"{shared.loads[number]}.to(tl.float32)"
         if way:
@@ -280,6 +310,16 @@ class _Along(InPieces, _Phase):
         wide = self.region.exprs[number].dtype == "float32"
         return along and wide and access.tensor.dtype == "bfloat16"
 
+
+class _Along(InPieces, _Kept):
+    """A phase along the row."""
+
+    def _alike(self) -> Iterable[tuple[Body, ...]]:
+        """Both pieces of a part have as many lanes."""
+        together = 2 if self.step.rest else 1
+        yield tuple(self._pieces[:together])
+        yield from ((body,) for body in self._pieces[together:])
+
     def _walk(self, wanted: Iterable[int]) -> None:
         """Values of the row as a whole; what they are made from along the row is forgotten."""
         self.scopes.append(Scope())
@@ -291,7 +331,13 @@ class _Along(InPieces, _Phase):
             for number, text in inside.texts.items()
             if not self.region.depends[number] & self._inner
         }
-        self.shared.walks += 1
+        for body in (self, *self.others):
+            if isinstance(body, _Phase):
+                body.shared.walks += 1
+
+
+class _Second(Rest, _Kept):
+    """The second piece of a part of a row, in a phase along it."""
 
 
 class _Ends(Ends, _Phase):
@@ -328,6 +374,10 @@ class _Whole(_Phase):
     lane: ClassVar[str] = "peer"
     lanes: ClassVar[str] = "PEERS"
     length: ClassVar[str] = "parts"
+    number: ClassVar[str] = "peer"
+
+    def _inline(self, number: int, text: str) -> bool:
+        return self.region.exprs[number].op != "taken" and super()._inline(number, text)
 
     def _filling(self) -> Beyond:
         return Beyond()  # words that are not there are 0

@@ -38,6 +38,9 @@ class Cut:
     exact: bool = True
     """Are sums of scaled terms combined in float64? Once a row that costs nothing; where every
     program combines, eager's own precision has to do."""
+    even: bool = True
+    """Do all parts have as many elements, but for the last one? Where they begin at whole vectors,
+    the kernel counts what each has, and the last may have none."""
 
     @property
     def partials(self) -> dict[int, Output]:
@@ -235,15 +238,12 @@ class _Whole:
         part, shift = self._wide(self._part(moments.total)), self._wide(_shift(pool, moments))
         whole = summed(pool, part, (cut.parts,))
         size = self._wide(pool.add(Expr("size", (), "float32", axes=expr.axes)))
-        start = pool.reckon("mul", pool.place((cut.parts,)), pool.whole(cut.part))
-        extent = pool.add(Expr("extent", (), INDEX, axes=expr.axes))
-        behind = pool.reckon("sub", extent, start)
-        taken = pool.add(Expr("minimum", (behind, pool.whole(cut.part)), INDEX))
-        count = pool.add(Expr("cast", (taken,), "float64", to="float64"))
         one = constant(pool, "1.0", "float64")
+        count = self._count(expr)
+        some = count if cut.even else apply(pool, "maximum", count, one)
         inverse = apply(pool, "div", one, size)  # ready before the parts are
         centre = apply(pool, "mul", whole, inverse)
-        own = apply(pool, "mul", part, apply(pool, "div", one, count))
+        own = apply(pool, "mul", part, apply(pool, "div", one, some))
         apart = apply(pool, "sub", own, centre)
         moved = apply(pool, "mul", count, apply(pool, "mul", apart, apart))
         squares = apply(pool, "add", self._wide(self._part(moments.squares)), moved)
@@ -258,6 +258,18 @@ class _Whole:
             lost = apply(pool, "sub", mean, self._wide(rounded))
             known[moments.rest] = converted(pool, apply(pool, "mul", lost, size), expr.dtype)
             self._divided(moments.rest, lost, known)
+
+    def _count(self, total: Expr) -> int:
+        """How many elements each part of a row has, in float64."""
+        pool, cut = self.pool, self.cut
+        if not cut.even:
+            label = self.region.labels.get(self.region.exprs.index(total), "")
+            return pool.add(Expr("taken", (), "float64", axes=total.axes), label)
+        start = pool.reckon("mul", pool.place((cut.parts,)), pool.whole(cut.part))
+        extent = pool.add(Expr("extent", (), INDEX, axes=total.axes))
+        behind = pool.reckon("sub", extent, start)
+        taken = pool.add(Expr("minimum", (behind, pool.whole(cut.part)), INDEX))
+        return pool.add(Expr("cast", (taken,), "float64", to="float64"))
 
     def _divided(self, total: int, mean: int, known: dict[int, int]) -> None:
         """Where the region divides a sum by the length of its row stands its mean: nothing waits

@@ -59,8 +59,8 @@ class InPieces(Body):
     """Write what the other pieces have."""
 
     def _results(self) -> None:
-        """The results; beside ends piece by piece, for registers are free again once a piece is
-        stored."""
+        """The results; beside ends, and of parts of rows, piece by piece, for registers are free
+        again once a piece is stored."""
         if not self.others:
             super()._results()
             return
@@ -69,7 +69,8 @@ class InPieces(Body):
         late = {n for n in wanted if region.depends[n] & self._inner}
         whole = wanted - late
         self._emit(whole)
-        together = [(body,) for body in self._pieces] if self.step.ends else [self._pieces]
+        apart = self.step.ends or self.step.part
+        together = [(body,) for body in self._pieces] if apart else [self._pieces]
         for bodies in together:
             for number in sorted(late, key=self._rank.__getitem__):
                 self._make_along(number, bodies)
@@ -122,11 +123,22 @@ class InPieces(Body):
     def _of_all(self, number: int) -> str:
         """A reduction along the row."""
         expr, found = self.region.exprs[number], ""
-        for body in self._pieces:
-            with self._piece(body):
-                part = body._reduce(expr, body._operand(number))
+        for first, *others in self._alike():
+            part = self._operand_of(first, number)
+            for body in others:
+                part = self._combined(expr, part, self._operand_of(body, number))
+            part = first._reduce(expr, part)
             found = self._combined(expr, found, part) if found else part
         return found
+
+    def _alike(self) -> Iterable[tuple[Body, ...]]:
+        """Pieces of as many lanes, which are combined lane by lane."""
+        return ((body,) for body in self._pieces)
+
+    def _operand_of(self, body: Body, number: int) -> str:
+        """What a reduction combines of one piece."""
+        with self._piece(body):
+            return body._operand(number)
 
 
 class PiecedBody(InPieces):

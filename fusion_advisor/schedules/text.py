@@ -404,7 +404,8 @@ class Body:
         """The place of the first lane of a program that has a part of a row."""
         if not self.step.part:
             return "0"
-        return "part.to(tl.int64) * COLS" if self.wide_rows else "part * COLS"
+        lanes = "(COLS + REST)" if self.step.rest else "COLS"
+        return f"part.to(tl.int64) * {lanes}" if self.wide_rows else f"part * {lanes}"
 
     # -- where a tensor's elements are ---------------------------------------------------------
 
@@ -1111,6 +1112,7 @@ class Body:
         """How many elements there are along some axes: a float, or an integer of an index."""
         if expr.op == "taken":
             share = "PART" if self.step.schedule == "blocked" else "COLS"
+            share = "(COLS + REST)" if self.step.rest else share
             rest = f"{self.total(self.step.inner)} - part * {share}"
             return f"(tl.minimum({rest}, {share}) * 1.0)"
         if set(expr.axes) <= self.fixed:

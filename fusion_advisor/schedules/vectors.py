@@ -50,6 +50,17 @@ def in_copy(first, cols, start, COLS: tl.constexpr, ENDS: tl.constexpr):
     copy = tl.multiple_of(head * ((cols + VECTOR - 1) & -VECTOR), VECTOR)
     return copy + start + tl.arange(0, COLS)
 """,
+    "taken_by": """\
+@triton.jit
+def taken_by(first, cols, part, PART: tl.constexpr, ENDS: tl.constexpr):
+    # How many columns a part has of a row that begins at element `first`: a share of its whole
+    # vectors, and the first part what lies around those.
+    VECTOR: tl.constexpr = ENDS // 2
+    head = tl.minimum(-first & (VECTOR - 1), cols).to(tl.int32)
+    inside = (cols - head) & -VECTOR
+    count = tl.maximum(tl.minimum(inside - part * PART, PART), 0)
+    return tl.where(part == 0, count + cols - inside, count)
+""",
     "copies_kernel": """\
 @triton.jit
 def copies_kernel(values_ptr, copies_ptr, count, BLOCK: tl.constexpr, VECTOR: tl.constexpr):

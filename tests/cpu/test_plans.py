@@ -10,6 +10,7 @@ import torch
 
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
+from fusion_advisor.verify import collect_check, submit_check
 from fusion_advisor.workers import Worker
 
 from .regions import RULES, decided, flow_of, kernel_of, why_not
@@ -211,12 +212,18 @@ def padded_norm(a: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
 
 CHANNELS: dict[str, tuple[Callable[..., object], Tensors, set[str]]] = {
     "many rows": (
-        scaled_norm, (x(80, 6, 9212), x(6), x(6), x(6)), {"blocked"},
+        scaled_norm, (x(80, 6, 9212), x(6), x(6), x(6)), {"cooperative", "blocked"},
     ),
     "few rows": (
         scaled_norm, (x(1, 8, 9212), x(8), x(8), x(8)), {"cooperative", "split"},
     ),
-    "pixels of their own": (padded_norm, (x(80, 6, 9216), x(9211)), {"blocked"}),
+    "pixels of their own": (
+        padded_norm, (x(80, 6, 9216), x(9211)), {"cooperative", "blocked"},
+    ),
+    "joined rows": (
+        lambda a: torch.nn.functional.group_norm(a[:, :, :9211] * 2, 2), (x(80, 6, 9216),),
+        {"cooperative", "blocked"},
+    ),
     "float64": (
         scaled_norm, (wide(1, 6, 9212), *[wide(6)] * 3), {"split"},
     ),
@@ -243,7 +250,7 @@ def test_rows_of_channels(name: str, worker: Worker) -> None:
 
 
 def test_no_lane_divides_where_channels_are_long() -> None:
-    text = kernel_of(scaled_norm, x(80, 6, 9212), x(6), x(6), x(6)).text
+    text = kernel_of(scaled_norm, wide(80, 6, 9212), wide(6), wide(6), wide(6)).text
     assert "NEAR=n1 >= 8192," in text
     body = text[text.index("def k_kernel") : text.index("def k(")]
     assert "first = start // col_1_size" in body
@@ -419,6 +426,46 @@ def test_programs_that_wait_with_a_variance_have_few_registers() -> None:
     softmax = kernel_of(lambda a: torch.softmax(a, -1) * 2, x(512, 2**17))
     assert {launch.most_registers for launch in softmax.launches} == {0}
     assert "maxnreg" not in softmax.text
+
+
+def weighted_norm(a: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(a * 2, (a.shape[-1],), w, b)
+
+
+def test_rows_that_no_program_can_hold_are_shared() -> None:
+    def schedule(columns: int) -> str:
+        return best(weighted_norm, x(2048, columns), x(columns), x(columns)).schedule
+
+    assert [schedule(columns) for columns in (16_000, 20_000, 20_001)] == [
+        "row",
+        *["cooperative"] * 2,
+    ]
+    assert best(lambda a: (a * 2).softmax(-1), x(2048, 20_000)).schedule == "row"
+
+
+def test_parts_that_load_late_are_held_in_two_pieces() -> None:
+    def held(function: Callable[..., object], *inputs: torch.Tensor) -> tuple[int, int, int]:
+        (step,) = best(function, *inputs).steps
+        return step.block, step.rest, step.most_registers
+
+    def mean_norm(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return a * torch.rsqrt((a * a).mean(-1, keepdim=True)) * w
+
+    assert held(mean_norm, x(2048, 50_257), x(50_257)) == (2048, 2048, 64)
+    assert held(weighted_norm, x(2048, 50_257), x(50_257), x(50_257)) == (2048, 2048, 80)
+    assert held(lambda a: (a * 2).softmax(-1), x(2048, 50_257)) == (4096, 0, 0)
+    assert held(mean_norm, x(2048, 50_256), x(50_256)) == (4096, 0, 0)
+
+
+def test_a_row_that_fills_the_tile_of_most_warps_needs_no_mask(worker: Worker) -> None:
+    double = lambda a: (a * 2).softmax(-1)  # noqa: E731
+    filled, not_filled = kernel_of(double, x(256, 32_768)), kernel_of(double, x(256, 32_000))
+    assert "col_mask = (col < cols) | WHOLE" in filled.text
+    assert "WHOLE=n1 == power_of_two(n1)," in filled.text
+    assert "= share_of(" in filled.text
+    assert "WHOLE" not in not_filled.text
+    assert "share_of(" not in not_filled.text
+    assert collect_check(filled, submit_check(worker, filled)).failure is None
 
 
 def test_few_threads_work_long_on_much() -> None:

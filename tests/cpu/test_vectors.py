@@ -154,6 +154,15 @@ ROWS: dict[str, tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda x: torch.softmax(x * torch.rsqrt((x * x).mean(-1, keepdim=True)), -1),
         (x(40, 701),),
     ),
+    "cooperative, a variance": (
+        "cooperative", lambda x: F.layer_norm(x, x.shape[-1:]), (x(40, 701),),
+    ),
+    "cooperative, a variance, float32": (
+        "cooperative", lambda x: F.layer_norm(x, x.shape[-1:]), (x(40, 703, dtype=WIDE),),
+    ),
+    "cooperative, a part of nothing": (
+        "cooperative", lambda x: F.layer_norm(x, x.shape[-1:]), (x(40, 577),),
+    ),
     "cooperative, finished by a later kernel": (
         "cooperative",
         lambda x, t: (torch.sigmoid(x) - x.sum(-1, keepdim=True), (x.sum(-1) / t.sum(-1)).mean()),
@@ -224,6 +233,11 @@ SHARED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
     ),
     "parts of rows": (rms_norm, (x(999, 701), x(701)), 1),
     "parts of rows, float32": (rms_norm, (x(999, 701, dtype=WIDE), x(701, dtype=WIDE)), 1),
+    "parts of rows, a variance": (layer_norm, (x(999, 701), x(701), x(701)), 2),
+    "parts of rows, a variance, float32": (
+        layer_norm, (x(999, 703, dtype=WIDE), x(703, dtype=WIDE), x(703, dtype=WIDE)), 2,
+    ),
+    "parts of rows, one of nothing": (layer_norm, (x(999, 577), x(577), x(577)), 2),
     "parts of rows, asked for again": (
         lambda x, m: torch.softmax(x.float() + m, -1) * m, (x(999, 701), x(701)), 1,
     ),

@@ -31,24 +31,6 @@ def ticket(workspace_ptr, WAIT: tl.constexpr):
 
 
 @triton.jit
-def in_vectors(first, cols, lane, start, VECTOR: tl.constexpr):
-    # Which column each lane has of a row that begins at element `first`, so that the row's whole
-    # vectors lie in whole vectors of lanes: the columns before and behind them come first.
-    head = tl.minimum(-first & (VECTOR - 1), cols).to(tl.int32)
-    ends = head + ((cols - head) & (VECTOR - 1))
-    before = tl.multiple_of((ends + VECTOR - 1) & -VECTOR, VECTOR)
-    behind = tl.multiple_of(before + cols - ends, VECTOR)
-    place = start + lane
-    in_end = lane < tl.where(start == 0, ends, 0)
-    in_whole = (place >= before) & (place < behind)
-    end = tl.where(lane < head, lane, lane + cols - ends)
-    shift = head - before
-    col = tl.where(place < before, end, place + shift)
-    offset = tl.multiple_of(first + shift, VECTOR) + place
-    return col, offset, in_whole, in_end
-
-
-@triton.jit
 def around_vectors(first, cols, start, COLS: tl.constexpr, ENDS: tl.constexpr):
     # Of a row that begins at element `first`: the columns and places of its whole vectors, from
     # lane `start` of them on, and the columns around them, which whoever has the first lane takes.
