@@ -73,7 +73,7 @@ def launches(file: KernelFile) -> tuple[Launch, ...]:
 def _copying(kernel: JitFunction, access: Access) -> Launch:
     """What copies a tensor that all rows share."""
     step, pointer = kernel.step, f"*{TRITON_DTYPES[access.tensor.dtype]}"
-    constants = (("BLOCK", COPIED), ("VECTOR", step.vector))
+    constants = (("BLOCK", COPIED), ("VECTOR", step.vector), ("EARLY", False))
     return Launch(
         jit_name="copies_kernel",
         signature=(

@@ -89,6 +89,8 @@ class JitFunction:
                 found["REST"] = (str(step.rest), step.rest)
             if step.ends:
                 found["ENDS"] = (str(step.ends), step.ends)
+            if step.copied:
+                found["EARLY"] = ("bool(early)", False)
             return {**found, **self._sizes_tell, "STEP": ("step", -1)}
         if step.schedule == "flat":
             return {"BLOCK": (str(step.block), step.block), **self._sizes_tell}
@@ -104,6 +106,8 @@ class JitFunction:
         if step.rest:
             found["COLS"] = ("first_piece({cols})", step.block)
             found["REST"] = ("second_piece({cols})", step.rest)
+        if step.copied:
+            found["EARLY"] = ("bool(early)", False)
         if self.body.shares:
             least = max(SHARES.values())
             found["SHARED"] = (f"{{cols}} % {least} == 0", int(step.length % least == 0))

@@ -159,10 +159,10 @@ def launcher(file: KernelFile) -> str:
             f" {_output_strides(file, access)}, dtype=torch.{access.tensor.dtype},"
             f" device={device}.device)"
         )
-    lines += _copied(file)
     for kernel in file.kernels:
         if kernel.step.phases:
             lines += _exchanged(file, kernel)
+    lines += _copied(file)
     lines += _launches(file)
     lines.append(_remember(file))
     lines.append(f"return {', '.join(file.output_names)}")
@@ -243,13 +243,19 @@ def _copies(file: KernelFile) -> dict[str, tuple[str, int]]:
 
 
 def _copied(file: KernelFile) -> list[str]:
-    """What makes those copies."""
+    """What makes those copies, directly before what reads them: each launch may begin before the
+    last has ended, but the first one of the call."""
     made = [
-        f"{copies}, {copies}_made = copies({name}, {vector})"
-        for copies, (name, vector) in _copies(file).items()
+        f"{copies}, {copies}_made = copies({name}, {vector}, early{', **early' if place else ''})"
+        for place, (copies, (name, vector)) in enumerate(_copies(file).items())
     ]
-    why = ["# What all rows share, for their whole vectors wherever a row begins."] if made else []
-    return why + made
+    if not made:
+        return []
+    return [
+        f"early = overlapping({file.input_names[0]}.device)",
+        "# What all rows share, for their whole vectors wherever a row begins.",
+        *made,
+    ]
 
 
 def _launches(file: KernelFile) -> list[str]:
@@ -295,6 +301,8 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     constants = [f"{name}={text}" for name, text in _constants(file, kernel).items()]
     constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
     constants += [f"maxnreg={step.most_registers}"] if step.most_registers else []
+    if kernel.copied and kernel is file.kernels[0]:  # right behind the copies
+        constants.append("**(early if step < 0 else {})" if step.phases else "**early")
     arguments = [
         kernel.name,
         grid if step.in_planes else f"({grid})",
@@ -468,7 +476,15 @@ def resident(device, warps):
 
 
 _COPIES = '''
-def copies(values, vector):
+def overlapping(device):
+    """How a kernel is launched that may begin before the one ahead of it has ended: it waits for
+    that itself, where the device can."""
+    if torch.compiler.is_compiling() or device.type != "cuda" or torch.version.hip:
+        return {{}}
+    return {{"launch_pdl": True}} if torch.cuda.get_device_capability(device) >= (9, 0) else {{}}
+
+
+def copies(values, vector, early, **options):
     """As many copies of some values as a vector has elements, each of which begins one further on:
     of one or another, whole vectors are wanted from wherever on. And what makes them."""
     count = values.numel()
@@ -484,6 +500,8 @@ def copies(values, vector):
         (count,),
         BLOCK={block},
         VECTOR=vector,
+        EARLY=bool(early),
+        **options,
     )
     return made, step
 '''

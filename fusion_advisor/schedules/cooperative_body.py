@@ -284,6 +284,8 @@ class _Kept(_Phase):
             return
         shared = self.shared
         if number not in shared.loads:
+            if access.name in self.step.copied:
+                self._await_copies()
             shared.loads[number] = self.names.claim(self.tensors[access.name])
             self.scope.lines.append(f"{shared.loads[number]} = {self._read(access, 'float32')}")
         name = self.names.claim(f"{self.tensors[access.name]}_wide")

@@ -809,6 +809,8 @@ class Body:
         held = self.region.exprs[number].dtype
         converted = f".to({language_dtype(held)})" if held != access.tensor.dtype else ""
         twin = self._twins.get(number)
+        if self.in_vectors and access.name in self.step.copied:
+            self._await_copies()
         if twin is None:
             text = self._read(access, held)
         else:
@@ -818,6 +820,14 @@ class Body:
             text = self._read_either(access, self._access[twin])
         self.scope.lines.append(f"{name} = {text}{converted}")
         self.scope.texts[number] = name
+
+    def _await_copies(self) -> None:
+        """Wait for the copies of what all rows share, once and where every load of them follows."""
+        scope = self._knowing("row")
+        if "copies" not in scope.places:
+            self.helpers["copies_made"] = None
+            scope.places["copies"] = "copies"
+            scope.lines.append("copies_made(EARLY)")
 
     def _make_part(self, number: int, one: Joined) -> None:
         """The part of a joined value that the program's rows lie in."""

@@ -9,7 +9,8 @@ vectors, hold all of them, wherever the row begins.
 
 What all rows share, a weight say, then lies otherwise for each of them. So a first launch copies it
 as often as a vector has elements, each copy one element on: of one copy or another every row's
-lanes take whole vectors, too.
+lanes take whole vectors, too. Where the device lets it, what reads the copies begins while they are
+made, and waits for them no sooner than it reads them.
 """
 
 from __future__ import annotations
@@ -63,14 +64,32 @@ def taken_by(first, cols, part, PART: tl.constexpr, ENDS: tl.constexpr):
 """,
     "copies_kernel": """\
 @triton.jit
-def copies_kernel(values_ptr, copies_ptr, count, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    # One program, a block of one of the copies, each of which begins one element further on.
+def copies_kernel(
+    values_ptr,
+    copies_ptr,
+    count,
+    BLOCK: tl.constexpr,
+    VECTOR: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    # One program, a block of one of the copies, each of which begins one element further on. What
+    # is launched next begins as soon as whatever was launched before has ended.
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     skipped = tl.program_id(1)
     mask = place < count - skipped
     values = tl.load(values_ptr + skipped + place, mask=mask)
     copy = skipped.to(tl.int64) * ((count + VECTOR - 1) & -VECTOR)
     tl.store(copies_ptr + copy + place, values, mask=mask)
+""",
+    "copies_made": """\
+@triton.jit
+def copies_made(EARLY: tl.constexpr):
+    # Wait for the copies, where this kernel began before those that make them had ended.
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
 """,
     "in_vectors": """\
 @triton.jit

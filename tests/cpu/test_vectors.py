@@ -256,6 +256,11 @@ def test_what_all_rows_share_is_read_in_vectors(name: str, worker: Worker) -> No
     assert plan.launches == 1 + copied
     assert len(re.findall(r"_copies_made = copies\(", kernel.text)) == copied
     assert bool(re.search(r"_copies_ptr \+ shared\b", kernel.text)) == bool(copied)
+    body = kernel.text[kernel.text.index("def odd_kernel(") : kernel.text.index("def odd(")]
+    waits = [line.strip() for line in body.splitlines() if "copies_made(" in line]
+    assert waits == ["copies_made(EARLY)"] * bool(copied)
+    assert "_copies_ptr +" not in body.partition("copies_made(EARLY)")[0]
+    assert kernel.text.count(", early, **early)") == max(copied - 1, 0)  # the first waits for all
     check = collect_check(kernel, submit_check(worker, kernel))
     assert check.failure is None
 
@@ -296,8 +301,8 @@ def test_one_by_one_only_what_lies_around_the_vectors(dtype: torch.dtype, tmp_pa
     path = tmp_path / "emitted.py"
     path.write_text(kernel.text)
     given = (
-        str(path), launch.jit_name, dict(launch.signature), dict(launch.constants),
-        launch.divisible, launch.num_warps,
+        str(path), launch.jit_name, dict(launch.signature),
+        {**dict(launch.constants), "EARLY": True}, launch.divisible, launch.num_warps,
     )  # fmt: skip
     environment = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
     child = subprocess.run(
@@ -312,6 +317,9 @@ def test_one_by_one_only_what_lies_around_the_vectors(dtype: torch.dtype, tmp_pa
     assert loads.count(single) == 2  # the ends of x and of the weight
     assert loads.count("v4.b32") == 16
     assert {*loads} == {single, "v4.b32"}
+    assert child.stdout.count("griddepcontrol.wait") == 1
+    late = child.stdout.partition("griddepcontrol.wait")[2]
+    assert late.count("ld.global.v4.b32") == 8  # of the copies
 
 
 @pytest.mark.parametrize(
