@@ -127,7 +127,10 @@ class JitFunction:
             part, rows = step.block + step.rest, prod(group.size for group in self.tiled)
             fits, text = step.length % part == 0, f"{{cols}} % {part} == 0"
             if step.schedule == "tiled":
-                fits, text = fits and rows % step.rows == 0, f"{{rows}} % {step.rows} == 0 and {text}"
+                fits, text = (
+                    fits and rows % step.rows == 0,
+                    f"{{rows}} % {step.rows} == 0 and {text}",
+                )
             elif step.whole:
                 text = "{cols} == power_of_two({cols})"
             found["WHOLE"] = (text, fits)
