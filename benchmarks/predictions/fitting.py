@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+import torch
 from cases import DEVICE, Case, read
 from gpu import Timed
+from torch import Tensor
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.dataflow import dataflow
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.device import Device, Speed, Times
 from fusion_advisor.kernels import from_json
-from fusion_advisor.predict import Work, call_us
+from fusion_advisor.predict import Work, call_us, launch_us
 from fusion_advisor.quantities import Number
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
@@ -105,10 +107,19 @@ MOST_INSTRUCTIONS = 2.0
 time, and the units that issue them work at once."""
 MOST_LAUNCHES = 6
 """That one operator of eager's may be worth at least."""
-ROUNDS = 16
+STEPS = 60
 LEAST_GAIN = 1e-3
 """Of a step, in squared logarithms of one sample: below it figures that hardly matter would go on
 without end."""
+MOST_STEP = 0.7
+"""Of a logarithm at once."""
+MOST_DAMPING = 1e6
+NEAR = 1.001
+"""How many times as large a figure is where the slope is taken."""
+LEAST, MOST = 1e-4, 1e4
+"""Of a figure that has no bounds."""
+MOST_OVERLAP = 12.0
+"""The power that adds parts up: beyond it the longest alone counts."""
 LEAST_SAMPLES = 3
 """Of a kind or an op, to have figures of its own."""
 OUTLIER = 0.15
@@ -192,62 +203,102 @@ def _names(work: Work) -> list[tuple[str, str]]:
 
 
 def _fitted(device: Device, points: Sequence[Point], *, ours: bool = False) -> tuple[float, Device]:
-    """Descend along one figure after the other, by ever smaller steps: that of all kinds together,
-    and of each; of our kernels alone on request."""
-    users: dict[str, list[int]] = {name: list(range(len(points))) for name in GLOBAL}
-    for place, (works, _, _) in enumerate(points):
-        for work in works:
-            who, _, kind = work.kind.partition(".")
-            table = getattr(device.times, who)
-            name = next(n for n in (work.op, kind, "other") if n in table)
-            if name == "other":
-                continue  # of whatever nobody timed: a few that were would say nothing of it
-            for figure in FIGURES:
-                if _matters(figure, work):
-                    users.setdefault(f"{who}.{name}.{figure}", []).append(place)
+    """All figures at once, by Levenberg and Marquardt's steps within their bounds: the squares of
+    logarithms, of outliers less, and of the figures' distances from their kinds' mean. Of our
+    kernels alone on request."""
+    works = list(dict.fromkeys(work for each, _, _ in points for work in each))
+    counts = torch.zeros(len(points), len(works), dtype=torch.float64)
+    for row, (each, _, _) in enumerate(points):
+        for work in each:
+            counts[row, works.index(work)] += 1
+    measured, weights = (_numbers(point[i] for point in points) for i in (1, 2))
+    users = {
+        name: places
+        for name, places in _users(device, works).items()
+        if not ours or (name not in SHARED and not name.startswith("eager."))
+    }
+    pull = _pull(list(users))
 
-    if ours:
-        users = {n: u for n, u in users.items() if n not in SHARED and not n.startswith("eager.")}
-    alike: dict[str, list[str]] = {}
-    for name in users:
+    def calls(candidate: Device) -> Tensor:
+        return candidate.times.call.value + counts @ _numbers(launch_us(w, candidate) for w in works)
+
+    def lost(candidate: Device) -> float:
+        off = (calls(candidate) / measured).log().abs()
+        off = torch.where(off < OUTLIER, off * off, OUTLIER * (2 * off - OUTLIER))
+        values = _logs(candidate, users)
+        return float((weights * off).sum() + values @ pull @ values)
+
+    def slopes(candidate: Device) -> Tensor:
+        """Of the logarithms of calls, along those of the figures."""
+        found: list[Tensor] = []
+        for name, places in users.items():
+            other = _with(candidate, name, _value(candidate, name) * NEAR)
+            more = (launch_us(works[i], other) - launch_us(works[i], candidate) for i in places)
+            found.append(counts[:, places] @ _numbers(more))
+            found[-1] += other.times.call.value - candidate.times.call.value
+        return torch.stack(found, 1) / calls(candidate)[:, None] / math.log(NEAR)
+
+    low, high = (_numbers(math.log(_bounds(device, n)[i]) for n in users) for i in (0, 1))
+    here, damping = lost(device), 1.0
+    for _ in range(STEPS):
+        values, slope, off = _logs(device, users), slopes(device), (calls(device) / measured).log()
+        weighed = slope.T * (weights * (OUTLIER / off.abs()).clamp(max=1.0))
+        gradient, curved = weighed @ off + pull @ values, weighed @ slope + pull
+        before = here
+        while here == before and damping < MOST_DAMPING:
+            free = ((values > low) | (gradient < 0)) & ((values < high) | (gradient > 0))
+            step = torch.zeros_like(values)
+            bent = curved[free][:, free]
+            bent = bent + damping * (torch.diag(bent.diagonal()) + LEAST_GAIN * torch.eye(len(bent)))
+            step[free] = torch.linalg.solve(bent, -gradient[free])
+            moved = (values + step.clamp(-MOST_STEP, MOST_STEP)).clamp(low, high)
+            other = device
+            for name, value in zip(users, moved.exp().tolist(), strict=True):
+                other = _with(other, name, value)
+            if (there := lost(other)) < here:
+                device, here, damping = other, there, damping / 4
+            else:
+                damping *= 4
+        if before - here < LEAST_GAIN:
+            break
+    return here, device
+
+
+def _numbers(found: Iterable[float]) -> Tensor:
+    return torch.tensor(list(found), dtype=torch.float64)
+
+
+def _logs(device: Device, names: Iterable[str]) -> Tensor:
+    return _numbers(math.log(_value(device, name)) for name in names)
+
+
+def _users(device: Device, works: Sequence[Work]) -> dict[str, list[int]]:
+    """The figures, and the launches whose time hangs on each."""
+    users: dict[str, list[int]] = {name: list(range(len(works))) for name in GLOBAL}
+    for place, work in enumerate(works):
+        who, _, kind = work.kind.partition(".")
+        table = getattr(device.times, who)
+        name = next(n for n in (work.op, kind, "other") if n in table)
+        if name == "other":
+            continue  # of whatever nobody timed: a few that were would say nothing of it
+        for figure in FIGURES:
+            if _matters(figure, work):
+                users.setdefault(f"{who}.{name}.{figure}", []).append(place)
+    return users
+
+
+def _pull(names: Sequence[str]) -> Tensor:
+    """What the figures' distances cost from the mean of the other kinds', as a quadratic form."""
+    alike: dict[tuple[str, str], list[int]] = {}
+    for place, name in enumerate(names):
         if name not in GLOBAL:
             who, _, figure = name.split(".")
-            alike.setdefault(f"{who}.*.{figure}", []).append(name)
-
-    def lost(candidate: Device, name: str) -> float:
-        places = dict.fromkeys(i for one in alike.get(name, [name]) for i in users[one])
-        pull = PULL[name.split(".")[0]] if name not in GLOBAL and name not in alike else 0.0
-        if pull:
-            pull *= math.log(_value(candidate, name) / means[name]) ** 2
-        return pull + sum(_misfit(points[i], candidate) for i in places)
-
-    def moved(candidate: Device, name: str, factor: float) -> Device | None:
-        """None where none of them may go further."""
-        values = {one: _value(candidate, one) * factor for one in alike.get(name, [name])}
-        values = {one: v for one, v in values.items() if _possible(candidate, one, v)}
-        for one, value in values.items():
-            candidate = _with(candidate, one, value)
-        return candidate if values else None
-
-    for number in range(ROUNDS):
-        means = {name: _mean(device, name, users) for name in users}
-        step = 1.0 + 0.9 * 0.8**number
-        for name in (*alike, *users):
-            here = lost(device, name)
-            for factor in (step, 1 / step):
-                other = moved(device, name, factor)
-                while other is not None and (there := lost(other, name)) < here - LEAST_GAIN:
-                    device, here = other, there
-                    other = moved(device, name, factor)
-    return sum(_misfit(point, device) for point in points), device
-
-
-def _mean(device: Device, name: str, users: Mapping[str, Sequence[int]]) -> float:
-    """The geometric mean of a figure over all kinds, eager's or ours, whose time hangs on it."""
-    who, _, figure = name.partition(".")
-    figure = figure.partition(".")[2]
-    alike = [n for n in users if n.startswith(f"{who}.") and n.endswith(f".{figure}")] or [name]
-    return math.exp(sum(math.log(_value(device, n)) for n in alike) / len(alike))
+            alike.setdefault((who, figure), []).append(place)
+    pull = torch.zeros(len(names), len(names), dtype=torch.float64)
+    for (who, _), places in alike.items():
+        count, each = len(places), torch.tensor(places)
+        pull[each[:, None], each] = PULL[who] * (torch.eye(count, dtype=torch.float64) - 1 / count)
+    return pull
 
 
 def _matters(figure: str, work: Work) -> bool:
@@ -263,25 +314,20 @@ def _matters(figure: str, work: Work) -> bool:
     return bool(work.programs) or figure not in ("latency", "warp_bandwidth")
 
 
-def _possible(device: Device, name: str, value: float) -> bool:
+def _bounds(device: Device, name: str) -> tuple[float, float]:
     """No kernel beats the datasheet's bandwidth or the peaks, or is launched less than once."""
     if name in ("simple", "reduced"):
-        return LEAST_SIMPLE <= value <= MOST_REDUCED
-    if name.endswith("unaligned"):
-        return value <= 1.0
-    if name.endswith("share"):
-        return value <= device.datasheet_bandwidth / device.bandwidth
-    if name.endswith("arithmetic"):
-        return value <= (MOST_INSTRUCTIONS if name.startswith("kernel") else 1.0)
+        return LEAST_SIMPLE, MOST_REDUCED
     if name.endswith("least"):
-        return 1.0 <= value <= MOST_LAUNCHES
-    return value >= 1.0 or "overlap" not in name
-
-
-def _misfit(point: Point, device: Device) -> float:
-    works, measured, weight = point
-    off = abs(math.log(call_us(works, device) / measured))
-    return weight * (off * off if off < OUTLIER else OUTLIER * (2 * off - OUTLIER))
+        return 1.0, MOST_LAUNCHES
+    if name.endswith("overlap"):
+        return 1.0, MOST_OVERLAP
+    most = {
+        "unaligned": 1.0,
+        "share": device.datasheet_bandwidth / device.bandwidth,
+        "arithmetic": MOST_INSTRUCTIONS if name.startswith("kernel") else 1.0,
+    }
+    return LEAST, most.get(name.rpartition(".")[2], MOST)
 
 
 def _with_spreads(device: Device, samples: Sequence[Sample]) -> Device:
