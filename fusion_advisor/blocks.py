@@ -41,6 +41,28 @@ class Blocks:
     alone: bool = False
 
 
+def pointwise(call: Call, device: Device, *, cast: bool, contiguous: bool) -> Blocks:
+    """Of an element at a time: vectors where all lie alike, else threads compute each element's
+    address in each tensor, a few elements each."""
+    by, warp = device.times.eager_pointwise, device.warp_size
+    each = by.contiguous if contiguous else by.wide if call.out.itemsize >= 4 else by.narrow
+    each = by.cast if cast else each
+    return Blocks(-(-call.out.numel // (by.threads.count * each.count)), by.threads.count // warp)
+
+
+def taking(call: Call, device: Device) -> Blocks:
+    """Of rows taken by their numbers: a block for each number where rows are whole vectors, however
+    short they are."""
+    by, out = device.times.eager_pointwise, call.out
+    row = prod(out.shape[len(call.operands[1].shape) :]) * out.itemsize
+    if row % VECTOR_BYTES:
+        return pointwise(call, device, cast=False, contiguous=False)
+    most, vectors = 2 * by.threads.count, row // VECTOR_BYTES
+    threads = min(-(-vectors // device.warp_size) * device.warp_size, most)
+    numbers = call.operands[1].numel
+    return Blocks(numbers * -(-vectors // most), threads // device.warp_size, 2)
+
+
 def reducing(call: Call, dims: Sequence[int], *, across: bool, device: Device) -> Blocks:
     """Of a reduction to fewer elements; `across`: neighbouring threads have neighbouring results,
     and not neighbouring places of one."""

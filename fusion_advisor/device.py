@@ -153,6 +153,21 @@ class Reduction(Table):
     """Places for each thread, from which on the warps of a block share a result, and blocks."""
 
 
+class Pointwise(Table):
+    """How eager's pointwise kernels spread over blocks: elements of each thread."""
+
+    threads: Count
+    """Of a block."""
+    contiguous: Count
+    """Where all tensors lie alike."""
+    cast: Count
+    """Where types differ."""
+    wide: Count
+    """Where tensors lie otherwise, of 4 bytes and more."""
+    narrow: Count
+    """Of fewer bytes."""
+
+
 class Times(Table):
     """How long launches take (`predict`)."""
 
@@ -170,10 +185,13 @@ class Times(Table):
     eager_blocks: Mapping[str, Count]
     """Warps of the blocks of some ops, each of which has a row."""
     eager_reduction: Reduction
+    eager_pointwise: Pointwise
     eager_passes: Mapping[str, Count]
     """How often eager's op walks rows that are longer than `eager_row`; once, if not named."""
     eager_row: Bytes
     """Rows up to here stay on chip in eager's kernels."""
+    blocks: Rate
+    """Programs that the device begins a second, whatever they do."""
     last: Time
     """What each round takes of the block of eager's that puts the others' results together."""
     near: Time

@@ -14,10 +14,12 @@ from fusion_advisor.blocks import (
     given_statistics,
     normalising,
     picking,
+    pointwise,
     pooling,
     reducing,
     scanning,
     softmax_across,
+    taking,
     unused,
 )
 from fusion_advisor.device import VECTOR_BYTES, Device
@@ -80,10 +82,16 @@ def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
         return given_statistics(call, device)
     if name == "nll_loss_forward":
         return picking(call.operands[1].numel, device)
+    if kind in POINTWISE:
+        alike = {_steps(t) for t in (*call.operands, call.out) if t.numel == call.out.numel}
+        contiguous = len(alike) == 1 and all(t.shape == call.out.shape for t in call.operands)
+        found = pointwise(call, device, cast=kind == "cast", contiguous=contiguous)
+        return replace(found, launches=1 + call.node.op.startswith(FUNCTIONAL))
+    if name == "embedding":
+        return taking(call, device)
     rows = _rows(call, kind)
     if not rows:
-        launches = 1 + call.node.op.startswith(FUNCTIONAL)
-        return Blocks(0, device.times.eager_warps.count, launches=launches)
+        return Blocks(0, device.times.eager_warps.count)
     dims = _reduced(call)
     if kind == "scan" and dims and name.startswith("cum"):
         return scanning(call, dims[0], device)
@@ -142,7 +150,7 @@ def _kind(call: Call, op: Op | None) -> str:
     if op.pattern not in ("pointwise", "reduction"):
         return op.pattern
     steps = _steps(call.out)
-    whole = [_steps(t) for t in call.operands if t.shape == call.out.shape]
+    whole = [_steps(t) for t in call.operands if t.shape == call.out.shape and 0 not in t.stride]
     if any(steps and found and found[-1] != steps[-1] for found in whole):
         return "transposed"
     if _casts(call):

@@ -83,6 +83,7 @@ def launch_us(work: Work, device: Device) -> float:
         arithmetic_us(work, device) * idle,
         1e6 * work.lines / times.l1_lines.base * idle,
         1e6 * work.exchanged / times.exchanges.base * idle,
+        1e6 * work.programs / times.blocks.base,
     )
     power = _overlap(work, device)
     longest = max(parts) or 1.0  # whose power may be beyond a float

@@ -83,10 +83,10 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
 
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
 GLOBAL = (
-    "call", "eager_launch", "kernel_launch", "last", "near", "ramp", "l2_speed",
+    "call", "eager_launch", "kernel_launch", "last", "near", "blocks", "ramp", "l2_speed",
     "reduced", "chained", "exchanges", "overlap_programs",
 )  # fmt: skip
-SHARED = ("call", "eager_launch", "last", "near", "ramp", "l2_speed")
+SHARED = ("call", "eager_launch", "last", "near", "blocks", "ramp", "l2_speed")
 """Of the global ones, what eager's kernels wait for, too."""
 CHOSEN = ("simple", "l1_lines", "eager_warps", "eager_row", "registers", "registers_share", "short")
 FIGURES = (
@@ -364,7 +364,7 @@ def _toml(times: Times) -> str:
         *(line(name, getattr(times, name)) for name in CHOSEN),
         *(line(name, getattr(times, name)) for name in ("spread_short", "spread_long")),
     ]
-    for table in ("eager_reduction", "eager_blocks", "eager_short", "eager_passes"):
+    for table in ("eager_reduction", "eager_pointwise", "eager_blocks", "eager_short", "eager_passes"):
         lines += ["", f"[times.{table}]"]
         lines += [
             line(name, number) for name, number in sorted(dict(getattr(times, table)).items())
