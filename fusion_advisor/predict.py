@@ -88,7 +88,8 @@ def launch_us(work: Work, device: Device) -> float:
     power = _overlap(work, device)
     longest = max(parts) or 1.0  # whose power may be beyond a float
     busy = longest * sum((part / longest) ** power for part in parts) ** (1 / power)
-    return speed.least.value * least.value * work.launches + busy + times.last.value * work.last
+    waited = times.last.value * work.last + times.chained.value * work.chained
+    return speed.least.value * least.value * work.launches + busy + waited
 
 
 def _overlap(work: Work, device: Device) -> float:
@@ -130,7 +131,7 @@ def programs_us(work: Work, device: Device) -> float:
         return 0.0
     speed = device.times.speed(work.kind, work.op)
     own = work.bytes / work.programs / (work.warps * speed.warp_bandwidth.base) * 1e6
-    waited = speed.step.value * (work.depth - 1) + own + device.times.chained.value * work.chained
+    waited = speed.step.value * (work.depth - 1) + own
     if work.kind.startswith("eager"):  # whose rounds are known, and what each asks for
         waited = speed.step.value * work.depth + device.times.near.value * work.near
     return (speed.latency.value + waited) * max(1.0, work.programs / work.at_once)
