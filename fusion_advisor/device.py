@@ -198,6 +198,9 @@ class Times(Table):
     """What a block of eager's waits for a load from the L1."""
     ramp: Share
     """What moving the first bytes takes more, as many as the L2 holds."""
+    first: Time
+    """What the first bytes wait for, of many; of `first_bytes`, half of it."""
+    first_bytes: Bytes
     l2_speed: Speedup
     """How much faster what lies in the L2 is read."""
     l2_kept: Share
