@@ -210,6 +210,8 @@ class Times(Table):
     among others."""
     reduced: Speedup
     """How many instructions a step of a reduction is worth."""
+    divided: Speedup
+    """How many instructions a division of places is worth, or its rest."""
     chained: Time
     """What a program waits for each reduction of those that need each other's results."""
     l1_lines: Rate

@@ -60,6 +60,7 @@ class Work:
     chained: int = 0
     simple_us: float = 0.0
     reduced_us: float = 0.0
+    divided_us: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -122,7 +123,7 @@ def arithmetic_us(work: Work, device: Device) -> float:
     """The time of a launch's arithmetic."""
     times = device.times
     issued = work.arithmetic_us + work.simple_us * times.simple.value
-    issued += work.reduced_us * times.reduced.value
+    issued += work.reduced_us * times.reduced.value + work.divided_us * times.divided.value
     return issued / times.speed(work.kind, work.op).arithmetic.value
 
 

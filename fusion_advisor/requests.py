@@ -16,7 +16,8 @@ from fusion_advisor.device import LINE_BYTES, VECTOR_BYTES
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
-from fusion_advisor.schedules.layout import Access, Group, evaluates, index_of
+from fusion_advisor.schedules.layout import Access, Group, evaluates, gaps, index_of
+from fusion_advisor.schedules.places import in_runs
 from fusion_advisor.schedules.vectors import follows
 
 _DIVISIBLE = 16
@@ -91,6 +92,41 @@ def unaligned(step: Step, every: Sequence[Asked]) -> bool:
         for one in every
         if not _hangs(step, one.access, step.serial)
     )
+
+
+def divided(step: Step, every: Sequence[Asked], warp: int) -> int:
+    """Divisions by extents that lanes make to find their places, each or its rest: of a tile's rows
+    every thread its own, of its columns likewise."""
+    held = max(1, step.rows * step.block // (step.warps * warp))
+    vector = min(max((one.width for one in every), default=1), held)
+    across = min(warp, max(step.block // vector, 1))
+    down = min(step.warps, max(step.rows * across // warp, 1)) * warp // across
+    rows = max(step.rows // down, 1)
+    threads = step.programs * step.warps * warp
+    if not step.inner:
+        runs = in_runs((*step.loads, *step.stores), step.outer, step.block)
+        return 0 if runs else threads * held * _divisions(step, step.outer)
+    found = 0 if step.in_planes else rows * _divisions(step, step.outer)
+    return threads * (found + max(held // rows, 1) * _divisions(step, step.inner))
+
+
+def _divisions(step: Step, groups: Sequence[Group]) -> int:
+    """Of a place over all groups into those that some access walks by itself."""
+    if len(groups) < 2:
+        return 0
+    region, wanted = step.region, set[int]()
+    for access in (*step.loads, *step.stores):
+        steps = gaps(access, step.groups)
+        after = steps.get(groups[-1].name)
+        plain = after is not None and all(
+            steps.get(group.name) == (*groups[n + 1 :], *after) for n, group in enumerate(groups)
+        )
+        pulled = frozenset[int]().union(*(region.depends[i] for i in access.pulled.values()))
+        for n, group in enumerate(groups):
+            if (group.name in steps and not plain) or pulled & set(group.axes):
+                wanted.add(n)
+    last = len(groups) - 1
+    return last - min(wanted, default=last) + len(wanted - {0})
 
 
 def seen_twice(loads: Sequence[Access]) -> int:

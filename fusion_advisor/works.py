@@ -13,7 +13,7 @@ from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.instructions import Issued, instructions, precise
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Ref
-from fusion_advisor.requests import asked, exchanged, lines, seen_twice, unaligned
+from fusion_advisor.requests import asked, divided, exchanged, lines, seen_twice, unaligned
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.joined import shares
@@ -77,6 +77,7 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
                 arithmetic_us=1e6 * issued.others / peak,
                 simple_us=1e6 * issued.simple / peak,
                 reduced_us=1e6 * issued.steps / peak,
+                divided_us=1e6 * divided(step, every, warp) / peak,
                 resident=min(resident, step.bytes_read),
                 programs=count,
                 warps=step.warps,

@@ -84,7 +84,7 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
 GLOBAL = (
     "call", "eager_launch", "kernel_launch", "last", "near", "blocks", "ramp", "first", "first_bytes", "l2_speed",
-    "reduced", "chained", "exchanges", "overlap_programs",
+    "reduced", "divided", "chained", "exchanges", "overlap_programs",
 )  # fmt: skip
 SHARED = ("call", "eager_launch", "last", "near", "blocks", "ramp", "first", "first_bytes", "l2_speed")
 """Of the global ones, what eager's kernels wait for, too."""
@@ -316,7 +316,7 @@ def _matters(figure: str, work: Work) -> bool:
 
 def _bounds(device: Device, name: str) -> tuple[float, float]:
     """No kernel beats the datasheet's bandwidth or the peaks, or is launched less than once."""
-    if name in ("simple", "reduced"):
+    if name in ("simple", "reduced", "divided"):
         return LEAST_SIMPLE, MOST_REDUCED
     if name.endswith("least"):
         return 1.0, MOST_LAUNCHES
