@@ -144,20 +144,19 @@ def _depth(step: Step) -> int:
 
 
 def _chained(step: Step) -> int:
-    """Reductions along the row that a program makes one after the other, each of which needs what
-    the one before gave to all lanes; those of what lanes walk as often as there are places."""
-    return sum(_chain(part, _serial(step)) for part in step.phases or (step,))
+    """Reductions along the row that a program makes one after the other, each of which gives its
+    result to all lanes; those of what lanes walk as often as there are places."""
+    return sum(_reductions(part, _serial(step)) for part in step.phases or (step,))
 
 
-def _chain(step: Step, places: int) -> int:
-    region, longest = step.region, dict[int, int]()
-    for number in sorted(region.live):
-        expr = region.exprs[number]
-        before = max((longest[arg] for arg in expr.args), default=0)
-        along = expr.op in ("reduce", "scan") and bool({*expr.axes} & step.along)
-        each = places if region.depends[number] & step.serial else 1
-        longest[number] = before + along * each
-    return max(longest.values(), default=0)
+def _reductions(step: Step, places: int) -> int:
+    region = step.region
+    along = [
+        n
+        for n in (*region.all("reduce"), *region.all("scan"))
+        if {*region.exprs[n].axes} & step.along
+    ]
+    return sum(places if region.depends[number] & step.serial else 1 for number in along)
 
 
 def _kind(step: Step) -> str:

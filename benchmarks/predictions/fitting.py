@@ -303,6 +303,8 @@ def _pull(names: Sequence[str]) -> Tensor:
 
 def _matters(figure: str, work: Work) -> bool:
     """Does the time of such work hang on that figure?"""
+    if figure == "overlap":
+        return work.kind.startswith("eager")
     if figure == "least":
         return work.kind.startswith("eager") and work.kind != "eager.stream"
     if figure == "step":
