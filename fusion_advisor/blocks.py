@@ -63,6 +63,14 @@ def taking(call: Call, device: Device) -> Blocks:
     return Blocks(numbers * -(-vectors // most), threads // device.warp_size, 2)
 
 
+def rolling(call: Call, device: Device) -> Blocks:
+    """Of a roll: a launch for each dimension, an element a thread."""
+    dims = call.arg(2, "dims")
+    warps = device.times.eager_reduction.threads.count // device.warp_size
+    count = -(-call.out.numel // (warps * device.warp_size))
+    return Blocks(count, warps, launches=max(len(dims), 1) if isinstance(dims, tuple) else 1)
+
+
 def reducing(call: Call, dims: Sequence[int], *, across: bool, device: Device) -> Blocks:
     """Of a reduction to fewer elements; `across`: neighbouring threads have neighbouring results,
     and not neighbouring places of one."""
@@ -175,6 +183,11 @@ def normalising(call: Call, name: str, rows: int, device: Device, *, aligned: bo
     rows are no whole vectors it takes two kernels."""
     times, operand = device.times, call.operands[0]
     length = -(-operand.numel // rows)
+    if name.endswith("softmax_warp"):
+        by, wide = times.eager_pointwise, 1 << _log(max(length, 1))
+        lanes = min(wide, device.warp_size)
+        each = by.threads.count // lanes * (1 if wide > by.threads.count else 2)
+        return Blocks(-(-rows // each), by.threads.count // device.warp_size)
     short = times.eager_short.get(name.removesuffix("_warp"))
     if short is not None and length < short.count:
         return Blocks(rows, 1)

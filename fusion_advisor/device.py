@@ -34,6 +34,8 @@ Unit = Literal["tensor", "cuda", "special"]
 """Where an operator runs: tensor cores, CUDA cores, or the special function units
 (transcendentals)."""
 
+SECTOR_BYTES = 32
+"""Of a line, that the L2 gives or takes at least."""
 LINE_BYTES = 128
 """Of a line of the L1, which is what a request of a warp is served by."""
 
@@ -216,6 +218,8 @@ class Times(Table):
     """What a program waits for each reduction of those that need each other's results."""
     l1_lines: Rate
     """Lines that the L1s give and take together."""
+    sectors: Rate
+    """Elements that the L2 gives or takes one by one, because their neighbours lie apart."""
     exchanges: Rate
     """Values that warps give each other through shared memory, on all multiprocessors."""
     registers: Registers

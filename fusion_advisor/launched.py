@@ -17,12 +17,13 @@ from fusion_advisor.blocks import (
     pointwise,
     pooling,
     reducing,
+    rolling,
     scanning,
     softmax_across,
     taking,
     unused,
 )
-from fusion_advisor.device import VECTOR_BYTES, Device
+from fusion_advisor.device import SECTOR_BYTES, VECTOR_BYTES, Device
 from fusion_advisor.ops import Call, Op
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Tensor
@@ -67,6 +68,7 @@ def launched(
         last=blocks.last,
         op=name,
         unaligned=bool(call.operands) and _unaligned(call, kind, name),
+        scattered=_scattered(call) if kind in POINTWISE else 0,
     )
     again = _read_again(call, work, device) if call.operands else 0
     return replace(work, bytes_read=work.bytes_read + again)
@@ -89,6 +91,8 @@ def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
         return replace(found, launches=1 + call.node.op.startswith(FUNCTIONAL))
     if name == "embedding":
         return taking(call, device)
+    if name == "roll":
+        return rolling(call, device)
     rows = _rows(call, kind)
     if not rows:
         return Blocks(0, device.times.eager_warps.count)
@@ -99,6 +103,22 @@ def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
         return softmax_across(call, dims[0], device)
     aligned = not _unaligned(call, kind, name)
     return normalising(call, name, rows, device, aligned=aligned)
+
+
+def _scattered(call: Call) -> int:
+    """Sectors that the kernel's neighbouring lanes ask for apart: those of tensors that do not step
+    by one where the result does."""
+    out = call.out
+    sizes = [d for d, size in enumerate(out.shape) if size > 1]
+    if not sizes:
+        return 0
+    close = min(sizes, key=lambda d: out.stride[d])
+    apart = [
+        t.stride[close] * t.itemsize
+        for t in call.operands
+        if t.shape == out.shape and t.stride[close] > 1
+    ]
+    return sum(int(out.numel * min(1.0, step / SECTOR_BYTES)) for step in apart)
 
 
 def _unaligned(call: Call, kind: str, name: str) -> bool:

@@ -61,6 +61,7 @@ class Work:
     simple_us: float = 0.0
     reduced_us: float = 0.0
     divided_us: float = 0.0
+    scattered: int = 0
 
     @property
     def bytes(self) -> int:
@@ -85,6 +86,7 @@ def launch_us(work: Work, device: Device) -> float:
         1e6 * work.lines / times.l1_lines.base * idle,
         1e6 * work.exchanged / times.exchanges.base * idle,
         1e6 * work.programs / times.blocks.base,
+        1e6 * work.scattered / times.sectors.base,
     )
     power = _overlap(work, device)
     longest = max(parts) or 1.0  # whose power may be beyond a float

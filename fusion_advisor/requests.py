@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
-from fusion_advisor.device import LINE_BYTES, VECTOR_BYTES
+from fusion_advisor.device import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
@@ -62,6 +62,16 @@ def lines(step: Step, every: Sequence[Asked], lanes: int, serial: int, warp: int
         walked = lanes if _hangs(step, one.access, step.serial) else lanes // max(serial, 1)
         found += one.share * _places(step, one.access, walked) * _each(step, one, layout, warp)
     return int(found)
+
+
+def scattered(step: Step, every: Sequence[Asked]) -> int:
+    """Sectors that are written one element at a time, because neighbouring lanes store apart."""
+    stores = every[len(every) - len(step.stores) :] if step.stores else ()
+    return sum(
+        int(s.tensor.numel * min(1.0, one.apart * s.tensor.itemsize / SECTOR_BYTES))
+        for s, one in zip(step.stores, stores, strict=True)
+        if one.apart is not None and one.apart > 1
+    )
 
 
 def exchanged(step: Step, every: Sequence[Asked], count: int, warp: int) -> int:

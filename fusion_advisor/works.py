@@ -13,7 +13,7 @@ from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.instructions import Issued, instructions, precise
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Ref
-from fusion_advisor.requests import asked, divided, exchanged, lines, seen_twice, unaligned
+from fusion_advisor.requests import asked, divided, exchanged, lines, scattered, seen_twice, unaligned
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.joined import shares
@@ -87,6 +87,7 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
                 unaligned=unaligned(step, every),
                 lines=lines(step, every, lanes, serial, warp),
                 exchanged=exchanged(step, every, count, warp),
+                scattered=scattered(step, every),
             )
         )
         left |= {store.name: store.tensor.bytes for store in step.stores}

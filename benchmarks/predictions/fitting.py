@@ -83,10 +83,10 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
 
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
 GLOBAL = (
-    "call", "eager_launch", "kernel_launch", "last", "near", "blocks", "ramp", "first", "first_bytes", "l2_speed",
+    "call", "eager_launch", "kernel_launch", "last", "near", "blocks", "sectors", "ramp", "first", "first_bytes", "l2_speed",
     "reduced", "divided", "chained", "exchanges", "overlap_programs",
 )  # fmt: skip
-SHARED = ("call", "eager_launch", "last", "near", "blocks", "ramp", "first", "first_bytes", "l2_speed")
+SHARED = ("call", "eager_launch", "last", "near", "blocks", "sectors", "ramp", "first", "first_bytes", "l2_speed")
 """Of the global ones, what eager's kernels wait for, too."""
 CHOSEN = ("simple", "l1_lines", "eager_warps", "eager_row", "registers", "registers_share", "short")
 FIGURES = (
