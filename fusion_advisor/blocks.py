@@ -64,11 +64,9 @@ def taking(call: Call, device: Device) -> Blocks:
 
 
 def rolling(call: Call, device: Device) -> Blocks:
-    """Of a roll: a launch for each dimension, an element a thread."""
-    dims = call.arg(2, "dims")
-    warps = device.times.eager_reduction.threads.count // device.warp_size
-    count = -(-call.out.numel // (warps * device.warp_size))
-    return Blocks(count, warps, launches=max(len(dims), 1) if isinstance(dims, tuple) else 1)
+    """Of a roll along one dimension: an element a thread."""
+    threads = device.times.eager_reduction.threads.count
+    return Blocks(-(-call.out.numel // threads), threads // device.warp_size)
 
 
 def reducing(call: Call, dims: Sequence[int], *, across: bool, device: Device) -> Blocks:

@@ -71,7 +71,31 @@ def launched(
         scattered=_scattered(call) if kind in POINTWISE else 0,
     )
     again = _read_again(call, work, device) if call.operands else 0
-    return replace(work, bytes_read=work.bytes_read + again)
+    work = replace(work, bytes_read=work.bytes_read + again)
+    return _in_turn(call, work, _passes(call, name), device)
+
+
+def _passes(call: Call, name: str) -> int:
+    """Launches that each walk the whole result: a copy that is filled then, a roll of each
+    dimension."""
+    dims = call.arg(2, "dims")
+    if name == "roll" and isinstance(dims, tuple):
+        return max(len(dims), 1)
+    return 1 + call.node.op.startswith(FUNCTIONAL)
+
+
+def _in_turn(call: Call, work: Work, passes: int, device: Device) -> Work:
+    """As many launches, each of which reads what the one before wrote."""
+    whole, further = call.out.bytes, passes - 1
+    return replace(
+        work,
+        bytes_read=work.bytes_read + further * whole,
+        bytes_written=work.bytes_written + further * whole,
+        resident=further * kept(whole, 2 * whole, device),
+        elements=passes * work.elements,
+        programs=passes * work.programs,
+        launches=work.launches + further,
+    )
 
 
 def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
@@ -87,8 +111,7 @@ def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
     if kind in POINTWISE:
         alike = {_steps(t) for t in (*call.operands, call.out) if t.numel == call.out.numel}
         contiguous = len(alike) == 1 and all(t.shape == call.out.shape for t in call.operands)
-        found = pointwise(call, device, cast=kind == "cast", contiguous=contiguous)
-        return replace(found, launches=1 + call.node.op.startswith(FUNCTIONAL))
+        return pointwise(call, device, cast=kind == "cast", contiguous=contiguous)
     if name == "embedding":
         return taking(call, device)
     if name == "roll":

@@ -35,7 +35,7 @@ def eager_works(subject: Subject) -> tuple[Work, ...]:
             for element, size in read.items()
             if element in seen
         )
-        found.append(replace(work, resident=min(resident, work.bytes_read)))
+        found.append(replace(work, resident=min(work.resident + resident, work.bytes_read)))
         moved += work.bytes
         made = (Ref(node.name, i) for i, tensor in enumerate(node.outputs) if tensor is not None)
         seen |= dict.fromkeys((*read, *(flow.elements[ref] for ref in made)), moved)
