@@ -116,7 +116,7 @@ def memory_us(work: Work, device: Device) -> float:
     speed = times.speed(work.kind, work.op)
     share = speed.share.value * (speed.unaligned.value if work.unaligned else 1.0)
     from_l2 = work.resident / times.l2_speed.value
-    ramp = times.ramp.value * min(work.bytes, device.memory.l2.base)
+    ramp = times.ramp.value * min(work.bytes - work.resident, device.memory.l2.base)
     moved = ((work.bytes - work.resident + from_l2) / share + ramp) / device.bandwidth * 1e6
     return moved + times.first.value * work.bytes / (work.bytes + times.first_bytes.base)
 

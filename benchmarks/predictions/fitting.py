@@ -124,7 +124,7 @@ LEAST_SAMPLES = 3
 """Of a kind or an op, to have figures of its own."""
 OUTLIER = 0.15
 """Of a logarithm: beyond it a residual counts linearly."""
-PULL = {"eager": 0.3, "kernel": 1.0}
+PULL = {"eager": 0.05, "kernel": 1.0}
 """What a figure's distance costs from the mean of the other kinds', in squared logarithms of one
 sample: chosen, as is the weight, by leaving out problems and patterns in turn. Eager's kinds are
 kernels of as many hands; ours are spelled alike."""
