@@ -232,7 +232,7 @@ def _name(call: Call, op: Op | None, kind: str) -> str:
     parts = call.node.op.split(".")
     name = parts[1].strip("_") if len(parts) > 1 else call.node.op
     if kind in POINTWISE:
-        return f"{name}_pointwise"
+        return f"{name}_pointwise" if len(call.out.shape) > 2 else f"{name}_channels"
     if kind in ("normal", "scan") and len(call.node.outputs) == 1 and not _contiguous(call):
         return f"{name}_column"
     if name.endswith("softmax") and call.out.shape and call.out.shape[-1] <= ROW_OF_A_WARP:
