@@ -82,8 +82,7 @@ def launch_us(work: Work, device: Device) -> float:
         memory_us(work, device),
         programs_us(work, device),
         1e6 * work.elements / speed.elements.base * idle,
-        (arithmetic_us(work, device) + 1e6 * work.lines / times.l1_lines.base) * idle,
-        1e6 * work.exchanged / times.exchanges.base * idle,
+        (arithmetic_us(work, device) + 1e6 * work.lines / times.l1_lines.base + 1e6 * work.exchanged / times.exchanges.base) * idle,
         1e6 * work.programs / times.blocks.base,
         1e6 * work.scattered / times.sectors.base,
     )
