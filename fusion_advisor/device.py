@@ -201,8 +201,9 @@ class Times(Table):
     ramp: Share
     """What moving the first bytes takes more, as many as the L2 holds."""
     first: Time
-    """What the first bytes wait for, of many; of `first_bytes`, half of it."""
+    """What the first bytes wait for, where there are many."""
     first_bytes: Bytes
+    """So few wait for half of it."""
     l2_speed: Speedup
     """How much faster what lies in the L2 is read."""
     l2_kept: Share
@@ -215,7 +216,7 @@ class Times(Table):
     divided: Speedup
     """How many instructions a division of places is worth, or its rest."""
     chained: Time
-    """What a program waits for each reduction of those that need each other's results."""
+    """What a program waits for each of the reductions that it makes one after the other."""
     l1_lines: Rate
     """Lines that the L1s give and take together."""
     sectors: Rate

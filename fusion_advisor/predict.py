@@ -1,14 +1,17 @@
 """How long launches take, and within what that is certain. Shared knowledge, free of torch.
 
 A call is what it waits for at first, and its launches one after the other. A launch takes what any
-takes at least, and the time of its bytes, of its elements and of its arithmetic, which overlap for
-the most part. Bytes move at the device's copy bandwidth, by the share of it that this kind of
-kernel reaches; slower until as many have moved as the L2 holds, faster where the launches before
-left them in the L2. Programs run as many at once as their registers and warps let, wave after wave,
-and each takes its own latency and the time of its bytes at what its warps can keep on their way;
-those of eager's kernels, that of each wait for loads. So few programs, or few at once, are slower
-than the memory. What warps ask the L1 for takes a line at a time: single elements, or neighbours
-far apart, many lines. Reductions across what is contiguous pass through shared memory. Every
+takes at least, and the times of its parts, which overlap: in emitted kernels nearly the longest
+alone counts. Bytes move at the device's copy bandwidth, by the share of it that this kind of
+kernel reaches; the first wait for longer, and all are slower until as many have moved as the L2
+holds, faster where the launches before left them in the L2. What lanes ask for one by one takes a
+sector of the L2 each. Programs begin one after the other, however little each does. They run as
+many at once as their registers and warps let, wave after wave, and each takes its own latency and
+the time of its bytes at what its warps can keep on their way; those of eager's kernels, that of
+each wait for loads. So few programs, or few at once, are slower than the memory. What warps issue
+is one part: arithmetic, divisions that find the places of elements, lines of the L1 (single
+elements, or neighbours far apart, take many), and what reductions across contiguous memory pass
+through shared memory. Reductions that a program makes one after the other come on top. Every
 coefficient stands in `rules/predict.toml` with the run that it was fitted on. No measurement of
 what is predicted is ever looked at.
 """
@@ -35,9 +38,10 @@ class Work:
     program that puts others' results together, `launches` all that an operator of eager's makes.
     `unaligned`: rows do not begin at 16 bytes. `lines` of the L1 are those that warps ask for,
     request by request; `exchanged` are values that warps give each other through shared memory.
-    `chained` counts the reductions that a program makes one after the other, each for the next.
-    `simple_us` and `reduced_us` are the time at the peaks of primitives that are an instruction or
-    two, and of a reduction's steps as one each, which are not in `arithmetic_us`.
+    `scattered` sectors of the L2 are written or read for one element each. `chained` counts the
+    reductions that a program makes one after the other. `simple_us`, `reduced_us` and `divided_us`
+    are the time at the peaks of primitives that are an instruction or two, and of a reduction's
+    steps and of divisions of places as one each, which are not in `arithmetic_us`.
     """
 
     kind: str
@@ -57,11 +61,11 @@ class Work:
     unaligned: bool = False
     lines: int = 0
     exchanged: int = 0
+    scattered: int = 0
     chained: int = 0
     simple_us: float = 0.0
     reduced_us: float = 0.0
     divided_us: float = 0.0
-    scattered: int = 0
 
     @property
     def bytes(self) -> int:
@@ -77,14 +81,13 @@ def launch_us(work: Work, device: Device) -> float:
     times = device.times
     speed = times.speed(work.kind, work.op)
     least = times.kernel_launch if work.kind.startswith("kernel") else times.eager_launch
-    idle = device.sm_count / min(work.programs or device.sm_count, device.sm_count)
     parts = (
         memory_us(work, device),
-        programs_us(work, device),
-        1e6 * work.elements / speed.elements.base * idle,
-        (arithmetic_us(work, device) + 1e6 * work.lines / times.l1_lines.base + 1e6 * work.exchanged / times.exchanges.base) * idle,
-        1e6 * work.programs / times.blocks.base,
         1e6 * work.scattered / times.sectors.base,
+        programs_us(work, device),
+        1e6 * work.programs / times.blocks.base,
+        1e6 * work.elements / speed.elements.base * _idle(work, device),
+        issued_us(work, device),
     )
     power = _overlap(work, device)
     longest = max(parts) or 1.0  # whose power may be beyond a float
@@ -119,12 +122,25 @@ def memory_us(work: Work, device: Device) -> float:
     return moved + times.first.value * work.bytes / (work.bytes + times.first_bytes.base)
 
 
+def issued_us(work: Work, device: Device) -> float:
+    """The time of what a launch's warps issue, with that of multiprocessors that have none."""
+    times = device.times
+    lines, exchanges = (1e6 / rate.base for rate in (times.l1_lines, times.exchanges))
+    issued = arithmetic_us(work, device) + work.lines * lines + work.exchanged * exchanges
+    return issued * _idle(work, device)
+
+
 def arithmetic_us(work: Work, device: Device) -> float:
-    """The time of a launch's arithmetic."""
+    """The time of a launch's arithmetic, were all multiprocessors busy."""
     times = device.times
     issued = work.arithmetic_us + work.simple_us * times.simple.value
     issued += work.reduced_us * times.reduced.value + work.divided_us * times.divided.value
     return issued / times.speed(work.kind, work.op).arithmetic.value
+
+
+def _idle(work: Work, device: Device) -> float:
+    """How many times as long it takes where there are fewer programs than multiprocessors."""
+    return device.sm_count / min(work.programs or device.sm_count, device.sm_count)
 
 
 def programs_us(work: Work, device: Device) -> float:

@@ -13,7 +13,15 @@ from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.instructions import Issued, instructions, precise
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Ref
-from fusion_advisor.requests import asked, divided, exchanged, lines, scattered, seen_twice, unaligned
+from fusion_advisor.requests import (
+    asked,
+    divided,
+    exchanged,
+    lines,
+    scattered,
+    seen_twice,
+    unaligned,
+)
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.joined import shares

@@ -82,12 +82,13 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
 
 
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
-GLOBAL = (
-    "call", "eager_launch", "kernel_launch", "last", "near", "blocks", "sectors", "ramp", "first", "first_bytes", "l2_speed",
-    "reduced", "divided", "chained", "exchanges", "overlap_programs",
+SHARED = (
+    "call", "eager_launch", "last", "near", "blocks", "sectors", "first", "first_bytes", "ramp",
+    "l2_speed", "overlap_programs",
 )  # fmt: skip
-SHARED = ("call", "eager_launch", "last", "near", "blocks", "sectors", "ramp", "first", "first_bytes", "l2_speed")
-"""Of the global ones, what eager's kernels wait for, too."""
+"""Figures of all kinds that eager's kernels hang on, too."""
+GLOBAL = (*SHARED, "kernel_launch", "reduced", "divided", "chained", "exchanges")
+"""Those and our kernels'."""
 CHOSEN = ("simple", "l1_lines", "eager_warps", "eager_row", "registers", "registers_share", "short")
 FIGURES = (
     "share",
@@ -114,6 +115,8 @@ without end."""
 MOST_STEP = 0.7
 """Of a logarithm at once."""
 MOST_DAMPING = 1e6
+DAMPED = 4.0
+"""How many times less after a step that was good, or more after one that was not."""
 NEAR = 1.001
 """How many times as large a figure is where the slope is taken."""
 LEAST, MOST = 1e-4, 1e4
@@ -126,8 +129,8 @@ OUTLIER = 0.15
 """Of a logarithm: beyond it a residual counts linearly."""
 PULL = {"eager": 0.05, "kernel": 1.0}
 """What a figure's distance costs from the mean of the other kinds', in squared logarithms of one
-sample: chosen, as is the weight, by leaving out problems and patterns in turn. Eager's kinds are
-kernels of as many hands; ours are spelled alike."""
+sample: chosen, as is the weight, by leaving out problems in turn. Eager's kinds are kernels of as
+many hands; ours are spelled alike."""
 LEAST_SIMPLE = 0.4
 MOST_REDUCED = 25.0
 """Within which the samples do not tell them from other figures."""
@@ -139,7 +142,7 @@ Point = tuple[tuple[Work, ...], float, float]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Least squares on logarithms of time, figure after figure; what is reported is left out."""
+    """Least squares on logarithms of time; what is reported is left out."""
     rules = load_rulebook()
     fitted: list[tuple[float, Device]] = []
     for share in KEPT:
@@ -203,65 +206,99 @@ def _names(work: Work) -> list[tuple[str, str]]:
 
 
 def _fitted(device: Device, points: Sequence[Point], *, ours: bool = False) -> tuple[float, Device]:
-    """All figures at once, by Levenberg and Marquardt's steps within their bounds: the squares of
-    logarithms, of outliers less, and of the figures' distances from their kinds' mean. Of our
-    kernels alone on request."""
-    works = list(dict.fromkeys(work for each, _, _ in points for work in each))
-    counts = torch.zeros(len(points), len(works), dtype=torch.float64)
-    for row, (each, _, _) in enumerate(points):
-        for work in each:
-            counts[row, works.index(work)] += 1
-    measured, weights = (_numbers(point[i] for point in points) for i in (1, 2))
+    """All figures at once, within their bounds, by Levenberg's and Marquardt's steps: least squares
+    of logarithms of time, outliers weighed down, and of the figures' distances from their kinds'
+    mean. Of our kernels alone on request."""
+    calls = _Calls.of(points)
     users = {
         name: places
-        for name, places in _users(device, works).items()
+        for name, places in _users(device, calls.works).items()
         if not ours or (name not in SHARED and not name.startswith("eager."))
     }
     pull = _pull(list(users))
-
-    def calls(candidate: Device) -> Tensor:
-        return candidate.times.call.value + counts @ _numbers(launch_us(w, candidate) for w in works)
+    low, high = (_numbers(math.log(_bounds(device, n)[i]) for n in users) for i in (0, 1))
 
     def lost(candidate: Device) -> float:
-        off = (calls(candidate) / measured).log().abs()
-        off = torch.where(off < OUTLIER, off * off, OUTLIER * (2 * off - OUTLIER))
         values = _logs(candidate, users)
-        return float((weights * off).sum() + values @ pull @ values)
+        return calls.misfit(candidate) + float(values @ pull @ values)
 
-    def slopes(candidate: Device) -> Tensor:
-        """Of the logarithms of calls, along those of the figures."""
-        found: list[Tensor] = []
-        for name, places in users.items():
-            other = _with(candidate, name, _value(candidate, name) * NEAR)
-            more = (launch_us(works[i], other) - launch_us(works[i], candidate) for i in places)
-            found.append(counts[:, places] @ _numbers(more))
-            found[-1] += other.times.call.value - candidate.times.call.value
-        return torch.stack(found, 1) / calls(candidate)[:, None] / math.log(NEAR)
-
-    low, high = (_numbers(math.log(_bounds(device, n)[i]) for n in users) for i in (0, 1))
     here, damping = lost(device), 1.0
     for _ in range(STEPS):
-        values, slope, off = _logs(device, users), slopes(device), (calls(device) / measured).log()
-        weighed = slope.T * (weights * (OUTLIER / off.abs()).clamp(max=1.0))
-        gradient, curved = weighed @ off + pull @ values, weighed @ slope + pull
-        before = here
+        values, before = _logs(device, users), here
+        slope, curve = calls.slope(device, users)
+        slope, curve = slope + pull @ values, curve + pull
+        free = ((values > low) | (slope < 0)) & ((values < high) | (slope > 0))
         while here == before and damping < MOST_DAMPING:
-            free = ((values > low) | (gradient < 0)) & ((values < high) | (gradient > 0))
             step = torch.zeros_like(values)
-            bent = curved[free][:, free]
-            bent = bent + damping * (torch.diag(bent.diagonal()) + LEAST_GAIN * torch.eye(len(bent)))
-            step[free] = torch.linalg.solve(bent, -gradient[free])
-            moved = (values + step.clamp(-MOST_STEP, MOST_STEP)).clamp(low, high)
-            other = device
-            for name, value in zip(users, moved.exp().tolist(), strict=True):
-                other = _with(other, name, value)
+            step[free] = _step(slope[free], curve[free][:, free], damping)
+            other = _at(device, users, (values + step).clamp(low, high))
             if (there := lost(other)) < here:
-                device, here, damping = other, there, damping / 4
+                device, here, damping = other, there, damping / DAMPED
             else:
-                damping *= 4
+                damping *= DAMPED
         if before - here < LEAST_GAIN:
             break
     return here, device
+
+
+def _step(slope: Tensor, curve: Tensor, damping: float) -> Tensor:
+    """From a slope down, the shorter the more it is damped."""
+    damped = damping * (curve.diagonal() + LEAST_GAIN)
+    return torch.linalg.solve(curve + torch.diag(damped), -slope).clamp(-MOST_STEP, MOST_STEP)
+
+
+def _at(device: Device, names: Iterable[str], values: Tensor) -> Device:
+    for name, value in zip(names, values.exp().tolist(), strict=True):
+        device = _with(device, name, value)
+    return device
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Calls that were timed: how often each makes each of all distinct launches, a matrix; what was
+    measured of them, and their weights."""
+
+    works: Sequence[Work]
+    counts: Tensor
+    measured: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, points: Sequence[Point]) -> _Calls:
+        places = {
+            w: i for i, w in enumerate(dict.fromkeys(w for each, _, _ in points for w in each))
+        }
+        counts = torch.zeros(len(points), len(places), dtype=torch.float64)
+        for row, (each, _, _) in enumerate(points):
+            for work in each:
+                counts[row, places[work]] += 1
+        measured, weights = (_numbers(point[i] for point in points) for i in (1, 2))
+        return cls(list(places), counts, measured, weights)
+
+    def us(self, device: Device) -> Tensor:
+        return device.times.call.value + self.counts @ _numbers(
+            launch_us(work, device) for work in self.works
+        )
+
+    def misfit(self, device: Device) -> float:
+        """Squares of logarithms; beyond an outlier's they grow linearly."""
+        off = (self.us(device) / self.measured).log().abs()
+        off = torch.where(off < OUTLIER, off * off, OUTLIER * (2 * off - OUTLIER))
+        return float((self.weights * off).sum())
+
+    def slope(self, device: Device, users: Mapping[str, Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Half the misfit's slope along the figures' logarithms, and its curve, nearly."""
+        now = [launch_us(work, device) for work in self.works]
+        us = device.times.call.value + self.counts @ _numbers(now)
+        columns: list[Tensor] = []
+        for name, places in users.items():
+            other = _with(device, name, _value(device, name) * NEAR)
+            more = _numbers(launch_us(self.works[i], other) - now[i] for i in places)
+            later = other.times.call.value - device.times.call.value
+            columns.append((self.counts[:, places] @ more + later) / us / math.log(NEAR))
+        slopes, off = torch.stack(columns, 1), (us / self.measured).log()
+        weighed = slopes.T * (self.weights * (OUTLIER / off.abs()).clamp(max=1.0))
+        return weighed @ off, weighed @ slopes
 
 
 def _numbers(found: Iterable[float]) -> Tensor:
@@ -366,7 +403,13 @@ def _toml(times: Times) -> str:
         *(line(name, getattr(times, name)) for name in CHOSEN),
         *(line(name, getattr(times, name)) for name in ("spread_short", "spread_long")),
     ]
-    for table in ("eager_reduction", "eager_pointwise", "eager_blocks", "eager_short", "eager_passes"):
+    for table in (
+        "eager_reduction",
+        "eager_pointwise",
+        "eager_blocks",
+        "eager_short",
+        "eager_passes",
+    ):
         lines += ["", f"[times.{table}]"]
         lines += [
             line(name, number) for name, number in sorted(dict(getattr(times, table)).items())

@@ -253,6 +253,8 @@ def _reason(sample: Sample, device: Device) -> str:
     parts = {
         f"{work.bytes / 1e6:.1f} MB from {work.programs} programs": memory_us(work, device),
         f"{work.elements:.3g} elements walked": 1e6 * work.elements / speed.elements.base,
+        f"{work.programs} programs begun": 1e6 * work.programs / device.times.blocks.base,
+        f"{work.scattered:.3g} sectors of the L2": 1e6 * work.scattered / device.times.sectors.base,
         f"{work.lines:.3g} lines of the L1": 1e6 * work.lines / device.times.l1_lines.base,
         f"{work.exchanged:.3g} values exchanged": 1e6
         * work.exchanged
