@@ -26,7 +26,7 @@ from fusion_advisor.blocks import (
 from fusion_advisor.device import SECTOR_BYTES, VECTOR_BYTES, Device
 from fusion_advisor.ops import Call, Op
 from fusion_advisor.predict import Work, kept
-from fusion_advisor.records import Tensor
+from fusion_advisor.records import Ref, Tensor
 
 POINTWISE = ("stream", "broadcast", "strided", "transposed", "cast")
 
@@ -35,6 +35,10 @@ TYPED = ("where", "masked_fill")
 
 ROW_OF_A_WARP = 1024
 """Elements of a row that softmax's other kernel holds (cuda/PersistentSoftmax.cuh)."""
+
+CONTIGUOUS = ("native_layer_norm", "native_group_norm", "softmax", "log_softmax", "cum")
+"""Ops that copy an operand of another layout first (native/cuda/: layer_norm_kernel.cu,
+group_norm.cpp, SoftMax.cu, ScanUtils.cuh)."""
 
 FUNCTIONAL = "aten.masked_fill."
 """What copies first and then fills the copy (native/cuda/Indexing.cu)."""
@@ -48,9 +52,18 @@ def launched(
     arithmetic_us: float,
     device: Device,
 ) -> Work:
-    """One launch of eager's, which reads and writes `moved` HBM bytes."""
+    """One launch of eager's, which reads and writes `moved` HBM bytes; with a copy before it, where
+    the kernel takes none but contiguous tensors."""
     kind = _kind(call, op)
     name = _name(call, op, kind)
+    first = call.node.args[0] if call.node.args else None
+    if name.startswith(CONTIGUOUS) and isinstance(first, Ref) and not call.operands[0].contiguous:
+        given = call.operands[0]
+        steps = tuple(prod(given.shape[d + 1 :]) for d in range(len(given.shape)))
+        whole = replace(given, stride=steps, offset=0, storage=-1)
+        alone = replace(call, tensors={**call.tensors, first: whole})
+        work = launched(alone, op, moved, flops, arithmetic_us, device)
+        return _after_copy(work, given, whole, device)
     blocks = _blocks(call, kind, name, device)
     of = device.multiprocessor
     resident = min(of.warps.count // blocks.warps, of.blocks.count)
@@ -73,6 +86,19 @@ def launched(
     again = _read_again(call, work, device) if call.operands else 0
     work = replace(work, bytes_read=work.bytes_read + again)
     return _in_turn(call, work, _passes(call, name), device)
+
+
+def _after_copy(work: Work, given: Tensor, whole: Tensor, device: Device) -> Work:
+    """A launch, and the one that copies its operand for it."""
+    return replace(
+        work,
+        bytes_read=work.bytes_read + whole.bytes,
+        bytes_written=work.bytes_written + whole.bytes,
+        resident=work.resident + kept(whole.bytes, 2 * whole.bytes, device),
+        elements=work.elements + whole.numel,
+        launches=work.launches + 1,
+        scattered=_apart(given, whole),
+    )
 
 
 def _passes(call: Call, name: str) -> int:
@@ -104,7 +130,7 @@ def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
         return reducing(call, _reduced(call), across=kind == "column", device=device)
     if kind == "window":
         return pooling(call, device)
-    if name == "native_batch_norm_pointwise":
+    if name.startswith("native_batch_norm") and kind in POINTWISE:
         return given_statistics(call, device)
     if name == "nll_loss_forward":
         return picking(call.operands[1].numel, device)
@@ -129,19 +155,18 @@ def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
 
 
 def _scattered(call: Call) -> int:
-    """Sectors that the kernel's neighbouring lanes ask for apart: those of tensors that do not step
-    by one where the result does."""
-    out = call.out
-    sizes = [d for d, size in enumerate(out.shape) if size > 1]
+    """Sectors that the kernel's neighbouring lanes ask for apart."""
+    return sum(_apart(t, call.out) for t in call.operands if t.shape == call.out.shape)
+
+
+def _apart(tensor: Tensor, walked: Tensor) -> int:
+    """Sectors of a tensor that neighbours of another, of the same shape, lie apart in."""
+    sizes = [d for d, size in enumerate(walked.shape) if size > 1]
     if not sizes:
         return 0
-    close = min(sizes, key=lambda d: out.stride[d])
-    apart = [
-        t.stride[close] * t.itemsize
-        for t in call.operands
-        if t.shape == out.shape and t.stride[close] > 1
-    ]
-    return sum(int(out.numel * min(1.0, step / SECTOR_BYTES)) for step in apart)
+    step = tensor.stride[min(sizes, key=lambda d: walked.stride[d])] * tensor.itemsize
+    close = step <= tensor.itemsize
+    return 0 if close else int(walked.numel * min(1.0, step / SECTOR_BYTES))
 
 
 def _unaligned(call: Call, kind: str, name: str) -> bool:
