@@ -36,7 +36,7 @@ TYPED = ("where", "masked_fill")
 ROW_OF_A_WARP = 1024
 """Elements of a row that softmax's other kernel holds (cuda/PersistentSoftmax.cuh)."""
 
-CONTIGUOUS = ("native_layer_norm", "native_group_norm", "softmax", "log_softmax", "cum")
+CONTIGUOUS = ("native_layer_norm", "native_group_norm", "softmax", "cum")
 """Ops that copy an operand of another layout first (native/cuda/: layer_norm_kernel.cu,
 group_norm.cpp, SoftMax.cu, ScanUtils.cuh)."""
 
@@ -256,6 +256,7 @@ def _name(call: Call, op: Op | None, kind: str) -> str:
         return f"{kind}_indexed" if indexed else ""
     parts = call.node.op.split(".")
     name = parts[1].strip("_") if len(parts) > 1 else call.node.op
+    name = name.removeprefix("log_")  # of a softmax: one kernel makes both
     if kind in POINTWISE:
         return f"{name}_pointwise" if len(call.out.shape) > 2 else f"{name}_channels"
     if kind in ("normal", "scan") and len(call.node.outputs) == 1 and not _contiguous(call):

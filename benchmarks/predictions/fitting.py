@@ -374,7 +374,7 @@ def _bounds(device: Device, name: str) -> tuple[float, float]:
         return 1.0, MOST_OVERLAP
     most = {
         "unaligned": 1.0,
-        "share": device.datasheet_bandwidth / device.bandwidth,
+        "share": math.floor(1e3 * device.datasheet_bandwidth / device.bandwidth) / 1e3,
         "arithmetic": MOST_INSTRUCTIONS if name.startswith("kernel") else 1.0,
     }
     return LEAST, most.get(name.rpartition(".")[2], MOST)
