@@ -136,7 +136,8 @@ def _divisions(step: Step, groups: Sequence[Group]) -> int:
             if (group.name in steps and not plain) or pulled & set(group.axes):
                 wanted.add(n)
     last = len(groups) - 1
-    return last - min(wanted, default=last) + len(wanted - {0})
+    quotients, rests = last - min(wanted, default=last), len(wanted - {0})
+    return quotients + rests
 
 
 def seen_twice(loads: Sequence[Access]) -> int:

@@ -114,11 +114,13 @@ def _as_one(works: Sequence[Work], met: int) -> Work:
         arithmetic_us=sum(work.arithmetic_us for work in works),
         simple_us=sum(work.simple_us for work in works),
         reduced_us=sum(work.reduced_us for work in works),
+        divided_us=sum(work.divided_us for work in works),
         resident=met + sum(work.resident for work in works),
         programs=sum(work.programs for work in works),
         at_once=min(work.at_once for work in works),
         lines=sum(work.lines for work in works),
         exchanged=sum(work.exchanged for work in works),
+        scattered=sum(work.scattered for work in works),
     )
 
 

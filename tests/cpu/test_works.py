@@ -117,6 +117,64 @@ def test_how_often_eager_waits_for_loads(
     assert (work.depth, work.near) == (rounds, near)
 
 
+@pytest.mark.parametrize(
+    ("function", "shapes", "blocks", "warps"),
+    [
+        (torch.relu, [(1024, 1024)], 1024, 4),
+        (torch.add, [(1024, 1024), (1024,)], 4096, 4),
+        (lambda a: a.to(torch.bfloat16) * 2, [(1024, 1024)], 1024, 4),
+        (lambda a: a[:, :512].exp(), [(1024, 1024)], 2048, 4),
+        (lambda a: torch.softmax(a, -1), [(1024, 64)], 128, 4),
+        (lambda a: torch.softmax(a, -1), [(1024, 512)], 256, 4),
+        (lambda a: a.roll(3, 1), [(1024, 1024)], 2048, 16),
+    ],
+    ids=[
+        "vectors",
+        "addresses",
+        "narrowed",
+        "halves",
+        "two rows a warp",
+        "a row a warp",
+        "rolled",
+    ],
+)
+def test_how_eager_walks_elements(
+    function: Callable[..., object], shapes: list[tuple[int, ...]], blocks: int, warps: int
+) -> None:
+    work = of_eager(function, *(empty(*shape) for shape in shapes))
+    assert (work.programs, work.warps) == (blocks, warps)
+
+
+@pytest.mark.parametrize(("width", "blocks", "warps"), [(16, 4096, 1), (8192, 32768, 8)])
+def test_rows_that_are_taken_have_blocks_of_their_own(width: int, blocks: int, warps: int) -> None:
+    work = of_eager(F.embedding, empty(64, 64, dtype=torch.int64), empty(32, width))
+    assert (work.programs, work.warps) == (blocks, warps)
+
+
+def test_an_expanded_operand_is_not_transposed() -> None:
+    column, whole = empty(1024, 1), empty(1024, 1024)
+    assert of_eager(lambda a, b: a / b.expand(a.shape), whole, column).kind == "eager.broadcast"
+    transposed = of_eager(lambda a, b: a + b.t(), whole, whole)
+    assert (transposed.kind, transposed.scattered) == ("eager.transposed", 1024 * 1024)
+
+
+def test_a_norm_copies_what_is_not_contiguous() -> None:
+    def normed_of(turned: bool) -> Work:
+        return of_eager(
+            lambda a: F.layer_norm(a.transpose(1, 2) if turned else a, (64,)), empty(8, 64, 64)
+        )
+
+    assert normed_of(turned=False).launches + 1 == normed_of(turned=True).launches
+    assert normed_of(turned=True).scattered == 8 * 64 * 64
+
+
+def test_each_dimension_of_a_roll_is_a_pass() -> None:
+    once, twice = (
+        of_eager(lambda a, d=dims: a.roll([1] * len(d), d), empty(64, 64)) for dims in ([0], [0, 1])
+    )
+    assert (twice.launches, twice.bytes) == (2 * once.launches, 2 * once.bytes)
+
+
 def test_what_copies_first_launches_twice() -> None:
     mask = empty(64, 64, dtype=torch.bool)
     assert of_eager(lambda a, m: a.masked_fill(m, 0.0), empty(64, 64), mask).launches == 2
@@ -146,11 +204,38 @@ def normed(a: torch.Tensor) -> torch.Tensor:
     ],
     ids=["a maximum, then a sum", "two means, then a variance", "at each place", "after", "none"],
 )
-def test_reductions_that_wait_for_each_other(
+def test_reductions_one_after_the_other(
     function: Callable[..., object], shape: tuple[int, ...], chained: int
 ) -> None:
     (work,) = of_kernels(function, empty(*shape))
     assert work.chained == chained
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "divides"),
+    [
+        (lambda a, b: torch.tanh(a) + b, [(512, 512), (512, 512)], False),
+        (lambda a, b: torch.tanh(a) + b, [(4096, 24), (24,)], True),
+        (lambda a: torch.softmax(torch.tanh(a), -1), [(512, 512)], False),
+    ],
+    ids=["all alike", "a bias", "rows"],
+)
+def test_lanes_divide_to_find_their_places(
+    function: Callable[..., object], shapes: list[tuple[int, ...]], divides: bool
+) -> None:
+    (work,) = of_kernels(function, *(empty(*shape) for shape in shapes))
+    assert (work.divided_us > 0) == divides
+
+
+def test_a_store_of_elements_apart_takes_a_sector_each() -> None:
+    def both(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        made = torch.tanh(a)
+        return made, made.permute(2, 0, 1).contiguous()
+
+    (work,) = of_kernels(both, empty(512, 512, 16))
+    assert work.scattered == 512 * 512 * 16
+    (alone,) = of_kernels(lambda a: torch.tanh(a) * 2, empty(512, 512, 16))
+    assert alone.scattered == 0
 
 
 def test_a_multiprocessor_holds_so_many_blocks() -> None:
