@@ -75,11 +75,11 @@ class InPieces(Body):
             for number in sorted(late, key=self._rank.__getitem__):
                 self._make_along(number, bodies)
             for output, access in zip(region.outputs, self.step.stores, strict=True):
-                for body in bodies if region.depends[output.value] & self._inner else ():
+                for body in bodies if self._inner & access.walks else ():
                     with self._piece(body):
                         body._store(access, body.text(output.value))
         for output, access in zip(region.outputs, self.step.stores, strict=True):
-            if not region.depends[output.value] & self._inner:
+            if not self._inner & access.walks:
                 self._store(access, self.text(output.value))
 
     def other(self, kind: type[Later], **more: Any) -> Later:

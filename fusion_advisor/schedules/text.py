@@ -631,11 +631,10 @@ class Body:
     def _addressed(self, access: Access) -> tuple[bool, bool, int | None]:
         """Is an element addressed by the row, and by the place within it; and the guard of the
         mask, if one stands there."""
-        axes = frozenset(access.strides)
+        axes, guard = frozenset(access.strides), access.guard
         for d, index in access.pulled.items():
             if access.tensor.stride[d]:
                 axes |= self.region.depends[index]
-        guard = access.guard
         if guard is not None and not self._guards(access, guard, axes):
             guard = None
         if guard is not None:
@@ -682,7 +681,9 @@ class Body:
         """Must, or may, a guard stand in a mask? Where every address is good and fewer lanes load
         than decide, the value is chosen later alone; but not where whole programs need not load."""
         further = self.region.depends[guard] - addressed
-        return self._moved(access) or not further or self._program_decides(further)
+        if self._moved(access) or not further:
+            return True
+        return bool(addressed) and self._program_decides(further)
 
     def _program_decides(self, axes: frozenset[int]) -> bool:
         """Is the place along some axes the same in all lanes of most programs?"""
@@ -896,7 +897,21 @@ class Body:
         masked = f", mask={mask}, other={neutral}" if mask else ""
         keeping = ', eviction_policy="evict_last"' if access.name in self.step.lasting else ""
         keeping = ', eviction_policy="evict_first"' if access.name in self.step.passing else keeping
-        return f"tl.load({self._pointer(access)}{masked}{keeping})"
+        pointer = self._pointer(access)
+        if access.guard is not None and self._is_one(access):
+            outer, inner, _ = self._addressed(access)  # a guard says which lanes load it
+            if (shape := self._shape(outer, inner)) != "()":
+                pointer = f"tl.broadcast_to({pointer}, {shape})"
+        return f"tl.load({pointer}{masked}{keeping})"
+
+    def _is_one(self, access: Access) -> bool:
+        """Do all lanes of a program address one element?"""
+        pulled = [i for d, i in access.pulled.items() if access.tensor.stride[d]]
+        spans = [self._spans(index) for index in pulled]
+        rows = {*access.strides} - self._inner, any(outer for outer, _ in spans)
+        along = {*access.strides} & self._inner or any(inner for _, inner in spans)
+        several = self.several or self.step.schedule == "flat"
+        return not along and not (several and any(rows))
 
     def _by_place(self, access: Access) -> bool:
         """Has a tensor one element for all lanes in the same run of the last group?"""
@@ -1233,16 +1248,15 @@ class Body:
         if monoid.helper:
             self.helpers[monoid.helper] = None
         template = monoid.text
-        if not self.several:
+        outer, inner = self._spans(expr.args[0])
+        rows = self.several and outer
+        if not rows:
             template = template.replace(", keep_dims=True", "").replace("axis=1", "axis=0")
             template = template.replace("{0}, 1,", "{0}, 0,").replace("{1}), 1,", "{1}), 0,")
-        outer, inner = self._spans(expr.args[0])
         place, shape = self.lane, f"[{self.lanes}]"
-        if self.several and not outer:  # the rows of the tile before its columns
-            operand = f"{as_operand(operand)}[None, :]"
-        if self.several:
-            place, shape = f"{self.lane}[None, :]", f"[{'ROWS' if outer else '1'}, {self.lanes}]"
-        if "{1}" in template and (self.several or not inner):
+        if rows:
+            place, shape = f"{self.lane}[None, :]", f"[ROWS, {self.lanes}]"
+        if "{1}" in template and (rows or not inner):
             operand = f"tl.broadcast_to({bare(operand)}, {shape})"
         return template.format(operand, f"tl.broadcast_to({place}, {shape})")
 

@@ -16,11 +16,13 @@ import torch
 from fusion_advisor.annotate import annotate
 from fusion_advisor.dataflow import dataflow
 from fusion_advisor.emit import emit
+from fusion_advisor.kernels import Kernel
 from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.verify import collect_check, submit_check
+from fusion_advisor.verify import collect_check, compiler, submit_check
 from fusion_advisor.wire import graph_from_json, graph_to_json
 from fusion_advisor.workers import Worker
 
+from .checks import compiled
 from .generated import FUNCTIONS, kernel
 from .regions import RULES, SHARING, Tape, decided, flow_of, interpreted, kernel_of, why_not
 
@@ -413,20 +415,73 @@ def _read_in_two_ways(tape: Tape) -> tuple[torch.Tensor, ...]:
     return tape.call(aten.constant_pad_nd.default, top, [2, 0], 1), tape.call(aten.relu.default, x)
 
 
+def _drawn_in_one_part(tape: Tape) -> torch.Tensor:
+    """Seed and offset are one element for all lanes, whichever part they are in."""
+    x = tape.input(torch.empty(5, 400))
+    drawn = tape.call(aten.mul.Tensor, x, tape.call(aten.rand_like.default, x))
+    return tape.call(aten.cat.default, [drawn, x], 0)
+
+
+def _picked_in_one_part(tape: Tape) -> torch.Tensor:
+    """Data says which element all lanes of one part have."""
+    x, table = tape.input(torch.empty(1, 1, 1)), tape.input(torch.empty(1, 3, 1))
+    places = tape.input(torch.empty(1, 1, 1, dtype=torch.int64))
+    picked = tape.call(aten.gather.default, table, 1, places)
+    indices = tape.input(torch.empty(3, dtype=torch.int64))
+    return tape.call(
+        aten.cat.default, [x, tape.call(aten.index_select.default, picked, 1, indices)], 1
+    )
+
+
+def _picked_for_each_row(tape: Tape) -> torch.Tensor:
+    """As before, where a program has a row."""
+    x, y = tape.input(torch.empty(40, 700)), tape.input(torch.empty(40, 1))
+    both = tape.call(aten.cat.default, [x, tape.call(aten.expand.default, y, [40, 700])], 1)
+    return tape.call(aten._softmax.default, both, 1, False)
+
+
+def _rows_of_one_element(tape: Tape) -> tuple[torch.Tensor, ...]:
+    """What is reduced is the same in all rows, and is used once more beside it."""
+    x = tape.input(torch.empty_strided((3, 17), (0, 0), dtype=torch.bfloat16))
+    squares = tape.call(aten.mul.Tensor, x, x)
+    logs = tape.call(aten._log_softmax.default, squares, 1, False)
+    return tape.call(aten.mul.Tensor, squares, logs), logs
+
+
+def _minimum_along_its_row(tape: Tape) -> tuple[torch.Tensor, ...]:
+    """One number for a row is stored along all of it, around its whole vectors, too."""
+    x = tape.input(torch.empty(1, 3, 1, 2, dtype=torch.float16))
+    least = tape.call(aten.amin.default, x, [0, 3], True)
+    places = tape.input(torch.empty(1, 3, 2, 1, dtype=torch.int64))
+    return tape.call(aten.gather.default, least, 2, places), least
+
+
 FOUND = (
-    _read_in_two_ways, _flipped, _gathered_from_one, _gathered_rows, _padded_window,
-    _one_random_number,
+    _drawn_in_one_part, _picked_in_one_part, _picked_for_each_row, _rows_of_one_element,
+    _minimum_along_its_row, _read_in_two_ways, _flipped, _gathered_from_one, _gathered_rows,
+    _padded_window, _one_random_number,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("region", FOUND)
-def test_found_by_the_fuzzer(region: Callable[[Tape], Any], worker: Worker) -> None:
+def _emitted(region: Callable[[Tape], Any]) -> Kernel:
     tape = Tape()
     results = region(tape)
     flow = tape.flow(*(results if isinstance(results, tuple) else (results,)))
     found = decided(flow)
     assert found.subject.plan is not None, why_not(found)
-    made = emit(flow, found, "found", RULES)
+    return emit(flow, found, "found", RULES)
+
+
+def test_what_the_fuzzer_found_compiles() -> None:
+    """The interpreter takes shapes that Triton does not."""
+    with compiler() as worker:
+        found = compiled(worker, *map(_emitted, FOUND))
+    assert [each.failure for each in found if each.failure] == []
+
+
+@pytest.mark.parametrize("region", FOUND)
+def test_found_by_the_fuzzer(region: Callable[[Tape], Any], worker: Worker) -> None:
+    made = _emitted(region)
     assert collect_check(made, submit_check(worker, made, seeds=5)).failure is None
 
 
