@@ -96,8 +96,7 @@ def _launch_together(together: Together) -> Launch:
     """The kernel that is several, likewise."""
     ends = accumulate(side.step.programs for side in together.sides)
     values = dict(zip(together.ends, ends, strict=False))
-    for number, side in enumerate(together.sides):
-        values |= {f"{name}_{number}": value for name, value in _values(side).items()}
+    values |= together.own(map(_values, together.sides))
     return _compiled_as(together, together.sides[0].step, values)
 
 

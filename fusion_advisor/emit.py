@@ -286,32 +286,33 @@ def _kernel(kernel: JitFunction) -> str:
     workspace = ["workspace_ptr"] if kernel.step.phases else []
     program = ["program"] if kernel.step.beside else []
     arguments = [*program, *kernel.pointers, *workspace, *body.sizes, *body.strides]
-    arguments += [f"{name}: tl.constexpr" for name in kernel.constants]
+    return _jit(kernel, arguments, [f"# {_note(kernel.step)}", *kernel.lines])
+
+
+def _jit(kernel: JitFunction | Together, arguments: list[str], lines: Sequence[str]) -> str:
+    """A jit function of some run-time arguments."""
+    arguments = [*arguments, *(f"{name}: tl.constexpr" for name in kernel.constants)]
     signature = "\n".join(f"    {argument}," for argument in arguments)
-    content = "\n".join(f"    {line}" for line in kernel.lines)
-    note = _note(kernel.step)
-    return f"@triton.jit\ndef {kernel.name}(\n{signature}\n):\n    # {note}\n{content}"
+    content = "\n".join(f"    {line}" for line in lines)
+    return f"@triton.jit\ndef {kernel.name}(\n{signature}\n):\n{content}"
 
 
 def _together(together: Together) -> str:
     """The kernel whose programs are those of several functions, one behind the other."""
-    arguments = [*together.pointers, *together.ends, *together.numbers]
-    arguments += [f"{name}: tl.constexpr" for name in together.constants]
+    numbers = [{**side.body.sizes, **side.body.strides} for side in together.sides]
+    arguments = [*together.pointers, *together.ends, *together.own(numbers)]
     lines = [
         "# Side by side: the programs of each result follow those of the one before.",
         "program = tl.program_id(0)",
     ]
     for number, side in enumerate(together.sides):
-        own = [f"{name}_{number}" for name in (*side.body.sizes, *side.body.strides)]
-        own += [f"{name}_{number}" for name in side.constants]
+        own = [f"{name}_{number}" for name in (*numbers[number], *side.constants)]
         start = f" - {together.ends[number - 1]}" if number else ""
         given = [f"program{start}", *side.pointers, *own]
         begins = f"{'el' if number else ''}if program < end_{number}:"
         lines += [begins if number < len(together.ends) else "else:", f"    {side.name}("]
         lines += [*(f"        {argument}," for argument in given), "    )"]
-    signature = "\n".join(f"    {argument}," for argument in arguments)
-    content = "\n".join(f"    {line}" for line in lines)
-    return f"@triton.jit\ndef {together.name}(\n{signature}\n):\n{content}"
+    return _jit(together, arguments, lines)
 
 
 def _reference(file: KernelFile, flow: Dataflow) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd, prod
+from typing import TypeVar
 
 from fusion_advisor.axes import AxisList, Dims
 from fusion_advisor.express import Expressed
@@ -20,6 +21,8 @@ from fusion_advisor.schedules.text import DIVISOR, Body
 from fusion_advisor.schedules.vectors import copies_of
 
 INT32_MAX = 2**31 - 1
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -114,23 +117,16 @@ class JitFunction:
         return found | self._sizes_tell
 
     @property
-    def tiled(self) -> tuple[Group, ...]:
-        """The groups of rows of which a program has a tile."""
-        return self.step.outer[1:] if self.step.in_planes else self.step.outer
-
-    @property
     def _sizes_tell(self) -> dict[str, tuple[str, int]]:
         """Whether all parts of a row are whole, whether the lanes of a program lie in two runs of
         the last group at most, and by what power of two a row can be divided."""
         step, found = self.step, dict[str, tuple[str, int]]()
         if self.body.whole:
-            part, rows = step.block + step.rest, prod(group.size for group in self.tiled)
+            part, rows = step.block + step.rest, prod(group.size for group in step.tiled)
             fits, text = step.length % part == 0, f"{{cols}} % {part} == 0"
             if step.schedule == "tiled":
-                fits, text = (
-                    fits and rows % step.rows == 0,
-                    f"{{rows}} % {step.rows} == 0 and {text}",
-                )
+                fits = fits and rows % step.rows == 0
+                text = f"{{rows}} % {step.rows} == 0 and {text}"
             elif step.whole:
                 text = "{cols} == power_of_two({cols})"
             found["WHOLE"] = (text, fits)
@@ -172,21 +168,17 @@ class Together:
         return [f"end_{number}" for number in range(len(self.sides) - 1)]
 
     @property
-    def numbers(self) -> list[str]:
-        """The run-time arguments behind those, function after function."""
-        return [
-            f"{name}_{number}"
-            for number, side in enumerate(self.sides)
-            for name in (*side.body.sizes, *side.body.strides)
-        ]
-
-    @property
     def constants(self) -> dict[str, tuple[str, int]]:
         """As those of one function."""
+        return self.own(side.constants for side in self.sides)
+
+    @staticmethod
+    def own(arguments: Iterable[Mapping[str, _Value]]) -> dict[str, _Value]:
+        """What each function has for arguments of its own, by their names here."""
         return {
-            f"{name}_{number}": constant
-            for number, side in enumerate(self.sides)
-            for name, constant in side.constants.items()
+            f"{name}_{number}": value
+            for number, of_one in enumerate(arguments)
+            for name, value in of_one.items()
         }
 
     @property

@@ -228,9 +228,7 @@ def _count_parts(file: KernelFile, step: Step) -> str:
 
 def _programs(file: KernelFile, step: Step) -> str:
     """How many programs walk the rows."""
-    rows = extent(file, spanned(step.outer))
-    tiles = f"cdiv({rows}, {step.rows})" if step.rows > 1 else rows
-    return f"min({tiles}, {step.most})"
+    return f"min({_tiles(file, step)}, {step.most})"
 
 
 def _copies(file: KernelFile) -> dict[str, tuple[str, int]]:
@@ -261,7 +259,8 @@ def _copied(file: KernelFile) -> list[str]:
 def _launches(file: KernelFile) -> list[str]:
     """Every launch, in order; what each did is kept."""
     if file.together:
-        return ["steps = [", *(f"    {line}" for line in _call_together(file, file.together)), "]"]
+        call = _call_together(file, file.together)
+        return ["steps = [", *(f"    {line}" for line in call[:-1]), f"    {call[-1]},", "]"]
     lines = [f"{copies}_made," for copies in _copies(file)]
     for kernel in file.kernels:
         call = _call(file, kernel)
@@ -288,7 +287,7 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     elif step.schedule == "persistent":
         grid = f"{parts or _programs(file, step)},"
     else:
-        grid = _tiles(file, kernel)
+        grid = _tiles(file, step)
         if step.parts:
             grid = f"{grid}, {parts}"
         elif step.part:
@@ -296,7 +295,7 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
         else:
             grid = f"{grid},"
     if step.in_planes:
-        planes, tiles = extent(file, step.outer[0].axes), _tiles(file, kernel)
+        planes, tiles = extent(file, step.outer[0].axes), _tiles(file, step)
         grid = f"in_planes({planes}, {tiles}, cdiv({cols}, {step.part}))"
     constants = [f"{name}={text}" for name, text in _constants(file, kernel).items()]
     constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
@@ -310,46 +309,45 @@ def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
         _tuple(_numbers(file, kernel)),
         *constants,
     ]
+    return _launch(arguments)
+
+
+def _launch(arguments: Sequence[str]) -> list[str]:
     return ["launch(", *(f"    {argument}," for argument in arguments), ")"]
 
 
 def _call_together(file: KernelFile, together: Together) -> list[str]:
     """The one launch of several kernels."""
-    counts = [_beside(file, side) for side in together.sides]
+    counts = [_beside(file, side.step) for side in together.sides]
     ends = [" + ".join(counts[: number + 1]) for number in range(len(counts))]
     numbers = [text for side in together.sides for text in _numbers(file, side)]
-    constants = [
-        f"{name}_{number}={text}"
-        for number, side in enumerate(together.sides)
-        for name, text in _constants(file, side).items()
-    ]
+    constants = together.own(_constants(file, side) for side in together.sides)
     arguments = [
         together.name,
         f"({ends[-1]},)",
         _tuple([pointer.removesuffix("_ptr") for pointer in together.pointers]),
         _tuple([*ends[:-1], *numbers]),
-        *constants,
+        *(f"{name}={text}" for name, text in constants.items()),
         f"num_warps={together.sides[0].step.warps}",
         f"enable_fp_fusion={together.contracts}",
     ]
-    return ["launch(", *(f"    {argument}," for argument in arguments), "),"]
+    return _launch(arguments)
 
 
-def _beside(file: KernelFile, kernel: JitFunction) -> str:
+def _beside(file: KernelFile, step: Step) -> str:
     """How many programs a kernel has of those that are launched together."""
-    step = kernel.step
     rows = extent(file, spanned(step.outer))
     if step.schedule == "flat":
         return f"cdiv({rows}, {step.block})"
     parts = f"cdiv({extent(file, spanned(step.inner))}, {step.part})"
     planes = extent(file, step.outer[0].axes) if step.in_planes else "1"
-    return product([planes, _tiles(file, kernel), parts])
+    return product([planes, _tiles(file, step), parts])
 
 
-def _tiles(file: KernelFile, kernel: JitFunction) -> str:
+def _tiles(file: KernelFile, step: Step) -> str:
     """How many tiles there are of all rows, or of those of a plane."""
-    rows = extent(file, spanned(kernel.tiled))
-    return rows if kernel.step.rows == 1 else f"cdiv({rows}, {kernel.step.rows})"
+    rows = extent(file, spanned(step.tiled))
+    return rows if step.rows == 1 else f"cdiv({rows}, {step.rows})"
 
 
 def _numbers(file: KernelFile, kernel: JitFunction) -> list[str]:
@@ -364,7 +362,7 @@ def _constants(file: KernelFile, kernel: JitFunction) -> dict[str, str]:
     step, body = kernel.step, kernel.body
     told = {
         "cols": extent(file, spanned(step.inner or step.outer)),
-        "rows": extent(file, spanned(kernel.tiled)),
+        "rows": extent(file, spanned(step.tiled)),
         "parts": _parts(file, step),
         "inner": extent(file, spanned(step.groups[-1:])),
         "planes": extent(file, step.outer[0].axes) if step.in_planes else "",

@@ -30,6 +30,11 @@ class Output:
     tensor: Tensor
     name: str
 
+    @property
+    def axes(self) -> frozenset[int]:
+        """The axes that it lies along."""
+        return frozenset(axis for dim in self.dims for axis in dim)
+
 
 @dataclass(frozen=True)
 class Region:
@@ -93,7 +98,7 @@ class Region:
     @property
     def kept(self) -> frozenset[int]:
         """Axes along which some result lies."""
-        return frozenset(axis for out in self.outputs for dim in out.dims for axis in dim)
+        return frozenset[int]().union(*(output.axes for output in self.outputs))
 
     @property
     def space(self) -> frozenset[int]:

@@ -16,7 +16,7 @@ from fusion_advisor.device import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import Step
-from fusion_advisor.schedules.layout import Access, Group, evaluates, gaps, index_of
+from fusion_advisor.schedules.layout import Access, Group, evaluates, gaps, index_of, stepped_over
 from fusion_advisor.schedules.places import in_runs
 from fusion_advisor.schedules.vectors import follows
 
@@ -127,10 +127,7 @@ def _divisions(step: Step, groups: Sequence[Group]) -> int:
     region, wanted = step.region, set[int]()
     for access in (*step.loads, *step.stores):
         steps = gaps(access, step.groups)
-        after = steps.get(groups[-1].name)
-        plain = after is not None and all(
-            steps.get(group.name) == (*groups[n + 1 :], *after) for n, group in enumerate(groups)
-        )
+        plain = stepped_over(steps, groups) is not None
         pulled = frozenset[int]().union(*(region.depends[i] for i in access.pulled.values()))
         for n, group in enumerate(groups):
             if (group.name in steps and not plain) or pulled & set(group.axes):

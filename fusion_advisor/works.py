@@ -73,7 +73,7 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
         resident += seen_twice(step.loads) + sum(step.shared.values())
         made = shares(step)
         issued = _issued(step, rulebook, made, precise=precise(plan.region))
-        every, lanes, count = asked(step, made), _lanes(step), programs(step)
+        every, lanes, count = asked(step, made), _lanes(step), step.programs
         warp, serial = device.warp_size, _serial(step)
         peak = device.peak_flops("cuda", "float32") / 2
         found.append(
@@ -181,19 +181,6 @@ def _kind(step: Step) -> str:
     axes = [axis for group in (step.inner or step.outer)[-1:] for axis in group.axes]
     apart = (abs(access.step(axes[-1])) > 1 for access in (*step.loads, *step.stores))
     return "transposed" if step.schedule == "tiled" and any(apart) else step.schedule
-
-
-def programs(step: Step) -> int:
-    """Programs of one kernel's grid."""
-    outer = prod(group.size for group in step.outer)
-    if not step.inner:
-        return -(-outer // step.block)
-    count = -(-outer // step.rows)
-    if step.parts:
-        count *= step.parts.size
-    elif step.part:
-        count *= -(-step.length // step.part)
-    return min(count, step.most) if step.most else count
 
 
 def _lanes(step: Step) -> int:

@@ -131,7 +131,7 @@ PULL = {"eager": 0.05, "kernel": 1.0}
 """What a figure's distance costs from the mean of the other kinds', in squared logarithms of one
 sample: chosen, as is the weight, by leaving out problems in turn. Eager's kinds are kernels of as
 many hands; ours are spelled alike."""
-LEAST_SIMPLE = 0.4
+LEAST_REDUCED = 0.4
 MOST_REDUCED = 25.0
 """Within which the samples do not tell them from other figures."""
 GOAL_WEIGHT = 2.0
@@ -366,8 +366,8 @@ def _matters(figure: str, work: Work) -> bool:
 
 def _bounds(device: Device, name: str) -> tuple[float, float]:
     """No kernel beats the datasheet's bandwidth or the peaks, or is launched less than once."""
-    if name in ("simple", "reduced", "divided"):
-        return LEAST_SIMPLE, MOST_REDUCED
+    if name in ("reduced", "divided"):
+        return LEAST_REDUCED, MOST_REDUCED
     if name.endswith("least"):
         return 1.0, MOST_LAUNCHES
     if name.endswith("overlap"):

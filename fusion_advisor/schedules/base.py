@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -126,6 +126,11 @@ class Step:
         return bool(self.serial or self.parts) or walked
 
     @property
+    def tiled(self) -> tuple[Group, ...]:
+        """The groups of rows of which a program has a tile."""
+        return self.outer[1:] if self.in_planes else self.outer
+
+    @property
     def exchanges(self) -> tuple[Step, ...]:
         """The phases whose results the programs of a row exchange."""
         return tuple(phase for phase in self.phases if phase.parts)
@@ -225,6 +230,10 @@ class Plan:
     def moved(self) -> int:
         """HBM bytes of all kernels."""
         return self.bytes_read + self.bytes_written
+
+
+Planner = Callable[[Region, Device, Rulebook], Plan]
+"""Finds the plan of a part of a region; Refused when it has none."""
 
 
 def words(phase: Step) -> int:

@@ -3,18 +3,16 @@ kernel combines it (the mean of every row's loss, the norm of pooled channels)."
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from fusion_advisor.region import Output, Region
 from fusion_advisor.rulebook import Device, Rulebook
-from fusion_advisor.schedules.base import Plan, Refused
+from fusion_advisor.schedules.base import Plan, Planner, Refused
 from fusion_advisor.schedules.cutting import Copier, loaded, piece, pool_of, space
 from fusion_advisor.schedules.layout import accesses, leading, ordered, reach, traced
 from fusion_advisor.schedules.reducing import along_rows, widest
 
 NAME = "finishing"
-
-Planner = Callable[[Region, Device, Rulebook], Plan]
 
 
 def plan(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> Plan:

@@ -36,7 +36,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if serial and not space:
         raise Refused("no-schedule", "one lane would walk everything")
     for output in region.outputs:
-        if frozenset(axis for dim in output.dims for axis in dim) != space:
+        if output.axes != space:
             raise Refused("parallel-pattern", "the results span different iteration spaces")
     loads, stores = accesses(region)
     if serial and far_apart(loads, serial, numbers.serial_stride.count):

@@ -7,19 +7,24 @@ of queries and keys, comes from memory once where the L2 holds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fusion_advisor.exprs import INDEX
 from fusion_advisor.region import Output, Region
 from fusion_advisor.rulebook import Device, Rulebook
-from fusion_advisor.schedules.base import Plan, Refused, Step, by_tensor, loaded_bytes
+from fusion_advisor.schedules.base import (
+    Plan,
+    Planner,
+    Refused,
+    Step,
+    by_tensor,
+    loaded_bytes,
+)
 from fusion_advisor.schedules.cutting import piece, pool_of
 from fusion_advisor.schedules.layout import Access, reach
 
 NAME = "horizontal"
-
-Planner = Callable[[Region, Device, Rulebook], Plan]
 
 
 def plan(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> Plan:
@@ -48,8 +53,7 @@ def _spaces(region: Region) -> list[list[Output]]:
     """The results of each iteration space."""
     spaces: dict[frozenset[int], list[Output]] = {}
     for output in region.outputs:
-        axes = frozenset(axis for dim in output.dims for axis in dim)
-        spaces.setdefault(axes, []).append(output)
+        spaces.setdefault(output.axes, []).append(output)
     return list(spaces.values())
 
 

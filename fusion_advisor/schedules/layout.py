@@ -389,6 +389,20 @@ def _follows(places: AxisList, outer: int, inner: int) -> bool:
     return places.index(inner) == places.index(outer) + 1
 
 
+def stepped_over(
+    steps: Mapping[str, tuple[Group, ...] | None], groups: Sequence[Group]
+) -> tuple[Group, ...] | None:
+    """The groups that lie within some that a tensor steps through as if they were one, by its
+    `gaps`; None where it does not."""
+    within = steps.get(groups[-1].name)
+    if within is None:
+        return None
+    alike = all(
+        steps.get(group.name) == (*groups[n + 1 :], *within) for n, group in enumerate(groups)
+    )
+    return within if alike else None
+
+
 def gaps(access: Access, groups: Sequence[Group]) -> dict[str, tuple[Group, ...] | None]:
     """How the tensor steps along each group that its plain dimensions walk: the groups whose
     extents multiply to its step when it is dense there, or None when the step is a run-time stride.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusion_advisor.schedules.layout import Access, Group, gaps
+from fusion_advisor.schedules.layout import Access, Group, gaps, stepped_over
 
 HELPERS: dict[str, str] = {
     "place_of": """\
@@ -98,5 +98,4 @@ def _plain(access: Access, groups: Sequence[Group]) -> bool:
 
 def in_order(access: Access, groups: Sequence[Group]) -> bool:
     """Does a tensor lie dense over some groups, the last one innermost?"""
-    steps = gaps(access, groups)
-    return all(steps.get(group.name) == (*groups[n + 1 :],) for n, group in enumerate(groups))
+    return stepped_over(gaps(access, groups), groups) == ()

@@ -116,7 +116,7 @@ def rows_of(region: Region, inner: frozenset[int], serial: frozenset[int]) -> Ro
         if axes != inner and not axes <= serial:
             raise Refused("parallel-pattern", "the reductions run along different axes")
     for output in region.outputs:
-        axes = frozenset(axis for dim in output.dims for axis in dim)
+        axes = output.axes
         if not outer <= axes:
             raise Refused("parallel-pattern", "a result does not depend on every row")
         if axes & inner and not inner <= axes:

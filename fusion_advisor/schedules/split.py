@@ -61,9 +61,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
 
 def _results(left: Region, inner: frozenset[int], device: Device, rulebook: Rulebook) -> Step:
     """The kernel of what lies along the rows, once their reductions are known."""
-    along = all(
-        inner <= frozenset(axis for dim in output.dims for axis in dim) for output in left.outputs
-    )
+    along = all(inner <= output.axes for output in left.outputs)
     if along and not left.reduced:
         return tiled.tile(left, inner, frozenset(), device, rulebook)
     (step,) = flat.plan(left, device, rulebook).steps

@@ -26,6 +26,7 @@ from fusion_advisor.schedules.layout import (
     gaps,
     index_of,
     reach,
+    stepped_over,
     traced,
 )
 from fusion_advisor.schedules.online import at_least_one, only_summed
@@ -495,11 +496,7 @@ class Body:
         steps = gaps(access, self.step.groups)
         if not any(group.name in steps for group in groups):
             return ""
-        after = steps.get(groups[-1].name)
-        if after is not None and all(
-            steps.get(group.name) == (*groups[place + 1 :], *after)
-            for place, group in enumerate(groups)
-        ):
+        if (after := stepped_over(steps, groups)) is not None:
             return self._times(linear, after)
         terms: list[str] = []
         for group in groups:
@@ -906,12 +903,11 @@ class Body:
 
     def _is_one(self, access: Access) -> bool:
         """Do all lanes of a program address one element?"""
-        pulled = [i for d, i in access.pulled.items() if access.tensor.stride[d]]
-        spans = [self._spans(index) for index in pulled]
-        rows = {*access.strides} - self._inner, any(outer for outer, _ in spans)
-        along = {*access.strides} & self._inner or any(inner for _, inner in spans)
+        walked = frozenset(access.strides)
+        spans = [(bool(walked - self._inner), bool(walked & self._inner))]
+        spans += [self._spans(i) for d, i in access.pulled.items() if access.tensor.stride[d]]
         several = self.several or self.step.schedule == "flat"
-        return not along and not (several and any(rows))
+        return not any(inner or (outer and several) for outer, inner in spans)
 
     def _by_place(self, access: Access) -> bool:
         """Has a tensor one element for all lanes in the same run of the last group?"""

@@ -33,7 +33,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         raise Refused("no-schedule", "a tiled kernel holds no reduction")
     space = region.space - serial
     for output in region.outputs:
-        if frozenset(axis for dim in output.dims for axis in dim) != space:
+        if output.axes != space:
             raise Refused("parallel-pattern", "the results span different iteration spaces")
     loads, stores = accesses(region)
     everything = (*loads, *stores)
