@@ -103,7 +103,8 @@ class Terminal:
         now = time.perf_counter()
         if self._verbose and self._running:
             tell(f"{self._running}: {now - self._since:.2f} s")
-        self._shown.update(self._task, description=name, advance=1 if self._running else 0)
+        ended = 1 if self._running else 0
+        self._shown.update(self._task, description=name, advance=ended, refresh=True)
         self._running, self._since = name, now
 
 

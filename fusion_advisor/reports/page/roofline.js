@@ -26,7 +26,10 @@ export function createRoofline(model, state) {
     drawAxes(context, frame, model.roofs);
     for (const point of points) if (!point.group || point.node) drawNode(context, point, state);
     for (const point of points) if (!point.node) drawGroup(context, point, state);
-    if (points[current]) ring(context, points[current]);
+    if (points[current]) {
+      ring(context, points[current]);
+      place(points[current]);
+    }
   });
 
   function show(number) {
@@ -34,14 +37,16 @@ export function createRoofline(model, state) {
     const point = points[number];
     tip.hidden = !point;
     byId("roofline-said").textContent = point ? linesOf(point).join("; ") : "";
-    if (point) {
-      tip.replaceChildren(...linesOf(point).map((line, i) => el(i ? "div" : "b", {}, line)));
-      const right = point.px > canvas.clientWidth / 2;
-      tip.style.left = right ? "auto" : `${point.px + 14}px`;
-      tip.style.right = right ? `${canvas.clientWidth - point.px + 14}px` : "auto";
-      tip.style.top = `${Math.max(0, Math.min(point.py - 10, canvas.clientHeight - tip.offsetHeight))}px`;
-    }
+    if (point) tip.replaceChildren(...linesOf(point).map((line, i) => el(i ? "div" : "b", {}, line)));
     redraw();
+  }
+
+  // Beside its point, wherever that is drawn now.
+  function place(point) {
+    const right = point.px > canvas.clientWidth / 2;
+    tip.style.left = right ? "auto" : `${point.px + 14}px`;
+    tip.style.right = right ? `${canvas.clientWidth - point.px + 14}px` : "auto";
+    tip.style.top = `${Math.max(0, Math.min(point.py - 10, canvas.clientHeight - tip.offsetHeight))}px`;
   }
 
   function nearest(x, y) {
