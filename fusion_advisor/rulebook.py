@@ -169,7 +169,8 @@ class FlatSchedule(Table):
     serial_stride: Elements
     """How far apart neighbouring lanes may read meanwhile, in steps of a lane."""
     walked_bytes: Bytes
-    """What a thread may walk of lines that hold several of its places."""
+    """What a thread may walk of lines that hold several of its places, and how far apart rows that
+    threads walk may begin."""
     walking_elements_per_thread: Elements
     """Where each place that a lane walks is in a line of its own."""
     busy: Speedup

@@ -28,7 +28,7 @@ NAME = "blocked"
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The blocked plan of a region; Refused when there are too few rows to fill the device, or
     when it needs a whole row at once."""
-    inner, serial = row_axes(region, rulebook.schedules.flat.serial_elements.count)
+    inner, serial = row_axes(region, rulebook.schedules.flat)
     step = chunks(region, inner, serial, device, rulebook)
     programs = -(-prod(group.size for group in step.outer) // step.rows)
     least = device.multiprocessor.count.count

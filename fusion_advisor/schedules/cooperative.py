@@ -35,7 +35,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     well, for reductions that make no word of 32 bits, and where too many programs would wait for
     each other."""
     numbers = rulebook.schedules.cooperative
-    inner, serial = row_axes(region, rulebook.schedules.flat.serial_elements.count)
+    inner, serial = row_axes(region, rulebook.schedules.flat)
     if any(region.all("scan")) or serial:
         raise Refused("no-schedule", "scans and small reductions are not made in parts of rows")
     if region.random_state:

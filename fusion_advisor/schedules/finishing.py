@@ -21,7 +21,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook, best: Planner) -> P
     Refused when the reductions share their axes, or when what goes through memory is more than a
     finishing step.
     """
-    rows = along_rows(region, rulebook.schedules.flat.serial_elements.count)
+    rows = along_rows(region, rulebook.schedules.flat)
     late = _late(region, rows, rulebook)
     sizes = dict(region.sizes)
     ends = [o for o in region.outputs if late & reach(region, o.value)]
@@ -61,7 +61,7 @@ def _late(region: Region, rows: list[int], rulebook: Rulebook) -> set[int]:
     """The reductions that are not along the axes of those that come first."""
     if len({frozenset(region.exprs[n].axes) for n in rows}) < 2:
         raise Refused("parallel-pattern", "there is nothing to finish")
-    axes = widest(region, rulebook.schedules.flat.serial_elements.count)
+    axes = widest(region, rulebook.schedules.flat)
     return {n for n in rows if frozenset(region.exprs[n].axes) != axes}
 
 

@@ -29,7 +29,7 @@ NAME = "flat"
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The flat plan of a region; Refused when it reduces along what one lane cannot walk."""
     numbers = rulebook.schedules.flat
-    serial = serial_axes(region, frozenset(), numbers.serial_elements.count)
+    serial = serial_axes(region, frozenset(), numbers)
     if serial != region.reduced:
         raise Refused("no-schedule", "the flat schedule holds no reduction along a row")
     space = region.space - serial

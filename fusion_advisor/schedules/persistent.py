@@ -25,7 +25,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The plan of rows so long that few of them fit on a multiprocessor at once; Refused for
     shorter rows, or for few of them."""
     numbers = rulebook.schedules.persistent
-    inner, serial = row_axes(region, rulebook.schedules.flat.serial_elements.count)
+    inner, serial = row_axes(region, rulebook.schedules.flat)
     length = prod(region.sizes[axis] for axis in inner)
     rows = prod(region.sizes[axis] for axis in region.space - inner - serial)
     turns = rows // (2 * device.multiprocessor.count.count)  # of two rows for each program

@@ -7,12 +7,12 @@ from math import prod
 
 from fusion_advisor.device import LINE_BYTES
 from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.rulebook import Device, FlatSchedule, Rulebook
 from fusion_advisor.schedules.base import Refused, Step
-from fusion_advisor.schedules.layout import Access, reach, traced
+from fusion_advisor.schedules.layout import Access, load_access, reach, traced
 
 
-def row_axes(region: Region, most_serial: int) -> tuple[frozenset[int], frozenset[int]]:
+def row_axes(region: Region, numbers: FlatSchedule) -> tuple[frozenset[int], frozenset[int]]:
     """The axes of the row, as many as they may be, and those that each lane walks by itself.
 
     Refused when the reductions run along different axes and no lane can walk the others.
@@ -23,18 +23,18 @@ def row_axes(region: Region, most_serial: int) -> tuple[frozenset[int], frozense
     for inner in sorted(
         sets, key=lambda axes: (prod(region.sizes[a] for a in axes), sorted(axes)), reverse=True
     ):
-        serial = serial_axes(region, inner, most_serial)
+        serial = serial_axes(region, inner, numbers)
         if all(axes == inner or axes <= serial for axes in sets):
             return inner, serial
     raise Refused("parallel-pattern", "the reductions run along different axes")
 
 
-def widest(region: Region, most_serial: int) -> frozenset[int]:
+def widest(region: Region, numbers: FlatSchedule) -> frozenset[int]:
     """The axes of the widest reduction that no other one feeds, of those along rows.
 
     Refused when there is none.
     """
-    rows = along_rows(region, most_serial)
+    rows = along_rows(region, numbers)
     leaves = [n for n in rows if not set(rows) & (reach(region, n) - {n})]
     if not leaves:
         raise Refused("no-schedule", "there is no reduction")
@@ -45,18 +45,20 @@ def widest(region: Region, most_serial: int) -> frozenset[int]:
     return frozenset(region.exprs[max(leaves, key=extent)].axes)
 
 
-def along_rows(region: Region, most_serial: int) -> list[int]:
+def along_rows(region: Region, numbers: FlatSchedule) -> list[int]:
     """Reductions and scans but those that a lane walks by itself, such as a pooling window; all,
     where there are no others."""
     everything = [n for op in ("reduce", "scan") for n in region.all(op)]
-    serial = serial_axes(region, frozenset(), most_serial)
+    serial = serial_axes(region, frozenset(), numbers)
     wide = [n for n in everything if not serial.issuperset(region.exprs[n].axes)]
     return wide or everything
 
 
-def serial_axes(region: Region, inner: frozenset[int], most: int) -> frozenset[int]:
+def serial_axes(region: Region, inner: frozenset[int], numbers: FlatSchedule) -> frozenset[int]:
     """Axes along which each lane may combine place after place: few places, no result along
-    them, no scan and no arg-reduction."""
+    them, no scan and no arg-reduction, and no rows that lie one behind the other for longer than
+    the L1 keeps what lanes have begun to read."""
+    loads = {number: load_access(region, number) for number in region.all("load")}
     scanned = {axis for i in region.all("scan") for axis in region.exprs[i].axes}
     scanned |= {
         axis
@@ -68,19 +70,35 @@ def serial_axes(region: Region, inner: frozenset[int], most: int) -> frozenset[i
     for number in region.all("reduce"):
         axes = frozenset(region.exprs[number].axes)
         barred = axes & (inner | region.kept | scanned)
-        if not barred and prod(region.sizes[a] for a in axes) <= most:
+        few = prod(region.sizes[a] for a in axes) <= numbers.serial_elements.count
+        read = [loads[n] for n in reach(region, number) & loads.keys()]
+        if not barred and few and not _behind(read, axes, numbers):
             found |= axes
     return frozenset(found)
+
+
+def _behind(loads: Sequence[Access], axes: frozenset[int], numbers: FlatSchedule) -> bool:
+    """Does a lane walk a row whose next one is its neighbour's, further away than lanes may be?"""
+    return any(
+        far_apart([load], axes, numbers.serial_stride.count)
+        and min(_across(load, axes)) * load.tensor.itemsize > numbers.walked_bytes.count
+        for load in loads
+    )
 
 
 def far_apart(loads: Sequence[Access], serial: frozenset[int], most: int) -> bool:
     """Do neighbouring lanes read further apart than `most` times a lane's own steps?"""
     for load in loads:
         walked = [abs(step) for axis, step in load.strides.items() if axis in serial and step]
-        across = [abs(step) for axis, step in load.strides.items() if axis not in serial and step]
+        across = _across(load, serial)
         if walked and across and min(across) > most * min(walked):
             return True
     return False
+
+
+def _across(load: Access, serial: frozenset[int]) -> list[int]:
+    """How far apart neighbours along the other axes read, in elements."""
+    return [abs(step) for axis, step in load.strides.items() if axis not in serial and step]
 
 
 def walked_nearby(loads: Sequence[Access], serial: frozenset[int], sizes: Mapping[int, int]) -> int:

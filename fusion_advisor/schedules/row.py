@@ -34,8 +34,8 @@ NAME = "row"
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The row plan of a region; Refused when its reductions do not share their axes, or when a row
     does not fit on chip."""
+    inner, serial = row_axes(region, rulebook.schedules.flat)
     most = rulebook.schedules.flat.serial_elements.count
-    inner, serial = row_axes(region, most)
     each = far = 0
     if serial and (run := run_of_windows(region, inner, most, device.warp_size)):
         far = prod(region.sizes[axis] for axis in inner - run)

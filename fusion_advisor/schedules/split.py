@@ -25,12 +25,11 @@ NAME = "split"
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The plan in several kernels; Refused when a reduction cannot be made in parts."""
-    most = rulebook.schedules.flat.serial_elements.count
-    inner = widest(region, most)
+    inner = widest(region, rulebook.schedules.flat)
     if any(region.all("scan")):
         raise Refused("no-schedule", "a scan is not made in parts of rows by several programs")
     along = any(region.depends[output.value] & inner for output in region.outputs)
-    serial = serial_axes(region, inner, most)
+    serial = serial_axes(region, inner, rulebook.schedules.flat)
     rows = prod(region.sizes[a] for a in region.space - inner - serial)
     enough = rows >= device.multiprocessor.count.count
     if along and enough and not walked_twice(region, inner, device, rulebook):
@@ -41,7 +40,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         frozenset(left.exprs[n].axes) == inner for n in left.all("reduce")
     ):
         cut = Cut(left, inner, passes(left, inner)[0], 1, len(steps))
-        serial = serial_axes(cut.partial(), inner, most)
+        serial = serial_axes(cut.partial(), inner, rulebook.schedules.flat)
         partial = chunks(cut.partial(), inner, serial, device, rulebook, cut.parts)
         cut = replace(cut, part=_part(partial, device, rulebook))
         parts = Group("part", (cut.parts,), cut.count)

@@ -28,7 +28,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The tiled plan of a region; Refused when it reduces along what one lane cannot walk, or when
     a flat kernel serves as well."""
     numbers = rulebook.schedules.tiled
-    serial = serial_axes(region, frozenset(), rulebook.schedules.flat.serial_elements.count)
+    serial = serial_axes(region, frozenset(), rulebook.schedules.flat)
     if region.reduced:
         raise Refused("no-schedule", "a tiled kernel holds no reduction")
     space = region.space - serial
