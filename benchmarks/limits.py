@@ -142,7 +142,7 @@ def _table(text: str) -> str:
         most = sorted(waits, key=lambda name: -waits[name])[:MOST_WAITS]
         cells = [
             mark.split("case:")[1].split(":none")[0],
-            row["Kernel Name"],
+            re.split(r"[<(]", row["Kernel Name"], maxsplit=1)[0].removeprefix("void "),
             f"{_number(row, DURATION) / 1e3:.1f}",
             f"{_number(row, REGISTERS):.0f}",
             *(f"{_number(row, metric):.0f}" for metric in SHARES.values()),
