@@ -18,12 +18,13 @@ _Operation = Callable[[Interval, Interval], Interval | None]
 
 
 def data_below(
-    exprs: Sequence[Expr], index: int, size: int, sizes: Mapping[int, int]
+    exprs: Sequence[Expr], index: int, size: int, sizes: Mapping[int, int], most: int = 0
 ) -> int | None:
-    """The largest n = size, size / 2, size / 4, … such that integers from 0 to n - 1 in memory keep
-    an index from 0 to size - 1; None where no n does. `sizes` has the extent of each axis.
+    """The largest n = most, most / 2, most / 4, … such that integers from 0 to n - 1 in memory keep
+    an index from 0 to size - 1; None where no n does. `sizes` has the extent of each axis; `most`
+    is `size` where it is not given.
     """
-    n = size
+    n = most or size
     while n:
         found = _Bounds(exprs, (0, n - 1), sizes).of(index)
         if found is not None and found[0] >= 0 and found[1] < size:

@@ -384,7 +384,10 @@ def _range(
                 region.exprs[i].op == "load" and region.exprs[i].input == number
                 for i in reach(region, index)
             ):
-                found.append(data_below(region.exprs, index, shape[d], sizes) or 1)
+                # Places of several dimensions may be one number, of which each takes a part.
+                tried = (shape[d], prod(shape))
+                below = (data_below(region.exprs, index, shape[d], sizes, n) for n in tried)
+                found.append(max(n or 1 for n in below))
     if not found and number in region.bounds:  # what it indexes is not needed by the kernels
         found.append(region.bounds[number])
     return (0, min(found)) if found else None
