@@ -157,7 +157,15 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int
     kernels: list[JitFunction] = []
     fixed = frozenset(plan.region.sizes) - whole.keys()
     for step, kind, most in zip(plan.steps, _kinds(plan), unrolled, strict=True):
-        body = body_of(step)(step, tensors, precise, far, wide_rows(step), most, fixed)
+        body = body_of(step)(
+            step=step,
+            wide=far,
+            wide_rows=wide_rows(step),
+            fixed=fixed,
+            tensors=tensors,
+            precise=precise,
+            unrolled=most,
+        )
         called = f"{name}{kind}_kernel"
         if step.beside:
             called = names.claim(f"{name}_{tensors[step.stores[0].name]}")

@@ -13,11 +13,12 @@ from fusion_advisor.express import Expressed
 from fusion_advisor.philox import SHARES
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
+from fusion_advisor.schedules.addresses import DIVISOR
 from fusion_advisor.schedules.base import Plan, Step, power_of_two
+from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.layout import Access, Group, accesses
 from fusion_advisor.schedules.layout import access as laid_over
 from fusion_advisor.schedules.places import MOST_PLANES
-from fusion_advisor.schedules.text import DIVISOR, Body
 from fusion_advisor.schedules.vectors import copies_of
 
 INT32_MAX = 2**31 - 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from fusion_advisor.schedules.base import Step
+from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.chunked_body import ChunkedBody
 from fusion_advisor.schedules.cooperative_body import CooperativeBody
 from fusion_advisor.schedules.persistent_body import PersistentBody
 from fusion_advisor.schedules.pieced_body import PiecedBody
-from fusion_advisor.schedules.text import Body
 
 _BODIES: dict[str, type[Body]] = {
     "blocked": ChunkedBody,

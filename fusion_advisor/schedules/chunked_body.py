@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from fusion_advisor.schedules.body import Body
+from fusion_advisor.schedules.coordinates import Scope
 from fusion_advisor.schedules.layout import reach, traced
 from fusion_advisor.schedules.online import Moments, Pass, Rescaled, passes
 from fusion_advisor.schedules.spelling import bare, language_dtype
-from fusion_advisor.schedules.text import Body, Scope
 
 
 @dataclass

@@ -9,12 +9,13 @@ from typing import ClassVar
 from fusion_advisor.exprs import Expr
 from fusion_advisor.schedules.base import Step, words
 from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond
+from fusion_advisor.schedules.body import Body
+from fusion_advisor.schedules.coordinates import Scope
 from fusion_advisor.schedules.exchange import WAYS
 from fusion_advisor.schedules.layout import Access, reach
 from fusion_advisor.schedules.pieced_body import Ends, InPieces, Rest
 from fusion_advisor.schedules.places import PLACES
 from fusion_advisor.schedules.spelling import language_dtype
-from fusion_advisor.schedules.text import Body, Scope
 
 HEAD = 16
 """Words of the workspace before the first that is exchanged: the ticket has 128 bytes, a line of

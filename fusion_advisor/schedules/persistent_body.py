@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from fusion_advisor.exprs import Expr
 from fusion_advisor.primitives import MONOIDS
+from fusion_advisor.schedules.body import Body
+from fusion_advisor.schedules.coordinates import Scope
 from fusion_advisor.schedules.layout import traced
 from fusion_advisor.schedules.spelling import bare
-from fusion_advisor.schedules.text import Body, Scope
 
 
 class PersistentBody(Body):

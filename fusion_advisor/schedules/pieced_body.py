@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from fusion_advisor.schedules.body import Body
+from fusion_advisor.schedules.coordinates import Scope
 from fusion_advisor.schedules.layout import Group
 from fusion_advisor.schedules.spelling import Names
-from fusion_advisor.schedules.text import Body, Scope
 
 
 @dataclass

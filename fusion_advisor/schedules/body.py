@@ -1,0 +1,660 @@
+"""The body of a generated kernel: a plan's values as lines of Triton."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, ClassVar, TypeVar
+
+from fusion_advisor.contracted import WITH_ONE, one_more
+from fusion_advisor.exprs import Expr
+from fusion_advisor.philox import SHARES, kernel_helpers
+from fusion_advisor.primitives import HELPERS, MONOIDS, PRIMITIVES
+from fusion_advisor.schedules.addresses import Addresses
+from fusion_advisor.schedules.base import Step
+from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond, filled_beyond
+from fusion_advisor.schedules.coordinates import Scope
+from fusion_advisor.schedules.joined import Joined, in_one_part, searched
+from fusion_advisor.schedules.layout import Access, reach, traced
+from fusion_advisor.schedules.online import at_least_one, only_summed
+from fusion_advisor.schedules.places import PLACES
+from fusion_advisor.schedules.spelling import (
+    Names,
+    as_operand,
+    bare,
+    filled,
+    language_dtype,
+    literal,
+)
+
+_LIMITS = {
+    "int64": ("-9223372036854775808", "9223372036854775807"),
+    "int32": ("-2147483648", "2147483647"),
+    "int16": ("-32768", "32767"),
+    "int8": ("-128", "127"),
+    "uint8": ("0", "255"),
+}
+_LONGEST_PART = 60
+"""Columns; a longer part of an expression gets a line and a name of its own."""
+_NUMBERS = ("const", "size", "taken", "extent")
+"""Numbers, or arguments that may be one."""
+_UNMADE = ("const", "size", "taken", "extent", "place")
+"""What takes no line: numbers, sizes and places, written where they are used."""
+
+_Kind = TypeVar("_Kind", bound="Body")
+
+
+@dataclass(kw_only=True)
+class Body(Addresses):
+    """The body of one kernel in the making: what is loaded, made of it, and stored."""
+
+    precise: bool
+    unrolled: int
+    """Elements that a warp may have on the way at once where a walk is written out."""
+    shares: bool = False
+    """Its rows draw random bits, several elements from one block where rows are long enough."""
+    fills: ClassVar[bool] = True
+    """Are lanes behind a row's end filled with what spares reductions their masks?"""
+    joins: ClassVar[bool] = True
+    """Does a program make the part alone that its rows of a joined value lie in?"""
+
+    def render(self) -> list[str]:
+        """Every line of the kernel."""
+        lines = self.lines()
+        return [*self._divided(), *self._apart(), *lines]
+
+    def lines(self) -> list[str]:
+        """Every line from the program's place to its last store."""
+        self.prepare()
+        start = self._program()
+        self._results()
+        return [*start, *self.scopes[0].block()]
+
+    def beside(
+        self, kind: type[_Kind], step: Step, names: Names, scopes: list[Scope], **more: Any
+    ) -> _Kind:
+        """Another body of the same kernel; `more` is what its kind has besides."""
+        return kind(
+            step=step,
+            wide=self.wide,
+            wide_rows=self.wide_rows,
+            fixed=self.fixed,
+            sizes=self.sizes,
+            helpers=self.helpers,
+            scopes=scopes,
+            tensors=self.tensors,
+            names=names,
+            strides=self.strides,
+            precise=self.precise,
+            unrolled=self.unrolled,
+            **more,
+        )
+
+    def prepare(self) -> None:
+        """Look up what is asked of the region again and again."""
+        self._uses = self.region.users()
+        self._rank = {number: n for n, number in enumerate(self.step.order)}
+        self._access = dict(zip(self.region.all("load"), self.step.loads, strict=True))
+        sums = at_least_one(self.region, self._inner)
+        self._terms = only_summed(self.region, sums)
+        self._large = self._at_least_one(sums)
+        self._joined = self._rows_of_parts()
+        self._one_more = one_more(self.region)
+        self._twins = self._read_together()
+        self._beyond = self._filling()
+        self.whole = self.step.whole
+
+    def _rows_of_parts(self) -> dict[int, Joined]:
+        """Joined values of which all rows of a program lie in one part; see `joined`."""
+        return in_one_part(self.step, self.fixed) if self.joins else {}
+
+    def _read_together(self) -> dict[int, int]:
+        """Loads of one tensor of which a lane has one or the other, by a place that is one number
+        or another: the halves of a row that is rotated. One load reads both."""
+        found: dict[int, int] = {}
+        for number, access in self._access.items():
+            for other in sorted(self._access.keys() - found.keys()):
+                if other < number and self._either(access, self._access[other]):
+                    found |= {number: other, other: number}
+                    break
+        return found
+
+    def _either(self, one: Access, other: Access) -> bool:
+        """Do two accesses read one tensor alike, where a place is one number and where it is
+        another?"""
+        if one.guard is None or other.guard is None or one.guard == other.guard:
+            return False
+        left, right = self.region.exprs[one.guard], self.region.exprs[other.guard]
+        numbers = {self.region.exprs[expr.args[-1]].op for expr in (left, right)}
+        told_apart = left.op == right.op == "eq" and left.args[0] == right.args[0]
+        same = one.name == other.name and one.strides == other.strides
+        moved = self._moved(one) and self._moved(other) and {*one.pulled} == {*other.pulled}
+        return same and moved and told_apart and numbers == {"const"}
+
+    def _filling(self) -> Beyond:
+        """What lanes behind the row's end hold."""
+        ordered = self.step.ends or not self.step.vector
+        if not self.fills or not ordered:
+            return Beyond()
+        return beyond(self.region, self._access, self._inner)
+
+    def _at_least_one(self, sums: Mapping[int, int]) -> Mapping[int, int]:
+        """Values that may be divided by as well as multiplied with their reciprocal, and the terms
+        that each is the sum of."""
+        return sums
+
+    def _results(self) -> None:
+        """Every result, from the loads to the stores."""
+        self._emit([output.value for output in self.region.outputs])
+        for output, access in zip(self.region.outputs, self.step.stores, strict=True):
+            self._store(access, self.text(output.value))
+
+    # -- what is made --------------------------------------------------------------------------
+
+    def known(self, number: int) -> bool:
+        return any(number in scope.texts for scope in self.scopes)
+
+    def _emit(self, wanted: Iterable[int]) -> None:
+        """Lines for some values and what they are made from, in the order of the source."""
+        for number in sorted(self._missing(wanted), key=self._rank.__getitem__):
+            if not self.known(number):  # unless another one brought it
+                self._make(number)
+
+    def _make(self, number: int) -> None:
+        """The line of one value, if it takes one."""
+        expr = self.region.exprs[number]
+        if expr.op == "load":
+            self._load(number, self._access[number])
+        elif number in self._joined:
+            self._make_part(number, self._joined[number])
+        elif expr.op == "reduce" and set(expr.axes) <= self.step.serial:
+            self._serially(number)
+        else:
+            text = self._text(number)
+            stored = any(output.value == number for output in self.region.outputs)
+            if self._inline(number, text) and not stored:
+                self.scope.texts[number] = text
+            else:
+                self._assign(number, text)
+
+    def _missing(self, wanted: Iterable[int]) -> set[int]:
+        """What must be written before some values are known here, themselves included."""
+
+        def further(number: int) -> Iterable[int] | None:
+            expr = self.region.exprs[number]
+            if self.known(number):
+                return None
+            if expr.op == "reduce" and set(expr.axes) <= self.step.serial:
+                return self._around(expr)
+            if number in self._joined:
+                return ()  # each part is made on its own
+            return self._addressed_by(number) if expr.op == "load" else expr.args
+
+        return traced(wanted, further).passed
+
+    def _addressed_by(self, number: int) -> tuple[int, ...]:
+        """What says where a load reads, and whether."""
+        access = self._access[number]
+        guard = access.guard
+        if guard is None or self._told_by_twin(number, guard):
+            return tuple(access.pulled.values())
+        return (*access.pulled.values(), guard)
+
+    def _told_by_twin(self, number: int, guard: int) -> bool:
+        """Does the guard of the load that is made with this one tell which of both it is?"""
+        twin = self._twins.get(number)
+        before = twin is not None and self._rank[twin] < self._rank[number]
+        return before and self._everywhere(guard)
+
+    def _around(self, expr: Expr) -> set[int]:
+        """What the loop of a serial reduction uses and need not make again at each place."""
+
+        def further(number: int) -> Iterable[int] | None:
+            made = self.region.exprs[number]
+            if not self.region.depends[number] & set(expr.axes):
+                return None
+            if made.op == "reduce" and set(made.axes) <= self.step.serial:
+                return self._around(made)  # a loop of its own
+            return made.args
+
+        return self._worked_out(traced(expr.args, further).ends)
+
+    def _worked_out(self, numbers: set[int]) -> set[int]:
+        """Those of some values that take a line."""
+        return {number for number in numbers if self.region.exprs[number].op not in _UNMADE}
+
+    def _inline(self, number: int, text: str) -> bool:
+        """Is a value written where it is used, without a name of its own?"""
+        expr = self.region.exprs[number]
+        if expr.op in _UNMADE:
+            return True
+        if len(text) > _LONGEST_PART or expr.op in ("reduce", "scan"):
+            return False
+        if expr.dtype == "index":
+            return True
+        readers = self._uses.get(number, [])
+        label = self.region.labels.get(number)
+        alone = len(readers) == 1 and self.region.labels.get(readers[0]) == label
+        return alone and number not in self.region.results
+
+    def _assign(self, number: int, text: str) -> None:
+        name = self.names.claim(self._wish(number))
+        self.scope.lines.append(f"{name} = {bare(text)}")
+        self.scope.texts[number] = name
+
+    def _wish(self, number: int) -> str:
+        """What a value that has a line would be called."""
+        expr, label = self.region.exprs[number], self.region.labels.get(number, "value")
+        part = expr.monoid or ("at" if expr.dtype == "index" else "part")
+        part = "bits" if expr.op in SHARES else part
+        return self.region.results.get(number) or f"{label}_{part}"
+
+    # -- loads and stores ----------------------------------------------------------------------
+
+    def _load(self, number: int, access: Access) -> None:
+        name = self.names.claim(self.tensors[access.name])
+        held = self.region.exprs[number].dtype
+        converted = f".to({language_dtype(held)})" if held != access.tensor.dtype else ""
+        twin = self._twins.get(number)
+        if self.in_vectors and access.name in self.step.copied:
+            self._await_copies()
+        if twin is None:
+            text = self._read(access, held)
+        else:
+            guards = () if access.guard is None else (access.guard,)
+            Body._emit(self, (*self._addressed_by(twin), *guards))  # of this piece alone
+            self.scope.texts[twin] = name
+            text = self._read_either(access, self._access[twin])
+        self.scope.lines.append(f"{name} = {text}{converted}")
+        self.scope.texts[number] = name
+
+    def _await_copies(self) -> None:
+        """Wait for the copies of what all rows share, once and where every load of them follows."""
+        scope = self._knowing("row")
+        if "copies" not in scope.places:
+            self.helpers["copies_made"] = None
+            scope.places["copies"] = "copies"
+            scope.lines.append("copies_made(EARLY)")
+
+    def _make_part(self, number: int, one: Joined) -> None:
+        """The part of a joined value that the program's rows lie in."""
+        group = next(group for group in self.step.outer if group.axes == one.axes)
+        name, accesses, twins = self.names.claim(self._wish(number)), self._access, self._twins
+        parts: list[tuple[int, list[str]]] = []
+        self._access = {n: replace(access, guard=None) for n, access in accesses.items()}
+        self._twins = {}  # no guard tells here which of two is read
+        for start, value in one.parts:
+            self.scopes.append(Scope())
+            Body._emit(self, [value])  # of this piece alone
+            made = bare(self.text(value))
+            parts.append((start, [*self.scopes.pop().block(), f"{name} = {made}"]))
+        self._access, self._twins = accesses, twins
+        self.scope.lines += searched(self._first_place(group), parts)
+        self.scope.texts[number] = name
+
+    def _read_either(self, access: Access, other: Access) -> str:
+        """The elements of a tensor at one of two places, by which of two guards holds."""
+        assert access.guard is not None
+        pointer, chosen = f"{self.tensors[access.name]}_ptr", self.text(access.guard)
+        here, there = self.offset(access) or "0", self.offset(other) or "0"
+        offset = f"tl.where({bare(chosen)}, {here}, {there})"
+        if len(offset) > _LONGEST_PART:
+            place = self.names.claim(f"{self.tensors[access.name]}_at")
+            self.scope.lines.append(f"{place} = {offset}")
+            offset = place
+        if self._everywhere(access.guard):
+            mask = self.mask(replace(access, guard=None))
+        else:
+            mask = f"({self.mask(access)}) | ({self.mask(other)})"
+        masked = f", mask={mask}, other=0" if mask else ""
+        return f"tl.load({pointer} + {offset}{masked})"
+
+    def _everywhere(self, guard: int) -> bool:
+        """Does one of two guards hold at every place, by which of two places it is?"""
+        place = self.region.exprs[self.region.exprs[guard].args[0]]
+        two = prod(self.region.sizes[axis] for axis in place.axes) == 2
+        return place.op == "place" and two and self.fixed.issuperset(place.axes)
+
+    def _read(self, access: Access, held: str) -> str:
+        """The elements of a tensor as they lie in memory, zero where there are none."""
+        if self._vectorized(access) and not self.step.ends:
+            self.helpers["load_row"] = None
+            return f"load_row({self._by_vectors(access)})"
+        mask = self.mask(access)
+        if self._by_place(access):
+            self.helpers["load_by_place"] = None
+            each, first, following = (self._pointer_at(access, at) for at in PLACES)
+            return f"load_by_place({each}, {first}, {following}, place == first, {mask}, NEAR)"
+        neutral = {"bool": "False"}.get(held, "0")
+        if held in ("float32", "float64"):
+            neutral = FILLS[self._beyond.fill if filled_beyond(access, self._inner) else 0.0]
+        masked = f", mask={mask}, other={neutral}" if mask else ""
+        keeping = ', eviction_policy="evict_last"' if access.name in self.step.lasting else ""
+        keeping = ', eviction_policy="evict_first"' if access.name in self.step.passing else keeping
+        pointer = self._pointer(access)
+        if access.guard is not None and self._is_one(access):
+            outer, inner, _ = self._addressed(access)  # a guard says which lanes load it
+            if (shape := self._shape(outer, inner)) != "()":
+                pointer = f"tl.broadcast_to({pointer}, {shape})"
+        return f"tl.load({pointer}{masked}{keeping})"
+
+    def _is_one(self, access: Access) -> bool:
+        """Do all lanes of a program address one element?"""
+        walked = frozenset(access.strides)
+        spans = [(bool(walked - self._inner), bool(walked & self._inner))]
+        spans += [self._spans(i) for d, i in access.pulled.items() if access.tensor.stride[d]]
+        several = self.several or self.step.schedule == "flat"
+        return not any(inner or (outer and several) for outer, inner in spans)
+
+    def _store(self, access: Access, text: str) -> None:
+        mask = self.mask(access)
+        masked = f", mask={mask}" if mask else ""
+        if access.tensor.dtype.startswith("float8"):
+            text = self._rounded(text, access.tensor.dtype)
+        if self._vectorized(access) and not self.step.ends:
+            self.helpers["store_row"] = None
+            self.scope.lines.append(f"store_row({self._by_vectors(access)}, {bare(text)})")
+            return
+        self.scope.lines.append(f"tl.store({self._pointer(access)}, {bare(text)}{masked})")
+
+    def _rounded(self, text: str, dtype: str) -> str:
+        """A float32 in a narrower type; what is too large becomes what it does in torch."""
+        if f"as_{dtype}" not in HELPERS:
+            return f"{as_operand(text)}.to({language_dtype(dtype)})"
+        self.helpers[f"as_{dtype}"] = None
+        text = bare(text)
+        number = re.fullmatch(r"-?[\d.e+-]+|float\(.*\)", text)
+        return f"as_{dtype}({f'tl.full((), {text}, tl.float32)' if number else text})"
+
+    # -- expressions ---------------------------------------------------------------------------
+
+    def _text(self, number: int) -> str:
+        expr = self.region.exprs[number]
+        if expr.op == "const":
+            return literal(expr.literal)
+        if expr.op in ("size", "taken", "extent"):
+            return self._extent(expr)
+        if expr.op == "place":
+            return self._place(expr.axes)
+        if expr.op in SHARES:
+            return self._random(expr)
+        operands = [self.text(arg) for arg in expr.args]
+        if expr.op == "round":
+            return f"{self._rounded(operands[0], expr.to)}.to(tl.float32)"
+        if expr.op == "cast":
+            if self.region.exprs[expr.args[0]].op in _NUMBERS:
+                return f"tl.full((), {bare(operands[0])}, {language_dtype(expr.to)})"
+            return f"{as_operand(operands[0])}.to({language_dtype(expr.to)})"
+        if expr.op == "reduce":
+            return self._reduce(expr, self._operand(number))
+        if expr.op == "scan":
+            return self._scan(expr, self._masked(expr, operands[0]))
+        return self._applied(number, expr, operands)
+
+    def _applied(self, number: int, expr: Expr, operands: list[str]) -> str:
+        """A primitive of its operands."""
+        if sums := [self.text(arg) for arg in expr.args if arg in self._one_more]:
+            return sums[0]
+        primitive = PRIMITIVES[expr.op]
+        if not primitive.text.startswith("("):
+            operands = [self._typed(arg) for arg in expr.args]
+        held = self.region.exprs[expr.args[-1]].dtype
+        template = primitive.text
+        if number in self._one_more:
+            template = f"{WITH_ONE[expr.op]}({{0}})"
+        elif held == "float64" and primitive.double:
+            template = primitive.double
+        elif held not in ("float32", "float64") and primitive.integer:
+            template = primitive.integer
+        elif held == "float32" and self.precise and self._is_share(expr):
+            template = "share_of({0}, {1})"
+        elif held == "float32" and self.step.rows > 1 and self._is_mean(expr):
+            count = self.region.exprs[expr.args[-1]]
+            exactly = self.precise and not set(count.axes) <= self.fixed  # a literal is made so
+            one = "tl.div_rn(1.0, {1})" if exactly else "(1.0 / {1})"
+            template = f"({{0}} * {one})"  # once for all rows; eager multiplies, too
+        elif held == "float32" and self._is_shift(expr):
+            template = primitive.text
+        elif held == "float32" and number in self._terms:
+            template = primitive.text  # of a sum of at least 1, which loses no more than rounding
+        elif held == "float32" and self.precise and primitive.precise:
+            template = primitive.precise
+            if expr.op == "sigmoid" and self._across:  # memory binds it: see `_across`
+                template = primitive.double
+        elif held == "float32" and self.precise and primitive.scalar and self._of_row(number):
+            template = primitive.scalar
+        elif held == "float32" and expr.op == "div" and expr.args[1] in self._large:
+            template = "({0} * (1.0 / {1}))"
+        helper = template.partition("(")[0]
+        if helper in HELPERS:
+            self.helpers[helper] = None
+        return filled(template, operands)
+
+    @property
+    def _across(self) -> bool:
+        """Do rows lie across contiguous memory? Stores of what begins between sectors are then best
+        left together: a softmax over 128 channels of 129 x 129 pixels with a logistic of fewer
+        instructions, between which they were spread, took 848 us on an H200, and 687 without."""
+        steps = [store.step(axis) for store in self.step.stores for axis in self._inner]
+        return self.several and bool(any(steps)) and 1 not in steps
+
+    def _is_mean(self, expr: Expr) -> bool:
+        """Something over a number of elements."""
+        size = self.region.exprs[expr.args[-1]]
+        return expr.op == "div" and size.op == "size"
+
+    def _is_shift(self, expr: Expr) -> bool:
+        """The mean of a part of a row: deviations from about there are as good."""
+        return expr.op == "div" and self.region.exprs[expr.args[-1]].op == "taken"
+
+    def _is_share(self, expr: Expr) -> bool:
+        """A term of a sum that is not less than 1, over the sum."""
+        share = expr.op == "div" and self._large.get(expr.args[1]) == expr.args[0]
+        return share and self.step.reciprocal
+
+    def _of_row(self, number: int) -> bool:
+        """One number for all lanes, where a slow instruction costs nothing."""
+        whole = bool(self._inner) and self.step.rows == 1
+        return whole and not self._inner & self.region.depends[number]
+
+    def _typed(self, number: int) -> str:
+        """An operand of a function, to which Triton hands bare numbers as float32 or int32."""
+        expr, text = self.region.exprs[number], self.text(number)
+        untyped = ("float32", "int32", "int64", "bool", "index")
+        if expr.op != "const" or expr.dtype in untyped:
+            return text
+        return f"tl.full((), {text}, {language_dtype(expr.dtype)})"
+
+    def _extent(self, expr: Expr) -> str:
+        """How many elements there are along some axes: a float, or an integer of an index."""
+        if expr.op == "taken":
+            share = "PART" if self.step.schedule == "blocked" else "COLS"
+            share = "(COLS + REST)" if self.step.rest else share
+            rest = f"{self.total(self.step.inner)} - part * {share}"
+            return f"(tl.minimum({rest}, {share}) * 1.0)"
+        if set(expr.axes) <= self.fixed:
+            count = prod(self.region.sizes[axis] for axis in expr.axes)
+            return str(count) if expr.op == "extent" else repr(float(count))
+        text = ""
+        for groups in (self.step.inner, self.step.outer):
+            if groups and {a for g in groups for a in g.axes} == set(expr.axes):
+                text = self.total(groups)
+        text = text or self._argument(tuple(expr.axes), "elements")
+        return text if expr.op == "extent" else f"({text} * 1.0)"
+
+    def _random(self, expr: Expr) -> str:
+        """Random bits of the elements that a program has: a run of them where they lie one after
+        the other, else each for itself."""
+        seed, offset, element = expr.args
+        state = f"{self.text(seed)}, {self.text(offset)}, {expr.literal}"
+        first = self._first_of_run(self.region.exprs[element].axes)
+        name = f"{expr.op}_run" if first else expr.op
+        self.helpers |= dict.fromkeys(kernel_helpers([name]))
+        if not first:
+            place = self.text(element)
+            place = f"tl.full((), {place}, tl.int32)" if place.isdigit() else place
+            return f"{name}({state}, {bare(place)})"
+        if self.step.schedule == "flat":
+            return f"{name}({state}, {first}, BLOCK, True)"
+        self.shares = True
+        return f"{name}({state}, {first}, {self.lanes}, SHARED)"
+
+    # -- reductions ----------------------------------------------------------------------------
+
+    def _neutral(self, expr: Expr) -> str:
+        monoid, dtype = MONOIDS[expr.monoid], self.region.exprs[expr.args[0]].dtype
+        if dtype in ("float32", "float64"):
+            return monoid.neutral
+        low, high = _LIMITS[dtype]
+        return {"lowest": low, "highest": high}.get(monoid.integer_neutral, monoid.integer_neutral)
+
+    def _masked(self, expr: Expr, operand: str) -> str:
+        """The operand with what changes nothing in the lanes behind the row's end."""
+        if not self._within_row:
+            return operand
+        return f"tl.where({self._within_row}, {bare(operand)}, {self._neutral(expr)})"
+
+    def _operand(self, number: int) -> str:
+        """What a reduction along the row combines, neutral behind the row's end."""
+        expr = self.region.exprs[number]
+        text = self.text(expr.args[0])
+        return text if number in self._beyond.neutral else self._masked(expr, text)
+
+    def _reduce(self, expr: Expr, operand: str) -> str:
+        monoid = MONOIDS[expr.monoid]
+        if monoid.helper:
+            self.helpers[monoid.helper] = None
+        template = monoid.text
+        outer, inner = self._spans(expr.args[0])
+        rows = self.several and outer
+        if not rows:
+            template = template.replace(", keep_dims=True", "").replace("axis=1", "axis=0")
+            template = template.replace("{0}, 1,", "{0}, 0,").replace("{1}), 1,", "{1}), 0,")
+        place, shape = self.lane, f"[{self.lanes}]"
+        if rows:
+            place, shape = f"{self.lane}[None, :]", f"[ROWS, {self.lanes}]"
+        if "{1}" in template and (rows or not inner):
+            operand = f"tl.broadcast_to({bare(operand)}, {shape})"
+        return template.format(operand, f"tl.broadcast_to({place}, {shape})")
+
+    def _scan(self, expr: Expr, operand: str) -> str:
+        axis = 1 if self.several and self._spans(expr.args[0])[0] else 0
+        turned = ", reverse=True" if expr.reverse else ""
+        monoid = MONOIDS[expr.monoid]
+        if expr.monoid == "sum":
+            return f"tl.cumsum({operand}, axis={axis}{turned})"
+        self.helpers[monoid.helper] = None
+        return f"tl.associative_scan({operand}, {axis}, {monoid.helper}{turned})"
+
+    def _shape(self, outer: bool, inner: bool) -> str:
+        """The shape of a tile of values: one column, or the columns alone, where it does not
+        vary."""
+        if self.step.schedule == "flat":
+            return "[BLOCK]" if outer else "()"
+        if self.several and outer:
+            return f"[ROWS, {self.lanes if inner else '1'}]"
+        return f"[{self.lanes}]" if inner else "()"
+
+    def _shape_of(self, number: int) -> str:
+        return self._shape(*self._spans(number))
+
+    def _spans(self, number: int) -> tuple[bool, bool]:
+        """Has a value a number of its own for each row of the tile, and for each place within?"""
+        outer = inner = False
+        rows = {axis for group in self.step.outer for axis in group.axes}
+
+        def further(at: int) -> Iterable[int] | None:
+            return () if at in self._access else self.region.exprs[at].args
+
+        for at in traced([number], further).passed:
+            expr = self.region.exprs[at]
+            if at in self._access:
+                across, along, _ = self._addressed(self._access[at])
+            else:
+                places = set(expr.axes) if expr.op == "place" else set[int]()
+                across, along = bool(places & rows), bool(places & self._inner)
+            outer, inner = outer or across, inner or along
+        depends = self.region.depends[number]  # less than what was combined since
+        return outer and bool(rows & depends), inner and bool(self._inner & depends)
+
+    def _combined(self, expr: Expr, left: str, right: str) -> str:
+        """Two partial results of a reduction as one."""
+        monoid = MONOIDS[expr.monoid]
+        if monoid.helper:
+            self.helpers[monoid.helper] = None
+            return f"{monoid.helper}({left}, {bare(right)})"
+        return f"{left} + {right}"
+
+    def _begin(self, number: int, wish: str = "", shape: str = "") -> str:
+        """What a reduction or a scan has so far, neutral to begin with: for each lane, unless
+        another shape is asked for."""
+        expr = self.region.exprs[number]
+        wish = wish or f"{self.region.labels.get(number, 'value')}_{expr.monoid}s"
+        name, kind = self.names.claim(wish), language_dtype(expr.dtype)
+        shape = shape or self._shape_of(expr.args[0])
+        self.scope.lines.append(f"{name} = tl.full({shape}, {self._neutral(expr)}, {kind})")
+        return name
+
+    # -- walks ---------------------------------------------------------------------------------
+
+    def _serially(self, number: int) -> None:
+        """Loops in which each lane combines place after place, those that are close together in
+        memory one behind the other; as many of the last as may be are written out."""
+        expr = self.region.exprs[number]
+        operand = expr.args[0]
+        name = self._begin(number, self.region.results.get(number) or expr.monoid)
+        axes = self._by_distance(expr)
+        apart = self._walked_in_a_loop(operand, axes)
+        loops: list[tuple[str, Scope]] = []
+        for some, walk in ((axes[:apart], "range"), (axes[apart:], "tl.static_range")):
+            if some:
+                loops.append(self._loop(some, walk))
+                self.scopes.append(loops[-1][1])
+        self._emit([operand])
+        self.scope.lines.append(f"{name} = {self._combined(expr, name, self.text(operand))}")
+        for head, inside in reversed(loops):
+            self.scopes.pop()
+            self.scope.lines += [head, *inside.indented()]
+        self.scope.texts[number] = name
+
+    def _loop(self, axes: Sequence[int], walk: str) -> tuple[str, Scope]:
+        """The head of a loop over the places along some axes, the last one fastest, and the scope
+        that knows the place along each."""
+        sizes = [self.region.sizes[axis] for axis in axes]
+        tap, inside = self.names.claim("tap"), Scope()
+        behind = 1
+        for position, (axis, size) in reversed(list(enumerate(zip(axes, sizes, strict=True)))):
+            text = tap if behind == 1 else f"{tap} // {behind}"
+            place = tap
+            if position:
+                text = f"{text} % {size}"
+            if len(axes) > 1:
+                place = self.names.claim(f"{tap}_{position}")
+                inside.head.insert(0, f"{place} = {text}")
+            inside.places[f"axis {axis}"] = place
+            behind *= size
+        return f"for {tap} in {walk}({prod(sizes)}):", inside
+
+    def _by_distance(self, expr: Expr) -> list[int]:
+        """The axes of a walk, from those that step furthest in memory to the nearest."""
+        behind = reach(self.region, expr.args[0])
+        loads = [access for number, access in self._access.items() if number in behind]
+
+        def furthest(axis: int) -> int:
+            return max((abs(load.step(axis)) for load in loads), default=0)
+
+        return sorted(expr.axes, key=lambda axis: (-furthest(axis), axis))
+
+    def _walked_in_a_loop(self, operand: int, axes: Sequence[int]) -> int:
+        """How many of the first axes are walked in a loop. The places along the others are written
+        out, so that their loads are all on the way at once."""
+        behind = reach(self.region, operand)
+        if any(self.region.exprs[n].op in ("reduce", "scan") for n in behind):
+            return len(axes)
+        held, apart = max(1, self.step.rows * self.step.block // self.step.warps), len(axes)
+        while apart and held * self.region.sizes[axes[apart - 1]] <= self.unrolled:
+            apart -= 1
+            held *= self.region.sizes[axes[apart]]
+        return apart
