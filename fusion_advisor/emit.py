@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fusion_advisor.alone import alone
 from fusion_advisor.axes import NotExpressible
@@ -293,16 +293,41 @@ def _kernel(kernel: JitFunction) -> str:
     body = kernel.body
     workspace = ["workspace_ptr"] if kernel.step.phases else []
     program = ["program"] if kernel.step.beside else []
-    arguments = [*program, *kernel.pointers, *workspace, *body.sizes, *body.strides]
-    return _jit(kernel, arguments, [f"# {_note(kernel.step)}", *kernel.lines])
+    arguments = [*kernel.pointers, *workspace, *body.sizes, *body.strides]
+    note, lines, before = f"# {_note(kernel.step)}", kernel.lines, ""
+    if kernel.step.unmasked:
+        before, lines = f"{_block(kernel, arguments)}\n\n\n", _in_blocks(kernel, arguments)
+    return before + _jit(kernel.name, [*program, *arguments], kernel.constants, [note, *lines])
 
 
-def _jit(kernel: JitFunction | Together, arguments: list[str], lines: Sequence[str]) -> str:
-    """A jit function of some run-time arguments."""
-    arguments = [*arguments, *(f"{name}: tl.constexpr" for name in kernel.constants)]
+def _block(kernel: JitFunction, arguments: Sequence[str]) -> str:
+    """The function that makes one block of elements."""
+    note = "# The elements from `start` on; whole vectors of a WHOLE block, which needs no mask."
+    constants = [*kernel.constants, "WHOLE"]
+    return _jit(kernel.block, ["start", *arguments], constants, [note, *kernel.lines])
+
+
+def _in_blocks(kernel: JitFunction, arguments: Sequence[str]) -> list[str]:
+    """What calls it: the last block may have less than a whole one."""
+    given = ", ".join(["start", *arguments, *kernel.constants])
+    count = kernel.body.total(kernel.step.outer)
+    return [
+        f"start = {kernel.body.block_start}",
+        f"if start <= {count} - BLOCK:",
+        f"    {kernel.block}({given}, True)",
+        "else:",
+        f"    {kernel.block}({given}, False)",
+    ]
+
+
+def _jit(
+    name: str, arguments: Sequence[str], constants: Iterable[str], lines: Sequence[str]
+) -> str:
+    """A jit function of some run-time arguments and constants."""
+    arguments = [*arguments, *(f"{constant}: tl.constexpr" for constant in constants)]
     signature = "\n".join(f"    {argument}," for argument in arguments)
     content = "\n".join(f"    {line}" for line in lines)
-    return f"@triton.jit\ndef {kernel.name}(\n{signature}\n):\n{content}"
+    return f"@triton.jit\ndef {name}(\n{signature}\n):\n{content}"
 
 
 def _together(together: Together) -> str:
@@ -320,7 +345,7 @@ def _together(together: Together) -> str:
         begins = f"{'el' if number else ''}if program < end_{number}:"
         lines += [begins if number < len(together.ends) else "else:", f"    {side.name}("]
         lines += [*(f"        {argument}," for argument in given), "    )"]
-    return _jit(together, arguments, lines)
+    return _jit(together.name, arguments, together.constants, lines)
 
 
 def _reference(file: KernelFile, flow: Dataflow) -> str:

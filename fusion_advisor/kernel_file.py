@@ -13,8 +13,7 @@ from fusion_advisor.express import Expressed
 from fusion_advisor.philox import SHARES
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
-from fusion_advisor.schedules.addresses import DIVISOR
-from fusion_advisor.schedules.base import Plan, Step, power_of_two
+from fusion_advisor.schedules.base import DIVISOR, Plan, Step, power_of_two
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.layout import Access, Group, accesses
 from fusion_advisor.schedules.layout import access as laid_over
@@ -38,6 +37,11 @@ class JitFunction:
     @property
     def accesses(self) -> tuple[Access, ...]:
         return (*self.step.loads, *self.step.stores)
+
+    @property
+    def block(self) -> str:
+        """What works on one block, where the kernel tells a whole one from the last."""
+        return f"{self.name.removesuffix('_kernel')}_block"
 
     @property
     def contracts(self) -> bool:

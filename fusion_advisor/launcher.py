@@ -17,8 +17,7 @@ from fusion_advisor.kernel_file import (
     spanned,
 )
 from fusion_advisor.records import Ref, Tensor
-from fusion_advisor.schedules.addresses import DIVISOR
-from fusion_advisor.schedules.base import Step, words
+from fusion_advisor.schedules.base import DIVISOR, Step, words
 from fusion_advisor.schedules.cooperative import REGISTERS
 from fusion_advisor.schedules.cooperative_body import HEAD
 from fusion_advisor.schedules.layout import Access, Group, gaps

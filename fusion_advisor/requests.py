@@ -15,13 +15,11 @@ from math import gcd, prod
 from fusion_advisor.device import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
-from fusion_advisor.schedules.base import Step
+from fusion_advisor.schedules.base import DIVISOR, Step
 from fusion_advisor.schedules.layout import Access, Group, evaluates, gaps, index_of, stepped_over
 from fusion_advisor.schedules.places import in_runs
 from fusion_advisor.schedules.vectors import follows
 
-_DIVISIBLE = 16
-"""What Triton knows of an argument: whether it is a multiple of it."""
 _LARGE = 8
 """Accesses of tensors smaller than such a part of what a kernel moves do not slow it."""
 
@@ -236,7 +234,7 @@ def _width(step: Step, access: Access, lane: Group) -> int:
     numbers = [*(access.step(g.axes[-1]) for g in others), *(() if dense else (lane.size,))]
     found = most
     for number in numbers:  # rows' lengths are spelled as products, arguments of flat kernels not
-        found = gcd(found, number) if step.inner or number % _DIVISIBLE == 0 else 1
+        found = gcd(found, number) if step.inner or number % DIVISOR == 0 else 1
     for d, index in access.pulled.items():
         found = gcd(found, (_place(step.region, index, {}) or 0) * access.tensor.stride[d])
     return found
@@ -258,7 +256,8 @@ def _unmasked(step: Step, lane: Group) -> int:
     if step.inner:
         extent = step.length if lane in step.inner else prod(g.size for g in step.outer)
         return gcd(extent, VECTOR_BYTES)
-    return VECTOR_BYTES if prod(g.size for g in step.outer) % _DIVISIBLE == 0 else 1
+    whole = step.unmasked or prod(g.size for g in step.outer) % DIVISOR == 0
+    return VECTOR_BYTES if whole else 1
 
 
 def _near(step: Step) -> bool:

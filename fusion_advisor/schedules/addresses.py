@@ -9,6 +9,7 @@ from math import gcd, prod
 from typing import ClassVar
 
 from fusion_advisor.device import VECTOR_BYTES
+from fusion_advisor.schedules.base import DIVISOR
 from fusion_advisor.schedules.coordinates import Coordinates
 from fusion_advisor.schedules.layout import (
     Access,
@@ -23,9 +24,6 @@ from fusion_advisor.schedules.layout import (
 from fusion_advisor.schedules.places import PLACES
 from fusion_advisor.schedules.spelling import Names, as_operand
 from fusion_advisor.schedules.vectors import copies_of
-
-DIVISOR = 16
-"""What Triton looks for in the arguments of a kernel: does it divide them?"""
 
 
 @dataclass(kw_only=True)
@@ -65,7 +63,8 @@ class Addresses(Coordinates):
         axes = tuple(axis for group in groups for axis in group.axes)
         name = next((name for name, spanned in self.sizes.items() if spanned == axes), "")
         near = any(axes and each.step(axes[-1]) == 1 for each in (*step.loads, *step.stores))
-        if not name or not near or step.vector or length % 2 or length % DIVISOR == 0:
+        whole = step.vector or step.unmasked or length % DIVISOR == 0
+        if not name or not near or whole or length % 2:
             return []
         self.divided = True
         return [f"{name} = {name} // DIVISOR * DIVISOR  # seen to hold whole vectors"]

@@ -12,6 +12,8 @@ from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.layout import Access, Group, reach, touched
 
+DIVISOR = 16
+"""What Triton looks for in the arguments of a kernel: does it divide them?"""
 WORD_BYTES = 8
 """Of the words that programs exchange: two float32."""
 
@@ -50,6 +52,9 @@ class Step:
     """Elements of a vector, where rows begin anywhere and lanes take whole vectors of them."""
     whole: bool = False
     """Do rows fill their tiles? The launcher sees where that is so, and masks then hold."""
+    unmasked: bool = False
+    """Do blocks of elements that are all there run without a mask? What masks the last block may
+    end within a vector, so that Triton would move all of them one element at a time."""
     reciprocal: bool = True
     """Are float32 shares of a row's sum made from its reciprocal? It takes fewer instructions and
     more registers."""

@@ -88,9 +88,10 @@ class Coordinates:
         """Which elements this program has."""
         step = self.step
         if step.schedule == "flat":
+            within = f"index < {self.size(step.outer, 'count')}"
             return [
-                f"index = {self._number} * BLOCK + tl.arange(0, BLOCK)",
-                f"mask = index < {self.size(step.outer, 'count')}",
+                f"index = {self._first_lane} + tl.arange(0, BLOCK)",
+                f"mask = ({within}) | WHOLE" if step.unmasked else f"mask = {within}",
             ]
         lines = self._numbered() if step.beside else []
         tile = "tile" if step.beside else self._number
@@ -332,7 +333,14 @@ class Coordinates:
     @property
     def _first_lane(self) -> str:
         """The place of a program's first lane."""
-        return f"{self._number} * BLOCK" if self.step.schedule == "flat" else self.start
+        if self.step.schedule != "flat":
+            return self.start
+        return "start" if self.step.unmasked else self.block_start
+
+    @property
+    def block_start(self) -> str:
+        """The first element of a program's block."""
+        return f"{self._number} * BLOCK"
 
     def _knowing(self, linear: str) -> Scope:
         """The innermost scope that has a linear index of its own."""

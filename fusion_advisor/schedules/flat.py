@@ -13,6 +13,7 @@ from fusion_advisor.instructions import instructions, precise
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import (
+    DIVISOR,
     Plan,
     Refused,
     Step,
@@ -21,6 +22,7 @@ from fusion_advisor.schedules.base import (
     peak_bytes,
 )
 from fusion_advisor.schedules.layout import accesses, collapse, leading, ordered
+from fusion_advisor.schedules.places import in_order
 from fusion_advisor.schedules.reducing import far_apart, read_again, serial_axes, walked_nearby
 
 NAME = "flat"
@@ -68,10 +70,20 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         serial=serial,
         lasting=frozenset() if serial else lasting(loads, stores, device),
     )
+    ragged = results > block and results % DIVISOR != 0
+    step = replace(step, unmasked=ragged and _in_vectors(step))
     if not serial and _busy(step, device, rulebook):
         fewer = numbers.busy_warps.count
         step = replace(step, warps=fewer, registers=step.registers * warps // fewer)
     return Plan(NAME, region, (replace(step, read_again=read_again(step, device, rulebook)),))
+
+
+def _in_vectors(step: Step) -> bool:
+    """Does anything lie as the lanes do, so that a thread's elements make vectors?"""
+    return any(
+        not access.pulled and access.guard is None and in_order(access, step.outer)
+        for access in (*step.loads, *step.stores)
+    )
 
 
 def _busy(step: Step, device: Device, rulebook: Rulebook) -> bool:

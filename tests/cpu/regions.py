@@ -20,7 +20,7 @@ from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.emit import emit
 from fusion_advisor.expansions import describe
-from fusion_advisor.kernels import Kernel
+from fusion_advisor.kernels import Kernel, Launch
 from fusion_advisor.records import Arg, Graph, Node, Ref, Symbol, Tensor
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
@@ -200,3 +200,40 @@ def interpreted(kernel: Kernel, script: str, folder: Path) -> Any:
     done = subprocess.run(run, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+_PTX = """
+import importlib.util, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+path, name, signature, constants, divisible, warps = {given!r}
+spec = importlib.util.spec_from_file_location("emitted", path)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+function = getattr(module, name)
+multiples = {{(function.arg_names.index(one),): [["tt.divisibility", 16]] for one in divisible}}
+source = ASTSource(function, signature, constexprs=constants, attrs=multiples)
+made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={{"num_warps": warps}})
+print(made.asm["ptx"])
+"""
+
+
+def ptx_of(kernel: Kernel, launch: Launch, folder: Path, **constants: object) -> str:
+    """What one launch of a kernel compiles to for Hopper, with other constants where given."""
+    path = folder / "emitted.py"
+    path.write_text(kernel.text)
+    given = (
+        str(path), launch.jit_name, dict(launch.signature),
+        {**dict(launch.constants), **constants}, launch.divisible, launch.num_warps,
+    )  # fmt: skip
+    environment = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", _PTX.format(given=given)],
+        capture_output=True,
+        env={**environment, "TRITON_CACHE_DIR": str(folder)},
+        check=True,
+        text=True,
+    )
+    return done.stdout

@@ -25,7 +25,7 @@ from fusion_advisor.schedules.vectors import HELPERS
 from fusion_advisor.verify import collect_check, submit_check
 from fusion_advisor.workers import Worker
 
-from .regions import PACKED, RULES, SHARING, decided, flow_of, kernel_of
+from .regions import PACKED, RULES, SHARING, decided, flow_of, kernel_of, ptx_of
 
 LANES = 64
 CHILD = """
@@ -275,50 +275,19 @@ def test_little_is_not_copied() -> None:
     assert copied(1 << 10, 2003, copying(PACKED))
 
 
-PTX = """
-import importlib.util, sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
-path, name, signature, constants, divisible, warps = {given!r}
-spec = importlib.util.spec_from_file_location("emitted", path)
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-function = getattr(module, name)
-multiples = {{(function.arg_names.index(one),): [["tt.divisibility", 16]] for one in divisible}}
-source = ASTSource(function, signature, constexprs=constants, attrs=multiples)
-made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={{"num_warps": warps}})
-print(made.asm["ptx"])
-"""
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, WIDE])
 def test_one_by_one_only_what_lies_around_the_vectors(dtype: torch.dtype, tmp_path: Path) -> None:
     cols = 50_257
     kernel = kernel_of(rms_norm, x(2432, cols, dtype=dtype), x(cols, dtype=dtype), rules=RULES)
     *_, launch = kernel.launches
-    path = tmp_path / "emitted.py"
-    path.write_text(kernel.text)
-    given = (
-        str(path), launch.jit_name, dict(launch.signature),
-        {**dict(launch.constants), "EARLY": True}, launch.divisible, launch.num_warps,
-    )  # fmt: skip
-    environment = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
-    child = subprocess.run(
-        [sys.executable, "-c", PTX.format(given=given)],
-        capture_output=True,
-        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
-        check=True,
-        text=True,
-    )
-    loads = re.findall(r"ld\.global\.((?:v4\.)?b\d+)", child.stdout)
+    text = ptx_of(kernel, launch, tmp_path, EARLY=True)
+    loads = re.findall(r"ld\.global\.((?:v4\.)?b\d+)", text)
     single = f"b{8 * dtype.itemsize}"
     assert loads.count(single) == 2  # the ends of x and of the weight
     assert loads.count("v4.b32") == 16
     assert {*loads} == {single, "v4.b32"}
-    assert child.stdout.count("griddepcontrol.wait") == 1
-    late = child.stdout.partition("griddepcontrol.wait")[2]
+    assert text.count("griddepcontrol.wait") == 1
+    late = text.partition("griddepcontrol.wait")[2]
     assert late.count("ld.global.v4.b32") == 8  # of the copies
 
 

@@ -40,7 +40,8 @@ def place_of(col, first, following, size, NEAR: tl.constexpr):
 
 
 @triton.jit
-def long_runs_kernel(
+def long_runs_block(
+    start,
     args_0_ptr,
     args_1_ptr,
     relu_out_ptr,
@@ -49,11 +50,12 @@ def long_runs_kernel(
     n_0_size,
     BLOCK: tl.constexpr,
     NEAR: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
-    # One program, one block of consecutive elements of the result.
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < count
-    first = tl.program_id(0) * BLOCK // n_1_size
+    # The elements from `start` on; whole vectors of a WHOLE block, which needs no mask.
+    index = start + tl.arange(0, BLOCK)
+    mask = (index < count) | WHOLE
+    first = start // n_1_size
     following = tl.minimum(first + 1, n_0_size - 1)
     place = place_of(index, first, following, n_1_size, NEAR)
     args_0 = tl.load(args_0_ptr + index, mask=mask, other=0.0)
@@ -68,6 +70,47 @@ def long_runs_kernel(
     add = args_0 + args_1
     relu = tl.maximum(add, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(relu_out_ptr + index, relu, mask=mask)
+
+
+@triton.jit
+def long_runs_kernel(
+    args_0_ptr,
+    args_1_ptr,
+    relu_out_ptr,
+    count,
+    n_1_size,
+    n_0_size,
+    BLOCK: tl.constexpr,
+    NEAR: tl.constexpr,
+):
+    # One program, one block of consecutive elements of the result.
+    start = tl.program_id(0) * BLOCK
+    if start <= count - BLOCK:
+        long_runs_block(
+            start,
+            args_0_ptr,
+            args_1_ptr,
+            relu_out_ptr,
+            count,
+            n_1_size,
+            n_0_size,
+            BLOCK,
+            NEAR,
+            True,
+        )
+    else:
+        long_runs_block(
+            start,
+            args_0_ptr,
+            args_1_ptr,
+            relu_out_ptr,
+            count,
+            n_1_size,
+            n_0_size,
+            BLOCK,
+            NEAR,
+            False,
+        )
 
 
 def long_runs(args_0, args_1):
