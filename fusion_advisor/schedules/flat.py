@@ -71,7 +71,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         lasting=frozenset() if serial else lasting(loads, stores, device),
     )
     ragged = results > block and results % DIVISOR != 0
-    step = replace(step, unmasked=ragged and _in_vectors(step))
+    step = replace(step, unmasked=ragged and not serial and _in_vectors(step))
     if not serial and _busy(step, device, rulebook):
         fewer = numbers.busy_warps.count
         step = replace(step, warps=fewer, registers=step.registers * warps // fewer)
