@@ -81,6 +81,17 @@ def test_programs_that_wait_stand_beside_others(worker: Worker, tmp_path: Path) 
     assert collect_check(made, submit_check(worker, made)).failure is None
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_moments_are_combined_as_finely_as_results_show(dtype: torch.dtype, worker: Worker) -> None:
+    def normal(a: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(a, a.shape[-1:])
+
+    made = kernel_of(normal, x(40, 700, dtype=dtype), rules=SHARING)
+    assert "published(" in made.text
+    assert ("tl.float64" in made.text) == (dtype == torch.float32)
+    assert collect_check(made, submit_check(worker, made)).failure is None
+
+
 def test_a_long_name_breaks_no_string() -> None:
     """Lines that are too long are broken at commas, but not at those of a message."""
     made = kernel_of(softmax_of_sums, x(33, 520), name="sums_of_" + "exponentials_" * 4)
