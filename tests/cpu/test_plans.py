@@ -349,7 +349,7 @@ def test_what_a_run_shares_is_found_once(name: str, worker: Worker) -> None:
 
 def test_no_lane_divides_for_what_lies_along_long_rows() -> None:
     text = kernel_of(biased, x(30, 1100), x(1100)).text
-    body = text[text.index("def k_kernel") : text.index("def k(")]
+    body = text[text.index("def k_block") : text.index("def k(")]
     assert "NEAR=n1 >= 1024," in text
     assert "%" not in body
 
@@ -361,7 +361,7 @@ def test_division_by_a_power_of_two_is_multiplication(worker: Worker) -> None:
         return torch.floor((a / 1.0).relu() * 1.0 / 0.125) + (a / -4.0) / 3.0 + a / 2.0**127
 
     text = kernel_of(divided, x(40, 33)).text
-    body = text[text.index("def k_kernel") : text.index("def k(")]
+    body = text[text.index("def k_block") : text.index("def k(")]
     assert body.count("div_rn") == 2
     assert "* 8.0" in body
     assert "* -0.25" in body
