@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/fusion-advisor analyze examples/llama_block.py --out build/demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not gpu" --durations 25
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
