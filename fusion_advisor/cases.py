@@ -363,7 +363,7 @@ def _parts(file: KernelFile, sizes: Mapping[int, int]) -> dict[int, int]:
                 walked, share = step.outer, step.rows
             found[axis] = -(-prod(sizes[a] for a in spanned(walked)) // share)
             if step.schedule == "persistent":
-                found[axis] = min(found[axis], file.hints[axis])
+                found[axis] = min(found[axis], step.most)
     return found
 
 

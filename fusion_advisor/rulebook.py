@@ -263,6 +263,12 @@ class PersistentSchedule(Table):
     programs_per_multiprocessor: Programs
     long_programs_per_multiprocessor: Programs
     """Where nothing is carried from row to row."""
+    short_tile_elements: Elements
+    """Of rows of which each has once all that is carried."""
+    short_elements_per_thread: Elements
+    """Of such a tile."""
+    short_warps_per_multiprocessor: Warps
+    """Of all programs that walk such rows."""
 
 
 class SplitSchedule(Table):

@@ -1,11 +1,14 @@
-"""Reductions along the rows and down the columns in one pass: persistent programs carry what is
-combined down the columns from row to row, and a second kernel combines what they carried."""
+"""Reductions along the rows and down all of them in one pass: persistent programs carry from row to
+row what is combined down the columns, or of what each row has once (its loss, say), and a second
+kernel combines what they carried."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from fusion_advisor.region import Output, Region
+from fusion_advisor.records import DTYPE_BYTES
+from fusion_advisor.region import JOINED, Output, Region
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules import persistent, row
 from fusion_advisor.schedules.base import (
@@ -25,16 +28,17 @@ from fusion_advisor.schedules.cutting import (
     space,
 )
 from fusion_advisor.schedules.layout import Group, accesses, leading, ordered, reach
-from fusion_advisor.schedules.rows import laid_out
+from fusion_advisor.schedules.rows import Rows, laid_out
 
 NAME = "carried"
 
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The plan in one pass and a combining kernel; Refused unless every reduction runs along the
-    rows or down all of them, and no row needs what is combined down the columns."""
+    rows or down all of them, and no row needs what is combined down all of them."""
     if any(region.all("scan")) or not region.reduced:
         raise Refused("no-schedule", "nothing is carried from row to row")
+    region = _rows_first(region)
     inner = _row(region)
     outer = region.space - inner
     carried = [n for n in region.all("reduce") if set(region.exprs[n].axes) <= outer]
@@ -44,27 +48,60 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         if region.depends[output.value] & outer:
             raise Refused("parallel-pattern", "the rows need what the columns give")
     parts = region.free_axis
-    numbers = rulebook.schedules.persistent
-    most = device.multiprocessor.count.count * numbers.programs_per_multiprocessor.count
-    sizes = {**region.sizes, parts: most}
+    laid = laid_out(region, inner, outer, frozenset())
+    once = not any(region.depends[n] for n in carried)
+    if once:
+        _check_share(laid, carried, rulebook)
+    tile = (_of_rows if once else _of_columns)(laid, device, rulebook)
+    sizes = {
+        **region.sizes,
+        parts: min(tile.most, -(-laid.count // tile.rows)) if once else tile.most,
+    }
     left = {n: _left(region, n, inner, parts, sizes) for n in carried}
     pool = pool_of(region, sizes)
     first = piece(region, pool, [*early, *left.values()], (), sizes)
-    step = _walk(first, inner, outer, parts, device, rulebook)
+    step = _walk(laid_out(first, inner, outer, frozenset()), tile, parts, device)
     check_room(step, device, rulebook)
-    combined = _combined(region, left, late, parts, sizes)
-    last = row.tile(combined, frozenset({parts}), frozenset(), device, rulebook)
-    share = last.bytes_read / (step.bytes_read + step.bytes_written)
-    return Plan(NAME, region, (step, last), finish_share=share)
+    lasts: list[Step] = []
+    for axes in dict.fromkeys(output.axes for output in late):
+        outputs = [output for output in late if output.axes == axes]
+        combined = _combined(region, left, outputs, parts, sizes)
+        lasts.append(row.tile(combined, frozenset({parts}), frozenset(), device, rulebook))
+    again = sum(last.bytes_read for last in lasts)
+    share = again / (step.bytes_read + step.bytes_written)
+    return Plan(NAME, region, (step, *lasts), finish_share=share)
+
+
+def _rows_first(region: Region) -> Region:
+    """The region with each reduction along more than the rows as one along them and one of what the
+    rows give."""
+    reductions = set(region.all("reduce"))
+    leaves = (n for n in reductions if not reductions & (reach(region, n) - {n}))
+    inner = min(
+        (frozenset(region.exprs[n].axes) for n in leaves), key=lambda a: (len(a), sorted(a))
+    )
+    wider = [n for n in region.all("reduce") if inner < set(region.exprs[n].axes)]
+    if not wider or not all(region.exprs[n].monoid in JOINED for n in wider):
+        return region
+    pool = pool_of(region, region.sizes)
+    copier = Copier(pool, region, {})
+    for number in wider:
+        expr, label = region.exprs[number], region.labels.get(number, "")
+        along, down = [tuple(a for a in expr.axes if (a in inner) == own) for own in (True, False)]
+        value = copier.copied(expr.args[0])
+        given = pool.add(replace(expr, args=(value,), axes=along), label)
+        copier.known[number] = pool.add(replace(expr, args=(given,), axes=down), label)
+    outputs = [replace(output, value=copier.copied(output.value)) for output in region.outputs]
+    return replace(piece(region, pool, outputs, (), region.sizes), results=region.results)
 
 
 def _left(
     region: Region, number: int, inner: frozenset[int], parts: int, sizes: dict[int, int]
 ) -> Output:
-    """What each program carried to the end of its rows."""
+    """What each program carried to the end of its rows: a number, or one for each column."""
     loads, stores = accesses(region)
     axes = ordered(sorted(region.depends[number]), leading((*loads, *stores)))
-    if frozenset(axes) != inner:
+    if frozenset(axes) not in (inner, frozenset()):
         raise Refused("no-schedule", "a column's result spans a part of a row")
     name = f"ws_part0_{number}"
     return space(name, number, (parts, *axes), region.exprs[number].dtype, sizes)
@@ -86,22 +123,28 @@ def _row(region: Region) -> frozenset[int]:
     raise Refused("parallel-pattern", "the reductions run neither along rows nor down all of them")
 
 
-def _walk(
-    region: Region,
-    inner: frozenset[int],
-    outer: frozenset[int],
-    parts: int,
-    device: Device,
-    rulebook: Rulebook,
-) -> Step:
-    """The kernel that walks the rows."""
+@dataclass(frozen=True)
+class _Tile:
+    """The rows that a program has at once, and how many programs walk them at most."""
+
+    rows: int
+    block: int
+    warps: int
+    stages: int
+    most: int
+    least: int = 1
+    """Rows that it could not do without."""
+
+
+def _of_columns(laid: Rows, device: Device, rulebook: Rulebook) -> _Tile:
+    """Where something is carried for each column."""
     numbers = rulebook.schedules.persistent
-    laid = laid_out(region, inner, outer, frozenset())
     if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
         raise Refused("no-schedule", "the columns do not lie along contiguous memory")
     block = power_of_two(laid.length)
     rows = min(max(numbers.tile_elements.count // block, 1), power_of_two(laid.count))
     stages, room = numbers.stages.count, device.multiprocessor.shared_memory_per_block.count
+    outer = frozenset(laid.across)
     while rows > 1 and staged_bytes(laid.loads, outer, rows * block, stages) > room:
         rows //= 2
     if staged_bytes(laid.loads, outer, rows * block, stages) > room:
@@ -110,18 +153,49 @@ def _walk(
         max(1, rows * block // (numbers.elements_per_thread.count * device.warp_size))
     )
     warps = min(max(warps, rulebook.schedules.row.min_warps.count), numbers.max_warps.count)
+    most = device.multiprocessor.count.count * numbers.programs_per_multiprocessor.count
+    return _Tile(rows, block, warps, stages, most)
+
+
+def _of_rows(laid: Rows, device: Device, rulebook: Rulebook) -> _Tile:
+    """Where all that is carried each row has once. Loads need not lie whole in shared memory on
+    their way: other programs of the multiprocessor load meanwhile."""
+    numbers = rulebook.schedules.persistent
+    block = power_of_two(laid.length)
+    least = laid.coalesced(rulebook.schedules.row.sector_bytes.count)
+    rows = max(numbers.short_tile_elements.count // block, least)
+    rows = min(rows, power_of_two(laid.count))
+    each = numbers.short_elements_per_thread.count * device.warp_size
+    warps = min(max(rows * block // each, 1), numbers.max_warps.count)
+    programs = max(numbers.short_warps_per_multiprocessor.count // warps, 1)
+    most = device.multiprocessor.count.count * programs
+    return _Tile(rows, block, warps, 1, most, min(least, rows))
+
+
+def _check_share(laid: Rows, carried: Sequence[int], rulebook: Rulebook) -> None:
+    """Refused where what the rows give is so little that it goes through memory as well."""
+    region = laid.region
+    given = {region.exprs[n].args[0] for n in carried}
+    handed = sum(laid.count * DTYPE_BYTES[region.exprs[n].dtype] for n in given)
+    moved = {access.name: access.tensor.bytes for access in laid.everything}
+    limit = rulebook.gate("parallel-pattern").number("finish_share").value
+    if handed <= limit * sum(moved.values()):
+        raise Refused("no-schedule", "a finishing kernel does as well")
+
+
+def _walk(laid: Rows, tile: _Tile, parts: int, device: Device) -> Step:
+    """The kernel that walks the rows."""
     step = laid.step(
         persistent.NAME,
         device,
-        rows=rows,
-        block=block,
-        warps=warps,
-        stages=stages,
-        smallest=(1, block),
+        rows=tile.rows,
+        block=tile.block,
+        warps=tile.warps,
+        stages=tile.stages,
+        smallest=(tile.least, tile.block),
     )
-    most = region.sizes[parts]
-    group = Group("part", (parts,), min(most, -(-laid.count // rows)))
-    return replace(step, parts=group, most=most)
+    group = Group("part", (parts,), min(tile.most, -(-laid.count // tile.rows)))
+    return replace(step, parts=group, most=tile.most)
 
 
 def _combined(

@@ -79,10 +79,11 @@ class PersistentBody(Body):
         return self._worked_out(traced(wanted, further).ends)
 
     def _down(self, expr: Expr, operand: str) -> str:
-        """The rows of a tile combined."""
+        """The rows of a tile combined: in each column, or to one number."""
         monoid = MONOIDS[expr.monoid]
         if monoid.helper:
             self.helpers[monoid.helper] = None
-        template = monoid.text.replace("axis=1, keep_dims=True", "axis=0")
-        template = template.replace("{0}, 1, ", "{0}, 0, ").replace(", keep_dims=True", "")
+        axis = "0" if self._spans(expr.args[0])[1] else "None"
+        template = monoid.text.replace("axis=1, keep_dims=True", f"axis={axis}")
+        template = template.replace("{0}, 1, ", f"{{0}}, {axis}, ").replace(", keep_dims=True", "")
         return template.format(operand)
