@@ -115,6 +115,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
         rotated, (_x(2, 5, 40, 32), _x(2, 3, 40, 32), _x(40, 32), _x(40, 32)),
     ),
     "dropped_attention": (dropped_attention, (_x(8, 30, 96), _x(30, 96))),
+    "mean_loss": (F.cross_entropy, (_x(150, 20), _x(150, dtype=torch.int64))),
 }  # fmt: skip
 
 
