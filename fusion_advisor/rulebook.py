@@ -264,9 +264,9 @@ class PersistentSchedule(Table):
     long_programs_per_multiprocessor: Programs
     """Where nothing is carried from row to row."""
     short_tile_elements: Elements
-    """Of rows of which each has once all that is carried."""
+    """Of rows of which each has once all that is carried, of all tensors together."""
     short_elements_per_thread: Elements
-    """Of such a tile."""
+    """Of such a tile at most."""
     short_warps_per_multiprocessor: Warps
     """Of all programs that walk such rows."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from fusion_advisor.records import DTYPE_BYTES
 from fusion_advisor.region import JOINED, Output, Region
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.rulebook import Device, PersistentSchedule, Rulebook
 from fusion_advisor.schedules import persistent, row
 from fusion_advisor.schedules.base import (
     Plan,
@@ -158,18 +158,30 @@ def _of_columns(laid: Rows, device: Device, rulebook: Rulebook) -> _Tile:
 
 
 def _of_rows(laid: Rows, device: Device, rulebook: Rulebook) -> _Tile:
-    """Where all that is carried each row has once. Loads need not lie whole in shared memory on
-    their way: other programs of the multiprocessor load meanwhile."""
+    """Where all that is carried each row has once. While the few warps of one program wait for
+    their rows, those of the others work."""
     numbers = rulebook.schedules.persistent
     block = power_of_two(laid.length)
     least = laid.coalesced(rulebook.schedules.row.sector_bytes.count)
-    rows = max(numbers.short_tile_elements.count // block, least)
+    rows = max(_rows(laid, block, device, numbers), least)
     rows = min(rows, power_of_two(laid.count))
     each = numbers.short_elements_per_thread.count * device.warp_size
     warps = min(max(rows * block // each, 1), numbers.max_warps.count)
     programs = max(numbers.short_warps_per_multiprocessor.count // warps, 1)
     most = device.multiprocessor.count.count * programs
     return _Tile(rows, block, warps, 1, most, min(least, rows))
+
+
+def _rows(laid: Rows, block: int, device: Device, numbers: PersistentSchedule) -> int:
+    """Rows of a tile of a few elements of all tensors together; but one for each lane of a warp
+    where rows have a number of their own in memory (a class, and its logit), for Triton then works
+    out in one lane what it otherwise does in all, if that is not too much for a thread."""
+    along = {load.name for load in laid.loads if laid.axes & load.walks}
+    rows = max(numbers.short_tile_elements.count // (block * max(len(along), 1)), 1)
+    own = any(not laid.axes & load.walks and load.strides for load in laid.loads)
+    if own and block <= numbers.short_elements_per_thread.count:
+        rows = max(rows, device.warp_size)
+    return 1 << (rows.bit_length() - 1)
 
 
 def _check_share(laid: Rows, carried: Sequence[int], rulebook: Rulebook) -> None:
