@@ -1,0 +1,96 @@
+"""One pass over rows, whose results are combined down all of them: what is carried, and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusion_advisor.workers import Worker
+
+from .regions import RULES, decided, flow_of, why_not
+from .test_emit import Tensors, checked, x
+
+BF16, INT = torch.bfloat16, torch.int64
+
+
+def cosine(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (1 - F.cosine_similarity(one, other, 1)).mean()
+
+
+def every_monoid(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    norms = rows.square().sum(1).sqrt()
+    return norms.sum(), norms.amax(), norms.amin(), (rows.amax(1) * 0.01 + 1).prod(), norms.mean()
+
+
+def with_rows(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What lies along the rows, too."""
+    ends = torch.logsumexp(rows, 1)
+    return ends, ends.mean(), ends.max(), torch.softmax(rows, 1)
+
+
+def with_columns(grad: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    scale = torch.rsqrt((rows * rows).mean(-1, keepdim=True) + 1e-6)
+    return (grad * rows * scale).sum(0), (rows * scale).abs().amax(1).sum()
+
+
+ONE_PASS: dict[str, tuple[Callable[..., object], Tensors]] = {
+    "classes": (F.cross_entropy, (x(600, 64), x(600, dtype=INT))),
+    "a few classes": (F.cross_entropy, (x(256, 10), x(256, dtype=INT))),
+    "classes in front of pixels": (F.cross_entropy, (x(3, 21, 17, 19), x(3, 17, 19, dtype=INT))),
+    "smoothed classes": (
+        lambda rows, classes: F.cross_entropy(rows, classes, label_smoothing=0.1),
+        (x(600, 20), x(600, dtype=INT)),
+    ),
+    "shares of classes": (
+        lambda rows, shares: -(F.log_softmax(rows, 1) * shares).sum(1).mean(),
+        (x(600, 20), x(600, 20)),
+    ),
+    "a mean over everything besides": (
+        lambda rows: (rows.logsumexp(1).mean(), rows.mean()), (x(600, 40),),
+    ),
+    "rows that begin anywhere": (cosine, (x(700, 35, dtype=BF16), x(700, 35, dtype=BF16))),
+    "rows of two dimensions": (lambda rows: rows.square().sum(2).sqrt().mean(), (x(30, 31, 33),)),
+    "every monoid": (every_monoid, (x(500, 40),)),
+    "integers": (lambda rows: (rows.amax(1) - rows.amin(1)).sum(), (x(900, 33, dtype=INT),)),
+    "what lies along the rows": (with_rows, (x(500, 40),)),
+    "columns": (with_columns, (x(9000, 48), x(9000, 48))),
+}  # fmt: skip
+
+REFUSED: dict[str, tuple[Callable[..., object], Tensors, str]] = {
+    "rows that need what all give": (
+        lambda rows: rows - rows.square().sum(1).sqrt().mean(),
+        (x(900, 40),),
+        "the rows need what the columns give",
+    ),
+    "a part of a row": (
+        lambda rows, parts: ((rows + parts).amax((1, 2)).sum(), parts.sum(0)),
+        (x(900, 8, 40), x(900, 8, 1)),
+        "a column's result spans a part of a row",
+    ),
+}  # fmt: skip
+
+
+def schedule(function: Callable[..., object], *inputs: torch.Tensor) -> str:
+    plan = decided(flow_of(function, *inputs), RULES).subject.plan
+    assert plan is not None
+    return plan.schedule
+
+
+@pytest.mark.parametrize("name", ONE_PASS)
+def test_what_rows_give_is_combined_in_the_same_pass(name: str, worker: Worker) -> None:
+    function, inputs = ONE_PASS[name]
+    assert schedule(function, *inputs) == "carried"
+    assert checked(function, inputs, worker) is None
+
+
+def test_long_rows_give_little_which_goes_through_memory() -> None:
+    assert schedule(F.cross_entropy, x(4000, 1000), x(4000, dtype=INT)) == "row + row"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_carried_says_why(name: str) -> None:
+    function, inputs, why = REFUSED[name]
+    assert why in why_not(decided(flow_of(function, *inputs), RULES))
