@@ -173,10 +173,16 @@ def _of_rows(laid: Rows, device: Device, rulebook: Rulebook) -> _Tile:
 
 
 def _rows(laid: Rows, block: int, device: Device, numbers: PersistentSchedule) -> int:
-    """Rows of a tile of a few elements of all tensors together; but one for each lane of a warp
-    where rows have a number of their own in memory (a class, and its logit), for Triton then works
-    out in one lane what it otherwise does in all, if that is not too much for a thread."""
-    along = {load.name for load in laid.loads if laid.axes & load.walks}
+    """Rows of a tile: few elements of all tensors together that lie along the rows and differ from
+    row to row; but a row for each lane of a warp where rows have a number of their own in memory (a
+    class, and its logit), for Triton then works out in one lane what it otherwise does in all, if
+    that is not too much for a thread."""
+    across = frozenset(laid.across)
+    along = {
+        load.name
+        for load in laid.loads
+        if laid.axes & load.walks and (load.pulled or across & load.walks)
+    }
     rows = max(numbers.short_tile_elements.count // (block * max(len(along), 1)), 1)
     own = any(not laid.axes & load.walks and load.strides for load in laid.loads)
     if own and block <= numbers.short_elements_per_thread.count:
