@@ -165,8 +165,9 @@ def _of_rows(laid: Rows, device: Device, rulebook: Rulebook) -> _Tile:
     least = laid.coalesced(rulebook.schedules.row.sector_bytes.count)
     rows = max(_rows(laid, block, device, numbers), least)
     rows = min(rows, power_of_two(laid.count))
-    each = numbers.short_elements_per_thread.count * device.warp_size
-    warps = min(max(rows * block // each, 1), numbers.max_warps.count)
+    shared = rows > 1
+    each = (numbers.short_elements_per_thread if shared else numbers.elements_per_thread).count
+    warps = min(max(rows * block // (each * device.warp_size), 1), numbers.max_warps.count)
     programs = max(numbers.short_warps_per_multiprocessor.count // warps, 1)
     most = device.multiprocessor.count.count * programs
     return _Tile(rows, block, warps, 1, most, min(least, rows))
@@ -191,13 +192,16 @@ def _rows(laid: Rows, block: int, device: Device, numbers: PersistentSchedule) -
 
 
 def _check_share(laid: Rows, carried: Sequence[int], rulebook: Rulebook) -> None:
-    """Refused where what the rows give is so little that it goes through memory as well."""
+    """Refused where what the rows give is so little that it goes through memory as well; not where
+    rows are so few that a lane may walk down them, for then there is a plan of one program, and no
+    other is asked for a finishing kernel."""
     region = laid.region
     given = {region.exprs[n].args[0] for n in carried}
     handed = sum(laid.count * DTYPE_BYTES[region.exprs[n].dtype] for n in given)
     moved = {access.name: access.tensor.bytes for access in laid.everything}
     limit = rulebook.gate("parallel-pattern").number("finish_share").value
-    if handed <= limit * sum(moved.values()):
+    several = laid.count > rulebook.schedules.flat.serial_elements.count
+    if several and handed <= limit * sum(moved.values()):
         raise Refused("no-schedule", "a finishing kernel does as well")
 
 
