@@ -39,6 +39,7 @@ def with_columns(grad: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, 
 ONE_PASS: dict[str, tuple[Callable[..., object], Tensors]] = {
     "classes": (F.cross_entropy, (x(600, 64), x(600, dtype=INT))),
     "a few classes": (F.cross_entropy, (x(256, 10), x(256, dtype=INT))),
+    "few rows": (F.cross_entropy, (x(59, 457), x(59, dtype=INT))),
     "classes in front of pixels": (F.cross_entropy, (x(3, 21, 17, 19), x(3, 17, 19, dtype=INT))),
     "smoothed classes": (
         lambda rows, classes: F.cross_entropy(rows, classes, label_smoothing=0.1),
