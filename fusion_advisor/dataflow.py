@@ -146,12 +146,11 @@ def _resolve_writes(flow: Dataflow) -> tuple[dict[int, set[int]], set[int]]:
             if not readers or readers[-1] != i:
                 readers.append(i)
         for storage in () if flow.is_view(i) else node.mutates:
+            after.setdefault(i, set()).update(other for other in touches[storage] if other < i)
             if _keeps_in_place(flow, i, storage, touches[storage]):
                 barred.add(i)
                 for other in touches[storage]:
-                    if other < i:
-                        after.setdefault(i, set()).add(other)
-                    elif other > i:
+                    if other > i:
                         after.setdefault(other, set()).add(i)
             else:
                 written = Ref(node.name)

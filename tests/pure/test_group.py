@@ -29,6 +29,9 @@ class Written:
         self.nodes.append(Node(name, op, kind, args=args, outputs=(tensor,)))
         return Ref(name)
 
+    def storage(self, ref: Ref) -> int:
+        return next(node.out.storage for node in self.nodes if node.name == ref.node)
+
     def chain(self, start: Ref, length: int) -> Ref:
         """So many launches, each of which takes the one before."""
         for _ in range(length):
@@ -82,3 +85,24 @@ def test_the_example_is_a_cycle_of_two_accepted_sets() -> None:
     assert decide(flow, other, RULES).accepted
     assert has_an_order(flow, [other])
     assert not has_an_order(flow, [kept, other])
+
+
+def test_no_kernel_reads_a_tensor_both_before_and_after_it_is_written_in_place() -> None:
+    """Of `a` there is one in memory: what reads it as it was runs before the write, what reads it
+    as it is runs behind, and the write, which nothing fuses with, lies between."""
+    graph = Written()
+    x, index, source = (graph("input") for _ in range(3))
+    a = graph("aten.exp.default", x)
+    was = graph("aten.sin.default", a)
+    own = Tensor((SIZE, SIZE), (SIZE, 1), "float32", storage=graph.storage(a))
+    written = Node(
+        "written", "aten.index_add_.default", args=(a, 0, index, source), outputs=(own,),
+        mutates=(own.storage,),
+    )  # fmt: skip
+    graph.nodes.append(written)
+    result = graph("aten.add.Tensor", was, graph("aten.cos.default", a))
+    flow = dataflow(annotate(Graph(tuple(graph.nodes), (result,)), RULES.device("h200")))
+    found = group(flow, lambda launches: decide(flow, launches, RULES), RULES)
+    fused = [{flow.nodes[i].op for i in place} for each in found.groups for place in each.instances]
+    assert {"aten.cos.default", "aten.add.Tensor"} in fused
+    assert not any({"aten.sin.default", "aten.cos.default"} <= ops for ops in fused)
