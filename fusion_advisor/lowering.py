@@ -53,7 +53,7 @@ def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
             return torch.fx.Interpreter(module).run(*given)
 
     with fake, enable_python_dispatcher():  # what CUDA runs as several kernels is taken apart
-        traced = make_fx(_functional(run), decomposition_table=dict(COMPOSITES))(*values)
+        traced = make_fx(_functional(run), decomposition_table=_composites())(*values)
     traced.graph.eliminate_dead_code()
     _refuse_shared_state(traced)
     placeholders = _placeholders(module, values)
@@ -65,6 +65,26 @@ def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
         Graph(tuple(launcher.nodes), outputs, captured_by="dynamo", source="torch.compile"),
         launcher.origins,
     )
+
+
+def _composites() -> dict[Any, Callable[..., Any]]:
+    """How composite operators are taken apart. One that calls itself, as a loss calls that of the
+    elements, means the launch there."""
+    within: set[Any] = set()
+
+    def once(operator: Any, parts: Callable[..., Any]) -> Callable[..., Any]:
+        def decomposed(*args: Any, **kwargs: Any) -> Any:
+            if operator in within:
+                return NotImplemented
+            within.add(operator)
+            try:
+                return parts(*args, **kwargs)
+            finally:
+                within.discard(operator)
+
+        return decomposed
+
+    return {operator: once(operator, parts) for operator, parts in COMPOSITES.items()}
 
 
 def _functional(run: Callable[..., Any]) -> Callable[..., Any]:

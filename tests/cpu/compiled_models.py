@@ -90,6 +90,14 @@ class Perceptron(nn.Module):
         return self.second(torch.relu_(y * self.scale)).softmax(-1)
 
 
+class Losses(nn.Module):
+    """What CUDA runs as several kernels, of which the first is of the same operator."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        each = F.smooth_l1_loss(x.tanh(), y, reduction="none", beta=0.5) + F.huber_loss(x, y)
+        return each + F.mse_loss(x.tanh(), y) + F.mse_loss(x, y.tanh(), reduction="none")
+
+
 def compiled(model: Callable[..., Any], dynamic: bool | None = None, **options: Any) -> Any:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -144,6 +152,10 @@ def transformer_in_bfloat16() -> Facts:
 
 def perceptron() -> Facts:
     return run(Perceptron(), torch.randn(6, 24))
+
+
+def losses() -> Facts:
+    return run(Losses(), torch.randn(6, 24), torch.randn(6, 24))
 
 
 def operators_are_shared() -> Facts:
@@ -383,7 +395,7 @@ def inductor() -> Facts:
 
 
 SCENARIOS: tuple[Callable[[], Facts], ...] = (
-    transformer, transformer_in_bfloat16, perceptron, operators_are_shared, sizes_found_dynamic,
+    transformer, transformer_in_bfloat16, perceptron, losses, operators_are_shared, sizes_found_dynamic,
     sizes_said_dynamic, numbers_made_from_sizes, rows_made_from_sizes,
     numbers_given_by_the_caller, gradients, inference_mode, constants, autocast, dropout,
     state_written_in_place, result_in_a_written_input, a_fault_of_ours, nothing_that_wins, no_gpu,

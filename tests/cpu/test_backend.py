@@ -52,6 +52,7 @@ def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:
         "transformer",
         "transformer_in_bfloat16",
         "perceptron",
+        "losses",
         "inference_mode",
         "constants",
         "inductor",
