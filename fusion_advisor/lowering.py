@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,8 +69,8 @@ def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
 
 
 def _composites() -> dict[Any, Callable[..., Any]]:
-    """How composite operators are taken apart. One that calls itself, as a loss calls that of the
-    elements, means the launch there."""
+    """How composite operators are taken apart, without their writes in place. One that calls
+    itself, as a loss calls that of the elements, means the launch there."""
     within: set[Any] = set()
 
     def once(operator: Any, parts: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +79,7 @@ def _composites() -> dict[Any, Callable[..., Any]]:
                 return NotImplemented
             within.add(operator)
             try:
-                return parts(*args, **kwargs)
+                return _functional(partial(parts, **kwargs))(*args)
             finally:
                 within.discard(operator)
 
