@@ -210,7 +210,7 @@ class Builder(Pool):
 
     def index_of(self, value: Value, dim: int) -> Value:
         """The position of each element of `value` along one of its dimensions."""
-        axes = value.dims[dim]
+        axes = _along(value, dim)
         if not axes:
             return self.const(0, "int64")
         dims: Dims = tuple(
@@ -324,8 +324,7 @@ class Builder(Pool):
         self, monoid: str, value: Value, dims: Sequence[int], keepdim: bool = False
     ) -> Value:
         """Combine along `dims` (all of them when empty)."""
-        rank = len(value.dims)
-        chosen = {d % rank for d in dims} if dims else set(range(rank))
+        chosen = _chosen(value, dims)
         axes = tuple(axis for d in sorted(chosen) for axis in value.dims[d])
         kept: Dims = tuple(
             () if d in chosen else dim
@@ -381,7 +380,7 @@ class Builder(Pool):
 
     def scan(self, monoid: str, value: Value, dim: int) -> Value:
         """Combine along one dimension, up to each place and with it."""
-        axes = self.axes.resolve(value.dims[dim])
+        axes = self.axes.resolve(_along(value, dim))
         if not axes:
             return value
         self._count(1, False, value.dims)
@@ -398,9 +397,7 @@ class Builder(Pool):
 
     def extent(self, value: Value, dims: Sequence[int]) -> Value:
         """The number of elements along `dims` as a scalar."""
-        rank = len(value.dims)
-        chosen = sorted({d % rank for d in dims}) if dims else list(range(rank))
-        axes = tuple(axis for d in chosen for axis in value.dims[d])
+        axes = tuple(axis for d in sorted(_chosen(value, dims)) for axis in value.dims[d])
         return self._make(Expr("size", (), "float32", axes=axes), (), "float32")
 
     def count(self, value: Value, dims: Sequence[int]) -> Value:
@@ -561,6 +558,17 @@ class Builder(Pool):
         low = self.reckon("ge", where, self.whole(0)) if below else None
         high = self.reckon("lt", where, self.whole(size)) if above else None
         return self.both(low, high)
+
+
+def _along(value: Value, dim: int) -> AxisList:
+    """The axes of a dimension. A number has none: eager takes it for a vector of one element."""
+    return value.dims[dim] if value.dims else ()
+
+
+def _chosen(value: Value, dims: Sequence[int]) -> set[int]:
+    """The dimensions that some numbers name, all where there are none."""
+    rank = len(value.dims)
+    return {d % rank for d in dims} if dims and rank else set(range(rank))
 
 
 def _with(dims: Dims, dim: int, axes: AxisList) -> Dims:

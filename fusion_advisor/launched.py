@@ -306,11 +306,11 @@ def _contiguous(call: Call) -> bool:
 
 
 def _reduced(call: Call) -> tuple[int, ...]:
-    """The dimensions that a reduction names; none where it combines all."""
+    """The dimensions that a reduction names; none where it combines all, and of a number."""
     dim = call.arg(2 if "norm" in call.node.op else 1, "dim")
     dims = dim if isinstance(dim, tuple) else (dim,)
-    rank = max(len(call.operands[0].shape), 1)
-    return tuple(d % rank for d in dims if isinstance(d, int))
+    rank = len(call.operands[0].shape)
+    return tuple(d % rank for d in dims if isinstance(d, int)) if rank else ()
 
 
 def _dense(tensor: Tensor) -> bool:

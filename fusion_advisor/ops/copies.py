@@ -128,7 +128,8 @@ def flip(b: Builder, x: Value, dims: Sequence[int]) -> Value:
     def where(dim: int, place: int, size: int) -> int:
         return b.reckon("sub", b.whole(size - 1), place)
 
-    return _moved(b, x, {dim % len(x.dims): x.shape[dim] for dim in dims}, where)
+    turned = {dim % len(x.dims): x.shape[dim] for dim in dims} if x.dims else {}
+    return _moved(b, x, turned, where)
 
 
 @copied("aten.roll.default")

@@ -83,6 +83,8 @@ def permute(b: Builder, x: Value, order: Sequence[int]) -> Value:
 
 @view("aten.transpose.int")
 def transpose(b: Builder, x: Value, first: int, second: int) -> Value:
+    if not x.dims:
+        return x
     order = list(range(len(x.dims)))
     order[first], order[second] = order[second], order[first]
     return b.permute(x, order)
@@ -148,6 +150,8 @@ def unbind(b: Builder, x: Value, dim: int = 0) -> tuple[Value, ...]:
 @view("aten.unfold.default")
 def unfold(b: Builder, x: Value, dim: int, size: int, step: int) -> Value:
     """Windows over one dimension; what each holds comes last."""
+    if not x.dims:
+        return resized(b, x)
     dim %= len(x.dims)
     window, inside = b.new_axis(shape_of(b)[dim]), b.new_axis(size)
     start = b.reckon("mul", b.place(window), b.whole(step))

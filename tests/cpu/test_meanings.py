@@ -289,6 +289,14 @@ CHAINS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "interleaved rotation": (
         lambda x: torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) + x, (r(2, 3, 8),),
     ),
+    "a number along its only dimension": (
+        lambda x: (
+            x.softmax(0) + x.exp().sum(-1) + x.var(0, correction=0) + x.amax(0) + x.mean(-1),
+            x.neg().cumsum(0) + x.argmax(0) + x.flip(0) + x.roll(1) + x.sin().logsumexp(0),
+            (x.exp().unfold(0, 1, 1) + x.transpose(0, -1).tanh()).gather(0, x.new_zeros(1).long()),
+        ),
+        (r(),),
+    ),
     "repeated heads": (
         lambda x: x.exp()[:, :, None].expand(2, 3, 2, 5, 4).reshape(2, 6, 5, 4) * 2,
         (r(2, 3, 5, 4),),
