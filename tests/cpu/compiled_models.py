@@ -396,8 +396,8 @@ def inductor() -> Facts:
 
 
 SCENARIOS: tuple[Callable[[], Facts], ...] = (
-    transformer, transformer_in_bfloat16, perceptron, losses, operators_are_shared, sizes_found_dynamic,
-    sizes_said_dynamic, numbers_made_from_sizes, rows_made_from_sizes,
+    transformer, transformer_in_bfloat16, perceptron, losses, operators_are_shared,
+    sizes_found_dynamic, sizes_said_dynamic, numbers_made_from_sizes, rows_made_from_sizes,
     numbers_given_by_the_caller, gradients, inference_mode, constants, autocast, dropout,
     state_written_in_place, result_in_a_written_input, a_fault_of_ours, nothing_that_wins, no_gpu,
     logged, a_wrong_option, inductor,
