@@ -22,7 +22,6 @@ from fusion_advisor.errors import AdvisorError
 app = typer.Typer(
     name="fusion-advisor",
     help="Which operators of a PyTorch model to fuse, why, what it saves, and a checked kernel.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -38,11 +37,12 @@ for _command in (
 
 def main() -> None:
     """Run, and end with CONTRACT's exit code: 1 --fail-on, 2 usage, 3 capture, 4 our fault."""
-    debug = "--debug" in sys.argv
+    debug, words = "--debug" in sys.argv, sys.argv[1:]
     try:
         signal.signal(signal.SIGTERM, _terminated)
-        with _prepared(sys.argv[1:]):
-            code: Any = app(standalone_mode=False)
+        with _prepared(words):
+            code: Any = app(words or ["--help"], standalone_mode=False)
+        code = code if words else 2
     except AdvisorError as error:
         code = _complain(str(error), error.exit_code, debug)
     except (KeyboardInterrupt, typer.Abort):

@@ -47,6 +47,13 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, done.stderr
 
 
+def test_no_command_shows_the_commands() -> None:
+    done, asked = run(), run("--help")
+    assert (done.returncode, asked.returncode) == (2, 0)
+    assert done.stdout == asked.stdout
+    assert not done.stderr
+
+
 def test_analyze_leaves_a_report_and_proven_kernels(softmax: tuple[Path, str]) -> None:
     folder, _ = softmax
     files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
