@@ -127,6 +127,8 @@ class Options:
         values, asked = settings.values, settings.scenarios[name].scenario
         if asked.phase != "forward" and not settings.model.startswith("hf:"):
             raise UsageError(f"phase {asked.phase}: only for hf: models, which have a cache")
+        if asked.kv_len is not None and asked.phase != "decode":
+            raise UsageError(f"kv-len {asked.kv_len}: only for phase decode, not {asked.phase}")
         return Request(
             model=settings.model_in(name),
             scenario=asked,

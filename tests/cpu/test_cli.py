@@ -149,6 +149,7 @@ WRONG = [
     (2, "--input: 'x'", ("analyze", SOFTMAX, "--input", "x")),
     (2, "no such rules", ("analyze", SOFTMAX, "--rules", "none.toml")),
     (2, "only one format", ("analyze", SOFTMAX, "--json", "-", "--format", "md")),
+    (2, "kv-len 9: only for phase decode", ("analyze", SOFTMAX, "--kv-len", "9")),
     (2, "MODEL", ("analyze",)),
     (2, "--bogus", ("analyze", SOFTMAX, "--bogus")),
     (2, "none.json", ("report", "none.json")),
