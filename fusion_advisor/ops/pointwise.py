@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -238,7 +239,8 @@ def prelu(b: Builder, x: Value, weight: Value) -> Value:
 
 @pointwise("aten.threshold.default", discrete=True)
 def threshold(b: Builder, x: Value, limit: Scalar, value: Scalar) -> Value:
-    return b.apply("where", x <= limit, value, x)
+    """As CUDA's kernel: a CPU's rounds the limit to float32 alone."""
+    return b.apply("where", x <= _rounded(limit, x.logical), value, x)
 
 
 @pointwise("aten.elu.default")
@@ -318,6 +320,7 @@ def softshrink(b: Builder, x: Value, limit: Scalar = 0.5) -> Value:
 
 @pointwise("aten.hardshrink.default", discrete=True)
 def hardshrink(b: Builder, x: Value, limit: Scalar = 0.5) -> Value:
+    limit = _rounded(limit, x.logical)
     inside = b.apply("and", x >= -limit, x <= limit)
     return b.apply("where", inside, 0.0, x)
 
@@ -393,10 +396,37 @@ def addcdiv(b: Builder, x: Value, t1: Value, t2: Value, value: Scalar = 1) -> Va
 
 # -- comparisons and logic: steps, never rounded differently than eager ----------------------------
 
+
+def _in_one_dtype(b: Builder, x: Value, y: Operand) -> tuple[Value, Operand]:
+    """Both sides of a comparison as eager rounds them: numbers, and tensors without dimensions, to
+    the dtype of the tensor that they are compared with."""
+    if not isinstance(y, Value):
+        return x, _rounded(y, x.logical)
+    if x.logical in FLOAT_DTYPES and y.logical in FLOAT_DTYPES and bool(x.dims) != bool(y.dims):
+        dtype = (x if x.dims else y).logical
+        return b.convert(x, dtype), b.convert(y, dtype)
+    return x, y
+
+
+def _rounded(number: Scalar, dtype: str) -> Scalar:
+    """A number as a 16-bit float, by way of float32 as eager goes; as it is for other dtypes."""
+    if dtype not in ("float16", "bfloat16"):
+        return number
+    try:
+        single = struct.pack("<f", number)
+        if dtype == "float16":
+            return struct.unpack("<e", struct.pack("<e", *struct.unpack("<f", single)))[0]
+    except OverflowError:
+        return math.copysign(math.inf, number)
+    bits = int.from_bytes(single, "little")
+    bits += 0x7FFF + (bits >> 16 & 1)  # to nearest, ties to even
+    return struct.unpack("<f", (bits & 0xFFFF0000).to_bytes(4, "little"))[0]
+
+
 for _name in ["eq", "ne", "lt", "le", "gt", "ge"]:
 
     def _compared(b: Builder, x: Value, y: Operand, _op: str = _name) -> Value:
-        return b.apply(_op, x, y)
+        return b.apply(_op, *_in_one_dtype(b, x, y))
 
     pointwise(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar", inputs="raw", discrete=True)(
         _compared

@@ -325,6 +325,17 @@ def test_refused(function: Callable[..., Any], inputs: tuple[Tensor, ...], why: 
         held_to_eager(function, *inputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("number", [0.1, 0.7, -1.3, 1e-9])
+def test_what_is_compared_is_rounded_as_eager_rounds_it(dtype: torch.dtype, number: float) -> None:
+    """To the dtype of the tensor that has dimensions: 0.1 is less than the nearest bfloat16."""
+    x = torch.tensor([number, 2 * number, 0.0, 1.0]).to(dtype)
+    held_to_eager(lambda x: (x > number, x >= number, x == number, x < number), x)
+    held_to_eager(lambda x: (number > x, x <= number, x != number), x)
+    held_to_eager(lambda x, y: (x > y, y >= x, x == y), x, torch.tensor(number))
+    held_to_eager(lambda x: F.hardshrink(x, abs(number)), x)
+
+
 # -- random views of computed values ---------------------------------------------------------------
 
 
