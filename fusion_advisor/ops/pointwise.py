@@ -240,7 +240,8 @@ def prelu(b: Builder, x: Value, weight: Value) -> Value:
 @pointwise("aten.threshold.default", discrete=True)
 def threshold(b: Builder, x: Value, limit: Scalar, value: Scalar) -> Value:
     """As CUDA's kernel: a CPU's rounds the limit to float32 alone."""
-    return b.apply("where", x <= _rounded(limit, x.logical), value, x)
+    assert b.out is not None
+    return b.apply("where", x <= _rounded(limit, b.out.dtype), value, x)
 
 
 @pointwise("aten.elu.default")
@@ -320,7 +321,8 @@ def softshrink(b: Builder, x: Value, limit: Scalar = 0.5) -> Value:
 
 @pointwise("aten.hardshrink.default", discrete=True)
 def hardshrink(b: Builder, x: Value, limit: Scalar = 0.5) -> Value:
-    limit = _rounded(limit, x.logical)
+    assert b.out is not None
+    limit = _rounded(limit, b.out.dtype)
     inside = b.apply("and", x >= -limit, x <= limit)
     return b.apply("where", inside, 0.0, x)
 
