@@ -180,7 +180,8 @@ def _exact(component: Component, judge: Judge, most_sets: int) -> Partition | No
 
 
 def _accepted_sets(component: Component, judge: Judge, most_sets: int) -> dict[int, float] | None:
-    """Accepted connected sets with the time that each saves. A hopeless set is not grown."""
+    """Accepted connected sets with the time that each saves. A hopeless set is not grown; what a
+    path leaves and enters again, and so cannot share a kernel, is grown to hold that path."""
     saves: dict[int, float] = {}
     seen = {1 << i for i in range(component.count)}
     frontier = sorted(seen)
@@ -188,7 +189,7 @@ def _accepted_sets(component: Component, judge: Judge, most_sets: int) -> dict[i
         grown: list[int] = []
         for mask in frontier:
             for number in bits(_neighbours(component, mask)):
-                larger = mask | 1 << number
+                larger = _closed(component, mask | 1 << number)
                 if larger in seen or any(component.apart[i] & larger for i in bits(larger)):
                     continue
                 seen.add(larger)
@@ -199,10 +200,16 @@ def _accepted_sets(component: Component, judge: Judge, most_sets: int) -> dict[i
                     grown.append(larger)
                 alone = sum(component.alone_us[i] for i in bits(larger))
                 saved = alone - verdict.time_us
-                if verdict.accepted and saved > 0 and compatible(component, larger):
+                if verdict.accepted and saved > 0 and joined(component, larger):
                     saves[larger] = saved
         frontier = grown
     return saves
+
+
+def _closed(component: Component, mask: int) -> int:
+    """The set with every launch that lies between two of its launches."""
+    above = _above(component, mask) & ~mask
+    return mask | sum(1 << i for i in bits(above) if component.above[i] & mask)
 
 
 def _neighbours(component: Component, mask: int) -> int:

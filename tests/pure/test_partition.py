@@ -129,6 +129,21 @@ def test_exact_equals_brute_force(problem: tuple[Component, frozenset[int]]) -> 
 
 
 @settings(max_examples=200, deadline=None)
+@given(problems())
+def test_sets_that_no_kernel_could_be_are_not_judged(
+    problem: tuple[Component, frozenset[int]],
+) -> None:
+    component, hopeless = problem
+    judge = judge_of(component, hopeless)
+
+    def strict(mask: int) -> Verdict:
+        assert compatible(component, mask)
+        return judge(mask)
+
+    partition(component, strict, exact=20, most_sets=1 << 20)
+
+
+@settings(max_examples=200, deadline=None)
 @given(problems(most=12))
 def test_greedy_is_legal_and_above_its_bound(problem: tuple[Component, frozenset[int]]) -> None:
     component, hopeless = problem
