@@ -199,7 +199,8 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> Held:
         if not isinstance(value, (torch.nn.Module, torch.Tensor, type)):
             within: dict[str, Any] = getattr(value, "__dict__", {})
             values |= {f"{name}.{n}": v for n, v in within.items() if n in named}
-    code = getattr(cls.forward, "__code__", None)
+    forward = getattr(cls, "forward", None)  # of a script an instance alone has it
+    code = getattr(forward, "__code__", None)
     texts = _texts(values) | {name: CHANGING for name in values if name in bound}
     return Held(cls.__name__, code.co_filename if code else "", texts)
 

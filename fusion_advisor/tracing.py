@@ -168,7 +168,7 @@ def _refusal(failures: list[tuple[str, Exception]], module: torch.nn.Module) -> 
 
 def _forward_source(module: torch.nn.Module) -> Source | None:
     """Where the model's forward begins, for a call that never got into it."""
-    code = getattr(type(module).forward, "__code__", None)
+    code = getattr(getattr(type(module), "forward", None), "__code__", None)
     return choose([(code.co_filename, code.co_firstlineno)]) if code else None
 
 
@@ -506,12 +506,17 @@ def _checkpoints_noted(seen: list[str]) -> Generator[None, None, None]:
 
 def unwrapped(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
     """What the wrappers around a model hold, and what to say of each. CaptureError for FSDP, which
-    has no parameters of the model's own shape; neither module is changed."""
+    has no parameters of the model's own shape, and for a ScriptModule; no module is changed."""
     notes: list[str] = []
     _refuse_shards(module)
     while (held := _held(module)) is not None:
         module, what = held
         notes.append(f"the model is {what}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CaptureError(
+            "the model is a script, whose forward cannot be traced: give the module as it is "
+            "before torch.jit.script or torch.jit.trace"
+        )
     if getattr(module, "_compiled_call_impl", None) is not None:
         notes.append(f"the model is {_COMPILED}")
     return module, notes

@@ -433,6 +433,20 @@ def test_an_empty_model_is_refused() -> None:
         capture_module(nn.Identity(), (torch.randn(4),))
 
 
+class Gate(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sigmoid() * x
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_scripts_are_captured_within_a_model_alone() -> None:
+    script = torch.jit.script(Gate())
+    graph = capture_module(nn.Sequential(nn.Tanh(), script), (torch.randn(4),), trail=True)
+    assert ops(graph) == ["tanh", "sigmoid", "mul"]
+    with pytest.raises(CaptureError, match=r"the model is a script.* before torch\.jit\.script"):
+        capture_module(script, (torch.randn(4),))
+
+
 def test_a_size_that_depends_on_data_is_one_clear_line() -> None:
     with pytest.raises(CaptureError, match=r"test_capture\.py:\d+: .*depends on the values"):
         captured(lambda x: x[x > 0].exp(), torch.randn(4))
