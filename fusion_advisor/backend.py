@@ -112,7 +112,7 @@ def fusion_advisor(
 ) -> Callable[..., Any]:
     """The backend, as Dynamo calls it: a graph and example inputs in, a callable out."""
     chosen = _options(mode, dict(options or {}))
-    why = _not_ours(inputs)
+    why = _not_ours(module, inputs)
     if why:
         _tell(Outcome(why=why))
         return chosen.inner(module, inputs)
@@ -172,10 +172,11 @@ def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
     return inductor
 
 
-def _not_ours(inputs: Sequence[Any]) -> str:
+def _not_ours(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
     """Why no kernel of ours can run in a graph; "" where one may."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    recording = torch.is_grad_enabled() or _enables_gradients(module)
+    if recording and any(tensor.requires_grad for tensor in tensors):
         return (
             "gradients are required: the graph is Inductor's alone and stays differentiable; "
             "kernels run under torch.no_grad() or torch.inference_mode()"
@@ -183,6 +184,12 @@ def _not_ours(inputs: Sequence[Any]) -> str:
     if not interpreted() and not any(tensor.is_cuda for tensor in tensors):
         return "no input is on a CUDA device: the graph is Inductor's alone"
     return ""
+
+
+def _enables_gradients(module: torch.fx.GraphModule) -> bool:
+    """Does a graph switch gradients on by itself, as `torch.enable_grad` in a model does?"""
+    switch = torch._C._set_grad_enabled
+    return any(node.target is switch and node.args == (True,) for node in module.graph.nodes)
 
 
 def _divided(

@@ -245,6 +245,20 @@ def gradients() -> Facts:
     return {"equal": equal and bool(ours), **seen()}
 
 
+def gradients_within() -> Facts:
+    """Forces from an energy: the model switches gradients on where its caller has none."""
+
+    class Forces(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                energy = (x * x).sum(-1).rsqrt().tanh().sum()
+                (force,) = torch.autograd.grad(energy, x)
+            return force
+
+    return run(Forces(), torch.randn(6, 24))
+
+
 def inference_mode() -> Facts:
     model, x = Perceptron().eval(), torch.randn(6, 24)
     with torch.inference_mode():
@@ -398,9 +412,9 @@ def inductor() -> Facts:
 SCENARIOS: tuple[Callable[[], Facts], ...] = (
     transformer, transformer_in_bfloat16, perceptron, losses, operators_are_shared,
     sizes_found_dynamic, sizes_said_dynamic, numbers_made_from_sizes, rows_made_from_sizes,
-    numbers_given_by_the_caller, gradients, inference_mode, constants, autocast, dropout,
-    state_written_in_place, result_in_a_written_input, a_fault_of_ours, nothing_that_wins, no_gpu,
-    logged, a_wrong_option, inductor,
+    numbers_given_by_the_caller, gradients, gradients_within, inference_mode, constants, autocast,
+    dropout, state_written_in_place, result_in_a_written_input, a_fault_of_ours,
+    nothing_that_wins, no_gpu, logged, a_wrong_option, inductor,
 )  # fmt: skip
 
 

@@ -129,6 +129,11 @@ def test_under_gradients_the_graph_is_inductors(scenarios: dict[str, Facts]) -> 
     assert facts["why"].startswith("gradients are required")
 
 
+def test_a_model_that_takes_gradients_itself_gets_them(scenarios: dict[str, Facts]) -> None:
+    facts = facts_of(scenarios, "gradients_within")
+    assert facts["error"] <= facts["allowed"]
+
+
 def test_dropout_draws_from_torchs_generator(scenarios: dict[str, Facts]) -> None:
     facts = facts_of(scenarios, "dropout")
     assert facts["left"][0].startswith("draws random numbers")
