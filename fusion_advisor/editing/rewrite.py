@@ -358,15 +358,16 @@ class _Rewriter:
         first = results[0]
         taken = names_in(self._function)
         made: dict[Ref, str] = {}
-        for number, ref in enumerate(self._call.outputs):
+        for ref in self._call.outputs:
             top = next(top for top in results if top.value == ref)
             name = _stored(top)
             if name and (top is first or self._untouched(name, first.statement, top.statement)):
                 made[ref] = name
                 replaced[span_of(top.statement)] = ""
                 continue
+            place = next(n for n, node in enumerate(ast.walk(self._function)) if node is top.node)
             made[ref] = next(
-                n for n in (f"fused_{number}{'_' * more}" for more in count()) if n not in taken
+                n for n in (f"fused_{place}{'_' * more}" for more in count()) if n not in taken
             )
             replaced[span_of(top.node)] = self._assigned(top, made[ref])
         line = f"{', '.join(made[ref] for ref in self._call.outputs)} = {text}"

@@ -125,6 +125,28 @@ def test_an_expression_keeps_its_operands(tmp_path: Path) -> None:
     assert "if " not in text.split("class Model")[1], "no guard: nothing hangs on mode or dtype"
 
 
+def test_results_without_a_name_get_one_each(tmp_path: Path) -> None:
+    """Of two groups in one function, whose kernels both give more than what is stored."""
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table = nn.Parameter(torch.ones(4096, 2048))
+
+            def forward(self, x):
+                a = x.exp() + 1
+                b = self.table.softmax(1)
+                return a, a.sum(-1), a.amax(-1), b, self.table.var(1), self.table.argmax(1)
+        """,
+    )
+    calls = [line for line in changed(patch).splitlines() if "= fused_model." in line]
+    names = [name for line in calls for name in line.split(" = ")[0].split(", ")]
+    assert len(calls) > 1
+    assert len(names) == len(set(names))
+
+
 def test_two_groups_in_one_statement_are_both_said(tmp_path: Path) -> None:
     text = changed(
         made(
