@@ -23,8 +23,10 @@ from fusion_advisor.gates import Subject
 from fusion_advisor.guards import Guards, Other, check_shared
 from fusion_advisor.identify import Finding
 from fusion_advisor.idiom import name_of
+from fusion_advisor.kernel_file import fixed_axes, origins
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.package import kernels_of, mark_of, package_files, package_name, place_of
+from fusion_advisor.records import Ref
 from fusion_advisor.reports import wording
 from fusion_advisor.stamp import Stamp, edited, fingerprint, read_stamp, restamped, stamped
 from fusion_advisor.trail import Span
@@ -76,6 +78,8 @@ class Placement:
     operators: bool = False
     size_numbers: frozenset[str] = frozenset()
     """The nodes that compute with numbers which follow from sizes."""
+    told_sizes: Mapping[Ref, frozenset[int]] = field(default_factory=dict[Ref, frozenset[int]])
+    """The results that are told sizes which follow from others, and in which dimensions."""
     resized: tuple[Sources, ...] = ()
     """The source as it ran at other sizes."""
 
@@ -104,6 +108,7 @@ class Placement:
         for ref in expressed.dims:
             if ref not in expressed.inputs and ref.node in self.size_numbers:
                 raise NotPlaced(f"{ref.node} computes with a number that follows from a size")
+        self._refuse_one_size(subject, expressed)
         for ref in expressed.inputs:
             node = self.flow.nodes[self.flow.position[ref.node]]
             if node.kind == "constant" and not node.out.shape:
@@ -115,6 +120,19 @@ class Placement:
         if spelling is None:
             raise NotPlaced("no PyTorch op computes exactly this")
         return replace(call, line=spelling.framework, names=spelling.names)
+
+    def _refuse_one_size(self, subject: Subject, expressed: Expressed) -> None:
+        """NotPlaced where the group has a view of a size that is another for other inputs, and that
+        cannot be read off what the kernel takes: neither it nor its reference would serve them."""
+        if subject.plan is None:
+            return
+        read = origins(expressed.region, fixed_axes(subject.plan))
+        for ref, dims in expressed.dims.items():
+            inside = ref not in expressed.inputs
+            for d in self.told_sizes.get(ref, ()) if inside else ():
+                if not dims[d] or any(axis not in read for axis in dims[d]):
+                    size = self.flow.annotated.tensors[ref].shape[d]
+                    raise NotPlaced(f"{ref.node} is told a size, {size}, that its inputs lack")
 
     def edited(self, border: Boundary, call: Call) -> tuple[Place, Edit]:
         """Where a group is made, and the edit there. NotPlaced with the reason."""

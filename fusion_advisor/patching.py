@@ -31,7 +31,7 @@ from fusion_advisor.patch import Patch, Placement, patch, replaced_nodes
 from fusion_advisor.pipeline import Listener, Silent, emitted, searched, stamp_of, written
 from fusion_advisor.records import Graph
 from fusion_advisor.reports import wording
-from fusion_advisor.resized import other_sizes, size_numbers, widened
+from fusion_advisor.resized import other_sizes, size_numbers, told_sizes, widened
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Moved, Request, Scenario
@@ -459,6 +459,7 @@ def _placement(
         ),
         operators=operators,
         size_numbers=size_numbers(flow, [each for each in resized if each]),
+        told_sizes=told_sizes(flow, [each for each in resized if each]),
         resized=tuple(_sources(each, files) for each in resized if each),
     )
 

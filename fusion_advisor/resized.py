@@ -13,7 +13,7 @@ from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision, deciding
 from fusion_advisor.kernel_file import fixed_axes, origins
 from fusion_advisor.ops import REGISTRY
-from fusion_advisor.records import Node
+from fusion_advisor.records import Node, Ref
 from fusion_advisor.rulebook import Rulebook
 
 SIZED = ("aten.view.default", "aten._unsafe_view.default", "aten.expand.default")
@@ -58,6 +58,20 @@ def _numbers(node: Node) -> object:
         return None
     given = (*node.args, *(value for _, value in node.kwargs))
     return [value for value in given if isinstance(value, int | float)]
+
+
+def told_sizes(flow: Dataflow, resized: Sequence[Dataflow]) -> dict[Ref, frozenset[int]]:
+    """The results of views and the like that are told sizes which are others in the same graph at
+    other sizes, and in which dimensions. A batch of one is left out: see `widened`."""
+    found: dict[Ref, frozenset[int]] = {}
+    for each in (each for each in resized if _alike(flow, each)):
+        for one, two in zip(flow.nodes, each.nodes, strict=True):
+            if one.op in SIZED:
+                sizes = zip(one.out.shape, two.out.shape, strict=True)
+                differ = frozenset(d for d, (a, b) in enumerate(sizes) if a != b and a > 1)
+                ref = Ref(one.name)
+                found[ref] = found.get(ref, frozenset()) | differ
+    return found
 
 
 def widened(

@@ -943,3 +943,42 @@ def test_families_of_transformers(
         assert {{type(m) for m in back.modules()}} == kinds[1]
         """,
     )
+
+
+FOLDED = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.bias = nn.Linear(96, 96), nn.Parameter(torch.randn(5, 96))
+
+    def forward(self, x):
+        batch, length, size = x.shape
+        y = self.first(x.reshape(batch * length, size))
+        y = F.silu(y).sigmoid()
+        return (y.view(batch, length, size) + self.bias).softmax(-1)
+"""
+
+
+def test_a_batch_that_no_input_has_stays_with_the_source(tmp_path: Path) -> None:
+    """The kernel could not find it in rows that are batch and length at once, nor its reference."""
+    (tmp_path / "folded.py").write_text(FOLDED)
+    run_alone(
+        tmp_path,
+        """
+        from folded import Model
+
+        model, plain, x = Model().eval(), Model().eval(), torch.randn(8, 5, 96)
+        plain.load_state_dict(model.state_dict())
+        done = fusion_advisor.apply(model, (x,), device="h200", verify=False)
+        assert any("is told a size, 8" in why for why in done.unplaced.values()), done
+        assert done.kernels
+        same(model, plain)
+        x = torch.randn(3, 5, 96)
+        same(model, plain)
+        """,
+    )
