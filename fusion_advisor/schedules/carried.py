@@ -60,6 +60,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     left = {n: _left(region, n, inner, parts, sizes) for n in carried}
     pool = pool_of(region, sizes)
     first = piece(region, pool, [*early, *left.values()], (), sizes)
+    if not inner <= first.sizes.keys():
+        raise Refused("no-schedule", "nothing that is carried is made along a row")
     step = _walk(laid_out(first, inner, outer, frozenset()), tile, parts, device)
     check_room(step, device, rulebook)
     lasts: list[Step] = []

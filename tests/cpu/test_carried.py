@@ -66,6 +66,11 @@ REFUSED: dict[str, tuple[Callable[..., object], Tensors, str]] = {
         (x(900, 40),),
         "the rows need what the columns give",
     ),
+    "no rows at all": (
+        lambda numbers, columns: numbers.exp().mean() * columns,
+        (x(900), x(40)),
+        "nothing that is carried is made along a row",
+    ),
     "a part of a row": (
         lambda rows, parts: ((rows + parts).amax((1, 2)).sum(), parts.sum(0)),
         (x(900, 8, 40), x(900, 8, 1)),
