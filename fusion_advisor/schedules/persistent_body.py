@@ -10,7 +10,7 @@ from fusion_advisor.primitives import MONOIDS
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.coordinates import Scope
 from fusion_advisor.schedules.layout import traced
-from fusion_advisor.schedules.spelling import bare
+from fusion_advisor.schedules.spelling import as_operand, bare
 
 
 class PersistentBody(Body):
@@ -50,6 +50,8 @@ class PersistentBody(Body):
             expr = region.exprs[number]
             value = self.text(expr.args[0])
             if self.several:
+                if expr.dtype == "int64" and expr.monoid in ("max", "min"):  # of int32 places, say
+                    value = f"{as_operand(value)}.to(tl.int64)"
                 value = f"tl.where(row_mask, {bare(value)}, {self._neutral(expr)})"
             inside.lines.append(f"{name} = {self._combined(expr, name, value)}")
         for output, access in early:

@@ -56,6 +56,7 @@ ONE_PASS: dict[str, tuple[Callable[..., object], Tensors]] = {
     "rows of two dimensions": (lambda rows: rows.square().sum(2).sqrt().mean(), (x(30, 31, 33),)),
     "every monoid": (every_monoid, (x(500, 40),)),
     "integers": (lambda rows: (rows.amax(1) - rows.amin(1)).sum(), (x(900, 33, dtype=INT),)),
+    "places": (lambda rows: (rows.argmax(1), rows.argmax(1).amax()), (x(900, 33, dtype=INT),)),
     "what lies along the rows": (with_rows, (x(500, 40),)),
     "columns": (with_columns, (x(9000, 48), x(9000, 48))),
 }  # fmt: skip
