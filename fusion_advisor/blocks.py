@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, log2, prod
 
-from fusion_advisor.device import VECTOR_BYTES, Device
+from fusion_advisor.device import LINE_BYTES, VECTOR_BYTES, Device
 from fusion_advisor.ops import Call
 
 ROW_OF_PLANE = 32
@@ -28,8 +28,8 @@ class Blocks:
 
     Each block waits `rounds` times for loads from beyond the L1 and `near` times for loads from
     it. `last` are the rounds of the block that puts the others' results together when they have
-    ended. `launches` counts what is launched beside it, `alone` says that a multiprocessor holds
-    one block at a time.
+    ended. `launches` counts what is launched beside it, `resident` the warps that a multiprocessor
+    has registers for, where those are few; else 0.
     """
 
     count: int
@@ -38,7 +38,7 @@ class Blocks:
     near: int = 0
     last: int = 0
     launches: int = 1
-    alone: bool = False
+    resident: int = 0
 
 
 def pointwise(call: Call, device: Device, *, cast: bool, contiguous: bool) -> Blocks:
@@ -122,8 +122,8 @@ def scanning(call: Call, dim: int, device: Device) -> Blocks:
 
 def softmax_across(call: Call, dim: int, device: Device) -> Blocks:
     """Of a softmax across what is contiguous: threads walk a column three times, from the HBM at
-    first, and again where the columns of a block do not fit into the L1. Large blocks, whose
-    registers let a multiprocessor hold one."""
+    first, and again where the columns of a block do not fit into the L1. Registers let a
+    multiprocessor hold the warps of one large block."""
     operand, warp = call.operands[0], device.warp_size
     length, inner = operand.shape[dim], prod(operand.shape[dim + 1 :])
     most = device.multiprocessor.threads_per_block.count
@@ -136,7 +136,7 @@ def softmax_across(call: Call, dim: int, device: Device) -> Blocks:
     fits = close * length * operand.itemsize <= device.multiprocessor.shared_memory.base
     rounds = -(-length // several)
     far, near = (rounds, 2 * rounds) if fits else (3 * rounds, 0)
-    return Blocks(blocks, warps, far, near, alone=True)
+    return Blocks(blocks, warps, far, near, resident=most // warp)
 
 
 def pooling(call: Call, device: Device) -> Blocks:
@@ -149,6 +149,19 @@ def pooling(call: Call, device: Device) -> Blocks:
     else:
         count = -(-call.out.numel // (warps * device.warp_size))
     return Blocks(count, warps, taps // along, taps)
+
+
+def asked_lines(call: Call, device: Device) -> int:
+    """Lines that the warps of such a kernel ask the L1 for: a window after the other, whose places
+    lie as far apart as the stride says along a row, and in other rows and planes beyond it."""
+    warp, shape, given = device.warp_size, call.out.shape, call.operands[0]
+    if not shape or not call.out.numel:
+        return 0
+    taps, _ = _window(call)
+    along = min(shape[-1], warp)
+    apart = max(given.shape[-1] // shape[-1], 1) * given.itemsize
+    each = min(warp, -(-warp // along) * max(1, along * apart // LINE_BYTES))
+    return -(-call.out.numel // warp) * taps * each
 
 
 def unused(call: Call, device: Device) -> float:

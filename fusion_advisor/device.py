@@ -129,6 +129,8 @@ class Speed(Table):
     step: Time
     """What each further place takes that a program walks one after the other; of eager's kernels,
     what each round of loads takes."""
+    near: Time
+    """What a block of eager's waits for a load from the L1."""
     unaligned: Share
     """Of the share that is left where rows do not begin at 16 bytes."""
     arithmetic: Share
@@ -196,8 +198,6 @@ class Times(Table):
     """Programs that the device begins a second, whatever they do."""
     last: Time
     """What each round takes of the block of eager's that puts the others' results together."""
-    near: Time
-    """What a block of eager's waits for a load from the L1."""
     ramp: Share
     """What moving the first bytes takes more, as many as the L2 holds."""
     first: Time
@@ -217,6 +217,8 @@ class Times(Table):
     """How many instructions a division of places is worth, or its rest."""
     chained: Time
     """What a program waits for each of the reductions that it makes one after the other."""
+    torn: Share
+    """Of what sectors hold beside the elements that a program takes of them, what moves too."""
     l1_lines: Rate
     """Lines that the L1s give and take together."""
     sectors: Rate

@@ -11,6 +11,7 @@ from math import prod
 
 from fusion_advisor.blocks import (
     Blocks,
+    asked_lines,
     given_statistics,
     normalising,
     picking,
@@ -40,6 +41,12 @@ CONTIGUOUS = ("native_layer_norm", "native_group_norm", "softmax", "cum")
 """Ops that copy an operand of another layout first (native/cuda/: layer_norm_kernel.cu,
 group_norm.cpp, SoftMax.cu, ScanUtils.cuh)."""
 
+LAYER_NORM_VECTOR = 4
+"""Elements that its kernel moves at a time where rows are so many (cuda/layer_norm_kernel.cu)."""
+
+EXTREMES = ("amax", "amin", "max", "min")
+"""Reductions whose steps ask for NaN, which takes longer, and in 16 bits longer yet."""
+
 FUNCTIONAL = "aten.masked_fill."
 """What copies first and then fills the copy (native/cuda/Indexing.cu)."""
 
@@ -66,7 +73,7 @@ def launched(
         return _after_copy(work, given, whole, device)
     blocks = _blocks(call, kind, name, device)
     of = device.multiprocessor
-    resident = min(of.warps.count // blocks.warps, of.blocks.count)
+    resident = (blocks.resident or of.warps.count) // blocks.warps
     work = Work(
         f"eager.{kind}",
         *moved,
@@ -74,7 +81,7 @@ def launched(
         arithmetic_us=arithmetic_us,
         programs=blocks.count,
         warps=blocks.warps,
-        at_once=device.sm_count * (1 if blocks.alone else resident),
+        at_once=device.sm_count * max(1, min(resident, of.blocks.count)),
         depth=blocks.rounds,
         launches=blocks.launches,
         near=blocks.near,
@@ -82,6 +89,7 @@ def launched(
         op=name,
         unaligned=bool(call.operands) and _unaligned(call, kind, name),
         scattered=_scattered(call) if kind in POINTWISE else 0,
+        lines=asked_lines(call, device) if kind == "window" else 0,
     )
     again = _read_again(call, work, device) if call.operands else 0
     work = replace(work, bytes_read=work.bytes_read + again)
@@ -189,7 +197,9 @@ def _unaligned(call: Call, kind: str, name: str) -> bool:
         length = call.operands[0].numel // rows
     else:
         return False
-    return bool(length * call.operands[0].itemsize % VECTOR_BYTES)
+    itemsize = call.operands[0].itemsize
+    vector = LAYER_NORM_VECTOR * itemsize if name == "native_layer_norm" else VECTOR_BYTES
+    return bool(length * itemsize % vector)
 
 
 def _read_again(call: Call, work: Work, device: Device) -> int:
@@ -250,14 +260,17 @@ def _combines(call: Call) -> bool:
 def _name(call: Call, op: Op | None, kind: str) -> str:
     """The kernel, as the rules name it where it has figures of its own: the operator's name, and
     which of its kernels. Pointwise ones have none, but for a norm that is given its statistics;
-    reductions to fewer elements share one kernel, and another where they give an index too."""
+    reductions to fewer elements share one kernel, and others where they give an index too or the
+    largest or least element."""
     if op is not None and op.pattern == "pointwise":
         return ""
-    if kind in ("row", "column"):
-        indexed = any(t is not None and t.dtype == "int64" for t in call.node.outputs)
-        return f"{kind}_indexed" if indexed else ""
     parts = call.node.op.split(".")
     name = parts[1].strip("_") if len(parts) > 1 else call.node.op
+    if kind in ("row", "column"):
+        narrow = "_narrow" * (call.operands[0].itemsize < 4)
+        if any(t is not None and t.dtype == "int64" for t in call.node.outputs):
+            return f"{kind}_indexed{narrow}"
+        return f"{kind}_extreme{narrow}" if name in EXTREMES else ""
     name = name.removeprefix("log_")  # of a softmax: one kernel makes both
     if kind in POINTWISE:
         return f"{name}_pointwise" if len(call.out.shape) > 2 else f"{name}_channels"

@@ -38,10 +38,11 @@ class Work:
     program that puts others' results together, `launches` all that an operator of eager's makes.
     `unaligned`: rows do not begin at 16 bytes. `lines` of the L1 are those that warps ask for,
     request by request; `exchanged` are values that warps give each other through shared memory.
-    `scattered` sectors of the L2 are written or read for one element each. `chained` counts the
-    reductions that a program makes one after the other. `simple_us`, `reduced_us` and `divided_us`
-    are the time at the peaks of primitives that are an instruction or two, and of a reduction's
-    steps and of divisions of places as one each, which are not in `arithmetic_us`.
+    `scattered` sectors of the L2 are written or read for one element each, `torn` are the bytes of
+    sectors beside the elements that a program takes of them. `chained` counts the reductions that a
+    program makes one after the other. `simple_us`, `reduced_us` and `divided_us` are the time at
+    the peaks of primitives that are an instruction or two, and of a reduction's steps and of
+    divisions of places as one each, which are not in `arithmetic_us`.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Work:
     exchanged: int = 0
     scattered: int = 0
     chained: int = 0
+    torn: int = 0
     simple_us: float = 0.0
     reduced_us: float = 0.0
     divided_us: float = 0.0
@@ -118,7 +120,8 @@ def memory_us(work: Work, device: Device) -> float:
     share = speed.share.value * (speed.unaligned.value if work.unaligned else 1.0)
     from_l2 = work.resident / times.l2_speed.value
     ramp = times.ramp.value * min(work.bytes - work.resident, device.memory.l2.base)
-    moved = ((work.bytes - work.resident + from_l2) / share + ramp) / device.bandwidth * 1e6
+    moved = (work.bytes - work.resident + from_l2 + times.torn.value * work.torn) / share
+    moved = (moved + ramp) / device.bandwidth * 1e6
     return moved + times.first.value * work.bytes / (work.bytes + times.first_bytes.base)
 
 
@@ -151,7 +154,7 @@ def programs_us(work: Work, device: Device) -> float:
     own = work.bytes / work.programs / (work.warps * speed.warp_bandwidth.base) * 1e6
     waited = speed.step.value * (work.depth - 1) + own
     if work.kind.startswith("eager"):  # whose rounds are known, and what each asks for
-        waited = speed.step.value * work.depth + device.times.near.value * work.near
+        waited = speed.step.value * work.depth + speed.near.value * work.near
     return (speed.latency.value + waited) * max(1.0, work.programs / work.at_once)
 
 

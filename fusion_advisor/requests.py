@@ -102,6 +102,19 @@ def unaligned(step: Step, every: Sequence[Asked]) -> bool:
     )
 
 
+def torn(step: Step, every: Sequence[Asked]) -> int:
+    """Bytes of sectors that lie beside what a program takes of them: of tiles across contiguous
+    memory whose rows begin anywhere, a sector's worth for each row of the tile."""
+    found = 0.0
+    for one in every:
+        lane, itemsize = _lane(step, one.access), one.access.tensor.itemsize
+        pitches = [one.access.step(group.axes[-1]) * itemsize for group in step.inner if group.axes]
+        across = step.rows > 1 and lane in step.outer and one.apart == 1
+        if across and any(pitch % SECTOR_BYTES for pitch in pitches):
+            found += one.access.tensor.bytes * SECTOR_BYTES / (step.rows * itemsize)
+    return int(found)
+
+
 def divided(step: Step, every: Sequence[Asked], warp: int) -> int:
     """Divisions by extents that lanes make to find their places, each or its rest: of a tile's rows
     every thread its own, of its columns likewise."""

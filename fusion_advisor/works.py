@@ -20,6 +20,7 @@ from fusion_advisor.requests import (
     lines,
     scattered,
     seen_twice,
+    torn,
     unaligned,
 )
 from fusion_advisor.rulebook import Rulebook
@@ -92,6 +93,7 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
                 at_once=at_once(step, device),
                 depth=_depth(step),
                 chained=_chained(step),
+                torn=torn(step, every),
                 unaligned=unaligned(step, every),
                 lines=lines(step, every, lanes, serial, warp),
                 exchanged=exchanged(step, every, count, warp),
@@ -121,6 +123,7 @@ def _as_one(works: Sequence[Work], met: int) -> Work:
         lines=sum(work.lines for work in works),
         exchanged=sum(work.exchanged for work in works),
         scattered=sum(work.scattered for work in works),
+        torn=sum(work.torn for work in works),
     )
 
 

@@ -83,11 +83,13 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
 
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
 SHARED = (
-    "call", "eager_launch", "last", "near", "blocks", "sectors", "first", "first_bytes", "ramp",
+    "call", "eager_launch", "last", "blocks", "sectors", "first", "first_bytes", "ramp",
     "l2_speed", "overlap_programs",
 )  # fmt: skip
 """Figures of all kinds that eager's kernels hang on, too."""
-GLOBAL = (*SHARED, "kernel_launch", "reduced", "divided", "chained", "exchanges")
+GLOBAL = (
+    *SHARED, "kernel_launch", "reduced", "divided", "chained", "torn", "exchanges",
+)  # fmt: skip
 """Those and our kernels'."""
 CHOSEN = ("simple", "l1_lines", "eager_warps", "eager_row", "registers", "registers_share", "short")
 FIGURES = (
@@ -96,6 +98,7 @@ FIGURES = (
     "latency",
     "warp_bandwidth",
     "step",
+    "near",
     "unaligned",
     "arithmetic",
     "least",
@@ -135,7 +138,9 @@ LEAST_REDUCED = 0.4
 MOST_REDUCED = 25.0
 """Within which the samples do not tell them from other figures."""
 GOAL_WEIGHT = 2.0
-"""Of a case of the goal set's half: the series has more cases, at sizes that models have not."""
+"""Of a case of the goal set's half."""
+SERIES_WEIGHT = 0.5
+"""Of a case of the series, which has many at sizes that models have not."""
 
 Point = tuple[tuple[Work, ...], float, float]
 """What a call does, the microseconds that it took, and its weight."""
@@ -165,7 +170,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _weight(sample: Sample) -> float:
-    return GOAL_WEIGHT if sample.case.goal else 1.0
+    if sample.case.goal:
+        return GOAL_WEIGHT
+    return SERIES_WEIGHT if sample.case.problem.startswith("series_") else 1.0
 
 
 def _with(device: Device, name: str, value: float) -> Device:
@@ -354,7 +361,10 @@ def _matters(figure: str, work: Work) -> bool:
     if figure == "overlap":
         return work.kind.startswith("eager")
     if figure == "least":
-        return work.kind.startswith("eager") and work.kind != "eager.stream"
+        eager = work.kind.startswith("eager") and work.kind != "eager.stream"
+        return eager or work.kind == "kernel.cooperative"  # which begins with a workspace's
+    if figure == "near":
+        return work.near > 0
     if figure == "step":
         return work.depth > 1 and bool(work.programs)
     if figure == "unaligned":

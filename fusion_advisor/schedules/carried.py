@@ -27,7 +27,15 @@ from fusion_advisor.schedules.cutting import (
     pool_of,
     space,
 )
-from fusion_advisor.schedules.layout import Group, accesses, leading, ordered, reach
+from fusion_advisor.schedules.layout import (
+    Group,
+    accesses,
+    leading,
+    load_access,
+    ordered,
+    reach,
+    traced,
+)
 from fusion_advisor.schedules.rows import Rows, laid_out
 
 NAME = "carried"
@@ -57,6 +65,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         **region.sizes,
         parts: min(tile.most, -(-laid.count // tile.rows)) if once else tile.most,
     }
+    if not all(_differs(region, region.exprs[n].args[0], outer) for n in carried):
+        raise Refused("no-schedule", "what is carried is the same in every row")
     left = {n: _left(region, n, inner, parts, sizes) for n in carried}
     pool = pool_of(region, sizes)
     first = piece(region, pool, [*early, *left.values()], (), sizes)
@@ -95,6 +105,18 @@ def _rows_first(region: Region) -> Region:
         copier.known[number] = pool.add(replace(expr, args=(given,), axes=down), label)
     outputs = [replace(output, value=copier.copied(output.value)) for output in region.outputs]
     return replace(piece(region, pool, outputs, (), region.sizes), results=region.results)
+
+
+def _differs(region: Region, number: int, outer: frozenset[int]) -> bool:
+    """Does a value hang on the row? One that is read without a step does not."""
+
+    def further(one: int) -> Sequence[int] | None:
+        return None if region.exprs[one].op == "load" else region.exprs[one].args
+
+    trace = traced([number], further)
+    loads = [load_access(region, end) for end in trace.ends]
+    places = any(region.exprs[n].op == "place" for n in trace.passed)
+    return places or any(load.pulled or outer & load.strides.keys() for load in loads)
 
 
 def _left(

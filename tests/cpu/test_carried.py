@@ -72,6 +72,11 @@ REFUSED: dict[str, tuple[Callable[..., object], Tensors, str]] = {
         (x(900), x(40)),
         "nothing that is carried is made along a row",
     ),
+    "the same in every row": (
+        lambda one, other, number: (torch.cat((one, other)), number.expand(2).amin(0, True)),
+        (x(2), x(2), x(1)),
+        "what is carried is the same in every row",
+    ),
     "a part of a row": (
         lambda rows, parts: ((rows + parts).amax((1, 2)).sum(), parts.sum(0)),
         (x(900, 8, 40), x(900, 8, 1)),
