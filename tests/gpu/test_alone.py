@@ -16,7 +16,7 @@ def test_a_file_checks_and_times_itself() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     odd, full, *times = done.stdout.splitlines()
-    assert odd.startswith("[7, 77] torch.float32: error ")
+    assert odd.startswith("[3, 77] torch.float32: error ")
     assert full.startswith("[64, 300] torch.float32: error ")
     assert [line.split(": ")[0] for line in times] == ["softmax", "eager", "torch.compile"]
     assert all(float(line.split()[-2]) > 0 for line in times)
