@@ -78,12 +78,12 @@ def mean_loss_parts_kernel(
             -cross_entropy_loss_log_softmax_part_1,
             0.0,
         )
-        cross_entropy_loss_nll_loss_forward_sums = cross_entropy_loss_nll_loss_forward_sums + tl.where(
+        cross_entropy_loss_nll_loss_forward_sums += tl.where(
             row_mask,
             cross_entropy_loss_nll_loss_forward_part_1,
             0.0,
         )
-        cross_entropy_loss_nll_loss_forward_sums_1 = cross_entropy_loss_nll_loss_forward_sums_1 + tl.where(
+        cross_entropy_loss_nll_loss_forward_sums_1 += tl.where(
             row_mask,
             tl.where(cross_entropy_loss_nll_loss_forward_part, 1.0, 0.0),
             0.0,
