@@ -95,7 +95,8 @@ class Coordinates:
             ]
         lines = self._numbered() if step.beside else []
         tile = "tile" if step.beside else self._number
-        lines += self._planes() if step.in_planes else self._row(tile)
+        if step.outer or self.several or step.vector or step.part or step.beside:  # else one row
+            lines += self._planes() if step.in_planes else self._row(tile)
         if step.part and not step.beside:
             lines.append("part = tl.program_id(1)")
         always = " | WHOLE" if self.whole else ""

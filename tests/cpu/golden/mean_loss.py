@@ -107,7 +107,6 @@ def mean_loss_results_kernel(
     COLS: tl.constexpr,
 ):
     # One program holds one whole row on chip.
-    row = tl.program_id(0)
     col = tl.arange(0, COLS)
     col_mask = col < cols
     cross_entropy_loss_nll_loss_forward_parts = tl.load(
