@@ -16,6 +16,8 @@ from fusion_advisor.ops import Call
 
 ROW_OF_PLANE = 32
 """Threads along a plane's rows where blocks lie over a volume (cuda/AveragePool3d.cu)."""
+LAYER_NORM_VECTOR = 4
+"""Elements that a layer norm moves at a time where rows are so many (cuda/layer_norm_kernel.cu)."""
 IMAGES_OF_CHANNELS = 1 << 18
 """Blocks of a batch norm at most (cuda/Normalization.cuh)."""
 LEAST_OF_LOSS = 16
@@ -206,9 +208,7 @@ def normalising(call: Call, name: str, rows: int, device: Device, *, aligned: bo
     threads = warps * device.warp_size
     if name == "native_layer_norm":
         if aligned:
-            return Blocks(
-                rows, warps, 2 * -(-length // (threads * times.eager_reduction.unrolled.count))
-            )
+            return Blocks(rows, warps, 2 * -(-length // (threads * LAYER_NORM_VECTOR)))
         first = times.eager_reduction.threads.count
         second = times.eager_warps.count * device.warp_size
         rounds = -(-length // first) + -(-length // second)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import prod
 
 from fusion_advisor.blocks import (
+    LAYER_NORM_VECTOR,
     Blocks,
     asked_lines,
     given_statistics,
@@ -40,9 +41,6 @@ ROW_OF_A_WARP = 1024
 CONTIGUOUS = ("native_layer_norm", "native_group_norm", "softmax", "cum")
 """Ops that copy an operand of another layout first (native/cuda/: layer_norm_kernel.cu,
 group_norm.cpp, SoftMax.cu, ScanUtils.cuh)."""
-
-LAYER_NORM_VECTOR = 4
-"""Elements that its kernel moves at a time where rows are so many (cuda/layer_norm_kernel.cu)."""
 
 EXTREMES = ("amax", "amin", "max", "min")
 """Reductions whose steps ask for NaN, which takes longer, and in 16 bits longer yet."""
@@ -180,7 +178,7 @@ def _apart(tensor: Tensor, walked: Tensor) -> int:
 
 
 def _unaligned(call: Call, kind: str, name: str) -> bool:
-    """Do rows of some operand begin elsewhere than at 16 bytes, so that eager's kernels move single
+    """Do rows of some operand begin elsewhere than at a vector, so that eager's kernels move single
     elements? Rows are what is combined or normalised, what is joined, and a channel's image."""
     if kind == "copy" and name.startswith("cat"):
         dim = call.arg(1, "dim")

@@ -38,6 +38,9 @@ DEVICE = "h200"
 GOAL = re.compile(r"level[12]_|transformers_(Llama|BERT|GPT-NeoX|ViT|Mixtral)$")
 """The problems that the predictions are judged on."""
 
+SERIES = "series_"
+"""What the names of the series' problems begin with."""
+
 ALIKE = 2
 """Cases of one problem with the same operators that the fit sees: a network repeats its blocks."""
 SECONDS = 120
@@ -74,6 +77,11 @@ class Case:
     @property
     def goal(self) -> bool:
         return bool(GOAL.match(self.problem))
+
+    @property
+    def of_series(self) -> bool:
+        """Is it a pattern of the series?"""
+        return self.problem.startswith(SERIES)
 
     @property
     def reported(self) -> bool:
@@ -137,7 +145,7 @@ def _cases_of(source: Source) -> tuple[str, list[tuple[Case, str]], str]:
         raise TimeoutError(f"longer than {SECONDS} s")
 
     sys.setrecursionlimit(10_000)
-    problem = source.stem if isinstance(source, Path) else f"series_{source[0]}_{source[1]}"
+    problem = source.stem if isinstance(source, Path) else f"{SERIES}{source[0]}_{source[1]}"
     signal.signal(signal.SIGALRM, late)
     signal.alarm(SECONDS)
     try:

@@ -172,7 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _weight(sample: Sample) -> float:
     if sample.case.goal:
         return GOAL_WEIGHT
-    return SERIES_WEIGHT if sample.case.problem.startswith("series_") else 1.0
+    return SERIES_WEIGHT if sample.case.of_series else 1.0
 
 
 def _with(device: Device, name: str, value: float) -> Device:

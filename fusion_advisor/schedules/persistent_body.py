@@ -53,10 +53,9 @@ class PersistentBody(Body):
                 if expr.dtype == "int64" and expr.monoid in ("max", "min"):  # of int32 places, say
                     value = f"{as_operand(value)}.to(tl.int64)"
                 value = f"tl.where(row_mask, {bare(value)}, {self._neutral(expr)})"
-            combined = self._combined(expr, name, value)
-            added = combined.removeprefix(f"{name} + ")
-            told = f"{name} = {combined}" if added == combined else f"{name} += {added}"
-            inside.lines.append(told)
+            combines = MONOIDS[expr.monoid].helper
+            combined = f"= {self._combined(expr, name, value)}" if combines else f"+= {value}"
+            inside.lines.append(f"{name} {combined}")
         for output, access in early:
             self._store(access, self.text(output.value))
         self.scopes.pop()

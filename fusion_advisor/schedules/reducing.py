@@ -58,7 +58,6 @@ def serial_axes(region: Region, inner: frozenset[int], numbers: FlatSchedule) ->
     """Axes along which each lane may combine place after place: few places, no result along
     them, no scan and no arg-reduction, and no rows that lie one behind the other for longer than
     the L1 keeps what lanes have begun to read."""
-    loads = {number: load_access(region, number) for number in region.all("load")}
     scanned = {axis for i in region.all("scan") for axis in region.exprs[i].axes}
     scanned |= {
         axis
@@ -71,14 +70,16 @@ def serial_axes(region: Region, inner: frozenset[int], numbers: FlatSchedule) ->
         axes = frozenset(region.exprs[number].axes)
         barred = axes & (inner | region.kept | scanned)
         few = prod(region.sizes[a] for a in axes) <= numbers.serial_elements.count
-        read = [loads[n] for n in reach(region, number) & loads.keys()]
-        if not barred and few and not _behind(read, axes, numbers):
+        if not barred and few and not _behind(region, number, numbers):
             found |= axes
     return frozenset(found)
 
 
-def _behind(loads: Sequence[Access], axes: frozenset[int], numbers: FlatSchedule) -> bool:
-    """Does a lane walk a row whose next one is its neighbour's, further away than lanes may be?"""
+def _behind(region: Region, number: int, numbers: FlatSchedule) -> bool:
+    """Would a lane walk a row whose next one is its neighbour's, further away than lanes may be?"""
+    axes = frozenset(region.exprs[number].axes)
+    behind = reach(region, number)
+    loads = (load_access(region, n) for n in behind if region.exprs[n].op == "load")
     return any(
         far_apart([load], axes, numbers.serial_stride.count)
         and min(_across(load, axes)) * load.tensor.itemsize > numbers.walked_bytes.count
