@@ -1,9 +1,11 @@
 """Captures a folder of KernelBench problems and transformers families; prints a table.
 
     python benchmarks/sweep.py FOLDER [--levels 1,2,3,4] [--families] [--json F] [--markdown F]
+        [--graphs DIR]
 
 FOLDER is a checkout's `KernelBench` folder (level1 ... level4). Level 4 names pretrained models;
 they are built here from their architectures' geometry, without weights and without a network.
+`--graphs` keeps every captured graph, `level1_19_ReLU.json`: what `benchmarks/predictions` reads.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from rich.table import Table
 
 from fusion_advisor.capture import Scenario, capture_here
 from fusion_advisor.errors import AdvisorError
+from fusion_advisor.files import write
+from fusion_advisor.wire import graph_to_json
 
 SECONDS = 300
 """Wall limit of one problem."""
@@ -194,6 +198,12 @@ class Job:
     model: str
     scenario: Scenario = field(default_factory=Scenario)
     pretrained: bool = False
+    keep: Path | None = None
+    """The folder that gets the captured graph."""
+
+    @property
+    def file(self) -> str:
+        return f"{self.level.replace(' ', '')}_{self.problem}.json"
 
 
 def main() -> int:
@@ -202,6 +212,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         if arguments.families:
             jobs += families(Path(scratch))
+        jobs = [replace(job, keep=arguments.graphs) for job in jobs]
         rows = _run(jobs, arguments.processes)
     _print(rows)
     if arguments.json:
@@ -220,6 +231,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json")
     parser.add_argument("--markdown")
+    parser.add_argument("--graphs", type=Path)
     return parser.parse_args()
 
 
@@ -286,6 +298,8 @@ def _capture(job: Job) -> Row:
         row.nodes = sum(node.kind == "call" for node in graph.nodes)
         inputs = {t.storage for n in graph.nodes if n.kind != "call" for t in n.outputs if t}
         row.kernels = _kernels(graph.nodes, inputs)
+        if job.keep is not None:
+            write(job.keep / job.file, graph_to_json(graph).decode())
     row.seconds = time.perf_counter() - started
     return row
 
