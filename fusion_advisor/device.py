@@ -172,6 +172,11 @@ class Pointwise(Table):
     """Of fewer bytes."""
 
 
+NARROW = "_narrow"
+"""Ends the names of kernels that read elements of less than four bytes: as many bytes take more
+instructions, and a thread has fewer on their way."""
+
+
 class Times(Table):
     """How long launches take (`predict`)."""
 
@@ -199,9 +204,11 @@ class Times(Table):
     last: Time
     """What each round takes of the block of eager's that puts the others' results together."""
     ramp: Share
-    """What moving the first bytes takes more, as many as the L2 holds."""
+    """What reading the first bytes takes more, as many as the L2 holds."""
+    absorbed: Share
+    """What writing the first bytes takes less, as many as the L2 holds."""
     first: Time
-    """What the first bytes wait for, where there are many."""
+    """What the first bytes read wait for, where there are many."""
     first_bytes: Bytes
     """So few wait for half of it."""
     l2_speed: Speedup
@@ -217,6 +224,10 @@ class Times(Table):
     """How many instructions a division of places is worth, or its rest."""
     chained: Time
     """What a program waits for each of the reductions that it makes one after the other."""
+    fetched: Time
+    """What a thousand instructions of an emitted kernel's threads wait for, as they come."""
+    tail: Share
+    """Of what a program takes, what those beyond whole waves keep the device from ending."""
     torn: Share
     """Of what sectors hold beside the elements that a program takes of them, what moves too."""
     l1_lines: Rate
@@ -241,10 +252,16 @@ class Times(Table):
     """By schedule, else `other`."""
 
     def speed(self, kind: str, op: str = "") -> Speed:
-        """Of a kind such as `eager.stream` or `kernel.row`."""
-        who, _, name = kind.partition(".")
-        speeds = self.kernel if who == "kernel" else self.eager
-        return speeds.get(op) or speeds.get(name) or speeds["other"]
+        """Of a kind such as `eager.stream` or `kernel.row`, or of one of its kernels."""
+        return self._speeds(kind)[self.named(kind, op)]
+
+    def named(self, kind: str, op: str = "") -> str:
+        """What has figures: the kernel, the same one for wider elements, the kind, or `other`."""
+        names = (op, op.removesuffix(NARROW), kind.partition(".")[2])
+        return next((name for name in names if name in self._speeds(kind)), "other")
+
+    def _speeds(self, kind: str) -> Mapping[str, Speed]:
+        return self.kernel if kind.startswith("kernel") else self.eager
 
     @property
     def fastest(self) -> float:

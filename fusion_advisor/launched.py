@@ -6,11 +6,13 @@ along for kinds whose operators have little in common.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
 from fusion_advisor.blocks import (
     LAYER_NORM_VECTOR,
+    LONGEST_HELD,
     Blocks,
     asked_lines,
     given_statistics,
@@ -25,7 +27,7 @@ from fusion_advisor.blocks import (
     taking,
     unused,
 )
-from fusion_advisor.device import SECTOR_BYTES, VECTOR_BYTES, Device
+from fusion_advisor.device import NARROW, SECTOR_BYTES, VECTOR_BYTES, Device
 from fusion_advisor.ops import Call, Op
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Ref, Tensor
@@ -35,12 +37,15 @@ POINTWISE = ("stream", "broadcast", "strided", "transposed", "cast")
 TYPED = ("where", "masked_fill")
 """Ops whose kernels are made for operands of differing types."""
 
-ROW_OF_A_WARP = 1024
+ROW_OF_A_WARP = 2048
 """Elements of a row that softmax's other kernel holds (cuda/PersistentSoftmax.cuh)."""
 
 CONTIGUOUS = ("native_layer_norm", "native_group_norm", "softmax", "cum")
 """Ops that copy an operand of another layout first (native/cuda/: layer_norm_kernel.cu,
 group_norm.cpp, SoftMax.cu, ScanUtils.cuh)."""
+
+NORM = "linalg_vector_norm"
+"""Whose steps raise to a power."""
 
 EXTREMES = ("amax", "amin", "max", "min")
 """Reductions whose steps ask for NaN, which takes longer, and in 16 bits longer yet."""
@@ -84,12 +89,12 @@ def launched(
         launches=blocks.launches,
         near=blocks.near,
         last=blocks.last,
-        op=name,
+        op=_kernel(call, kind, name, blocks),
         unaligned=bool(call.operands) and _unaligned(call, kind, name),
         scattered=_scattered(call) if kind in POINTWISE else 0,
         lines=asked_lines(call, device) if kind == "window" else 0,
     )
-    again = _read_again(call, work, device) if call.operands else 0
+    again = _read_again(call, name, work, device) if call.operands else 0
     work = replace(work, bytes_read=work.bytes_read + again)
     return _in_turn(call, work, _passes(call, name), device)
 
@@ -200,10 +205,10 @@ def _unaligned(call: Call, kind: str, name: str) -> bool:
     return bool(length * itemsize % vector)
 
 
-def _read_again(call: Call, work: Work, device: Device) -> int:
+def _read_again(call: Call, name: str, work: Work, device: Device) -> int:
     """What eager's kernel reads from HBM again because it walks its rows several times and they do
     not stay in the L2. The counts of bytes that decide have each tensor once."""
-    further = device.times.eager_passes.get(work.op)
+    further = device.times.eager_passes.get(name)
     if further is None or not work.programs:
         return 0
     whole = call.operands[0].bytes
@@ -222,7 +227,7 @@ def _kind(call: Call, op: Op | None) -> str:
     if op is None:
         return "opaque"
     if op.pattern == "reduction" and _combines(call):
-        if call.out.numel == call.operands[0].numel:
+        if call.out.numel == call.operands[0].numel and not _of_one(call):
             return "normal"
         return "row" if _contiguous(call) else "column"
     if op.pattern not in ("pointwise", "reduction"):
@@ -236,6 +241,13 @@ def _kind(call: Call, op: Op | None) -> str:
     if any(found != steps for found in whole):
         return "strided"
     return "stream" if len(whole) == len(call.operands) else "broadcast"
+
+
+def _of_one(call: Call) -> bool:
+    """Is it a reduction along dimensions of one element? A norm or a softmax is as large, too."""
+    name, shape = call.node.op, call.operands[0].shape
+    dims = () if "softmax" in name or ("norm" in name and NORM not in name) else _reduced(call)
+    return bool(dims) and all(shape[d] == 1 for d in dims)
 
 
 def _casts(call: Call) -> bool:
@@ -256,19 +268,19 @@ def _combines(call: Call) -> bool:
 
 
 def _name(call: Call, op: Op | None, kind: str) -> str:
-    """The kernel, as the rules name it where it has figures of its own: the operator's name, and
-    which of its kernels. Pointwise ones have none, but for a norm that is given its statistics;
-    reductions to fewer elements share one kernel, and others where they give an index too or the
-    largest or least element."""
+    """The operator's name, and which of its kernels. Pointwise ones have none, but for a norm that
+    is given its statistics; reductions to fewer elements share one kernel, and others where they
+    give an index too, the largest or least element, or a norm."""
     if op is not None and op.pattern == "pointwise":
         return ""
     parts = call.node.op.split(".")
     name = parts[1].strip("_") if len(parts) > 1 else call.node.op
     if kind in ("row", "column"):
-        narrow = "_narrow" * (call.operands[0].itemsize < 4)
         if any(t is not None and t.dtype == "int64" for t in call.node.outputs):
-            return f"{kind}_indexed{narrow}"
-        return f"{kind}_extreme{narrow}" if name in EXTREMES else ""
+            return f"{kind}_indexed"
+        if name == NORM:
+            return f"{kind}_norm"
+        return f"{kind}_extreme" if name in EXTREMES else ""
     name = name.removeprefix("log_")  # of a softmax: one kernel makes both
     if kind in POINTWISE:
         return f"{name}_pointwise" if len(call.out.shape) > 2 else f"{name}_channels"
@@ -279,6 +291,23 @@ def _name(call: Call, op: Op | None, kind: str) -> str:
     if kind == "copy" and any(not _dense(tensor) for tensor in call.operands):
         return f"{name}_strided"
     return name
+
+
+def _kernel(call: Call, kind: str, name: str, blocks: Blocks) -> str:
+    """The kernel, as the rules name it where it has figures of its own: apart where a group norm
+    has a warp for each row or softmax one that holds it in registers, and where elements are
+    narrow."""
+    if name == "native_group_norm" and blocks.warps == 1:
+        name = f"{name}_warp"
+    if name == "softmax" and call.out.shape[-1] <= LONGEST_HELD:
+        name = f"{name}_held"
+    return (name or kind) + NARROW if narrow(call.operands) else name
+
+
+def narrow(tensors: Iterable[Tensor]) -> bool:
+    """Has most of what is read less than four bytes an element?"""
+    sizes = [(tensor.bytes, tensor.itemsize < 4) for tensor in tensors]
+    return 2 * sum(size for size, short in sizes if short) > sum(size for size, _ in sizes)
 
 
 def _elements(call: Call, op: Op | None, flops: int, device: Device) -> int:

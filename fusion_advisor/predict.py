@@ -95,6 +95,7 @@ def launch_us(work: Work, device: Device) -> float:
     longest = max(parts) or 1.0  # whose power may be beyond a float
     busy = longest * sum((part / longest) ** power for part in parts) ** (1 / power)
     waited = times.last.value * work.last + times.chained.value * work.chained
+    waited += tail_us(work, device) + fetched_us(work, device)
     return speed.least.value * least.value * work.launches + busy + waited
 
 
@@ -105,6 +106,8 @@ def _overlap(work: Work, device: Device) -> float:
     if not work.programs:
         return most
     resident = min(work.programs, work.at_once) / device.sm_count
+    if work.kind.startswith("eager"):  # whose warps hardly wait for each other
+        resident *= work.warps / device.times.eager_warps.count
     return 1.0 + (most - 1.0) * min(1.0, resident / device.times.overlap_programs.value)
 
 
@@ -114,15 +117,18 @@ def call_us(works: Iterable[Work], device: Device) -> float:
 
 
 def memory_us(work: Work, device: Device) -> float:
-    """The time of a launch's bytes."""
+    """The time of a launch's bytes. What is read waits for what lies in the L2 to go, and comes
+    more slowly until the L2 is full of it; what is written stays there at first."""
     times = device.times
     speed = times.speed(work.kind, work.op)
     share = speed.share.value * (speed.unaligned.value if work.unaligned else 1.0)
+    read, holds = work.bytes_read - work.resident, device.memory.l2.base
     from_l2 = work.resident / times.l2_speed.value
-    ramp = times.ramp.value * min(work.bytes - work.resident, device.memory.l2.base)
-    moved = (work.bytes - work.resident + from_l2 + times.torn.value * work.torn) / share
-    moved = (moved + ramp) / device.bandwidth * 1e6
-    return moved + times.first.value * work.bytes / (work.bytes + times.first_bytes.base)
+    moved = (read + work.bytes_written + from_l2 + times.torn.value * work.torn) / share
+    moved += times.ramp.value * min(read, holds)
+    moved -= times.absorbed.value * min(work.bytes_written, holds)
+    waited = times.first.value * work.bytes_read / (work.bytes_read + times.first_bytes.base)
+    return moved / device.bandwidth * 1e6 + waited
 
 
 def issued_us(work: Work, device: Device) -> float:
@@ -150,15 +156,39 @@ def programs_us(work: Work, device: Device) -> float:
     """The time of a launch's programs, were there memory without end."""
     if not work.programs:
         return 0.0
+    return _program_us(work, device) * max(1.0, work.programs / work.at_once)
+
+
+def _program_us(work: Work, device: Device) -> float:
+    """The time of one program, were there memory without end."""
     speed = device.times.speed(work.kind, work.op)
-    own = work.bytes / work.programs / (work.warps * speed.warp_bandwidth.base) * 1e6
-    waited = speed.step.value * (work.depth - 1) + own
     if work.kind.startswith("eager"):  # whose rounds are known, and what each asks for
-        waited = speed.step.value * work.depth + speed.near.value * work.near
-    return (speed.latency.value + waited) * max(1.0, work.programs / work.at_once)
+        return speed.latency.value + speed.step.value * work.depth + speed.near.value * work.near
+    own = work.bytes / work.programs / (work.warps * speed.warp_bandwidth.base) * 1e6
+    return speed.latency.value + speed.step.value * (work.depth - 1) + own
 
 
-def kept(size: int, since: int, device: Device) -> int:
+def tail_us(work: Work, device: Device) -> float:
+    """The time in which programs beyond whole waves run, and most of the device has nothing to do:
+    less after many waves, in which programs fall out of step."""
+    waves = work.programs / work.at_once
+    if waves <= 1.0:
+        return 0.0
+    return device.times.tail.value * _program_us(work, device) * (-waves % 1.0) / int(waves)
+
+
+def fetched_us(work: Work, device: Device) -> float:
+    """The time in which an emitted kernel's instructions come from HBM, as its inputs do: those of
+    one thread, each once."""
+    if work.kind.startswith("eager") or not work.programs:
+        return 0.0
+    times, lanes = device.times, work.programs * work.warps * device.warp_size * work.depth
+    us = work.arithmetic_us + work.simple_us + work.reduced_us
+    us += times.divided.value * work.divided_us
+    return times.fetched.value * us * device.peak_flops("cuda", "float32") / 2e9 / lanes
+
+
+def kept(size: int, since: float, device: Device) -> int:
     """Of `size` bytes those still in the L2 when `since` bytes have gone through it, they among
     them."""
     room = device.times.l2_kept.value * device.memory.l2.base

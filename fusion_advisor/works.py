@@ -7,10 +7,11 @@ from dataclasses import replace
 from math import prod
 
 from fusion_advisor.annotate import seconds_of_arithmetic
-from fusion_advisor.device import Device
+from fusion_advisor.device import NARROW, Device
 from fusion_advisor.gates.base import Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.instructions import Issued, instructions, precise
+from fusion_advisor.launched import narrow
 from fusion_advisor.predict import Work, kept
 from fusion_advisor.records import Ref
 from fusion_advisor.requests import (
@@ -30,24 +31,27 @@ from fusion_advisor.schedules.reducing import walks
 
 
 def eager_works(subject: Subject) -> tuple[Work, ...]:
-    """The launches in eager's order, each with what the ones before left for it in the L2."""
+    """The launches in eager's order, each with what the ones before left for it in the L2. Between
+    two uses of an element lie the rest of the launch that touched it first, and the beginning of
+    the one that reads it: on average half of each."""
     flow, device = subject.flow, subject.device
     tensors = flow.annotated.tensors
     moved = 0
-    seen: dict[int, int] = {}
+    seen: dict[int, tuple[int, int]] = {}
     found: list[Work] = []
     for number in subject.launches:
         node, work = flow.nodes[number], subject.cost(number).work
         read = {flow.elements[flow.base(ref)]: tensors[ref].bytes for ref in flow.operands[number]}
-        resident = sum(
-            kept(size, moved - seen[element] + size, device)
-            for element, size in read.items()
-            if element in seen
-        )
+        resident = 0
+        for element, size in read.items():
+            if element in seen:
+                before, then = seen[element]
+                resident += kept(size, moved - then + (before + work.bytes) / 2, device)
         found.append(replace(work, resident=min(work.resident + resident, work.bytes_read)))
         moved += work.bytes
         made = (Ref(node.name, i) for i, tensor in enumerate(node.outputs) if tensor is not None)
-        seen |= dict.fromkeys((*read, *(flow.elements[ref] for ref in made)), moved)
+        touched = (*read, *(flow.elements[ref] for ref in made))
+        seen |= dict.fromkeys(touched, (work.bytes, moved))
     return tuple(found)
 
 
@@ -65,12 +69,17 @@ def fused_works(subject: Subject) -> tuple[Work, ...]:
 
 def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, ...]:
     found: list[Work] = []
-    left: dict[str, int] = {}
+    left: dict[str, tuple[int, int]] = {}
     for step in plan.steps:
         names = {load.name for load in step.loads}
         copied = {name: step.vector * size for name, size in step.shared.items()}
         found += [Work("kernel.flat", step.shared[name], size) for name, size in copied.items()]
-        resident = sum(kept(size, size, device) for name, size in left.items() if name in names)
+        moved = step.bytes_read + step.bytes_written
+        resident = sum(
+            kept(size, (before + moved) / 2, device)
+            for name, (size, before) in left.items()
+            if name in names
+        )
         resident += seen_twice(step.loads) + sum(step.shared.values())
         made = shares(step)
         issued = _issued(step, rulebook, made, precise=precise(plan.region))
@@ -80,6 +89,7 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
         found.append(
             Work(
                 kind=f"kernel.{_kind(step)}",
+                op=_kind(step) + NARROW if narrow(load.tensor for load in step.loads) else "",
                 bytes_read=step.bytes_read,
                 bytes_written=step.bytes_written - sum(copied.values()),
                 elements=lanes,
@@ -100,7 +110,7 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
                 scattered=scattered(step, every),
             )
         )
-        left |= {store.name: store.tensor.bytes for store in step.stores}
+        left |= {store.name: (store.tensor.bytes, moved) for store in step.stores}
     return (_as_one(found, plan.met),) if plan.together else tuple(found)
 
 

@@ -14,7 +14,9 @@ the folder, and a series of small patterns over many sizes (series.py).
 
 Times are medians with quartiles, cold L2 (a buffer of five times its size is written before each
 run), between events of work that was queued while the device was held, so that the host does not
-limit. `time` appends every measurement as it goes: a run that is cut short keeps what it has.
+limit. `time` appends every measurement as it goes: a run that is cut short keeps what it has. It
+goes over all cases several times, and their median counts: for some twenty seconds of a run kernels
+that read what the L2 would hold were seen 4 to 12 % faster than ever before or after.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ def _arguments() -> argparse.Namespace:
     verb.add_argument("--budget", type=float, default=360.0, help="seconds, all told")
     verb.add_argument("--processes", type=int, default=12, help="that compile ahead")
     verb.add_argument("--only", default="")
+    verb.add_argument("--rounds", type=int, default=2, help="over all cases, one after the other")
     verb.add_argument(
         "--compiled", action="store_true", help="torch.compile beside accepted groups"
     )
@@ -63,7 +66,7 @@ def _arguments() -> argparse.Namespace:
         verb = verbs.add_parser(name)
         verb.set_defaults(run=run)
         verb.add_argument("cases", type=Path)
-        verb.add_argument("times", type=Path, nargs="+", help="later ones win")
+        verb.add_argument("times", type=Path, nargs="+", help="later files win")
         verb.add_argument("--out", type=Path)
         if name == "fit":
             verb.add_argument("--ours", action="store_true", help="leave eager as it is")

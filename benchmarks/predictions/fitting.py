@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -42,6 +44,8 @@ class Sample:
     eager_us: float
     kernel_us: float
     compiled_us: float
+    beside_us: float
+    """The kernel's, when torch.compile's was measured."""
     failure: str
     decision: Decision
 
@@ -49,11 +53,7 @@ class Sample:
 def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> list[Sample]:
     """Every case that was timed, predicted as the rules are now; a case whose plan is of another
     schedule than the kernel that was timed is left out."""
-    timed: dict[tuple[str, str], Timed] = {}
-    for file in arguments.times:
-        for line in file.read_text().splitlines():
-            found = from_json(Timed, line)
-            timed[found.name, found.way] = found
+    timed = _timed(arguments.times)
     found_samples: list[Sample] = []
     for case in read(arguments.cases):
         eager = timed.get((case.name, "eager"))
@@ -61,7 +61,9 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
             continue
         flow = dataflow(annotate(graph_from_json(case.graph), device))
         launches = [i for i in range(len(flow.nodes)) if flow.launches(i)]
-        kernel, compiled = (timed.get((case.name, way)) for way in ("kernel", "compiled"))
+        kernel, compiled, beside = (
+            timed.get((case.name, way)) for way in ("kernel", "compiled", "beside")
+        )
         decision = decide(flow, launches, rules)
         plan = decision.subject.plan
         if case.text and (plan is None or plan.schedule != case.schedule):
@@ -74,6 +76,7 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
                 eager.us,
                 kernel.us if kernel else 0.0,
                 compiled.us if compiled else 0.0,
+                beside.us if beside else 0.0,
                 kernel.failure if kernel else "",
                 decision,
             )
@@ -81,14 +84,27 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
     return found_samples
 
 
+def _timed(files: Iterable[Path]) -> dict[tuple[str, str], Timed]:
+    """What was measured last, by case and way: of several rounds the median."""
+    found: dict[tuple[str, str], Timed] = {}
+    for file in files:
+        rounds: dict[tuple[str, str], list[Timed]] = {}
+        for line in file.read_text().splitlines():
+            one = from_json(Timed, line)
+            rounds.setdefault((one.name, one.way), []).append(one)
+        for key, several in rounds.items():
+            found[key] = replace(several[-1], us=median(one.us for one in several))
+    return found
+
+
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
 SHARED = (
-    "call", "eager_launch", "last", "blocks", "sectors", "first", "first_bytes", "ramp",
-    "l2_speed", "overlap_programs",
+    "call", "eager_launch", "last", "blocks", "sectors", "first", "first_bytes", "ramp", "absorbed",
+    "l2_speed", "overlap_programs", "tail",
 )  # fmt: skip
 """Figures of all kinds that eager's kernels hang on, too."""
 GLOBAL = (
-    *SHARED, "kernel_launch", "reduced", "divided", "chained", "torn", "exchanges",
+    *SHARED, "kernel_launch", "reduced", "divided", "chained", "torn", "exchanges", "fetched",
 )  # fmt: skip
 """Those and our kernels'."""
 CHOSEN = ("simple", "l1_lines", "eager_warps", "eager_row", "registers", "registers_share", "short")
@@ -109,6 +125,8 @@ KEPT = (0.6,)
 MOST_INSTRUCTIONS = 2.0
 """Of an emitted kernel's instructions, that one may be counted as: they were timed one kind at a
 time, and the units that issue them work at once."""
+MOST_ABSORBED = 0.8
+"""Of what is written, that the L2 may take in at once."""
 MOST_LAUNCHES = 6
 """That one operator of eager's may be worth at least."""
 STEPS = 60
@@ -196,15 +214,19 @@ def _value(device: Device, name: str) -> float:
 
 
 def _own_kinds(device: Device, points: Sequence[Point]) -> Device:
-    """Figures for every kind of kernel, and every op of a kind of few, that was timed often."""
+    """Figures for every kind of kernel, and every op of a kind of few, that was timed often: at
+    first those that it had before."""
     counts: dict[tuple[str, str], int] = {}
+    before: dict[tuple[str, str], Speed] = {}
     for works, _, _ in points:
-        for key in {key for work in works for key in _names(work)}:
-            counts[key] = counts.get(key, 0) + 1
+        found = {key: work for work in works for key in _names(work)}
+        for (who, name), work in found.items():
+            counts[who, name] = counts.get((who, name), 0) + 1
+            before[who, name] = device.times.speed(work.kind, work.op if name == work.op else "")
     speeds = {"eager": dict(device.times.eager), "kernel": dict(device.times.kernel)}
     for (who, name), count in counts.items():
         if count >= LEAST_SAMPLES:
-            speeds[who].setdefault(name, speeds[who]["other"])
+            speeds[who].setdefault(name, before[who, name])
     return device.model_copy(update={"times": device.times.model_copy(update=speeds)})
 
 
@@ -331,9 +353,7 @@ def _users(device: Device, works: Sequence[Work]) -> dict[str, list[int]]:
     """The figures, and the launches whose time hangs on each."""
     users: dict[str, list[int]] = {name: list(range(len(works))) for name in GLOBAL}
     for place, work in enumerate(works):
-        who, _, kind = work.kind.partition(".")
-        table = getattr(device.times, who)
-        name = next(n for n in (work.op, kind, "other") if n in table)
+        who, name = work.kind.partition(".")[0], device.times.named(work.kind, work.op)
         if name == "other":
             continue  # of whatever nobody timed: a few that were would say nothing of it
         for figure in FIGURES:
@@ -384,6 +404,7 @@ def _bounds(device: Device, name: str) -> tuple[float, float]:
         return 1.0, MOST_OVERLAP
     most = {
         "unaligned": 1.0,
+        "absorbed": MOST_ABSORBED,
         "share": math.floor(1e3 * device.datasheet_bandwidth / device.bandwidth) / 1e3,
         "arithmetic": MOST_INSTRUCTIONS if name.startswith("kernel") else 1.0,
     }

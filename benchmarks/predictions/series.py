@@ -63,7 +63,9 @@ class Pattern:
 
 def patterns() -> list[Pattern]:
     """All of them."""
-    return [*_chains(), *_epilogues(), *_norms(), *_reductions(), *_windows(), *_copies()]
+    return [
+        *_chains(), *_epilogues(), *_norms(), *_features(), *_reductions(), *_windows(), *_copies(),
+    ]  # fmt: skip
 
 
 def _chains() -> list[Pattern]:
@@ -323,6 +325,48 @@ def _norms() -> list[Pattern]:
             shapes.images,
         ),
     ]
+
+
+def _features() -> list[Pattern]:
+    """What stands behind a matrix product: rows of features."""
+    other = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}
+    statistics: Inputs = lambda s: (s, s[1:], s[1:])  # noqa: E731
+    return [
+        Pattern(
+            "batch_norm_features",
+            lambda x, m, v: F.batch_norm(x, m, v),
+            (),
+            statistics,
+            shapes.features,
+        ),
+        Pattern(
+            "batch_norm_features_gelu",
+            lambda x, m, v: F.gelu(F.batch_norm(x * 0.5, m, v)),
+            (),
+            statistics,
+            shapes.features,
+        ),
+        *(
+            Pattern(
+                f"group_norm_features_{each}",
+                lambda x, n=each: F.leaky_relu(F.group_norm(x, x.shape[1] // n)) * 2.0,
+                (),
+                draw=shapes.features,
+            )
+            for each in (16, 64)
+        ),
+        Pattern("softmax_features", lambda x: F.softmax(x, -1), (), draw=shapes.features),
+        Pattern("gelu_softmax", lambda x: F.softmax(F.gelu(x), -1), (), draw=shapes.features),
+        *(
+            Pattern(f"{name}_of_one", lambda x, f=f: f(x, 1, True) * 2.0, (), draw=shapes.ones)
+            for name, f in (("mean", torch.mean), ("sum", torch.sum), ("most", torch.amax))
+        ),
+        Pattern("other_type", lambda x: x.to(other[x.dtype]), (), draw=shapes.features),
+        Pattern("scaled_type", lambda x: (x * 2.0).to(other[x.dtype]), (), draw=shapes.features),
+        Pattern(
+            "masked_cumsum", lambda x, y: (x * y).cumsum(-1), (), alike(2), shapes.features
+        ),
+    ]  # fmt: skip
 
 
 def _reductions() -> list[Pattern]:

@@ -39,6 +39,16 @@ def rows(random: Random) -> Shape:
     return _with_first(random, (_size(random, 16, 1 << 18),), LEAST, MOST)
 
 
+def features(random: Random) -> Shape:
+    """Rows of 256 to 16384 features, by 64."""
+    return _with_first(random, (_size(random, 256, 1 << 14) // 64 * 64,), 1 << 16, MOST >> 2)
+
+
+def ones(random: Random) -> Shape:
+    """Columns of one."""
+    return (_size(random, 64, 1 << 22), 1)
+
+
 def columns(random: Random) -> Shape:
     """To be reduced along the middle."""
     return _with_first(random, (_size(random, 16, 8192), _size(random, 8, 1 << 16)), LEAST, MOST)

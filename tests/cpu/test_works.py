@@ -254,3 +254,43 @@ def test_parts_of_a_joined_value_are_counted_where_they_are_made() -> None:
     (one,) = of_kernels(lambda a: (a + 1).clamp(0.0, 6.0), whole)
     assert apart.lines == pytest.approx(one.lines, rel=0.1)
     assert apart.simple_us < 1.1 * one.simple_us
+
+
+def test_a_reduction_of_one_element_is_no_norm() -> None:
+    work = of_eager(lambda a: a.mean(1, True), empty(1 << 20, 1))
+    assert work.kind == "eager.column"
+    assert 0 < work.programs < 1 << 14
+    assert of_eager(lambda a: torch.softmax(a, 1), empty(1 << 20, 1)).kind == "eager.normal"
+
+
+@pytest.mark.parametrize(
+    ("columns", "name", "rounds"),
+    [
+        (2048, "softmax_warp", 1),
+        (2049, "softmax_held", 3),
+        (9216, "softmax_held", 9),
+        (9280, "softmax", 3),
+    ],
+)
+def test_softmax_has_a_kernel_for_each_length(columns: int, name: str, rounds: int) -> None:
+    work = of_eager(lambda a: torch.softmax(a, -1), empty(512, columns))
+    assert (work.op, work.depth) == (name, rounds)
+
+
+def test_narrow_elements_are_read_by_kernels_of_their_own() -> None:
+    bf16 = torch.bfloat16
+    assert of_eager(torch.tanh, empty(1024, 1024)).op == ""
+    assert of_eager(torch.tanh, empty(1024, 1024, dtype=bf16)).op == "stream_narrow"
+    # A condition is narrow, what it chooses from is not.
+    chosen = of_eager(torch.where, empty(1024, dtype=torch.bool), empty(1024), empty(1024))
+    assert chosen.op == ""
+    (work,) = of_kernels(lambda a: torch.tanh(a) * 2, empty(1024, 1024, dtype=bf16))
+    assert (work.kind, work.op) == ("kernel.flat", "flat_narrow")
+
+
+@pytest.mark.parametrize(("rows", "share"), [(2048, 1.0), (8192, 0.0)])
+def test_what_a_launch_leaves_in_the_l2(rows: int, share: float) -> None:
+    """A launch that reads and writes 16 MiB leaves what it wrote; one of 64 MiB nothing."""
+    subject = decided(flow_of(lambda a: torch.tanh(torch.exp(a)), empty(rows, 1024))).subject
+    _, second = eager_works(subject)
+    assert second.resident == share * second.bytes_read

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from fusion_advisor.predict import Work, call_us, kept, launch_us, speedup_interval
+from fusion_advisor.predict import (
+    Work,
+    call_us,
+    fetched_us,
+    kept,
+    launch_us,
+    memory_us,
+    speedup_interval,
+    tail_us,
+)
 from fusion_advisor.rulefiles import load_rulebook
 
 RULES = load_rulebook()
@@ -126,3 +135,41 @@ def test_times_of_a_device_of_its_own_are_laid_over_the_shared_ones(tmp_path: ob
     assert rules.device("l4").times.call.value == 9
     assert rules.device("l4").times.eager == H200.times.eager
     assert rules.device("h200").times == H200.times
+
+
+def test_programs_beyond_whole_waves_keep_the_device_waiting() -> None:
+    whole = replace(ROW, bytes_read=MEBI, bytes_written=MEBI, programs=2112)
+    beyond = replace(whole, programs=2113)
+    assert tail_us(whole, H200) == 0.0
+    assert tail_us(replace(whole, programs=1000), H200) == 0.0
+    assert 0.0 < tail_us(replace(beyond, programs=20 * 2112 + 1), H200) < tail_us(beyond, H200)
+    assert launch_us(beyond, H200) > launch_us(whole, H200)
+
+
+def test_the_l2_takes_in_what_a_short_kernel_writes() -> None:
+    reads = replace(STREAM, bytes_read=16 * MEBI, bytes_written=0, elements=4 * MEBI)
+    writes = replace(reads, bytes_read=0, bytes_written=16 * MEBI)
+    assert memory_us(writes, H200) < memory_us(reads, H200)
+    # Beyond what the L2 holds the difference does not grow.
+    more = [replace(w, bytes_read=64 * w.bytes_read, bytes_written=64 * w.bytes_written)
+            for w in (reads, writes)]  # fmt: skip
+    most = [replace(w, bytes_read=2 * w.bytes_read, bytes_written=2 * w.bytes_written)
+            for w in more]  # fmt: skip
+    apart = [memory_us(read, H200) - memory_us(write, H200) for read, write in (more, most)]
+    assert apart[1] == pytest.approx(apart[0], abs=0.01)
+
+
+def test_instructions_come_before_they_run() -> None:
+    long = replace(ROW, arithmetic_us=ROW.arithmetic_us + 10.0)
+    assert fetched_us(long, H200) > fetched_us(ROW, H200)
+    # A loop's come once.
+    assert fetched_us(replace(long, depth=2), H200) < fetched_us(long, H200)
+    assert fetched_us(replace(STREAM, arithmetic_us=10.0), H200) == 0.0
+
+
+def test_narrow_elements_have_figures_of_their_own_where_they_were_timed() -> None:
+    times = H200.times
+    assert times.named("eager.stream", "stream_narrow") == "stream_narrow"
+    assert times.named("eager.scan", "cumprod_narrow") in times.eager
+    assert times.named("eager.normal", "softmax_held_narrow") != "other"
+    assert times.named("kernel.nothing", "nothing_narrow") == "other"
