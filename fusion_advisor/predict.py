@@ -2,18 +2,19 @@
 
 A call is what it waits for at first, and its launches one after the other. A launch takes what any
 takes at least, and the times of its parts, which overlap: in emitted kernels nearly the longest
-alone counts. Bytes move at the device's copy bandwidth, by the share of it that this kind of
-kernel reaches; the first wait for longer, and all are slower until as many have moved as the L2
-holds, faster where the launches before left them in the L2. What lanes ask for one by one takes a
-sector of the L2 each. Programs begin one after the other, however little each does. They run as
-many at once as their registers and warps let, wave after wave, and each takes its own latency and
-the time of its bytes at what its warps can keep on their way; those of eager's kernels, that of
-each wait for loads. So few programs, or few at once, are slower than the memory. What warps issue
-is one part: arithmetic, divisions that find the places of elements, lines of the L1 (single
+alone counts. Bytes move at the device's copy bandwidth, by the share of it that this kind of kernel
+reaches; what is read first waits for longer, and is slower until the L2 is full of it, faster where
+the launches before left it there; what is written first stays there. What lanes ask for one by one
+takes a sector of the L2 each. Programs begin one after the other, however little each does. They
+run as many at once as their registers and warps let, wave after wave, and each takes its own
+latency and the time of its bytes at what its warps can keep on their way; those of eager's kernels,
+that of each wait for loads. So few programs, or few at once, are slower than the memory. What warps
+issue is one part: arithmetic, divisions that find the places of elements, lines of the L1 (single
 elements, or neighbours far apart, take many), and what reductions across contiguous memory pass
-through shared memory. Reductions that a program makes one after the other come on top. Every
-coefficient stands in `rules/predict.toml` with the run that it was fitted on. No measurement of
-what is predicted is ever looked at.
+through shared memory. On top come reductions that a program makes one after the other, programs
+beyond whole waves, and an emitted kernel's instructions, once. Every coefficient stands in
+`rules/predict.toml` with the run that it was fitted on. No measurement of what is predicted is ever
+looked at.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ class Work:
     """What decides how long one launch takes.
 
     `kind` names an entry of the rules (`eager.stream`, `kernel.row`), and `op` one that goes before
-    it. Bytes are HBM bytes, of which `resident` are read where the launches before left them, in
-    the L2. `elements` are those that threads walk, padding and repetition included;
-    `arithmetic_us` is the arithmetic's time at the device's peaks; `programs` is how many blocks of
-    `warps` warps there are, 0 where that is not known and enough, `at_once` how many of them the
-    device holds, and `depth` how many places each walks one after the other: of eager's kernels,
-    how often it waits for loads, beside `near` loads from the L1. `last` are the rounds of the
-    program that puts others' results together, `launches` all that an operator of eager's makes.
-    `unaligned`: rows do not begin at 16 bytes. `lines` of the L1 are those that warps ask for,
-    request by request; `exchanged` are values that warps give each other through shared memory.
-    `scattered` sectors of the L2 are written or read for one element each, `torn` are the bytes of
-    sectors beside the elements that a program takes of them. `chained` counts the reductions that a
-    program makes one after the other. `simple_us`, `reduced_us` and `divided_us` are the time at
-    the peaks of primitives that are an instruction or two, and of a reduction's steps and of
-    divisions of places as one each, which are not in `arithmetic_us`.
+    it: a kernel of its own, or one of narrow elements. Bytes are HBM bytes, of which `resident` are
+    read where the launches before left them, in the L2. `elements` are those that threads walk,
+    padding and repetition included; `arithmetic_us` is the arithmetic's time at the device's peaks;
+    `programs` is how many blocks of `warps` warps there are, 0 where that is not known and enough,
+    `at_once` how many of them the device holds, and `depth` how many places each walks one after
+    the other: of eager's kernels, how often it waits for loads, beside `near` loads from the L1.
+    `last` are the rounds of the program that puts others' results together, `launches` all that an
+    operator of eager's makes. `unaligned`: rows do not begin at 16 bytes. `lines` of the L1 are
+    those that warps ask for, request by request; `exchanged` are values that warps give each other
+    through shared memory. `scattered` sectors of the L2 are written or read for one element each,
+    `torn` are the bytes of sectors beside the elements that a program takes of them. `chained`
+    counts the reductions that a program makes one after the other. `simple_us`, `reduced_us` and
+    `divided_us` are the time at the peaks of primitives that are an instruction or two, and of a
+    reduction's steps and of divisions of places as one each, which are not in `arithmetic_us`.
     """
 
     kind: str
