@@ -247,12 +247,13 @@ def _translate(
 
 
 def _refuse_missing(model: str) -> None:
-    """CaptureError at once where MODEL is a file that is not there."""
+    """CaptureError at once where MODEL is a file that is not there, or none with a model."""
     path = named_by(model)
-    named = model.startswith("hf:") or path.endswith((".py", ".pt2")) or "/" in path
-    named = named or names_json(model)
-    if named and not Path(path).is_file():
+    known = model.startswith("hf:") or path.endswith((".py", ".pt2")) or names_json(model)
+    there = Path(path).is_file()
+    if (there and not known) or (not there and (known or "/" in path)):
         what = "a folder" if Path(path).is_dir() else "no such file"
+        what = "a file of another kind" if there else what
         raise CaptureError(
             f"{path}: {what}; give FILE.py, FILE.py:NAME, package.module:NAME, hf:config.json, "
             "FILE.pt2 or RECORDING.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from fusion_advisor.compare import growth
 from fusion_advisor.errors import UsageError
@@ -12,7 +13,10 @@ from fusion_advisor.reports import wording
 NAMES = ("new", "accepted", "advice", "unverified", "regression", "coverage")
 _MOST_LISTED = 5
 _SHARES = ("regression", "coverage")
-_EXPECTED = f"{', '.join(NAMES[:-1])} or coverage; regression=SHARE and coverage=SHARE (0.95)"
+_EXPECTED = (
+    f"{', '.join(NAMES[:-1])} or coverage; regression=SHARE (0.05) and coverage=SHARE (0.95, "
+    "at most 1)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +43,11 @@ def parse_condition(text: str) -> Condition:
         return Condition(name)
     if name in _SHARES:
         try:
-            return Condition(name, float(share))
+            number = float(share)
         except ValueError:
-            pass
+            number = -1.0
+        if 0.0 <= number <= (1.0 if name == "coverage" else inf):
+            return Condition(name, number)
     raise UsageError(f"{text!r}; expected {_EXPECTED}")
 
 

@@ -100,6 +100,13 @@ def test_a_missing_file(tmp_path: Path) -> None:
         capture(str(tmp_path / "none.py"))
 
 
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    notes = tmp_path / "notes.txt"
+    notes.write_text("none")
+    with pytest.raises(CaptureError, match="a file of another kind"):
+        capture(str(notes))
+
+
 def test_the_parent_imports_no_torch() -> None:
     code = "import sys, fusion_advisor.capture; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -27,7 +27,13 @@ def ignored(report: Report) -> Report:
     return report
 
 
-@pytest.mark.parametrize("text", ["rain", "", "accepted=1", "new=", "coverage=much", "regression="])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rain", "", "accepted=1", "new=", "coverage=much", "regression=", "coverage=2",
+        "coverage=-0.1", "coverage=nan", "regression=-1",
+    ],
+)  # fmt: skip
 def test_what_is_no_condition_names_the_known(text: str) -> None:
     with pytest.raises(UsageError, match="expected new, accepted, advice, unverified"):
         parse_condition(text)
