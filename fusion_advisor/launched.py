@@ -299,7 +299,7 @@ def _kernel(call: Call, kind: str, name: str, blocks: Blocks) -> str:
     narrow."""
     if name == "native_group_norm" and blocks.warps == 1:
         name = f"{name}_warp"
-    if name == "softmax" and call.out.shape[-1] <= LONGEST_HELD:
+    if name == "softmax" and call.out.shape and call.out.shape[-1] <= LONGEST_HELD:
         name = f"{name}_held"
     return (name or kind) + NARROW if narrow(call.operands) else name
 
