@@ -16,8 +16,6 @@ from fusion_advisor.ops import Call
 
 ROW_OF_PLANE = 32
 """Threads along a plane's rows where blocks lie over a volume (cuda/AveragePool3d.cu)."""
-LONGEST_HELD = 9 * 1024
-"""Elements of a row that a block of softmax's holds in registers (cuda/SoftMax.cu)."""
 LAYER_NORM_VECTOR = 4
 """Elements that a layer norm moves at a time where rows are so many (cuda/layer_norm_kernel.cu)."""
 IMAGES_OF_CHANNELS = 1 << 18
@@ -203,6 +201,9 @@ def normalising(call: Call, name: str, rows: int, device: Device, *, aligned: bo
         lanes = min(wide, device.warp_size)
         each = by.threads.count // lanes * (1 if wide > by.threads.count else 2)
         return Blocks(-(-rows // each), by.threads.count // device.warp_size)
+    if name == "softmax_held":
+        warps = times.eager_blocks.get("softmax", times.eager_warps).count
+        return Blocks(rows, warps, -(-length // (warps * device.warp_size)))
     short = times.eager_short.get(name.removesuffix("_warp"))
     if short is not None and length < short.count:
         return Blocks(rows, 1)
@@ -215,8 +216,6 @@ def normalising(call: Call, name: str, rows: int, device: Device, *, aligned: bo
         second = times.eager_warps.count * device.warp_size
         rounds = -(-length // first) + -(-length // second)
         return Blocks(rows, first // device.warp_size, rounds, launches=2)
-    if name == "softmax" and length <= LONGEST_HELD:
-        return Blocks(rows, warps, -(-length // threads))
     if name.endswith("softmax"):
         row = length * operand.itemsize
         passes = times.eager_passes[name].count if row > times.eager_row.base else 1

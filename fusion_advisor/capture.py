@@ -252,8 +252,8 @@ def _refuse_missing(model: str) -> None:
     known = model.startswith("hf:") or path.endswith((".py", ".pt2")) or names_json(model)
     there = Path(path).is_file()
     if (there and not known) or (not there and (known or "/" in path)):
-        what = "a folder" if Path(path).is_dir() else "no such file"
-        what = "a file of another kind" if there else what
+        missing = "a folder" if Path(path).is_dir() else "no such file"
+        what = "a file of another kind" if there else missing
         raise CaptureError(
             f"{path}: {what}; give FILE.py, FILE.py:NAME, package.module:NAME, hf:config.json, "
             "FILE.pt2 or RECORDING.json"

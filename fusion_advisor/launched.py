@@ -12,7 +12,6 @@ from math import prod
 
 from fusion_advisor.blocks import (
     LAYER_NORM_VECTOR,
-    LONGEST_HELD,
     Blocks,
     asked_lines,
     given_statistics,
@@ -39,6 +38,8 @@ TYPED = ("where", "masked_fill")
 
 ROW_OF_A_WARP = 2048
 """Elements of a row that softmax's other kernel holds (cuda/PersistentSoftmax.cuh)."""
+ROW_OF_REGISTERS = 9 * 1024
+"""Elements of a row that a block of softmax's holds in registers (cuda/SoftMax.cu)."""
 
 CONTIGUOUS = ("native_layer_norm", "native_group_norm", "softmax", "cum")
 """Ops that copy an operand of another layout first (native/cuda/: layer_norm_kernel.cu,
@@ -288,6 +289,8 @@ def _name(call: Call, op: Op | None, kind: str) -> str:
         return f"{name}_column"
     if name.endswith("softmax") and call.out.shape and call.out.shape[-1] <= ROW_OF_A_WARP:
         return f"{name}_warp"
+    if name == "softmax" and call.out.shape and call.out.shape[-1] <= ROW_OF_REGISTERS:
+        return "softmax_held"
     if kind == "copy" and any(not _dense(tensor) for tensor in call.operands):
         return f"{name}_strided"
     return name
@@ -295,12 +298,9 @@ def _name(call: Call, op: Op | None, kind: str) -> str:
 
 def _kernel(call: Call, kind: str, name: str, blocks: Blocks) -> str:
     """The kernel, as the rules name it where it has figures of its own: apart where a group norm
-    has a warp for each row or softmax one that holds it in registers, and where elements are
-    narrow."""
+    has a warp for each row, and where elements are narrow."""
     if name == "native_group_norm" and blocks.warps == 1:
         name = f"{name}_warp"
-    if name == "softmax" and call.out.shape and call.out.shape[-1] <= LONGEST_HELD:
-        name = f"{name}_held"
     return (name or kind) + NARROW if narrow(call.operands) else name
 
 

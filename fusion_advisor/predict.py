@@ -186,7 +186,8 @@ def fetched_us(work: Work, device: Device) -> float:
     times, lanes = device.times, work.programs * work.warps * device.warp_size * work.depth
     us = work.arithmetic_us + work.simple_us + work.reduced_us
     us += times.divided.value * work.divided_us
-    return times.fetched.value * us * device.peak_flops("cuda", "float32") / 2e9 / lanes
+    issued = 1e-6 * us * device.peak_flops("cuda", "float32") / 2  # an instruction has two FLOPs
+    return times.fetched.value * issued / lanes / 1e3
 
 
 def kept(size: int, since: float, device: Device) -> int:

@@ -84,12 +84,13 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
         made = shares(step)
         issued = _issued(step, rulebook, made, precise=precise(plan.region))
         every, lanes, count = asked(step, made), _lanes(step), step.programs
+        kind = _kind(step)
         warp, serial = device.warp_size, _serial(step)
         peak = device.peak_flops("cuda", "float32") / 2
         found.append(
             Work(
-                kind=f"kernel.{_kind(step)}",
-                op=_kind(step) + NARROW if narrow(load.tensor for load in step.loads) else "",
+                kind=f"kernel.{kind}",
+                op=kind + NARROW if narrow(load.tensor for load in step.loads) else "",
                 bytes_read=step.bytes_read,
                 bytes_written=step.bytes_written - sum(copied.values()),
                 elements=lanes,

@@ -165,7 +165,7 @@ def _time_case(
         record(Timed(case.name, "kernel", failure=failed[case.name]))
         return
     try:
-        _time_kernel(case, "kernel", inputs, folder, clock, record)
+        _time_kernel(case, "kernel", _given(case, graph, inputs), folder, clock, record)
     except Exception as error:
         text = cause(error)
         record(Timed(case.name, "kernel", failure=text))
@@ -177,14 +177,13 @@ def _time_case(
 def _time_kernel(
     case: Case,
     way: str,
-    inputs: Sequence[Any],
+    given: Sequence[Any],
     folder: Path,
     clock: DeviceClock,
     record: Callable[[Timed], None],
 ) -> None:
     module = load_module(case.text, folder)
     launch = getattr(module, case.entry)
-    given = _given(case, graph_from_json(case.graph), inputs)
     launch(*given)
     _measure(case.name, way, lambda: launch(*given), clock, record, _resources(module))
 
@@ -197,7 +196,8 @@ def _time_compiled(
     torch.compiler.reset()
     call, inputs = _compiled(case)
     _measure(case.name, "compiled", lambda: call(*inputs), clock, record)
-    _time_kernel(case, "beside", inputs, folder, clock, record)
+    given = _given(case, graph_from_json(case.graph), inputs)
+    _time_kernel(case, "beside", given, folder, clock, record)
 
 
 def _compiled(case: Case) -> tuple[Callable[..., Any], list[Any]]:
