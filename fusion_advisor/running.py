@@ -17,8 +17,8 @@ import copy
 import os
 import traceback
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,11 @@ _Given = tuple[tuple[Any, ...], dict[str, Any]]
 def _loaded(job: RunJob, device: str) -> _Model:
     if job.moved:
         relocate(*job.moved)
-    with defaults(_scenario(job)), _on(device):
+    with defaults(_scenario(job)), _on(device), _marked():
         torch.manual_seed(0)
         module, draw, _ = found_in(job.model)
+        for each in (*module.parameters(), *module.buffers()):
+            each.data.copy_(_written(each.data))
     return _Model(module.to(device).train(job.mode == "train"), draw)
 
 
@@ -68,6 +70,18 @@ def _on(device: str) -> AbstractContextManager[Any]:
     return OnHost() if device == "cpu" else nullcontext()
 
 
+@contextmanager
+def _marked() -> Generator[None]:
+    """Memory that nothing was written to holds NaN, and the largest integer: what lay there before
+    may hide any error, as numbers do whose squares overflow."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
 def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
     """Runs the original and leaves what the patched model is held to."""
     folder = Path(job.folder)
@@ -77,7 +91,7 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
         wide = _cast(module, "float64")
         for number, (size, seed) in enumerate(_runs(job)):
             torch.manual_seed(seed)
-            with defaults(_scenario(job)), _on(device):
+            with defaults(_scenario(job)), _on(device), _marked():
                 given = _sized(model.draw(), size, device)
             given = _in_dtype(given, job.cast or job.dtype)
             eager = _results(job, module, given, device)
@@ -156,7 +170,7 @@ def _results(
 def _sized(given: _Given, size: tuple[int, int], device: str) -> _Given:
     """Inputs whose first and second dimensions, where they are as long as those of the first
     tensor, have other lengths: their own elements, again from the start where these do not do.
-    Numbers that say nothing, as `torch.empty` has them, are drawn anew."""
+    Numbers that say little, as those of `torch.empty`, are drawn anew."""
     leading = leading_sizes(given)
 
     def resized(value: Any) -> Any:
@@ -165,17 +179,27 @@ def _sized(given: _Given, size: tuple[int, int], device: str) -> _Given:
         for dim, wanted in enumerate(size):
             if wanted and value.dim() > dim and value.shape[dim] == leading[dim] != 0:
                 value = value.index_select(dim, torch.arange(wanted) % value.shape[dim])
-        if value.is_floating_point() and value.numel() > 1 and _says_nothing(value):
+        if value.is_floating_point() and value.numel() > 1 and _says_little(value):
             value = torch.randn(value.shape).to(value.dtype)
-        return value.to(device)
+        return _written(value).to(device)
 
     return pytree.tree_map(resized, given)
 
 
-def _says_nothing(value: torch.Tensor) -> bool:
-    """Whether numbers are all one, not finite, or beyond what a model is given."""
+def _says_little(value: torch.Tensor) -> bool:
+    """Whether numbers are all one, not finite, or such that their squares may overflow."""
     largest = value.abs().max()
-    return not 1e-20 < float(largest) < 1e20 or bool((value == value.flatten()[0]).all())
+    return not 1e-20 < float(largest) < 1e15 or bool((value == value.flatten()[0]).all())
+
+
+def _written(value: torch.Tensor) -> torch.Tensor:
+    """With numbers where `_marked` found none: random ones, and the index 0."""
+    if value.dtype in (torch.int32, torch.int64):
+        return value.masked_fill(value == torch.iinfo(value.dtype).max, 0)
+    floats = value.is_floating_point() and value.element_size() > 1
+    if not floats or not value.isnan().any():
+        return value
+    return torch.where(value.isnan(), torch.randn(value.shape).to(value), value)
 
 
 def _in_dtype(given: _Given, dtype: str | None) -> _Given:

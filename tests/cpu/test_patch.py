@@ -579,7 +579,7 @@ def test_a_wrong_edit_is_found(tmp_path: Path) -> None:
 def run_on_numbers(patch: Patched, folder: Path, diff: str) -> tuple[dict[str, str], str]:
     """What a run of a patched model beside the original says."""
     sizes = (((1, 33),), ((3, 0),))
-    runs = Runs(sizes, Scenario(), "fused_model", 1, 100.0, 2.0, ("bfloat16", "float16"))
+    runs = Runs(sizes, Scenario(), "fused_model", 1, 600.0, 2.0, ("bfloat16", "float16"))
     paths, model = patch.patch.after, str(folder / "model.py")
     with ThreadPoolExecutor(1) as pool:
         return tried(diff, paths, folder.resolve(), model, [], no_capture, pool, runs)
