@@ -38,8 +38,18 @@ class Found:
     parent: Found | None = None
 
 
-_Merged = tuple[Found, list[tuple[tuple[int, ...], Found]]]
-"""A set that several instances would become, and those, each with the set that it is one of."""
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """One instance of a set: the tensors that it reads and does not make, its positions as bits."""
+
+    place: tuple[int, ...]
+    found: Found
+    reads: frozenset[int]
+    mask: int
+
+
+_Merged = tuple[Found, list[_Side]]
+"""A set that several instances would become, and those."""
 
 
 @dataclass
@@ -282,32 +292,42 @@ def _break_cycles(flow: Dataflow, result: Grouping) -> None:
 def _launch_together(flow: Dataflow, decide: Decide, result: Grouping) -> None:
     """Accepted groups that read one tensor and do not wait for each other become one launch, where
     that is accepted and predicted to be faster: the queries and the keys of a rotary embedding."""
-    apart = [
-        (place, found)
-        for found in result.groups
-        for place in found.instances
-        if found.decision.subject.plan and not found.decision.subject.plan.region.reduced
-    ]
-    apart.sort(key=lambda each: each[0])
+    apart = sorted(
+        (
+            _side(flow, place, found)
+            for found in result.groups
+            for place in found.instances
+            if found.decision.subject.plan and not found.decision.subject.plan.region.reduced
+        ),
+        key=lambda side: side.place,
+    )
+    readers: dict[int, list[int]] = {}
+    for number, side in enumerate(apart):
+        for tensor in side.reads:
+            readers.setdefault(tensor, []).append(number)
     merged: list[_Merged] = []
-    while apart:
-        first = apart.pop(0)
-        sides, decision = [first], first[1].decision
-        for other in list(apart):
-            if all(_beside(flow, place, other[0]) for place, _ in sides):
-                both = decide(number for place, _ in (*sides, other) for number in place)
-                if both.accepted and _gains(flow, both, decision, other[1].decision):
-                    apart.remove(other)
+    gone: set[int] = set()
+    for number, first in enumerate(apart):
+        if number in gone:
+            continue
+        sides, decision = [first], first.found.decision
+        near = {n for tensor in first.reads for n in readers[tensor] if n > number}
+        for n in sorted(near - gone):
+            other = apart[n]
+            if all(_beside(flow, side, other) for side in sides):
+                both = decide(i for side in (*sides, other) for i in side.place)
+                if both.accepted and _gains(flow, both, decision, other.found.decision):
+                    gone.add(n)
                     sides, decision = [*sides, other], both
         if len(sides) > 1:
             place = decision.subject.launches
-            merged.append((Found(decision, [place], first[1].parent), sides))
+            merged.append((Found(decision, [place], first.found.parent), sides))
     kept = _without_cycles(flow, result, merged)
     alike: dict[object, Found] = {}
     for found, sides in kept:
-        for place, own in sides:
-            own.instances.remove(place)
-            result.saveable_bytes += own.decision.fused_bytes
+        for side in sides:
+            side.found.instances.remove(side.place)
+            result.saveable_bytes += side.found.decision.fused_bytes
         result.saveable_bytes -= found.decision.fused_bytes
         (place,) = found.instances
         shape = _shape(flow, place)
@@ -324,25 +344,24 @@ def _gains(flow: Dataflow, both: Decision, one: Decision, other: Decision) -> bo
     return both.fused_us < one.fused_us + other.fused_us - call_us
 
 
-def _beside(flow: Dataflow, one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+def _beside(flow: Dataflow, one: _Side, other: _Side) -> bool:
     """Do two sets read one tensor, and does neither wait for the other?"""
-    if _reads(flow, one).isdisjoint(_reads(flow, other)):
+    if one.reads.isdisjoint(other.reads):
         return False
-    masks = [sum(1 << number for number in place) for place in (one, other)]
-    waits = any(flow.above[number] & masks[0] for number in other)
-    return not waits and not any(flow.above[number] & masks[1] for number in one)
+    waits = any(flow.above[number] & one.mask for number in other.place)
+    return not waits and not any(flow.above[number] & other.mask for number in one.place)
 
 
-def _reads(flow: Dataflow, place: tuple[int, ...]) -> set[int]:
-    """The tensors that a set reads and does not make."""
+def _side(flow: Dataflow, place: tuple[int, ...], found: Found) -> _Side:
     bases = {flow.base(ref) for number in place for ref in flow.operands[number]}
-    return {flow.elements[base] for base in bases if flow.position[base.node] not in place}
+    reads = {flow.elements[base] for base in bases if flow.position[base.node] not in place}
+    return _Side(place, found, frozenset(reads), sum(1 << number for number in place))
 
 
 def _without_cycles(flow: Dataflow, result: Grouping, merged: list[_Merged]) -> list[_Merged]:
     """Of what could be launched together that which leaves an order of launches."""
     while True:
-        gone = {place for _, sides in merged for place, _ in sides}
+        gone = {side.place for _, sides in merged for side in sides}
         blocks = [place for found, _ in merged for place in found.instances]
         rest = [p for found in result.groups for p in found.instances if p not in gone]
         stuck = {n for n in _in_cycle(flow, [*blocks, *rest]) if n < len(blocks)}
