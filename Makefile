@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/fusion-advisor analyze examples/llama_block.py --out build/demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not gpu" --durations 25
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu" --durations 25
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
@@ -24,7 +24,7 @@ types: $(READY)
 
 # Rewrite the golden files from what the code does now; read the diff before committing it.
 regen: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not gpu" --regen
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu" --regen
 
 setup: $(READY)
 

@@ -10,8 +10,8 @@ from fusion_advisor.verify import checker
 from fusion_advisor.workers import Worker
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def worker() -> Iterator[Worker]:
-    """A warm child that checks kernels on the interpreter."""
+    """A warm child that checks kernels on the interpreter: to start one takes seconds."""
     with checker("interpreter") as worker:
         yield worker

@@ -26,6 +26,8 @@ from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 
+from .forks import run_script
+
 RULES = load_rulebook()
 H200 = RULES.device("h200")
 
@@ -194,12 +196,7 @@ def interpreted(kernel: Kernel, script: str, folder: Path) -> Any:
     of the kernel's file."""
     file = folder / f"{kernel.name}.py"
     file.write_text(kernel.text)
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
-    run = [sys.executable, "-c", script, str(file)]
-    done = subprocess.run(run, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(run_script(script, str(file)))
 
 
 _PTX = """

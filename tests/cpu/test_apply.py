@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+
+from .forks import run_script
 
 MODEL = """
 import torch
@@ -92,12 +93,7 @@ def run(folder: Path, script: str) -> None:
 
 def run_alone(folder: Path, script: str) -> None:
     """In a process of its own, whose Triton is the interpreter."""
-    text = HEAD + SAME + textwrap.dedent(script)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", text], cwd=folder, text=True, capture_output=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_script(HEAD + SAME + textwrap.dedent(script), folder=folder)
 
 
 def test_kernels_run_and_all_else_stays(tmp_path: Path) -> None:

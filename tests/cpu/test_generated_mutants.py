@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from fusion_advisor.verify import checker, collect_check, submit_check
+from fusion_advisor.verify import collect_check, submit_check
 from fusion_advisor.workers import Worker
 
 from .generated import FUNCTIONS, SCHEDULES, kernel
@@ -111,10 +111,9 @@ def equivalent(name: str) -> list[Mutant]:
     return [m for m in all_mutants(kernel(name)) if m.equivalent is not None]
 
 
-def test_the_unchanged_kernels_pass() -> None:
-    with checker("interpreter") as worker:
-        pending = {n: submit_check(worker, kernel(n), seeds=SEEDS) for n in FUNCTIONS}
-        checks = [collect_check(kernel(n), answer) for n, answer in pending.items()]
+def test_the_unchanged_kernels_pass(worker: Worker) -> None:
+    pending = {n: submit_check(worker, kernel(n), seeds=SEEDS) for n in FUNCTIONS}
+    checks = [collect_check(kernel(n), answer) for n, answer in pending.items()]
     assert [check.failure for check in checks if not check.passed] == []
 
 
@@ -128,27 +127,24 @@ HALVES = [list(FUNCTIONS)[::2], list(FUNCTIONS)[1::2]]
 
 
 @pytest.mark.parametrize("names", HALVES, ids=["even", "odd"])
-def test_every_real_mutant_is_caught(names: list[str]) -> None:
-    with checker("interpreter") as worker:
-        assert passing(worker, {name: real(name) for name in names}) == []
+def test_every_real_mutant_is_caught(names: list[str], worker: Worker) -> None:
+    assert passing(worker, {name: real(name) for name in names}) == []
 
 
-def test_equivalent_ones_are_few_and_pass() -> None:
+def test_equivalent_ones_are_few_and_pass(worker: Worker) -> None:
     chosen = {name: equivalent(name) for name in FUNCTIONS}
     total = sum(map(len, chosen.values()))
     assert total <= 0.2 * sum(len(all_mutants(kernel(name))) for name in FUNCTIONS)
     drawn = {name: group[:: -(-len(group) // PER_SCHEDULE) or 1] for name, group in chosen.items()}
-    with checker("interpreter") as worker:
-        assert len(passing(worker, drawn, seeds=2)) == sum(map(len, drawn.values()))
+    assert len(passing(worker, drawn, seeds=2)) == sum(map(len, drawn.values()))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule_has_mutants_that_are_caught(name: str) -> None:
+def test_every_schedule_has_mutants_that_are_caught(name: str, worker: Worker) -> None:
     function, inputs = SCHEDULES[name]
     plan = decided(flow_of(function, *inputs)).subject.plan
     assert plan is not None
     assert plan.schedule == name
     chosen = [m for m in mutants(kernel(name), 0, PER_SCHEDULE) if m.equivalent is None]
     assert len(chosen) > 5
-    with checker("interpreter") as worker:
-        assert passing(worker, {name: chosen}) == []
+    assert passing(worker, {name: chosen}) == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 import sys
 import textwrap
@@ -19,6 +18,7 @@ from fusion_advisor.patching import Patched, patched
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.trial import Runs, tried_alone
 
+from .forks import run_script
 from .in_process import captured
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -117,10 +117,7 @@ def test_it_computes_what_the_model_does(tmp_path: Path) -> None:
                 x = torch.rand(rows, 96)
                 torch.testing.assert_close(two(x), one(x), atol=1e-4, rtol=1e-4)
     """
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "FUSION_ADVISOR_STRICT": "1"}
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(run)], cwd=alone, check=True, env=environment
-    )
+    run_script(textwrap.dedent(run), folder=alone, FUSION_ADVISOR_STRICT="1")
 
 
 def test_a_wrong_kernel_in_it_is_found(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from fusion_advisor.patching import Patched, patched
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
 
+from .forks import run_script
 from .in_process import captured
 
 MODEL = """
@@ -93,7 +92,7 @@ def test_statements_become_the_op_that_computes_the_same(tmp_path: Path) -> None
                 gradients = two.norm.weight.grad, one.norm.weight.grad
                 torch.testing.assert_close(*gradients, atol=20 * near, rtol=20 * near)
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(run)], cwd=tmp_path, check=True)
+    run_script(textwrap.dedent(run), folder=tmp_path)
 
 
 def test_without_a_check_other_dtypes_keep_the_statements(tmp_path: Path) -> None:

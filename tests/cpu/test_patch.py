@@ -21,6 +21,7 @@ from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.trial import Runs, patched_copy, tried
 
+from .forks import run_script
 from .in_process import captured
 
 HEAD = """
@@ -540,11 +541,7 @@ def test_what_the_patched_model_computes(tmp_path: Path) -> None:
         one(x).sum().backward()
         torch.testing.assert_close(g, one.norm.weight.grad)
     """
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(run)],
-        cwd=tmp_path, check=True, env=environment,
-    )  # fmt: skip
+    run_script(textwrap.dedent(run), folder=tmp_path)
 
 
 def test_a_wrong_edit_is_found(tmp_path: Path) -> None:

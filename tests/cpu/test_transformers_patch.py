@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -15,6 +13,8 @@ from fusion_advisor.errors import UsageError
 from fusion_advisor.patching import Patched
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.transformers_patch import patched_family
+
+from .forks import run_script
 
 LLAMA: dict[str, object] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4,
@@ -51,12 +51,7 @@ def run(folder: Path, script: str) -> None:
         model = copy.deepcopy(plain)
         given = dict(input_ids=torch.randint(0, 128, (2, 24)), use_cache=False)
     """
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(head) + textwrap.dedent(script)],
-        cwd=folder, text=True, capture_output=True, check=False,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run_script(textwrap.dedent(head) + textwrap.dedent(script), folder=folder)
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,7 @@ at once, and every schedule gives what eager gives, by the bytes that the plan n
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from fusion_advisor.schedules.vectors import HELPERS
 from fusion_advisor.verify import collect_check, submit_check
 from fusion_advisor.workers import Worker
 
+from .forks import run_script
 from .regions import PACKED, RULES, SHARING, decided, flow_of, kernel_of, ptx_of
 
 LANES = 64
@@ -79,14 +77,8 @@ def test_each_column_has_one_lane(vector: int, ends: str, tmp_path: Path) -> Non
     path = tmp_path / "probe.py"
     helpers = f"{HELPERS['around_vectors']}\n\n{HELPERS['in_vectors']}"
     path.write_text(CHILD.format(helpers=helpers, lanes=LANES))
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    child = subprocess.run(
-        [sys.executable, str(path), str(vector), ends],
-        capture_output=True,
-        env=environment,
-        check=True,
-    )
-    for cols, by_first in json.loads(child.stdout).items():
+    script = f"import runpy; runpy.run_path({str(path)!r})"
+    for cols, by_first in json.loads(run_script(script, str(vector), ends)).items():
         for first, lanes in enumerate(by_first):
             _check_lanes(int(cols), first, vector, lanes)
             if ends == "first":
