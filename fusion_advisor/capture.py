@@ -8,7 +8,6 @@ process, for a module that is already there. This module imports no torch.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -28,7 +27,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fusion_advisor import forks
 from fusion_advisor.errors import AdvisorError, CaptureError, UsageError
+from fusion_advisor.forks import Fork, Forks, end_with_parent
 from fusion_advisor.frames import choose_from_dump, has_source, is_user, source_of_traceback
 from fusion_advisor.recording import names_json, recorded_graph
 from fusion_advisor.records import Graph
@@ -107,7 +108,7 @@ def capturing(
         "moved": moved,
         "mask_elements": mask_elements,
     }
-    with _waiting.pop() if _waiting else _Child() as child:
+    with _Child() as child:
         watch = _Watch(child.process, limits or Limits())
         child.ask(json.dumps(request))
 
@@ -124,13 +125,17 @@ def capturing(
 
 @contextmanager
 def prepared() -> Generator[None]:
-    """Starts a child for the next capture: it imports torch while its request is being made."""
-    with _Child() as child:
-        _waiting.append(child)
+    """Starts the process that the children of all captures in the block are forked from: it imports
+    torch while their requests are being made, and for all of them."""
+    if not forks.HERE:
+        yield
+        return
+    with Forks(_COMMAND, _environment()) as template:
+        _prepared.append((template, _surroundings()))
         try:
             yield
         finally:
-            _waiting.clear()
+            _prepared.pop()
 
 
 def capture_module(
@@ -260,6 +265,15 @@ def _refuse_missing(model: str) -> None:
         )
 
 
+_COMMAND = (sys.executable, "-P", "-m", "fusion_advisor.capture")
+_prepared: list[tuple[Forks, object]] = []
+
+
+def _surroundings() -> object:
+    """What a child has of its parent: one that is forked has what was there before."""
+    return os.getcwd(), _environment()
+
+
 class _Child:
     """A process that imports what a capture needs, waits for one request and answers it."""
 
@@ -270,12 +284,20 @@ class _Child:
         self._reply = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         ends = (request, self._reply.fileno())
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fusion_advisor.capture", *map(str, ends)],
+        self.process = self._forked(*ends) or subprocess.Popen(
+            [*_COMMAND, *map(str, ends)],
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
             pass_fds=ends, start_new_session=True, env=_environment(),
         )  # fmt: skip
         os.close(request)
+
+    def _forked(self, *ends: int) -> Fork | None:
+        """Where there is a process to fork that has what this one has."""
+        for template, surroundings in _prepared[-1:]:
+            if template.alive and surroundings == _surroundings():
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    return template.fork(*ends, self._log.fileno())
+        return None
 
     def ask(self, request: str) -> None:
         """Hand the one request in. A child that is gone is told of by its missing reply."""
@@ -296,22 +318,28 @@ class _Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
         with contextlib.suppress(BrokenPipeError):
-            self._request.close()
+            self._request.close()  # one that begins only now finds that nobody asks
+        if self.process.poll() is None:
+            _kill(self.process)
+        self.process.wait()
         self._reply.close()
         self._log.close()
 
 
-_waiting: list[_Child] = []
+def _kill(child: subprocess.Popen[bytes] | Fork) -> None:
+    """Ends a child, and what is left of its process group."""
+    if isinstance(child, Fork):
+        child.kill_group()
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 class _Watch:
     """Ends a child that outlives its limits, after asking it where it is."""
 
-    def __init__(self, child: subprocess.Popen[bytes], limits: Limits) -> None:
+    def __init__(self, child: subprocess.Popen[bytes] | Fork, limits: Limits) -> None:
         self.verdict = ""
         self._child = child
         self._limits = limits
@@ -337,8 +365,7 @@ class _Watch:
                     "build a smaller model or raise the memory limit"
                 )
             time.sleep(_POLL_SECONDS)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)  # what the model started and left
+        _kill(self._child)  # what the model started and left
 
     def _end(self, verdict: str) -> None:
         self.verdict = verdict
@@ -346,7 +373,7 @@ class _Watch:
         try:
             self._child.wait(_DUMP_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(self._child.pid, signal.SIGKILL)
+            _kill(self._child)
         self._child.wait()
 
 
@@ -390,7 +417,25 @@ def _read_reply(reply: bytes, model: str, code: int, verdict: str, printed: str)
 
 def serve(request: int, reply: int) -> None:
     """Reads a request from a pipe, captures as it says and writes the answer to a file."""
-    _end_with_parent()
+    end_with_parent()
+    _answer_one(request, reply, _import)
+
+
+def serve_forks(number: int) -> None:
+    """As many as are asked for through a socket, each in a fork of this process."""
+    end_with_parent()
+    gc.disable()
+    unready = _import()
+
+    def work(request: int, reply: int, log: int) -> NoReturn:
+        for output in (1, 2):
+            os.dup2(log, output)
+        _answer_one(request, reply, lambda: unready)
+
+    forks.serve(number, work)
+
+
+def _answer_one(request: int, reply: int, imported: Callable[[], bytes]) -> NoReturn:
     faulthandler.enable(all_threads=False)
     faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
     leave = os._exit
@@ -402,7 +447,7 @@ def serve(request: int, reply: int) -> None:
     os._exit = leave_with_a_trace  # the parent reads in the trace where the model left
     gc.disable()  # the child lives for one capture, and collections are a tenth of its time
     with os.fdopen(reply, "wb") as answered:
-        unready = _import()
+        unready = imported()
         with os.fdopen(request, "rb") as asked:
             content = asked.read()
         if not content:
@@ -410,15 +455,6 @@ def serve(request: int, reply: int) -> None:
         answered.write(unready or _answer(json.loads(content)))
         answered.flush()
         leave(0)
-
-
-_PR_SET_PDEATHSIG = 1
-
-
-def _end_with_parent() -> None:
-    """Linux: a parent that is killed cannot end its child, whose model may run for ever."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _answer(request: dict[str, Any]) -> bytes:
@@ -480,4 +516,5 @@ def _scenario(content: dict[str, Any]) -> Scenario:
 
 if __name__ == "__main__":
     # Under its own name, so that its classes exist once.
-    importlib.import_module("fusion_advisor.capture").serve(int(sys.argv[1]), int(sys.argv[2]))
+    module = importlib.import_module("fusion_advisor.capture")
+    {2: module.serve, 1: module.serve_forks}[len(sys.argv) - 1](*map(int, sys.argv[1:]))

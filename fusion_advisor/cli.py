@@ -57,7 +57,7 @@ def main() -> None:
 
 def _prepared(words: list[str]) -> AbstractContextManager[None]:
     """While options are read, a child already imports torch for the commands that capture."""
-    if not words or words[0] not in ("analyze", "emit") or "--help" in words:
+    if not words or words[0] not in ("analyze", "emit", "patch") or "--help" in words:
         return nullcontext()
     from fusion_advisor.capture import prepared
     from fusion_advisor.recording import names_json

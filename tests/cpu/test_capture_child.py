@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fusion_advisor.capture import Limits, Scenario, capture
+from fusion_advisor import capture as capture_module
+from fusion_advisor.capture import Limits, Scenario, capture, prepared
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.pipeline import analyze
 from fusion_advisor.scenario import Request
@@ -17,6 +20,27 @@ from fusion_advisor.scenario import Request
 HEAD = "import torch\nclass Model(torch.nn.Module):\n"
 TAIL = "\ndef get_inputs():\n    return [torch.randn(4, 8)]\n"
 FORWARD = "    def forward(self, x):\n        "
+
+
+@pytest.fixture(autouse=True, scope="module")
+def template() -> Iterator[None]:
+    """Children are forks, as those of a command are; `alone` are processes from the start."""
+    environment = capture_module._environment
+
+    def unnamed() -> dict[str, str]:
+        """pytest has the test's name in it."""
+        return {k: v for k, v in environment().items() if k != "PYTEST_CURRENT_TEST"}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capture_module, "_environment", unnamed)
+        with prepared():
+            yield
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is forked has the surroundings of its template: in others there is nothing to fork."""
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
 
 
 def write(folder: Path, text: str) -> str:
@@ -76,16 +100,63 @@ def test_what_the_model_prints_does_not_reach_the_graph(
 )  # fmt: skip
 def test_one_line_names_the_place(tmp_path: Path, text: str, expected: str) -> None:
     message = refused(tmp_path, text)
-    import re
-
     assert re.search(expected, message), message
 
 
+HANG = HEAD + FORWARD + "\n        while True:\n            pass" + TAIL
+
+
 def test_a_hang_is_ended_and_named(tmp_path: Path) -> None:
-    text = HEAD + FORWARD + "\n        while True:\n            pass" + TAIL
-    message = refused(tmp_path, text, Limits(seconds=12))
+    message = refused(tmp_path, HANG, Limits(seconds=3))
+    assert "ran longer than 3 s" in message
+    assert re.search(r"model.py:[56]: ", message), message
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_hang_of_a_process_of_its_own(tmp_path: Path) -> None:
+    message = refused(tmp_path, HANG, Limits(seconds=12))
     assert "ran longer than 12 s" in message
-    assert "model.py:" in message
+    assert re.search(r"model.py:[56]: ", message), message
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("import os; os._exit(7)", "model.py:4: the model ended its process .exit code 7."),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+         "model.py:4: the model crashed its process .SIGSEGV."),
+        ("return x + missing", "model.py:4: forward .*NameError"),
+    ],
+)  # fmt: skip
+def test_a_process_of_its_own(tmp_path: Path, body: str, expected: str) -> None:
+    message = refused(tmp_path, HEAD + FORWARD + body + TAIL)
+    assert re.search(expected, message), message
+
+
+def test_forks_know_nothing_of_each_other(tmp_path: Path) -> None:
+    """What one model does to its process no other finds."""
+    spoilt = "import torch, os\ntorch.set_default_dtype(torch.float64)\nos.chdir('/')\n"
+    text = HEAD + FORWARD + "return x.exp()" + TAIL
+    assert capture(write(tmp_path, spoilt + text)).nodes[1].outputs[0].dtype == "float64"
+    assert capture(write(tmp_path, text)).nodes[1].outputs[0].dtype == "float32"
+
+
+def test_a_folder_that_was_left_is_not_the_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, HEAD + FORWARD + "return x.exp()" + TAIL)
+    monkeypatch.chdir(tmp_path)
+    assert capture("model.py").nodes[1].op == "aten.exp.default"
+
+
+def test_a_template_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = write(tmp_path, HEAD + FORWARD + "return x.exp()" + TAIL)
+    monkeypatch.setattr("fusion_advisor.capture._COMMAND", ("false",))
+    with prepared():
+        time.sleep(0.5)
+        monkeypatch.undo()
+        assert capture(text).nodes[1].op == "aten.exp.default"
 
 
 def test_memory_is_limited(tmp_path: Path) -> None:

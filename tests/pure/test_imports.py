@@ -43,7 +43,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "tracing",
         "replay",
         "masks",
-        "lowering",
+        "lowering forks",
         "capture",
         # the stages on records
         "blocks",

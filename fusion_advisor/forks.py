@@ -1,0 +1,181 @@
+"""Processes forked from one that has imported what they need, which takes seconds: both sides.
+
+    with Forks([sys.executable, "-m", "some.module"], environment) as forks:
+        process = forks.fork(descriptor, ...)       # poll, wait and signal it as any child
+
+The module's part is `serve(socket, work)`. Linux only: elsewhere a process that has loaded torch
+must not be forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+HERE = sys.platform == "linux"
+"""Can processes be forked on this system?"""
+
+_PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.02
+_MOST_DESCRIPTORS = 8
+
+
+class Fork:
+    """The parent's handle of a grandchild, with the parts of `subprocess.Popen` that `capture`
+    asks for; `pid` is 0 until the process has begun. One whose template dies was killed with it."""
+
+    def __init__(self, news: int) -> None:
+        self.pid = 0
+        self.returncode: int | None = None
+        self._news = os.fdopen(news, "rb", buffering=0)
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        with self._lock:
+            while self.returncode is None and select.select([self._news], [], [], 0)[0]:
+                line = self._news.readline()
+                if not line:
+                    self.returncode = -signal.SIGKILL
+                elif self.pid:
+                    self.returncode = int(line)
+                else:
+                    self.pid = int(line)
+            if self.returncode is not None:
+                self._news.close()
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code; subprocess.TimeoutExpired after so many seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a fork", timeout or 0.0)
+            time.sleep(_POLL_SECONDS)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """To the process, where it has begun and runs."""
+        if self.poll() is None and self.pid:
+            os.kill(self.pid, number)
+
+    def kill_group(self) -> None:
+        """Ends what runs in its process group; one that has not begun is given up."""
+        if self.poll() is None and not self.pid:
+            with self._lock:
+                self.returncode = -signal.SIGKILL
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
+class Forks:
+    """The process that is forked. Whoever leaves the block ends it, and with it all forks."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),), start_new_session=True, env=environment,
+            )  # fmt: skip
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fork(self, *descriptors: int) -> Fork:
+        """Another process, which `serve` hands copies of the descriptors; it begins as soon as the
+        imports are done."""
+        news, told = os.pipe()
+        try:
+            socket.send_fds(self._socket, [b"f"], [told, *descriptors])
+        finally:
+            os.close(told)
+        return Fork(news)
+
+    def __enter__(self) -> Forks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def end_with_parent() -> None:
+    """Linux: a parent that is killed cannot end its child, which may run for ever."""
+    if HERE:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def serve(number: int, work: Callable[..., NoReturn]) -> None:
+    """The template's life, once it has imported: forks on request, in a process group of its own,
+    that does `work` with the descriptors that came along; and says how each has ended."""
+    asked, mine = socket.socket(fileno=number), os.getpid()
+    woken, wake = os.pipe()
+    for end in (woken, wake):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, _noticed)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    gc.freeze()
+    told: dict[int, int] = {}
+    while True:
+        ready, _, _ = select.select([asked, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+            _tell_of_the_ended(told)
+        if asked not in ready:
+            continue
+        message, descriptors, _, _ = socket.recv_fds(asked, 1, _MOST_DESCRIPTORS)
+        if not message:
+            return
+        news, *given = descriptors
+        if not (child := os.fork()):
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setpgid(0, 0)
+            end_with_parent()
+            if os.getppid() != mine:
+                os._exit(0)
+            asked.close()
+            for end in (woken, wake, news, *told.values()):
+                os.close(end)
+            work(*given)
+        os.setpgid(child, child)  # whoever comes first: it is signalled as a group
+        for descriptor in given:
+            os.close(descriptor)
+        told[child] = news
+        _say(news, child)
+
+
+def _noticed(_number: int, _frame: object) -> None:
+    """The signal wakes `select`; to ignore it would lose how a child has ended."""
+
+
+def _tell_of_the_ended(told: dict[int, int]) -> None:
+    for child in list(told):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            news = told.pop(child)
+            _say(news, os.waitstatus_to_exitcode(status))
+            os.close(news)
+
+
+def _say(news: int, number: int) -> None:
+    try:
+        os.write(news, b"%d\n" % number)
+    except BrokenPipeError:
+        return  # nobody waits for it any more
