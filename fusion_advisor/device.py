@@ -120,6 +120,8 @@ class Speed(Table):
 
     share: Share
     """Of the copy bandwidth."""
+    ramp: Share
+    """What reading the first bytes takes more, as many as the L2 holds."""
     elements: Rate
     """Elements a second, whatever they are: where addresses cost more than bytes."""
     latency: Time
@@ -203,8 +205,6 @@ class Times(Table):
     """Programs that the device begins a second, whatever they do."""
     last: Time
     """What each round takes of the block of eager's that puts the others' results together."""
-    ramp: Share
-    """What reading the first bytes takes more, as many as the L2 holds."""
     absorbed: Share
     """What writing the first bytes takes less, as many as the L2 holds."""
     first: Time

@@ -126,7 +126,7 @@ def memory_us(work: Work, device: Device) -> float:
     read, holds = work.bytes_read - work.resident, device.memory.l2.base
     from_l2 = work.resident / times.l2_speed.value
     moved = (read + work.bytes_written + from_l2 + times.torn.value * work.torn) / share
-    moved += times.ramp.value * min(read, holds)
+    moved += speed.ramp.value * min(read, holds)
     moved -= times.absorbed.value * min(work.bytes_written, holds)
     waited = times.first.value * work.bytes_read / (work.bytes_read + times.first_bytes.base)
     return moved / device.bandwidth * 1e6 + waited

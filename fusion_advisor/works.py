@@ -209,6 +209,11 @@ def _lanes(step: Step) -> int:
 
 
 def _serial(step: Step) -> int:
-    """Places that a lane walks one after the other, as often as it walks them."""
-    again = max(walks(step.region, step.serial).values(), default=1)
-    return again * prod(step.region.sizes[axis] for axis in step.serial)
+    """Places that a lane walks one after the other, as often as it walks them; of a row's lanes
+    those that its elements hang on: what all of them share is walked once for the row."""
+    region, axes = step.region, step.serial
+    again = walks(region, step.serial)
+    if step.inner:
+        axes &= {axis for each in region.depends if each & step.along for axis in each}
+        again = {n: count for n, count in again.items() if region.depends[n] & step.along}
+    return max(again.values(), default=1) * prod(region.sizes[axis] for axis in axes)

@@ -294,3 +294,16 @@ def test_what_a_launch_leaves_in_the_l2(rows: int, share: float) -> None:
     subject = decided(flow_of(lambda a: torch.tanh(torch.exp(a)), empty(rows, 1024))).subject
     _, second = eager_works(subject)
     assert second.resident == share * second.bytes_read
+
+
+def test_what_all_lanes_of_a_row_share_is_walked_once() -> None:
+    """The weights of a row's two parts are the same for all of its columns: to sum them is no work
+    of each lane's."""
+
+    def mixed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = (x * (w / w.sum(-1, keepdim=True))[..., None]).sum(-2)
+        return y * torch.rsqrt((y * y).mean(-1, keepdim=True))
+
+    (work,) = of_kernels(mixed, empty(512, 2, 4096), empty(512, 2))
+    assert work.kind == "kernel.serial_row"
+    assert (work.elements, work.depth) == (2 * 512 * 4096, 2)
