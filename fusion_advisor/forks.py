@@ -154,7 +154,8 @@ def serve(number: int, work: Callable[..., NoReturn]) -> None:
             for end in (woken, wake, news, *told.values()):
                 os.close(end)
             work(*given)
-        os.setpgid(child, child)  # whoever comes first: it is signalled as a group
+        with contextlib.suppress(OSError):  # it has done so itself, and left even that group
+            os.setpgid(child, child)
         for descriptor in given:
             os.close(descriptor)
         told[child] = news
