@@ -193,6 +193,8 @@ class Times(Table):
     """Of the blocks of eager's row kernels, about."""
     eager_short: Mapping[str, Elements]
     """Ops whose rows below so many elements have one warp each."""
+    eager_held: Mapping[str, Elements]
+    """Ops whose rows below so many elements a block holds in registers."""
     eager_blocks: Mapping[str, Count]
     """Warps of the blocks of some ops, each of which has a row."""
     eager_reduction: Reduction

@@ -36,11 +36,6 @@ POINTWISE = ("stream", "broadcast", "strided", "transposed", "cast")
 TYPED = ("where", "masked_fill")
 """Ops whose kernels are made for operands of differing types."""
 
-ROW_OF_A_WARP = 2048
-"""Elements of a row that softmax's other kernel holds (cuda/PersistentSoftmax.cuh)."""
-ROW_OF_REGISTERS = 9 * 1024
-"""Elements of a row that a block of softmax's holds in registers (cuda/SoftMax.cu)."""
-
 CONTIGUOUS = ("native_layer_norm", "native_group_norm", "softmax", "cum")
 """Ops that copy an operand of another layout first (native/cuda/: layer_norm_kernel.cu,
 group_norm.cpp, SoftMax.cu, ScanUtils.cuh)."""
@@ -66,7 +61,7 @@ def launched(
     """One launch of eager's, which reads and writes `moved` HBM bytes; with a copy before it, where
     the kernel takes none but contiguous tensors."""
     kind = _kind(call, op)
-    name = _name(call, op, kind)
+    name = _name(call, op, kind, device)
     first = call.node.args[0] if call.node.args else None
     if name.startswith(CONTIGUOUS) and isinstance(first, Ref) and not call.operands[0].contiguous:
         given = call.operands[0]
@@ -268,7 +263,7 @@ def _combines(call: Call) -> bool:
     return not further or any(tensor is not None and tensor.numel for tensor in further)
 
 
-def _name(call: Call, op: Op | None, kind: str) -> str:
+def _name(call: Call, op: Op | None, kind: str, device: Device) -> str:
     """The operator's name, and which of its kernels. Pointwise ones have none, but for a norm that
     is given its statistics; reductions to fewer elements share one kernel, and others where they
     give an index too, the largest or least element, or a norm."""
@@ -287,10 +282,12 @@ def _name(call: Call, op: Op | None, kind: str) -> str:
         return f"{name}_pointwise" if len(call.out.shape) > 2 else f"{name}_channels"
     if kind in ("normal", "scan") and len(call.node.outputs) == 1 and not _contiguous(call):
         return f"{name}_column"
-    if name.endswith("softmax") and call.out.shape and call.out.shape[-1] <= ROW_OF_A_WARP:
-        return f"{name}_warp"
-    if name == "softmax" and call.out.shape and call.out.shape[-1] <= ROW_OF_REGISTERS:
-        return "softmax_held"
+    if name.endswith("softmax"):
+        row, times = prod(call.out.shape[d] for d in _reduced(call)), device.times
+        if row < times.eager_short["softmax"].count:
+            return f"{name}_warp"
+        if name == "softmax" and row < times.eager_held["softmax"].count:
+            return "softmax_held"
     if kind == "copy" and any(not _dense(tensor) for tensor in call.operands):
         return f"{name}_strided"
     return name

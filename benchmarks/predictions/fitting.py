@@ -451,6 +451,7 @@ def _toml(times: Times) -> str:
         "eager_pointwise",
         "eager_blocks",
         "eager_short",
+        "eager_held",
         "eager_passes",
     ):
         lines += ["", f"[times.{table}]"]

@@ -273,8 +273,11 @@ def test_a_reduction_of_one_element_is_no_norm() -> None:
     ],
 )
 def test_softmax_has_a_kernel_for_each_length(columns: int, name: str, rounds: int) -> None:
-    work = of_eager(lambda a: torch.softmax(a, -1), empty(512, columns))
-    assert (work.op, work.depth) == (name, rounds)
+    for work in (
+        of_eager(lambda a: torch.softmax(a, -1), empty(512, columns)),
+        of_eager(lambda a: torch.softmax(a, 1), empty(512, columns, 1)),
+    ):
+        assert (work.op, work.depth) == (name, rounds)
 
 
 def test_narrow_elements_are_read_by_kernels_of_their_own() -> None:
