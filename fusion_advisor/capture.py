@@ -516,5 +516,5 @@ def _scenario(content: dict[str, Any]) -> Scenario:
 
 if __name__ == "__main__":
     # Under its own name, so that its classes exist once.
-    module = importlib.import_module("fusion_advisor.capture")
-    {2: module.serve, 1: module.serve_forks}[len(sys.argv) - 1](*map(int, sys.argv[1:]))
+    module, ends = importlib.import_module("fusion_advisor.capture"), map(int, sys.argv[1:])
+    (module.serve_forks if len(sys.argv) == 2 else module.serve)(*ends)

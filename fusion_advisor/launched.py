@@ -6,7 +6,6 @@ along for kinds whose operators have little in common.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
@@ -28,7 +27,7 @@ from fusion_advisor.blocks import (
 )
 from fusion_advisor.device import NARROW, SECTOR_BYTES, VECTOR_BYTES, Device
 from fusion_advisor.ops import Call, Op
-from fusion_advisor.predict import Work, kept
+from fusion_advisor.predict import Work, kept, narrow
 from fusion_advisor.records import Ref, Tensor
 
 POINTWISE = ("stream", "broadcast", "strided", "transposed", "cast")
@@ -299,12 +298,6 @@ def _kernel(call: Call, kind: str, name: str, blocks: Blocks) -> str:
     if name == "native_group_norm" and blocks.warps == 1:
         name = f"{name}_warp"
     return (name or kind) + NARROW if narrow(call.operands) else name
-
-
-def narrow(tensors: Iterable[Tensor]) -> bool:
-    """Has most of what is read less than four bytes an element?"""
-    sizes = [(tensor.bytes, tensor.itemsize < 4) for tensor in tensors]
-    return 2 * sum(size for size, short in sizes if short) > sum(size for size, _ in sizes)
 
 
 def _elements(call: Call, op: Op | None, flops: int, device: Device) -> int:

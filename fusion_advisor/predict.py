@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusion_advisor.device import Device
+from fusion_advisor.records import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +189,12 @@ def fetched_us(work: Work, device: Device) -> float:
     us += times.divided.value * work.divided_us
     issued = 1e-6 * us * device.peak_flops("cuda", "float32") / 2  # an instruction has two FLOPs
     return times.fetched.value * issued / lanes / 1e3
+
+
+def narrow(tensors: Iterable[Tensor]) -> bool:
+    """Has most of what is read less than four bytes an element?"""
+    sizes = [(tensor.bytes, tensor.itemsize < 4) for tensor in tensors]
+    return 2 * sum(size for size, short in sizes if short) > sum(size for size, _ in sizes)
 
 
 def kept(size: int, since: float, device: Device) -> int:

@@ -57,7 +57,9 @@ def _loaded(job: RunJob, device: str) -> _Model:
         torch.manual_seed(0)
         module, draw, _ = found_in(job.model)
         for each in (*module.parameters(), *module.buffers()):
-            each.data.copy_(_written(each.data))
+            held = each.data
+            if (numbers := _written(held)) is not held:
+                held.copy_(numbers)
     return _Model(module.to(device).train(job.mode == "train"), draw)
 
 
@@ -195,11 +197,15 @@ def _says_little(value: torch.Tensor) -> bool:
 def _written(value: torch.Tensor) -> torch.Tensor:
     """With numbers where `_marked` found none: random ones, and the index 0."""
     if value.dtype in (torch.int32, torch.int64):
-        return value.masked_fill(value == torch.iinfo(value.dtype).max, 0)
-    floats = value.is_floating_point() and value.element_size() > 1
-    if not floats or not value.isnan().any():
+        unwritten = value == torch.iinfo(value.dtype).max
+    elif value.is_floating_point() and value.element_size() > 1:
+        unwritten = value.isnan()
+    else:
         return value
-    return torch.where(value.isnan(), torch.randn(value.shape).to(value), value)
+    if not unwritten.any():
+        return value
+    numbers = torch.randn(value.shape) if value.is_floating_point() else torch.zeros(value.shape)
+    return torch.where(unwritten, numbers.to(value), value)
 
 
 def _in_dtype(given: _Given, dtype: str | None) -> _Given:

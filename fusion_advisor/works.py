@@ -11,8 +11,7 @@ from fusion_advisor.device import NARROW, Device
 from fusion_advisor.gates.base import Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.instructions import Issued, instructions, precise
-from fusion_advisor.launched import narrow
-from fusion_advisor.predict import Work, kept
+from fusion_advisor.predict import Work, kept, narrow
 from fusion_advisor.records import Ref
 from fusion_advisor.requests import (
     asked,

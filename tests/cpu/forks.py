@@ -9,13 +9,17 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
+from fusion_advisor.forks import Forks
+
 _SERVE = """
-import json, os, sys, tempfile, traceback, types
+import json, os, sys, traceback, types
 import torch, torch._dynamo, torch.export._trace, transformers.modeling_utils, triton
+from fusion_advisor.forks import end_with_parent, serve
 
 
 def run(job):
@@ -34,31 +38,24 @@ def run(job):
     return 0
 
 
-answers = os.fdopen(os.dup(1), "w")
-for line in sys.stdin:
-    files = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
-    child = os.fork()
-    if not child:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number, file in enumerate(files, 1):
-            os.dup2(file.fileno(), number)
-        code = run(json.loads(line))
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    printed = [(file.seek(0), file.read())[1] for file in files]
-    print(json.dumps([code, *printed]), file=answers, flush=True)
+def work(asked, *outputs):
+    for number, output in enumerate(outputs, 1):
+        os.dup2(output, number)
+    code = run(json.load(os.fdopen(asked)))
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(code)
+
+
+end_with_parent()
+serve(int(sys.argv[1]), work)
 """
 
 
 @functools.cache
-def _server() -> subprocess.Popen[str]:
-    """It ends when its standard input does, with this process."""
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _SERVE],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-    )  # fmt: skip
+def _forks() -> Forks:
+    """They end with this process."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    return Forks([sys.executable, "-W", "ignore", "-c", _SERVE], environment)
 
 
 def run_script(script: str, *arguments: str, folder: Path | None = None, **environment: str) -> str:
@@ -67,10 +64,13 @@ def run_script(script: str, *arguments: str, folder: Path | None = None, **envir
         "script": script, "arguments": arguments, "folder": str(folder or Path.cwd()),
         "environment": {**os.environ, **environment, "TRITON_INTERPRET": "1"},
     }  # fmt: skip
-    server = _server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    print(json.dumps(job), file=server.stdin, flush=True)
-    code, printed, complained = json.loads(server.stdout.readline())
-    assert code == 0, complained
-    return printed
+    with ExitStack() as stack:
+        asked, printed, complained = (
+            stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)
+        )
+        json.dump(job, asked)
+        asked.seek(0)
+        code = _forks().fork(*(file.fileno() for file in (asked, printed, complained))).wait()
+        printed.seek(0), complained.seek(0)
+        assert code == 0, complained.read()
+        return printed.read()
