@@ -9,7 +9,7 @@ tensors, marked, and never fused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fusion_advisor.axes import NotExpressible
@@ -122,9 +122,10 @@ def _cost(call: Call, device: Device) -> Cost:
     op = REGISTRY.get(node.op)
     relabels = op is not None and op.pattern == "view"
     if node.kind != "call" or relabels or is_view(node, call.operands):
-        return _free(node, op, node.kind == "call" and _arithmetic(call, op)[2])
+        return _free(node, op, node.kind == "call" and _arithmetic(call, op).fusible)
     read, written = _traffic(call, op)
-    flops, special, fusible = _arithmetic(call, op)
+    made = _arithmetic(call, op)
+    flops, special = made.flops, made.special
     dtype = _arithmetic_dtype(call, op)
     unit = op.unit if op else "cuda"
     ours = node.op.startswith(OWN_OPS)
@@ -133,6 +134,8 @@ def _cost(call: Call, device: Device) -> Cost:
         return _free(node, op)
     arithmetic_us = seconds_of_arithmetic(device, unit, dtype, flops, special) * 1e6
     work = launched(call, op, (read, written), flops, arithmetic_us, device)
+    if op is not None and op.pattern == "pointwise":
+        work = replace(work, arithmetic_us=0.0, instructions=made.instructions(device))
     intensity, ridge = flops / (read + written), device.ridge(unit, dtype)
     bound: Bound = "memory" if intensity < ridge else "compute"
     if max((read + written) / device.bandwidth * 1e6, arithmetic_us) < device.launch_us:
@@ -147,7 +150,7 @@ def _cost(call: Call, device: Device) -> Cost:
         pattern=op.pattern if op else "fused" if ours else "opaque",
         axes=_axes(call, op),
         modelled=ours or op is not None,
-        fusible=fusible,
+        fusible=made.fusible,
         launches=launches,
         intensity=intensity,
         ridge=ridge,
@@ -242,10 +245,29 @@ def _merged(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _arithmetic(call: Call, op: Op | None) -> tuple[int, int, bool]:
-    """FLOPs, those of them that are transcendental, and whether the form can express the op."""
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    """Of an op: FLOPs, those of them that are transcendental, whether the form can express it, and
+    at how many places it applies which primitive, to which dtype."""
+
+    flops: int
+    special: int
+    fusible: bool
+    applied: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+
+    def instructions(self, device: Device) -> int:
+        """Of warps, in the longer forms: eager's kernels are made for every float32 alike."""
+        worth = device.instructions
+        lanes = sum(
+            count * worth.get(name, worth["other"]).of(dtype, precise=True)
+            for (name, dtype), count in self.applied.items()
+        )
+        return int(lanes / device.warp_size)
+
+
+def _arithmetic(call: Call, op: Op | None) -> _Arithmetic:
     if op is None or op.meaning is None:
-        return (op.flops(call) if op is not None and op.flops else 0), 0, False
+        return _Arithmetic(op.flops(call) if op is not None and op.flops else 0, 0, False)
     builder = Builder()
     inputs: dict[Ref, Value] = {}
 
@@ -260,9 +282,11 @@ def _arithmetic(call: Call, op: Op | None) -> tuple[int, int, bool]:
     try:
         state(op, builder, call.node, operand)
     except NotExpressible:
-        return (op.flops(call) if op.flops else builder.flops), builder.special_flops, False
+        flops = op.flops(call) if op.flops else builder.flops
+        return _Arithmetic(flops, builder.special_flops, False, builder.applied)
     flops = op.flops(call) if op.flops else builder.flops
-    return flops, min(flops, builder.special_flops), not writes_alias(call)
+    special = min(flops, builder.special_flops)
+    return _Arithmetic(flops, special, not writes_alias(call), builder.applied)
 
 
 def writes_alias(call: Call) -> bool:

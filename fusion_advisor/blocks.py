@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, log2, prod
 
-from fusion_advisor.device import LINE_BYTES, VECTOR_BYTES, Device
+from fusion_advisor.device import LANES_SERVED, LINE_BYTES, VECTOR_BYTES, Device
 from fusion_advisor.ops import Call
 
 ROW_OF_PLANE = 32
@@ -153,9 +153,10 @@ def pooling(call: Call, device: Device) -> Blocks:
     return Blocks(count, warps, taps // along, taps)
 
 
-def asked_lines(call: Call, device: Device) -> int:
-    """Lines that the warps of such a kernel ask the L1 for: a window after the other, whose places
-    lie as far apart as the stride says along a row, and in other rows and planes beyond it."""
+def window_wavefronts(call: Call, device: Device) -> int:
+    """Wavefronts of the L1 for what the warps of such a kernel ask for: a window after the other,
+    whose places lie as far apart as the stride says along a row, and in other rows and planes
+    beyond it."""
     warp, shape, given = device.warp_size, call.out.shape, call.operands[0]
     if not shape or not call.out.numel:
         return 0
@@ -163,7 +164,7 @@ def asked_lines(call: Call, device: Device) -> int:
     along = min(shape[-1], warp)
     apart = max(given.shape[-1] // shape[-1], 1) * given.itemsize
     each = min(warp, -(-warp // along) * max(1, along * apart // LINE_BYTES))
-    return -(-call.out.numel // warp) * taps * each
+    return -(-call.out.numel // warp) * taps * each // LANES_SERVED
 
 
 def unused(call: Call, device: Device) -> float:

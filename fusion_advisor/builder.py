@@ -14,8 +14,10 @@ to a narrow type happens only at the source's casts (`round`) and when a result 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from fusion_advisor.axes import Axes, AxisList, Dims, NotExpressible
 from fusion_advisor.exprs import INDEX, Expr, Pool, depends_on, needed
@@ -127,6 +129,8 @@ class Builder(Pool):
     axes: Axes = field(default_factory=Axes)
     flops: int = 0
     special_flops: int = 0
+    applied: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """At how many places each primitive was applied to values of each dtype."""
     out: Tensor | None = None
     """The first output of the node whose meaning is being stated."""
     views: list[Dims] = field(default_factory=list[Dims])
@@ -255,6 +259,7 @@ class Builder(Pool):
         result = "bool" if primitive.result == "bool" else held
         self._count(primitive.flops, primitive.special, dims)
         op = self._multiplied(op, ready)
+        self.applied[op, held] += self._extent(dims)
         if op == "mul" and self._constant(ready[1]) == 1.0 and dims == ready[0].dims:
             return replace(ready[0], logical=logical)
         return self._make(
@@ -280,10 +285,11 @@ class Builder(Pool):
         known = expr.op == "const" and expr.dtype in FLOATS
         return float(expr.literal) if known else None
 
+    def _extent(self, dims: Dims) -> int:
+        return prod(self.axes.size(self.axes.resolve(dim)) for dim in dims)
+
     def _count(self, flops: int, special: bool, dims: Dims) -> None:
-        amount = flops
-        for dim in dims:
-            amount *= self.axes.size(self.axes.resolve(dim))
+        amount = flops * self._extent(dims)
         self.flops += amount
         if special:
             self.special_flops += amount

@@ -16,6 +16,7 @@ from fusion_advisor.quantities import (
     DataRate,
     Elements,
     Frequency,
+    Instruction,
     Multiprocessors,
     Number,
     Rate,
@@ -38,6 +39,9 @@ SECTOR_BYTES = 32
 """Of a line, that the L2 gives or takes at least."""
 LINE_BYTES = 128
 """Of a line of the L1, which is what a request of a warp is served by."""
+LANES_SERVED = 4
+"""That the L1 serves a clock where their elements lie a line apart or more: 8.2 wavefronts for 32
+lanes (counted on an H200, 2026-11-23)."""
 
 VECTOR_BYTES = 16
 """The widest access of a thread."""
@@ -122,27 +126,53 @@ class Speed(Table):
     """Of the copy bandwidth."""
     ramp: Share
     """What reading the first bytes takes more, as many as the L2 holds."""
-    elements: Rate
-    """Elements a second, whatever they are: where addresses cost more than bytes."""
     latency: Time
     """What one program takes beyond moving its bytes: its first load, its reductions."""
-    warp_bandwidth: Bandwidth
-    """What one warp moves at most."""
     step: Time
     """What each further place takes that a program walks one after the other; of eager's kernels,
     what each round of loads takes."""
-    near: Time
-    """What a block of eager's waits for a load from the L1."""
-    unaligned: Share
-    """Of the share that is left where rows do not begin at 16 bytes."""
     arithmetic: Share
-    """Of the peaks that its arithmetic reaches. Emitted kernels may pass 1: their instructions were
-    timed one kind at a time, and overlap."""
+    """Of the peak that its instructions reach; those of emitted kernels are counted."""
     least: Speedup
     """How many times what a launch takes at least: some ops are several, or walk long."""
     overlap: Speedup
     """The power in which memory's time, addresses' and arithmetic's add up: 1 is one after the
     other, many the longest alone."""
+
+
+class EagerSpeed(Speed):
+    """Of a kind of eager's, whose addresses nobody has counted."""
+
+    elements: Rate
+    """Elements a second, whatever they are: where addresses cost more than bytes."""
+    near: Time
+    """What a block waits for a load from the L1."""
+    unaligned: Share
+    """Of the share that is left where rows do not begin at 16 bytes."""
+
+
+class KernelSpeed(Speed):
+    """Of a kind of ours."""
+
+    warp_bandwidth: Bandwidth
+    """What one warp moves at most."""
+
+
+class Issue(Table):
+    """What the warps of an emitted kernel issue, in instructions for each (`issue.Tally`)."""
+
+    program: Instruction
+    access: Instruction
+    request: Instruction
+    masked: Instruction
+    divided: Instruction
+    index: Instruction
+    simple: Share
+    other: Share
+    integer: Instruction
+    step: Instruction
+    exchange: Instruction
+    scanned: Instruction
 
 
 class Reduction(Table):
@@ -217,27 +247,19 @@ class Times(Table):
     """How much faster what lies in the L2 is read."""
     l2_kept: Share
     """How much of the L2 keeps what was just written or read."""
-    simple: Share
-    """Of what additions, products, comparisons and the like were timed at alone, what they take
-    among others."""
-    reduced: Speedup
-    """How many instructions a step of a reduction is worth."""
-    divided: Speedup
-    """How many instructions a division of places is worth, or its rest."""
     chained: Time
     """What a program waits for each of the reductions that it makes one after the other."""
     fetched: Time
-    """What a thousand instructions of an emitted kernel's threads wait for, as they come."""
+    """What a warp of an emitted kernel waits for a thousand instructions, as they come."""
     tail: Share
     """Of what a program takes, what those beyond whole waves keep the device from ending."""
     torn: Share
     """Of what sectors hold beside the elements that a program takes of them, what moves too."""
-    l1_lines: Rate
-    """Lines that the L1s give and take together."""
+    wavefronts: Rate
+    """Wavefronts of the L1s of all multiprocessors."""
     sectors: Rate
     """Elements that the L2 gives or takes one by one, because their neighbours lie apart."""
-    exchanges: Rate
-    """Values that warps give each other through shared memory, on all multiprocessors."""
+    issue: Issue
     registers: Registers
     """What a thread needs beside its share of the values alive at once."""
     registers_share: Share
@@ -248,12 +270,12 @@ class Times(Table):
     """Below it a prediction is as uncertain as `spread_short` says, else as `spread_long` does."""
     spread_short: Share
     spread_long: Share
-    eager: Mapping[str, Speed]
+    eager: Mapping[str, EagerSpeed]
     """By the kind of an op's kernel, or by an op that is not as its kind is; else `other`."""
-    kernel: Mapping[str, Speed]
+    kernel: Mapping[str, KernelSpeed]
     """By schedule, else `other`."""
 
-    def speed(self, kind: str, op: str = "") -> Speed:
+    def speed(self, kind: str, op: str = "") -> EagerSpeed | KernelSpeed:
         """Of a kind such as `eager.stream` or `kernel.row`, or of one of its kernels."""
         return self._speeds(kind)[self.named(kind, op)]
 
@@ -262,7 +284,7 @@ class Times(Table):
         names = (op, op.removesuffix(NARROW), kind.partition(".")[2])
         return next((name for name in names if name in self._speeds(kind)), "other")
 
-    def _speeds(self, kind: str) -> Mapping[str, Speed]:
+    def _speeds(self, kind: str) -> Mapping[str, EagerSpeed] | Mapping[str, KernelSpeed]:
         return self.kernel if kind.startswith("kernel") else self.eager
 
     @property
@@ -275,6 +297,20 @@ class Times(Table):
         if "other" not in self.eager or "other" not in self.kernel:
             raise ValueError("expected 'other' kinds, of eager and of kernel")
         return self
+
+
+class Instructions(Table):
+    """What a primitive of the region form is worth, in instructions of a lane: in its short
+    spelling, in that of float32 results, and in float64's."""
+
+    fast: Instruction
+    precise: Instruction | None = None
+    double: Instruction | None = None
+
+    def of(self, dtype: str, *, precise: bool) -> float:
+        """For results of a dtype; `precise` where a kernel's result is float32."""
+        own = self.double if dtype == "float64" else self.precise if precise else None
+        return (own or self.fast).value
 
 
 class Peaks(Table):
@@ -298,6 +334,7 @@ class Device(Table):
     achieved: Achieved
     peaks: Peaks
     times: Times
+    instructions: Mapping[str, Instructions]
 
     @property
     def capability(self) -> int:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from types import MappingProxyType
 
 from fusion_advisor.contracted import WITH_ONE, one_more
 from fusion_advisor.exprs import INDEX
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Rulebook
 
-_UNISSUED = ("load", "const", "place", "extent", "size", "taken")
+UNISSUED = ("load", "const", "place", "extent", "size", "taken")
 """Addresses and numbers, whose cost goes with the elements."""
 _FEW = 3
 """A primitive that was timed at fewer is one instruction or two."""
@@ -42,20 +41,22 @@ def instructions(
     rulebook: Rulebook,
     *,
     precise: bool,
-    shares: Mapping[int, float] = MappingProxyType({}),
+    lanes: Callable[[int], float] | None = None,
 ) -> Issued:
-    """Instructions for the values of a region, each at every place that it has, once; of some at a
-    share of those."""
+    """Instructions for the values of a region: each made by as many `lanes` as its number says,
+    once at every place that it has if that is not given."""
     steps = simple = others = 0.0
     sums = one_more(region)
     for number in region.live:
         expr = region.exprs[number]
-        if expr.op in _UNISSUED or expr.dtype == INDEX:
+        if expr.op in UNISSUED or expr.dtype == INDEX:
             continue
         combined = expr.op in ("reduce", "scan")
         places = expr.args[0] if combined else number
-        count = prod(region.sizes[axis] for axis in region.depends[places])
-        count *= shares.get(number, 1.0)
+        if lanes is None:
+            count = float(prod(region.sizes[axis] for axis in region.depends[places]))
+        else:
+            count = lanes(places)
         made = WITH_ONE[expr.op] if number in sums else expr.op
         own = rulebook.instructions.get(made, rulebook.instructions["other"])
         each = own.of(expr.dtype, precise=precise)

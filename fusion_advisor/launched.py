@@ -12,7 +12,6 @@ from math import prod
 from fusion_advisor.blocks import (
     LAYER_NORM_VECTOR,
     Blocks,
-    asked_lines,
     given_statistics,
     normalising,
     picking,
@@ -24,6 +23,7 @@ from fusion_advisor.blocks import (
     softmax_across,
     taking,
     unused,
+    window_wavefronts,
 )
 from fusion_advisor.device import NARROW, SECTOR_BYTES, VECTOR_BYTES, Device
 from fusion_advisor.ops import Call, Op
@@ -87,7 +87,7 @@ def launched(
         op=_kernel(call, kind, name, blocks),
         unaligned=bool(call.operands) and _unaligned(call, kind, name),
         scattered=_scattered(call) if kind in POINTWISE else 0,
-        lines=asked_lines(call, device) if kind == "window" else 0,
+        wavefronts=window_wavefronts(call, device) if kind == "window" else 0,
     )
     again = _read_again(call, name, work, device) if call.operands else 0
     work = replace(work, bytes_read=work.bytes_read + again)

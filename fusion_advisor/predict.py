@@ -9,12 +9,10 @@ takes a sector of the L2 each. Programs begin one after the other, however littl
 run as many at once as their registers and warps let, wave after wave, and each takes its own
 latency and the time of its bytes at what its warps can keep on their way; those of eager's kernels,
 that of each wait for loads. So few programs, or few at once, are slower than the memory. What warps
-issue is one part: arithmetic, divisions that find the places of elements, lines of the L1 (single
-elements, or neighbours far apart, take many), and what reductions across contiguous memory pass
-through shared memory. On top come reductions that a program makes one after the other, programs
-beyond whole waves, and an emitted kernel's instructions, once. Every coefficient stands in
-`rules/predict.toml` with the run that it was fitted on. No measurement of what is predicted is ever
-looked at.
+issue is one part, and what their L1 serves, line by line and bank by bank, another. On top come
+reductions that a program makes one after the other, programs beyond whole waves, and an emitted
+kernel's instructions, once. Every coefficient stands in `rules/predict.toml` with the run that it
+was fitted on. No measurement of what is predicted is ever looked at.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fusion_advisor.device import Device
+from fusion_advisor.device import Device, EagerSpeed
 from fusion_advisor.records import Tensor
 
 
@@ -32,19 +30,17 @@ class Work:
 
     `kind` names an entry of the rules (`eager.stream`, `kernel.row`), and `op` one that goes before
     it: a kernel of its own, or one of narrow elements. Bytes are HBM bytes, of which `resident` are
-    read where the launches before left them, in the L2. `elements` are those that threads walk,
-    padding and repetition included; `arithmetic_us` is the arithmetic's time at the device's peaks;
+    read where the launches before left them, in the L2. `elements` are those that eager's
+    threads walk; `arithmetic_us` is the arithmetic's time at the device's peaks;
     `programs` is how many blocks of `warps` warps there are, 0 where that is not known and enough,
     `at_once` how many of them the device holds, and `depth` how many places each walks one after
     the other: of eager's kernels, how often it waits for loads, beside `near` loads from the L1.
     `last` are the rounds of the program that puts others' results together, `launches` all that an
-    operator of eager's makes. `unaligned`: rows do not begin at 16 bytes. `lines` of the L1 are
-    those that warps ask for, request by request; `exchanged` are values that warps give each other
-    through shared memory. `scattered` sectors of the L2 are written or read for one element each,
-    `torn` are the bytes of sectors beside the elements that a program takes of them. `chained`
-    counts the reductions that a program makes one after the other. `simple_us`, `reduced_us` and
-    `divided_us` are the time at the peaks of primitives that are an instruction or two, and of a
-    reduction's steps and of divisions of places as one each, which are not in `arithmetic_us`.
+    operator of eager's makes. `unaligned`: rows do not begin at 16 bytes. `instructions` are those
+    of warps, as far as they are counted, beside `arithmetic_us`, and `wavefronts` those of the L1
+    (`issue`). `scattered` sectors of the L2 are written or read for one element each, `torn` are
+    the bytes of sectors beside the elements that a program takes of them. `chained` counts the
+    reductions that a program makes one after the other.
     """
 
     kind: str
@@ -62,14 +58,11 @@ class Work:
     last: int = 0
     launches: int = 1
     unaligned: bool = False
-    lines: int = 0
-    exchanged: int = 0
+    instructions: int = 0
+    wavefronts: int = 0
     scattered: int = 0
     chained: int = 0
     torn: int = 0
-    simple_us: float = 0.0
-    reduced_us: float = 0.0
-    divided_us: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -84,14 +77,16 @@ def launch_us(work: Work, device: Device) -> float:
     """One launch among others, microseconds."""
     times = device.times
     speed = times.speed(work.kind, work.op)
-    least = times.kernel_launch if work.kind.startswith("kernel") else times.eager_launch
+    eager = isinstance(speed, EagerSpeed)
+    least = times.eager_launch if eager else times.kernel_launch
     parts = (
         memory_us(work, device),
         1e6 * work.scattered / times.sectors.base,
         programs_us(work, device),
         1e6 * work.programs / times.blocks.base,
-        1e6 * work.elements / speed.elements.base * _idle(work, device),
+        1e6 * work.elements / speed.elements.base * _idle(work, device) if eager else 0.0,
         issued_us(work, device),
+        1e6 * work.wavefronts / times.wavefronts.base * _idle(work, device),
     )
     power = _overlap(work, device)
     longest = max(parts) or 1.0  # whose power may be beyond a float
@@ -123,7 +118,9 @@ def memory_us(work: Work, device: Device) -> float:
     more slowly until the L2 is full of it; what is written stays there at first."""
     times = device.times
     speed = times.speed(work.kind, work.op)
-    share = speed.share.value * (speed.unaligned.value if work.unaligned else 1.0)
+    share = speed.share.value
+    if isinstance(speed, EagerSpeed) and work.unaligned:
+        share *= speed.unaligned.value
     read, holds = work.bytes_read - work.resident, device.memory.l2.base
     from_l2 = work.resident / times.l2_speed.value
     moved = (read + work.bytes_written + from_l2 + times.torn.value * work.torn) / share
@@ -135,18 +132,10 @@ def memory_us(work: Work, device: Device) -> float:
 
 def issued_us(work: Work, device: Device) -> float:
     """The time of what a launch's warps issue, with that of multiprocessors that have none."""
-    times = device.times
-    lines, exchanges = (1e6 / rate.base for rate in (times.l1_lines, times.exchanges))
-    issued = arithmetic_us(work, device) + work.lines * lines + work.exchanged * exchanges
-    return issued * _idle(work, device)
-
-
-def arithmetic_us(work: Work, device: Device) -> float:
-    """The time of a launch's arithmetic, were all multiprocessors busy."""
-    times = device.times
-    issued = work.arithmetic_us + work.simple_us * times.simple.value
-    issued += work.reduced_us * times.reduced.value + work.divided_us * times.divided.value
-    return issued / times.speed(work.kind, work.op).arithmetic.value
+    peak = device.peak_flops("cuda", "float32") / 2  # an instruction of a lane has two FLOPs
+    issued = work.arithmetic_us + 1e6 * work.instructions * device.warp_size / peak
+    reached = device.times.speed(work.kind, work.op).arithmetic.value
+    return issued / reached * _idle(work, device)
 
 
 def _idle(work: Work, device: Device) -> float:
@@ -164,7 +153,7 @@ def programs_us(work: Work, device: Device) -> float:
 def _program_us(work: Work, device: Device) -> float:
     """The time of one program, were there memory without end."""
     speed = device.times.speed(work.kind, work.op)
-    if work.kind.startswith("eager"):  # whose rounds are known, and what each asks for
+    if isinstance(speed, EagerSpeed):  # whose rounds are known, and what each asks for
         return speed.latency.value + speed.step.value * work.depth + speed.near.value * work.near
     own = work.bytes / work.programs / (work.warps * speed.warp_bandwidth.base) * 1e6
     return speed.latency.value + speed.step.value * (work.depth - 1) + own
@@ -180,15 +169,12 @@ def tail_us(work: Work, device: Device) -> float:
 
 
 def fetched_us(work: Work, device: Device) -> float:
-    """The time in which an emitted kernel's instructions come from HBM, as its inputs do: those of
-    one thread, each once."""
+    """The time in which the instructions of an emitted kernel's warp follow each other, each of
+    them once."""
     if work.kind.startswith("eager") or not work.programs:
         return 0.0
-    times, lanes = device.times, work.programs * work.warps * device.warp_size * work.depth
-    us = work.arithmetic_us + work.simple_us + work.reduced_us
-    us += times.divided.value * work.divided_us
-    issued = 1e-6 * us * device.peak_flops("cuda", "float32") / 2  # an instruction has two FLOPs
-    return times.fetched.value * issued / lanes / 1e3
+    each = work.instructions / (work.programs * work.warps * work.depth)
+    return device.times.fetched.value * each / 1e3
 
 
 def narrow(tensors: Iterable[Tensor]) -> bool:

@@ -1,9 +1,9 @@
 """What the warps of a kernel ask their L1 for, access by access: whole vectors or single elements,
 neighbours close together or far apart.
 
-A warp's load or store is served line by line. Lanes hold as many neighbouring elements as a vector
-has; where an access cannot be taken in vectors, because it steps or begins elsewhere than at one,
-each of its elements is a request of its own, spread over as many lines.
+Lanes hold as many neighbouring elements as a vector has; where an access cannot be taken in
+vectors, because it steps or begins elsewhere than at one, each of its elements is a request of its
+own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
 
-from fusion_advisor.device import LINE_BYTES, SECTOR_BYTES, VECTOR_BYTES
+from fusion_advisor.device import SECTOR_BYTES, VECTOR_BYTES
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import DIVISOR, Step
@@ -20,8 +20,9 @@ from fusion_advisor.schedules.layout import Access, Group, evaluates, gaps, inde
 from fusion_advisor.schedules.places import in_runs
 from fusion_advisor.schedules.vectors import follows
 
-_LARGE = 8
-"""Accesses of tensors smaller than such a part of what a kernel moves do not slow it."""
+LITERAL, SHIFTED = 0.3, 0.05
+"""Of a division by an argument, what one by a literal takes, and one by a power of two: ptxas makes
+some 20 instructions of the first, a product and a few of the second, a shift of the third."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +43,12 @@ def asked(step: Step, made: Mapping[int, float]) -> tuple[Asked, ...]:
     found: list[Asked] = []
     numbers = (*step.region.all("load"), *(None for _ in step.stores))
     for number, access in zip(numbers, (*step.loads, *step.stores), strict=True):
-        lane = _lane(step, access)
+        lane = lane_of(step, access)
         width = _width(step, access, lane)
         whole = min(width, _unmasked(step, lane))
         share = 1.0 if number is None else made.get(number, 1.0)
         found.append(Asked(access, _apart(step, access, lane), width, whole, share))
     return tuple(found)
-
-
-def lines(step: Step, every: Sequence[Asked], lanes: int, serial: int, warp: int) -> int:
-    """Lines that all warps ask for: of `lanes` places that a kernel walks, `serial` of them one
-    after the other in a lane; warps have `warp` lanes."""
-    held = max(1, step.rows * step.block // (step.warps * warp))
-    layout = min(max((one.width for one in every), default=1), held)
-    found = 0.0
-    for one in every:
-        walked = lanes if _hangs(step, one.access, step.serial) else lanes // max(serial, 1)
-        found += one.share * _places(step, one.access, walked) * _each(step, one, layout, warp)
-    return int(found)
 
 
 def scattered(step: Step, every: Sequence[Asked]) -> int:
@@ -72,42 +61,12 @@ def scattered(step: Step, every: Sequence[Asked]) -> int:
     )
 
 
-def exchanged(step: Step, every: Sequence[Asked], count: int, warp: int) -> int:
-    """Values that the warps of all `count` programs give each other through shared memory, for
-    reductions across what is contiguous: one of each row that a thread has a part of."""
-    largest = max(every, key=lambda one: one.access.tensor.bytes)
-    if step.rows == 1 or largest.apart != 1 or _lane(step, largest.access) not in step.outer:
-        return 0
-    threads = step.warps * warp
-    whole = min(largest.whole, max(1, step.rows * step.block // threads))
-    beside = min(max(step.rows // whole, 1), threads)
-    if beside == threads:
-        return 0
-    reductions = 0
-    for part in step.phases or (step,):
-        region = part.region
-        for number in region.all("reduce"):
-            operand = region.depends[region.exprs[number].args[0]]
-            reductions += bool((operand - region.depends[number]) & step.along)
-    return count * threads * reductions * max(step.rows // beside, 1)
-
-
-def unaligned(step: Step, every: Sequence[Asked]) -> bool:
-    """Are neighbouring places of some large tensor taken one by one, because rows begin or end
-    elsewhere than at whole vectors?"""
-    return any(
-        one.apart == 1 and one.whole == 1 and _LARGE * one.access.tensor.bytes > step.moved
-        for one in every
-        if not _hangs(step, one.access, step.serial)
-    )
-
-
 def torn(step: Step, every: Sequence[Asked]) -> int:
     """Bytes of sectors that lie beside what a program takes of them: of tiles across contiguous
     memory whose rows begin anywhere, a sector's worth for each row of the tile."""
     found = 0.0
     for one in every:
-        lane, itemsize = _lane(step, one.access), one.access.tensor.itemsize
+        lane, itemsize = lane_of(step, one.access), one.access.tensor.itemsize
         pitches = [one.access.step(group.axes[-1]) * itemsize for group in step.inner if group.axes]
         across = step.rows > 1 and lane in step.outer and one.apart == 1
         if across and any(pitch % SECTOR_BYTES for pitch in pitches):
@@ -115,37 +74,32 @@ def torn(step: Step, every: Sequence[Asked]) -> int:
     return int(found)
 
 
-def divided(step: Step, every: Sequence[Asked], warp: int) -> int:
-    """Divisions by extents that lanes make to find their places, each or its rest: of a tile's rows
-    every thread its own, of its columns likewise."""
-    held = max(1, step.rows * step.block // (step.warps * warp))
-    vector = min(max((one.width for one in every), default=1), held)
-    across = min(warp, max(step.block // vector, 1))
-    down = min(step.warps, max(step.rows * across // warp, 1)) * warp // across
-    rows = max(step.rows // down, 1)
-    threads = step.programs * step.warps * warp
-    if not step.inner:
-        runs = in_runs((*step.loads, *step.stores), step.outer, step.block)
-        return 0 if runs else threads * held * _divisions(step, step.outer)
-    found = 0 if step.in_planes else rows * _divisions(step, step.outer)
-    return threads * (found + max(held // rows, 1) * _divisions(step, step.inner))
-
-
-def _divisions(step: Step, groups: Sequence[Group]) -> int:
-    """Of a place over all groups into those that some access walks by itself."""
-    if len(groups) < 2:
-        return 0
+def divisions(step: Step, groups: Sequence[Group]) -> float:
+    """Of a place over all groups into those that some access walks by itself: divisions by numbers
+    that the kernel is given. By those that stand in it they take a part of that, or a shift."""
+    if len(groups) < 2 or (not step.inner and in_runs(_accesses(step), step.outer, step.block)):
+        return 0.0
     region, wanted = step.region, set[int]()
-    for access in (*step.loads, *step.stores):
+    for access in _accesses(step):
         steps = gaps(access, step.groups)
         plain = stepped_over(steps, groups) is not None
         pulled = frozenset[int]().union(*(region.depends[i] for i in access.pulled.values()))
         for n, group in enumerate(groups):
             if (group.name in steps and not plain) or pulled & set(group.axes):
                 wanted.add(n)
-    last = len(groups) - 1
-    quotients, rests = last - min(wanted, default=last), len(wanted - {0})
-    return quotients + rests
+    by = [_division(step, group) for group in groups]
+    return sum(by[min(wanted, default=len(by)) + 1 :]) + sum(by[n] for n in wanted if n)
+
+
+def _division(step: Step, group: Group) -> float:
+    """What dividing by a group's extent takes of a division by what nobody knows."""
+    if not {*group.axes} <= step.region.pinned | step.serial:
+        return 1.0
+    return SHIFTED if group.size & (group.size - 1) == 0 else LITERAL
+
+
+def _accesses(step: Step) -> tuple[Access, ...]:
+    return (*step.loads, *step.stores)
 
 
 def seen_twice(loads: Sequence[Access]) -> int:
@@ -173,17 +127,7 @@ def _within(part: Tensor, whole: Tensor) -> bool:
     return not left
 
 
-def _each(step: Step, one: Asked, layout: int, warp: int) -> float:
-    """Lines for one place of a tile whose lanes hold `layout` neighbouring places each."""
-    if one.apart is None:
-        return 1.0
-    if one.apart == 0:
-        return 0.0 if _near(step) else 1.0 / warp
-    spread = warp * layout * one.apart * one.access.tensor.itemsize / LINE_BYTES
-    return min(max(1.0, spread), warp) / (warp * min(one.whole, layout))
-
-
-def _lane(step: Step, access: Access) -> Group:
+def lane_of(step: Step, access: Access) -> Group:
     """The group along which neighbouring lanes lie: the one that memory follows."""
     tile = [*step.inner[-1:], *(step.outer[-1:] if step.rows > 1 or not step.inner else ())]
     tile = [group for group in tile if group.axes]
@@ -191,24 +135,11 @@ def _lane(step: Step, access: Access) -> Group:
     return (close or tile or [Group("", (), 1)])[0]
 
 
-def _hangs(step: Step, access: Access, axes: frozenset[int]) -> bool:
+def hangs(step: Step, access: Access, axes: frozenset[int]) -> bool:
     """Does an access hang on some axes?"""
     if axes & (set(access.strides) | access.walks):
         return True
     return any(step.region.depends[index] & axes for index in access.pulled.values())
-
-
-def _places(step: Step, access: Access, lanes: int) -> float:
-    """Places of all tiles at which an access is made."""
-    found = float(lanes)
-    if step.inner:
-        inner, outer = (
-            frozenset(axis for group in groups for axis in group.axes)
-            for groups in (step.inner, step.outer)
-        )
-        found /= 1 if _hangs(step, access, inner) else max(step.length, 1)
-        found /= step.rows if step.rows > 1 and not _hangs(step, access, outer) else 1
-    return found
 
 
 def _apart(step: Step, access: Access, lane: Group) -> int | None:
@@ -246,11 +177,19 @@ def _width(step: Step, access: Access, lane: Group) -> int:
     others = [g for g in step.groups if g.axes and g is not lane and not (dense and g in mine)]
     numbers = [*(access.step(g.axes[-1]) for g in others), *(() if dense else (lane.size,))]
     found = most
-    for number in numbers:  # rows' lengths are spelled as products, arguments of flat kernels not
-        found = gcd(found, number) if step.inner or number % DIVISOR == 0 else 1
+    for number in numbers:
+        found = gcd(found, number if number % DIVISOR == 0 else _spelled(step, lane, number))
     for d, index in access.pulled.items():
         found = gcd(found, (_place(step.region, index, {}) or 0) * access.tensor.stride[d])
     return found
+
+
+def _spelled(step: Step, lane: Group, number: int) -> int:
+    """What the compiler sees to divide an argument that 16 does not: multiples of a row's length
+    are spelled as products, and of tiled kernels all steps from row to row."""
+    if step.schedule == "tiled":
+        return number
+    return gcd(number, step.length) if lane in step.inner and number % step.length == 0 else 1
 
 
 def _place(region: Region, index: int, at: Mapping[int, int]) -> int | None:
@@ -266,13 +205,7 @@ def _unmasked(step: Step, lane: Group) -> int:
     """Elements of a vector that the end of the rows allows."""
     if step.vector:
         return VECTOR_BYTES
-    if step.inner:
-        extent = step.length if lane in step.inner else prod(g.size for g in step.outer)
-        return gcd(extent, VECTOR_BYTES)
+    if lane in step.inner:
+        return gcd(step.length, VECTOR_BYTES)
     whole = step.unmasked or prod(g.size for g in step.outer) % DIVISOR == 0
     return VECTOR_BYTES if whole else 1
-
-
-def _near(step: Step) -> bool:
-    """Do all lanes of a program lie in one run of the last group, or in two?"""
-    return bool(step.inner) or not step.outer or step.block <= step.outer[-1].size

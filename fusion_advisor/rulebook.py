@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, Field, model_validator
 
-from fusion_advisor.device import Device, Times
+from fusion_advisor.device import Device, Instructions, Times
 from fusion_advisor.errors import UsageError
 from fusion_advisor.quantities import (
     AnyNumber,
@@ -22,7 +22,6 @@ from fusion_advisor.quantities import (
     Count,
     Dimensions,
     Elements,
-    Instruction,
     Kernels,
     Nodes,
     Number,
@@ -344,20 +343,6 @@ class Schedules(Table):
     tiled: TiledSchedule
 
 
-class Instructions(Table):
-    """What a primitive of the region form is worth, in instructions of a lane: in its short
-    spelling, in that of float32 results, and in float64's."""
-
-    fast: Instruction
-    precise: Instruction | None = None
-    double: Instruction | None = None
-
-    def of(self, dtype: str, *, precise: bool) -> float:
-        """For results of a dtype; `precise` where a kernel's result is float32."""
-        own = self.double if dtype == "float64" else self.precise if precise else None
-        return (own or self.fast).value
-
-
 class Route(Table):
     """Who should run an accepted group."""
 
@@ -517,7 +502,7 @@ class Rulebook(Table):
     times: Times
     """Of devices that have none of their own."""
     instructions: Mapping[str, Instructions]
-    """By the primitive, else `other`."""
+    """By the primitive, else `other`; of devices that have none of their own."""
     route: Route
     inductor: Inductor
     search: Search

@@ -96,7 +96,8 @@ def _build(layers: Layers) -> Rulebook:
     tree["hash"] = hashlib.sha256(text.encode()).hexdigest()
     for folder in _NAMED:
         tree[folder] = _named(tree.get(folder))
-    tree["devices"] = _with_times(tree["devices"], tree.get("times"))
+    for shared in ("times", "instructions"):
+        tree["devices"] = _with_own(tree["devices"], shared, tree.get(shared))
     try:
         rulebook = Rulebook.model_validate(tree)
     except ValidationError as error:
@@ -112,18 +113,18 @@ def _deciding(tree: Tree) -> Tree:
     return kept | {key: _deciding(table) for key, table in tables.items()}
 
 
-def _with_times(devices: Any, shared: Any) -> Any:
-    """Give each device the shared times, with its own laid over them."""
-    tables, times = table_of(devices), table_of(shared)
-    if tables is None or times is None:
+def _with_own(devices: Any, name: str, shared: Any) -> Any:
+    """Give each device a table that all share, with its own laid over it."""
+    tables, table = table_of(devices), table_of(shared)
+    if tables is None or table is None:
         return devices
 
-    def timed(entry: Any) -> Any:
+    def given(entry: Any) -> Any:
         device = table_of(entry)
-        own = None if device is None else table_of(device.get("times", {}))
-        return entry if device is None or own is None else {**device, "times": _merge(times, own)}
+        own = None if device is None else table_of(device.get(name, {}))
+        return entry if device is None or own is None else {**device, name: _merge(table, own)}
 
-    return {name: timed(entry) for name, entry in tables.items()}
+    return {key: given(entry) for key, entry in tables.items()}
 
 
 def _named(entries: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -10,19 +10,11 @@ from fusion_advisor.annotate import seconds_of_arithmetic
 from fusion_advisor.device import NARROW, Device
 from fusion_advisor.gates.base import Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
-from fusion_advisor.instructions import Issued, instructions, precise
+from fusion_advisor.instructions import precise
+from fusion_advisor.issue import Program, tally, wavefronts
 from fusion_advisor.predict import Work, kept, narrow
 from fusion_advisor.records import Ref
-from fusion_advisor.requests import (
-    asked,
-    divided,
-    exchanged,
-    lines,
-    scattered,
-    seen_twice,
-    torn,
-    unaligned,
-)
+from fusion_advisor.requests import asked, scattered, seen_twice, torn
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.joined import shares
@@ -80,33 +72,25 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
             if name in names
         )
         resident += seen_twice(step.loads) + sum(step.shared.values())
-        made = shares(step)
-        issued = _issued(step, rulebook, made, precise=precise(plan.region))
-        every, lanes, count = asked(step, made), _lanes(step), step.programs
-        kind = _kind(step)
-        warp, serial = device.warp_size, _serial(step)
-        peak = device.peak_flops("cuda", "float32") / 2
+        made, kind = shares(step), _kind(step)
+        every = asked(step, made)
+        work = Program(step, every, made, device.warp_size)
+        done = tally(work, rulebook, precise=precise(plan.region))
         found.append(
             Work(
                 kind=f"kernel.{kind}",
                 op=kind + NARROW if narrow(load.tensor for load in step.loads) else "",
                 bytes_read=step.bytes_read,
                 bytes_written=step.bytes_written - sum(copied.values()),
-                elements=lanes,
-                arithmetic_us=1e6 * issued.others / peak,
-                simple_us=1e6 * issued.simple / peak,
-                reduced_us=1e6 * issued.steps / peak,
-                divided_us=1e6 * divided(step, every, warp) / peak,
+                instructions=int(done.instructions(device)),
+                wavefronts=wavefronts(work),
                 resident=min(resident, step.bytes_read),
-                programs=count,
+                programs=step.programs,
                 warps=step.warps,
                 at_once=at_once(step, device),
                 depth=_depth(step),
                 chained=_chained(step),
                 torn=torn(step, every),
-                unaligned=unaligned(step, every),
-                lines=lines(step, every, lanes, serial, warp),
-                exchanged=exchanged(step, every, count, warp),
                 scattered=scattered(step, every),
             )
         )
@@ -122,31 +106,13 @@ def _as_one(works: Sequence[Work], met: int) -> Work:
         largest,
         bytes_read=sum(work.bytes_read for work in works),
         bytes_written=sum(work.bytes_written for work in works),
-        elements=sum(work.elements for work in works),
-        arithmetic_us=sum(work.arithmetic_us for work in works),
-        simple_us=sum(work.simple_us for work in works),
-        reduced_us=sum(work.reduced_us for work in works),
-        divided_us=sum(work.divided_us for work in works),
+        instructions=sum(work.instructions for work in works),
+        wavefronts=sum(work.wavefronts for work in works),
         resident=met + sum(work.resident for work in works),
         programs=sum(work.programs for work in works),
         at_once=min(work.at_once for work in works),
-        lines=sum(work.lines for work in works),
-        exchanged=sum(work.exchanged for work in works),
         scattered=sum(work.scattered for work in works),
         torn=sum(work.torn for work in works),
-    )
-
-
-def _issued(step: Step, rulebook: Rulebook, made: Mapping[int, float], *, precise: bool) -> Issued:
-    """Instructions of lanes for the values of a kernel, those of lanes with no element included."""
-    parts = step.phases or (step,)
-    found = [instructions(part.region, rulebook, precise=precise, shares=made) for part in parts]
-    walked = prod(group.size for group in (*step.outer, *step.inner)) * _serial(step)
-    share = _lanes(step) / max(walked, 1)
-    return Issued(
-        share * sum(one.steps for one in found),
-        share * sum(one.simple for one in found),
-        share * sum(one.others for one in found),
     )
 
 
@@ -194,17 +160,6 @@ def _kind(step: Step) -> str:
     axes = [axis for group in (step.inner or step.outer)[-1:] for axis in group.axes]
     apart = (abs(access.step(axes[-1])) > 1 for access in (*step.loads, *step.stores))
     return "transposed" if step.schedule == "tiled" and any(apart) else step.schedule
-
-
-def _lanes(step: Step) -> int:
-    """Elements that threads walk: whole tiles, every place that a lane walks by itself, and each
-    row as often as there are results that ask for it."""
-    serial = _serial(step)
-    outer = prod(group.size for group in step.outer)
-    if not step.inner:
-        return -(-outer // step.block) * step.block * serial
-    length = -(-step.length // step.block) * step.block
-    return -(-outer // step.rows) * step.rows * length * serial
 
 
 def _serial(step: Step) -> int:

@@ -3,6 +3,7 @@
     python benchmarks/predictions emit GRAPHS --out cases.jsonl      # on a CPU: analyse and emit
     python benchmarks/predictions time cases.jsonl --out times.jsonl # on the GPU
     python benchmarks/predictions count cases.jsonl                  # on the GPU, below ncu
+    python benchmarks/predictions issued cases.jsonl --counts counters.csv --out rules/predict.toml
     python benchmarks/predictions fit cases.jsonl times.jsonl --out rules/predict.toml
     python benchmarks/predictions table cases.jsonl times.jsonl [--counts FILE] [--out FILE]
 
@@ -17,7 +18,8 @@ run), between events of work that was queued while the device was held, so that 
 limit. `time` appends every measurement as it goes: a run that is cut short keeps what it has. It
 goes over all cases several times, and their median counts. Kernels of 4 to 70 MB are 4 to 17 %
 faster while a device rests between them, as it does while torch.compile works: `--compiled` is for
-a run of its own, of which the kernels `beside` torch.compile's are compared.
+a run of its own, of which the kernels `beside` torch.compile's are compared. `count --every` is for
+the metrics that `counts.py` names; by them `issued` fits what is worth how many instructions.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import sys
 from pathlib import Path
 
 import cases
+import counts
 import fitting
 import gpu
 import tables
@@ -63,6 +66,15 @@ def _arguments() -> argparse.Namespace:
     verb.set_defaults(run=gpu.count)
     verb.add_argument("cases", type=Path)
     verb.add_argument("--kernels", type=int, default=20, help="emitted kernels at most")
+    verb.add_argument("--every", action="store_true", help="all emitted kernels, however small")
+    verb.add_argument("--ahead", action="store_true", help="compile them and stop, without ncu")
+    verb.add_argument("--processes", type=int, default=12, help="that compile ahead")
+    verb.add_argument("--budget", type=float, default=300.0, help="seconds")
+    verb = verbs.add_parser("issued")
+    verb.set_defaults(run=counts.run)
+    verb.add_argument("cases", type=Path)
+    verb.add_argument("--counts", type=Path, required=True, help="what ncu wrote for `count`")
+    verb.add_argument("--out", type=Path, help="rules to write the figures into")
     for name, run in (("fit", fitting.run), ("table", tables.run)):
         verb = verbs.add_parser(name)
         verb.set_defaults(run=run)

@@ -100,32 +100,22 @@ def _timed(files: Iterable[Path]) -> dict[tuple[str, str], Timed]:
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
 SHARED = (
     "call", "eager_launch", "last", "blocks", "sectors", "first", "first_bytes", "absorbed",
-    "l2_speed", "overlap_programs", "tail",
+    "l2_speed", "overlap_programs", "tail", "wavefronts",
 )  # fmt: skip
 """Figures of all kinds that eager's kernels hang on, too."""
 GLOBAL = (
-    *SHARED, "kernel_launch", "reduced", "divided", "chained", "torn", "exchanges", "fetched",
+    *SHARED, "kernel_launch", "chained", "torn", "fetched",
 )  # fmt: skip
 """Those and our kernels'."""
-CHOSEN = ("simple", "l1_lines", "eager_warps", "eager_row", "registers", "registers_share", "short")
-FIGURES = (
-    "share",
-    "ramp",
-    "elements",
-    "latency",
-    "warp_bandwidth",
-    "step",
-    "near",
-    "unaligned",
-    "arithmetic",
-    "least",
-    "overlap",
-)
+CHOSEN = ("eager_warps", "eager_row", "registers", "registers_share", "short")
+ALIKE = ("share", "ramp", "latency", "step", "arithmetic", "least", "overlap")
+"""Figures of a kind, of whomever."""
+FIGURES = {
+    "eager": (*ALIKE, "elements", "near", "unaligned"),
+    "kernel": (*ALIKE, "warp_bandwidth"),
+}
 KEPT = (0.6,)
 """Shares of the L2 to try."""
-MOST_INSTRUCTIONS = 2.0
-"""Of an emitted kernel's instructions, that one may be counted as: they were timed one kind at a
-time, and the units that issue them work at once."""
 MOST_ABSORBED = 0.8
 """Of what is written, that the L2 may take in at once."""
 MOST_LAUNCHES = 6
@@ -153,9 +143,6 @@ PULL = {"eager": 0.1, "kernel": 6.0}
 """What a figure's distance costs from the mean of the other kinds', in squared logarithms of one
 sample: chosen, as is the weight, by leaving out problems in turn. Eager's kinds are kernels of as
 many hands; ours are spelled alike."""
-LEAST_REDUCED = 0.4
-MOST_REDUCED = 25.0
-"""Within which the samples do not tell them from other figures."""
 GOAL_WEIGHT = 2.0
 """Of a case of the goal set's half."""
 SERIES_WEIGHT = 0.5
@@ -357,7 +344,7 @@ def _users(device: Device, works: Sequence[Work]) -> dict[str, list[int]]:
         who, name = work.kind.partition(".")[0], device.times.named(work.kind, work.op)
         if name == "other":
             continue  # of whatever nobody timed: a few that were would say nothing of it
-        for figure in FIGURES:
+        for figure in FIGURES[who]:
             if _matters(figure, work):
                 users.setdefault(f"{who}.{name}.{figure}", []).append(place)
     return users
@@ -379,26 +366,22 @@ def _pull(names: Sequence[str]) -> Tensor:
 
 def _matters(figure: str, work: Work) -> bool:
     """Does the time of such work hang on that figure?"""
+    eager = work.kind.startswith("eager")
     if figure == "overlap":
-        return work.kind.startswith("eager")
-    if figure == "least":
-        eager = work.kind.startswith("eager") and work.kind != "eager.stream"
-        return eager or work.kind == "kernel.cooperative"  # which begins with a workspace's
+        return eager
+    if figure == "least":  # a workspace is begun with, too
+        return work.kind == "kernel.cooperative" or (eager and work.kind != "eager.stream")
     if figure == "near":
         return work.near > 0
     if figure == "step":
         return work.depth > 1 and bool(work.programs)
     if figure == "unaligned":
         return work.unaligned
-    if figure == "warp_bandwidth" and work.kind.startswith("eager"):
-        return False
     return bool(work.programs) or figure not in ("latency", "warp_bandwidth")
 
 
 def _bounds(device: Device, name: str) -> tuple[float, float]:
     """No kernel beats the datasheet's bandwidth or the peaks, or is launched less than once."""
-    if name in ("reduced", "divided"):
-        return LEAST_REDUCED, MOST_REDUCED
     if name.endswith("least"):
         return 1.0, MOST_LAUNCHES
     if name.endswith("overlap"):
@@ -407,7 +390,7 @@ def _bounds(device: Device, name: str) -> tuple[float, float]:
         "unaligned": 1.0,
         "absorbed": MOST_ABSORBED,
         "share": math.floor(1e3 * device.datasheet_bandwidth / device.bandwidth) / 1e3,
-        "arithmetic": MOST_INSTRUCTIONS if name.startswith("kernel") else 1.0,
+        "arithmetic": 1.0,
     }
     return LEAST, most.get(name.rpartition(".")[2], MOST)
 
@@ -447,6 +430,7 @@ def _toml(times: Times) -> str:
         *(line(name, getattr(times, name)) for name in ("spread_short", "spread_long")),
     ]
     for table in (
+        "issue",
         "eager_reduction",
         "eager_pointwise",
         "eager_blocks",
@@ -461,5 +445,5 @@ def _toml(times: Times) -> str:
     for who in ("eager", "kernel"):
         for name, speed in sorted(getattr(times, who).items()):
             lines += ["", f"[times.{who}.{name}]"]
-            lines += [line(figure, getattr(speed, figure)) for figure in FIGURES]
+            lines += [line(figure, getattr(speed, figure)) for figure in FIGURES[who]]
     return "\n".join(lines) + "\n"

@@ -37,6 +37,8 @@ from fusion_advisor.wire import graph_from_json
 LARGE_BYTES = 2 << 30
 """Cases that move more are warmed up by few processes at a time: all would not fit."""
 MOST_BYTES = 60 << 30
+KEPT_BYTES = 1 << 29
+"""What moves less leaves its memory to the next."""
 
 
 @dataclass(frozen=True)
@@ -315,23 +317,23 @@ def _run_once(case: Case, compiled: bool) -> str:
 
 
 def count(arguments: argparse.Namespace) -> int:
-    """Launch what is large enough to be counted, once each, between marks that ncu sees:
+    """Launch some of what is large enough for its bytes to be counted, or every emitted kernel,
+    once each, between marks that ncu sees:
 
     ncu --nvtx --profile-from-start off --clock-control none --csv --page raw --metrics METRICS ...
     """
-    rules = load_rulebook()
-    least = 8 * rules.device(DEVICE).memory.l2.base
-    cases = [c for c in read(arguments.cases) if least <= c.bytes <= 8 * least]
-    ops: dict[str, Case] = {}
-    for case in cases:
-        if case.launches == 1:
-            op = next(n.op for n in graph_from_json(case.graph).nodes if n.kind == "call")
-            ops.setdefault(op, case)
-    kernels = [case for case in cases if case.text and case.bytes >= 2 * least]
-    step = max(1, len(kernels) // arguments.kernels)
+    every = [case for case in read(arguments.cases) if case.bytes < LARGE_BYTES]
+    if arguments.ahead:
+        failed = _warmed(every, (), arguments.processes, arguments.budget)
+        return int(bool(failed))
+    cases = [case for case in every if case.text] if arguments.every else _large(arguments)
+    deadline = time.monotonic() + arguments.budget
     runtime: Any = torch.cuda.cudart()
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        for case in (*kernels[::step][: arguments.kernels], *ops.values()):
+        for case in cases:
+            if time.monotonic() > deadline:
+                print("out of time", file=sys.stderr, flush=True)
+                break
             try:
                 graph = graph_from_json(case.graph)
                 inputs = _built(case, graph, "cuda")
@@ -348,8 +350,24 @@ def count(arguments: argparse.Namespace) -> int:
                 torch.cuda.synchronize()
                 runtime.cudaProfilerStop()
                 torch.cuda.nvtx.range_pop()
+                del inputs
             except Exception as error:  # noqa: BLE001 listed, the rest goes on
                 print(f"{case.name}: {cause(error)}", file=sys.stderr, flush=True)
             gc.collect()
-            torch.cuda.empty_cache()
+            if case.bytes > KEPT_BYTES:
+                torch.cuda.empty_cache()
     return 0
+
+
+def _large(arguments: argparse.Namespace) -> list[Case]:
+    """Some emitted kernels and each op once, of which the L2 holds little."""
+    least = 8 * load_rulebook().device(DEVICE).memory.l2.base
+    cases = [c for c in read(arguments.cases) if least <= c.bytes <= 8 * least]
+    ops: dict[str, Case] = {}
+    for case in cases:
+        if case.launches == 1:
+            op = next(n.op for n in graph_from_json(case.graph).nodes if n.kind == "call")
+            ops.setdefault(op, case)
+    kernels = [case for case in cases if case.text and case.bytes >= 2 * least]
+    step = max(1, len(kernels) // arguments.kernels)
+    return [*kernels[::step][: arguments.kernels], *ops.values()]

@@ -7,13 +7,11 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from cases import DEVICE, read
+from counts import counted
 from fitting import Sample, samples, speedup
 
 from fusion_advisor.annotate import annotate
@@ -23,8 +21,8 @@ from fusion_advisor.device import Device
 from fusion_advisor.judge import Chosen, verdicts
 from fusion_advisor.predict import (
     Work,
-    arithmetic_us,
     call_us,
+    issued_us,
     launch_us,
     memory_us,
     speedup_interval,
@@ -83,37 +81,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _counted(file: Path) -> dict[str, tuple[float, float]]:
-    """Bytes that HBM gave and took, by case, as ncu's raw page has them."""
-    text = file.read_text()
-    found: dict[str, tuple[float, float]] = {}
-    for row in csv.DictReader(io.StringIO(text[text.index('"ID"') :])):
-        mark = next(value for key, value in row.items() if key.startswith("thread Domain:Push"))
-        if "case:" not in mark:
-            continue  # the row of units
-        name = mark.split("case:")[1].split(":none")[0]
-        read, written = (
-            float(row[f"dram__bytes_{way}.sum"].replace(",", "")) for way in ("read", "write")
-        )
-        before = found.get(name, (0.0, 0.0))
-        found[name] = before[0] + read, before[1] + written
-    return found
-
-
 def _traffic(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> list[str]:
     """Predicted against counted HBM bytes. What is written last may still lie in the L2 when a
     kernel ends, so that counts are short by up to its size: an error is what that leaves open."""
-    counted = _counted(arguments.counts)
+    ways = [f"dram__bytes_{way}.sum" for way in ("read", "write")]
+    counts = counted(arguments.counts, ways)
     rows: list[tuple[str, float, float, str]] = []
     for case in read(arguments.cases):
-        if case.name not in counted:
+        if case.name not in counts:
             continue
         flow = dataflow(annotate(graph_from_json(case.graph), device))
         launches = [i for i in range(len(flow.nodes)) if flow.launches(i)]
         subject = decide(flow, launches, rules).subject
         works = fused_works(subject) if case.text else eager_works(subject)
         reads, writes = sum(w.bytes_read for w in works), sum(w.bytes_written for w in works)
-        hbm_read, hbm_written = counted[case.name]
+        hbm_read, hbm_written = counts[case.name]
         most = hbm_read + hbm_written + min(device.memory.l2.base, writes)
         total = reads + writes
         off = max(0.0, hbm_read + hbm_written - total, total - most) / total
@@ -249,17 +231,15 @@ def _against_compile(accepted: Sequence[Sample]) -> list[str]:
 def _reason(sample: Sample, device: Device) -> str:
     """The largest part of the kernel's predicted time, and what would be without the others."""
     work = max(sample.fused, key=lambda work: launch_us(work, device))
-    speed = device.times.speed(work.kind, work.op)
+    times = device.times
     parts = {
         f"{work.bytes / 1e6:.1f} MB from {work.programs} programs": memory_us(work, device),
-        f"{work.elements:.3g} elements walked": 1e6 * work.elements / speed.elements.base,
-        f"{work.programs} programs begun": 1e6 * work.programs / device.times.blocks.base,
-        f"{work.scattered:.3g} sectors of the L2": 1e6 * work.scattered / device.times.sectors.base,
-        f"{work.lines:.3g} lines of the L1": 1e6 * work.lines / device.times.l1_lines.base,
-        f"{work.exchanged:.3g} values exchanged": 1e6
-        * work.exchanged
-        / device.times.exchanges.base,
-        "arithmetic": arithmetic_us(work, device),
+        f"{work.programs} programs begun": 1e6 * work.programs / times.blocks.base,
+        f"{work.scattered:.3g} sectors of the L2": 1e6 * work.scattered / times.sectors.base,
+        f"{work.wavefronts:.3g} wavefronts of the L1": 1e6
+        * work.wavefronts
+        / times.wavefronts.base,
+        f"{work.instructions:.3g} instructions": issued_us(work, device),
     }
     why, us = max(parts.items(), key=lambda item: item[1])
     return f"{why}: {us:.1f} µs"

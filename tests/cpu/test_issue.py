@@ -1,0 +1,117 @@
+"""What the warps of emitted kernels issue, beside what the hardware counted (ncu, H200, Triton 3.6,
+2026-11-23): `smsp__inst_executed` and `l1tex__data_pipe_lsu_wavefronts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusion_advisor.predict import Work
+from fusion_advisor.tiles import Spread, spread
+from fusion_advisor.works import fused_works
+
+from .regions import decided, flow_of
+
+Function = Callable[..., object]
+HALF = torch.bfloat16
+
+
+def rms(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w
+
+
+def heavy(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(torch.tanh(torch.exp(-torch.erf(x)))) + torch.log1p(x * x)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One kernel: of a function over inputs of these shapes, and what was counted of it."""
+
+    name: str
+    function: Function
+    shapes: tuple[tuple[int, ...], ...]
+    instructions: int
+    wavefronts: int
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def work(self) -> Work:
+        inputs = (torch.empty(shape, dtype=self.dtype, device="meta") for shape in self.shapes)
+        (work,) = fused_works(decided(flow_of(self.function, *inputs)).subject)
+        return work
+
+
+COUNTED = [
+    Counted("elements", heavy, ((1024, 1024),), 3031040, 36864, HALF),
+    Counted(
+        "a channel's bias", lambda x, c: torch.sigmoid(torch.tanh(x + c) * 2),
+        ((16, 64, 56, 56), (64, 1, 1)), 2866304, 132094, HALF,
+    ),
+    Counted("long rows", lambda x: torch.softmax(x * 0.125, -1), ((2048, 2048),), 3121152, 486376),
+    Counted("rows in one warp", lambda x: (x * x).mean(-1), ((131072, 128),), 4669440, 1443754),
+    Counted(
+        "across rows", lambda x: torch.softmax(torch.tanh(x), 1), ((16, 32, 24, 48, 48),),
+        43241472, 10163269,
+    ),
+    Counted(
+        "across rows, in two bytes", lambda x: x.mean(1, True) * 2,
+        ((12, 64, 8, 20, 20),), 978000, 577166, HALF,
+    ),
+    Counted(
+        "windows", lambda x: F.avg_pool2d(torch.sigmoid(x), 4), ((64, 64, 112, 112),),
+        24184832, 8005785,
+    ),
+    Counted(
+        "turned", lambda x, y: torch.relu(x.t() + y), ((128, 131072), (131072, 128)),
+        8192000, 4064630,
+    ),
+    Counted("the least of some", lambda x: torch.min(x * 2, 1)[0], ((16, 8, 6, 32, 32),),
+            121344, 29737),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("counted", COUNTED, ids=lambda counted: counted.name)
+def test_what_was_counted(counted: Counted) -> None:
+    work = counted.work
+    assert work.instructions == pytest.approx(counted.instructions, rel=0.35)
+    assert work.wavefronts == pytest.approx(counted.wavefronts, rel=0.2)
+
+
+def test_warps_that_give_each_other_results_meet_in_the_banks_of_shared_memory() -> None:
+    """Rows that lie side by side are the lanes' own; where vectors of eight have warps beside them,
+    all lanes of a warp write to one bank, and read there."""
+
+    def per_element(dtype: torch.dtype) -> float:
+        inputs = torch.empty((12, 64, 8, 20, 20), dtype=dtype, device="meta")
+        (work,) = fused_works(decided(flow_of(lambda x: x.amax(1) * 2, inputs)).subject)
+        return work.wavefronts / inputs.numel()
+
+    assert per_element(HALF) > per_element(torch.float32)
+
+
+def test_rows_end_in_masks_that_take_instructions() -> None:
+    def issued(columns: int) -> float:
+        inputs = torch.empty((65536, columns), dtype=HALF, device="meta")
+        (work,) = fused_works(decided(flow_of(lambda x: torch.relu(x) * 2, inputs)).subject)
+        return work.instructions / inputs.numel()
+
+    assert issued(1001) >= issued(1024)
+
+
+@pytest.mark.parametrize(
+    ("tile", "held"),
+    [
+        ((1024, 1, 4, 4), Spread(4, 32, 1, 4, 1, 8, 1)),
+        ((64, 64, 8, 4), Spread(8, 8, 4, 1, 4, 8, 4)),
+        ((16, 2, 8, 4), Spread(1, 16, 2, 1, 4, 1, 1)),
+        ((2048, 8, 4, 1), Spread(4, 32, 1, 1, 1, 64, 8)),
+    ],
+    ids=["a row", "a tile", "more lanes than places", "one warp"],
+)
+def test_how_a_tile_is_spread(tile: tuple[int, int, int, int], held: Spread) -> None:
+    assert spread(*tile, 32) == held
