@@ -245,6 +245,8 @@ class Times(Table):
     """So few wait for half of it."""
     l2_speed: Speedup
     """How much faster what lies in the L2 is read."""
+    found: Share
+    """Of a round of loads of eager's, what falls away where the L2 has what they ask for."""
     l2_kept: Share
     """How much of the L2 keeps what was just written or read."""
     chained: Time

@@ -39,8 +39,8 @@ CONFLICTS = 2
 """Wavefronts for each word that is turned, to shared memory or back."""
 MOST_PLACES = 1 << 12
 """At which a guard is looked at."""
-SCANNED = 3
-"""Wavefronts for each place that a thread scans."""
+SCANNED = 14
+"""Wavefronts for each vector that a warp scans: shuffles, and what warps leave each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Tally:
     exchange: float
     """Values that lanes or warps give each other."""
     scanned: float
-    """Places that scans combine."""
+    """Vectors that warps scan."""
 
     def instructions(self, device: Device) -> float:
         """Of warps."""
@@ -94,7 +94,7 @@ def tally(program: Program, rulebook: Rulebook, *, precise: bool) -> Tally:
             expr = region.exprs[number]
             wide = any(region.exprs[one].dtype == "int64" for one in (number, *expr.args))
             if expr.op == "scan":
-                scanned += program.times(region, expr.args[0])
+                scanned += program.times(region, expr.args[0]) / program.scanned_at_once
             elif expr.op in (*UNISSUED, "reduce"):
                 continue
             elif expr.dtype == INDEX:
@@ -122,7 +122,8 @@ def wavefronts(program: Program) -> int:
     step = program.step
     found = 1.0 + sum(program.requests(one) * program.lines(one) for one in program.every)
     found += sum(one.wavefronts for one in program.reductions) + CONFLICTS * program.turned
-    found += SCANNED * program.main.places * sum(1 for _ in step.region.all("scan"))
+    vectors = program.main.places / program.scanned_at_once
+    found += SCANNED * vectors * sum(1 for _ in step.region.all("scan"))
     return int(step.programs * step.warps * found)
 
 
@@ -205,6 +206,11 @@ class Program:
         if walked:
             found *= max(self.walks.values(), default=1)
         return found * prod(region.sizes[axis] for axis in walked)
+
+    @property
+    def scanned_at_once(self) -> int:
+        """Places that a thread scans by itself before its warp does."""
+        return 1 if self.side else self.main.vector
 
     def _chunks(self) -> float:
         """Tiles that it walks along a row, or pieces that it holds."""

@@ -35,6 +35,9 @@ POINTWISE = ("stream", "broadcast", "strided", "transposed", "cast")
 TYPED = ("where", "masked_fill")
 """Ops whose kernels are made for operands of differing types."""
 
+OF_THEIR_OWN = ("tril", "triu")
+"""Pointwise ops whose kernels are not those of all others (native/cuda/TriangularOps.cu)."""
+
 CONTIGUOUS = ("native_layer_norm", "native_group_norm", "softmax", "cum")
 """Ops that copy an operand of another layout first (native/cuda/: layer_norm_kernel.cu,
 group_norm.cpp, SoftMax.cu, ScanUtils.cuh)."""
@@ -266,10 +269,10 @@ def _name(call: Call, op: Op | None, kind: str, device: Device) -> str:
     """The operator's name, and which of its kernels. Pointwise ones have none, but for a norm that
     is given its statistics; reductions to fewer elements share one kernel, and others where they
     give an index too, the largest or least element, or a norm."""
-    if op is not None and op.pattern == "pointwise":
-        return ""
     parts = call.node.op.split(".")
     name = parts[1].strip("_") if len(parts) > 1 else call.node.op
+    if op is not None and op.pattern == "pointwise":
+        return name if name in OF_THEIR_OWN else ""
     if kind in ("row", "column"):
         if any(t is not None and t.dtype == "int64" for t in call.node.outputs):
             return f"{kind}_indexed"

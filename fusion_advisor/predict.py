@@ -154,7 +154,9 @@ def _program_us(work: Work, device: Device) -> float:
     """The time of one program, were there memory without end."""
     speed = device.times.speed(work.kind, work.op)
     if isinstance(speed, EagerSpeed):  # whose rounds are known, and what each asks for
-        return speed.latency.value + speed.step.value * work.depth + speed.near.value * work.near
+        found = min(1.0, work.resident / max(work.bytes_read, 1))
+        rounds = work.depth * (1.0 - device.times.found.value * found)
+        return speed.latency.value + speed.step.value * rounds + speed.near.value * work.near
     own = work.bytes / work.programs / (work.warps * speed.warp_bandwidth.base) * 1e6
     return speed.latency.value + speed.step.value * (work.depth - 1) + own
 

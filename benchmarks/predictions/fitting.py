@@ -100,7 +100,7 @@ def _timed(files: Iterable[Path]) -> dict[tuple[str, str], Timed]:
 FITTED = f"fitted: benchmarks/predictions, {date.today()}, on an H200"
 SHARED = (
     "call", "eager_launch", "last", "blocks", "sectors", "first", "first_bytes", "absorbed",
-    "l2_speed", "overlap_programs", "tail", "wavefronts",
+    "l2_speed", "found", "overlap_programs", "tail", "wavefronts",
 )  # fmt: skip
 """Figures of all kinds that eager's kernels hang on, too."""
 GLOBAL = (
@@ -118,6 +118,8 @@ KEPT = (0.6,)
 """Shares of the L2 to try."""
 MOST_ABSORBED = 0.8
 """Of what is written, that the L2 may take in at once."""
+MOST_FOUND = 0.8
+"""Of a round of loads, that the L2 may spare."""
 MOST_LAUNCHES = 6
 """That one operator of eager's may be worth at least."""
 STEPS = 60
@@ -388,6 +390,7 @@ def _bounds(device: Device, name: str) -> tuple[float, float]:
         return 1.0, MOST_OVERLAP
     most = {
         "unaligned": 1.0,
+        "found": MOST_FOUND,
         "absorbed": MOST_ABSORBED,
         "share": math.floor(1e3 * device.datasheet_bandwidth / device.bandwidth) / 1e3,
         "arithmetic": 1.0,

@@ -65,6 +65,7 @@ def patterns() -> list[Pattern]:
     """All of them."""
     return [
         *_chains(), *_epilogues(), *_norms(), *_features(), *_reductions(), *_windows(), *_copies(),
+        *_layers(),
     ]  # fmt: skip
 
 
@@ -562,5 +563,96 @@ def _copies() -> list[Pattern]:
             [(512, 4096), (8192, 4096), (65536, 512), (64, 128)],
             lambda s: (s, s[:1]),
             integers=(1,),
+        ),
+    ]  # fmt: skip
+
+
+def _layers() -> list[Pattern]:
+    """What stands around products in networks, at the sizes that it has there."""
+    other = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}
+    statistics: Inputs = lambda s: (s, s[1:2], s[1:2])  # noqa: E731
+    features: Inputs = lambda s: (s, s[1:], s[1:])  # noqa: E731
+
+    def turned_norm(x: Any) -> Any:
+        y = x.transpose(1, 2)
+        return y / y.norm(2, -1, True)
+
+    def joined_norm(*parts: Any) -> Any:
+        *images, m, v = parts
+        return torch.relu(F.batch_norm(torch.cat(images, 1), m, v))
+
+    def several(count: int) -> Inputs:
+        return lambda s: (*(s,) * count, (count * s[1],), (count * s[1],))
+
+    return [
+        *(
+            Pattern(f"batch_norm_{name}", lambda x, m, v: F.batch_norm(x, m, v), (), statistics, d)
+            for name, d in (("odd", shapes.odd_images), ("odd_volumes", shapes.odd_volumes))
+        ),
+        Pattern(
+            "batch_norm_pooled",
+            lambda x, m, v: F.avg_pool3d(F.avg_pool3d(F.batch_norm(x, m, v), 2), 2),
+            (),
+            statistics,
+            shapes.odd_volumes,
+        ),
+        Pattern(
+            "unit_heads", lambda x, c: x / x.norm(2, -1, True) * c, (), lambda s: (s, (s[1], 1, 1)),
+            shapes.short_heads,
+        ),
+        Pattern("turned_unit", turned_norm, (), draw=shapes.tokens),
+        Pattern(
+            "turned_layer_norm",
+            lambda x, w, b: F.layer_norm(x.transpose(1, 2), x.shape[1:2], w, b),
+            (),
+            lambda s: (s, s[1:2], s[1:2]),
+            shapes.tokens,
+        ),
+        Pattern(
+            "assigned", lambda x, m, v: torch.softmax(F.batch_norm(x, m, v), -1), (), features,
+            shapes.clusters,
+        ),
+        Pattern("gelu_held_softmax", lambda x: torch.softmax(F.gelu(x), -1), (),
+                draw=shapes.held_rows),
+        Pattern("long_softmax", lambda x: torch.softmax(x * 0.125, -1), (), draw=shapes.long_rows),
+        Pattern("square_cumsum", lambda x: (x * 2).cumsum(-1), (), draw=shapes.squares),
+        Pattern("square_cumsum_first", lambda x: (x * 2).cumsum(0), (), draw=shapes.squares),
+        Pattern("lower", lambda x: torch.tril(x * 2), (), draw=shapes.squares),
+        Pattern(
+            "of_two_types", lambda x, c: torch.relu(x * c.to(other[c.dtype])), (),
+            lambda s: (s, (s[0], 1)), shapes.rows,
+        ),
+        Pattern(
+            "both_of_two_types", lambda x, y: x * y.to(other[y.dtype]), (), alike(2), shapes.rows
+        ),
+        Pattern(
+            "quarter_turned",
+            lambda x, c: torch.cat((x[..., :16] * c[..., :16], x[..., 16:]), -1),
+            (),
+            lambda s: (s, s[2:]),
+            shapes.heads,
+        ),
+        Pattern("joined_norm", joined_norm, (), several(6), shapes.images),
+        Pattern("rolled", lambda x: torch.roll(x, (-3, -3), (1, 2)) * 2, (), draw=shapes.heads),
+        Pattern(
+            "stacked", lambda x, y: torch.stack((x * 2, y), -1), (), alike(2), shapes.clusters
+        ),
+        Pattern(
+            "embedded",
+            lambda table, at: F.embedding(at, table) * 0.5,
+            [(32000, 1024, 2, 512), (30522, 768, 16, 128), (512, 384, 4, 384), (1000, 16, 512, 512),
+             (50000, 4096, 4, 1024)],
+            lambda s: (s[:2], s[2:]),
+            integers=(1,),
+        ),
+        Pattern(
+            "picked",
+            lambda x, at: x[at] * 2,
+            [(64, 16), (2401, 8), (1024, 64), (4096, 1024), (16384, 256)],
+            lambda s: (s, s[:1]),
+            integers=(1,),
+        ),
+        Pattern(
+            "least_then_softmax", lambda x: torch.softmax(x.amin(2), 1), (), draw=shapes.volumes
         ),
     ]  # fmt: skip

@@ -79,6 +79,51 @@ def heads(random: Random) -> Shape:
     )
 
 
+def odd_images(random: Random) -> Shape:
+    """Batches of images whose sides are odd: no plane begins where the one before ended evenly."""
+    side = _size(random, 30, 512) | 1
+    return _with_first(random, (8 * _size(random, 1, 32), side, side), MOST >> 10, MOST >> 1)
+
+
+def odd_volumes(random: Random) -> Shape:
+    """Batches of volumes whose sides are odd."""
+    side = _size(random, 15, 96) | 1
+    return _with_first(random, (8 * _size(random, 1, 8), side, side, side), MOST >> 8, MOST >> 1)
+
+
+def short_heads(random: Random) -> Shape:
+    """Windows, heads, tokens and few columns."""
+    columns = random.choice((16, 32, 48, 64))
+    return _with_first(random, (_size(random, 2, 32), 49, columns), MOST >> 12, MOST >> 4)
+
+
+def tokens(random: Random) -> Shape:
+    """Batch, features and tokens."""
+    features = 32 * _size(random, 2, 40)
+    return _with_first(random, (features, _size(random, 64, 4096)), MOST >> 12, MOST >> 3)
+
+
+def clusters(random: Random) -> Shape:
+    """Rows of a few dozen."""
+    return _with_first(random, (8 * _size(random, 2, 24),), MOST >> 12, MOST >> 3)
+
+
+def held_rows(random: Random) -> Shape:
+    """Rows that a block of eager's holds in registers."""
+    return _with_first(random, (_size(random, 2048, 9216),), MOST >> 12, MOST >> 2)
+
+
+def long_rows(random: Random) -> Shape:
+    """Rows that it does not."""
+    return _with_first(random, (_size(random, 9217, 1 << 16),), MOST >> 8, MOST)
+
+
+def squares(random: Random) -> Shape:
+    """As many rows as columns."""
+    side = _size(random, 256, 1 << 14)
+    return side, side
+
+
 def _with_first(random: Random, rest: Shape, least: int, most: int) -> Shape:
     """A first dimension that makes as many elements in all, as far as the others let it."""
     each = math.prod(rest)
