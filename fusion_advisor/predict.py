@@ -1,15 +1,15 @@
 """How long launches take, and within what that is certain. Shared knowledge, free of torch.
 
 A call is what it waits for at first, and its launches one after the other. A launch takes what any
-takes at least, and the times of its parts, which overlap: in emitted kernels nearly the longest
-alone counts. Bytes move at the device's copy bandwidth, by the share of it that this kind of kernel
-reaches; what is read first waits for longer, and is slower until the L2 is full of it, faster where
-the launches before left it there; what is written first stays there. What lanes ask for one by one
-takes a sector of the L2 each. Programs begin one after the other, however little each does. They
-run as many at once as their registers and warps let, wave after wave, and each takes its own
-latency and the time of its bytes at what its warps can keep on their way; those of eager's kernels,
-that of each wait for loads. So few programs, or few at once, are slower than the memory. What warps
-issue is one part, and what their L1 serves, line by line and bank by bank, another. On top come
+takes at least, and the times of its parts, which overlap: nearly the longest alone counts. Bytes
+move at the device's copy bandwidth, by the share of it that this kind of kernel reaches; what is
+read first waits for longer, and is slower until the L2 is full of it, faster where the launches
+before left it there; what is written first stays there. What lanes ask for one by one takes a
+sector of the L2 each. Programs begin one after the other, however little each does. They run as
+many at once as their registers and warps let, wave after wave, and each takes its own latency and
+the time of its bytes at what its warps can keep on their way; those of eager's kernels, that of
+each wait for loads. So few programs, or few at once, are slower than the memory. What warps issue
+is one part, and what their L1 serves, line by line and bank by bank, another. On top come
 reductions that a program makes one after the other, programs beyond whole waves, and an emitted
 kernel's instructions, once. Every coefficient stands in `rules/predict.toml` with the run that it
 was fitted on. No measurement of what is predicted is ever looked at.

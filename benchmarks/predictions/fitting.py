@@ -369,8 +369,6 @@ def _pull(names: Sequence[str]) -> Tensor:
 def _matters(figure: str, work: Work) -> bool:
     """Does the time of such work hang on that figure?"""
     eager = work.kind.startswith("eager")
-    if figure == "overlap":
-        return eager
     if figure == "least":  # a workspace is begun with, too
         return work.kind == "kernel.cooperative" or (eager and work.kind != "eager.stream")
     if figure == "near":
