@@ -145,8 +145,8 @@ PULL = {"eager": 0.1, "kernel": 6.0}
 """What a figure's distance costs from the mean of the other kinds', in squared logarithms of one
 sample: chosen, as is the weight, by leaving out problems in turn. Eager's kinds are kernels of as
 many hands; ours are spelled alike."""
-GOAL_WEIGHT = 2.0
-"""Of a case of the goal set's half."""
+NETWORK_WEIGHT = 3.0
+"""Of a case of the goal set's half, or of another network."""
 SERIES_WEIGHT = 0.5
 """Of a case of the series, which has many at sizes that models have not."""
 
@@ -178,9 +178,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _weight(sample: Sample) -> float:
-    if sample.case.goal:
-        return GOAL_WEIGHT
-    return SERIES_WEIGHT if sample.case.of_series else 1.0
+    return SERIES_WEIGHT if sample.case.of_series else NETWORK_WEIGHT
 
 
 def _with(device: Device, name: str, value: float) -> Device:
