@@ -14,6 +14,9 @@ from math import gcd, log2, prod
 from fusion_advisor.device import LANES_SERVED, LINE_BYTES, VECTOR_BYTES, Device
 from fusion_advisor.ops import Call
 
+HELD_ALONE = 8
+"""Elements that each thread of eager's softmax holds, from which on a multiprocessor has registers
+for one of its blocks alone: 36 a thread are counted of 8, 29 of 6 (H200, torch 2.11)."""
 ROW_OF_PLANE = 32
 """Threads along a plane's rows where blocks lie over a volume (cuda/AveragePool3d.cu)."""
 LAYER_NORM_VECTOR = 4
@@ -204,7 +207,8 @@ def normalising(call: Call, name: str, rows: int, device: Device, *, aligned: bo
         return Blocks(-(-rows // each), by.threads.count // device.warp_size)
     if name == "softmax_held":
         warps = times.eager_blocks.get("softmax", times.eager_warps).count
-        return Blocks(rows, warps, -(-length // (warps * device.warp_size)))
+        held = -(-length // (warps * device.warp_size))
+        return Blocks(rows, warps, held, resident=warps if held >= HELD_ALONE else 0)
     short = times.eager_short.get(name.removesuffix("_warp"))
     if short is not None and length < short.count:
         return Blocks(rows, 1)

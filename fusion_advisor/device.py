@@ -266,8 +266,6 @@ class Times(Table):
     """What a thread needs beside its share of the values alive at once."""
     registers_share: Share
     """Of the estimate for those values, what the compiler takes."""
-    overlap_programs: Speedup
-    """Programs resident on a multiprocessor from which on the parts overlap as they can."""
     short: Time
     """Below it a prediction is as uncertain as `spread_short` says, else as `spread_long` does."""
     spread_short: Share

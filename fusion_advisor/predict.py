@@ -97,15 +97,15 @@ def launch_us(work: Work, device: Device) -> float:
 
 
 def _overlap(work: Work, device: Device) -> float:
-    """The power in which the parts add up. What one program waits for another's work hides: where
-    few are resident on a multiprocessor, loads, arithmetic and stores follow each other."""
+    """The power in which the parts add up. What one warp waits for another's work hides: where few
+    of those that a multiprocessor holds are resident, loads, arithmetic and stores follow each
+    other."""
     most = device.times.speed(work.kind, work.op).overlap.value
     if not work.programs:
         return most
-    resident = min(work.programs, work.at_once) / device.sm_count
-    if work.kind.startswith("eager"):  # whose warps hardly wait for each other
-        resident *= work.warps / device.times.eager_warps.count
-    return 1.0 + (most - 1.0) * min(1.0, resident / device.times.overlap_programs.value)
+    resident = min(work.programs, work.at_once) / device.sm_count * work.warps
+    occupancy = min(1.0, resident / device.multiprocessor.warps.count)
+    return 1.0 + (most - 1.0) * occupancy
 
 
 def call_us(works: Iterable[Work], device: Device) -> float:

@@ -179,6 +179,8 @@ def _width(step: Step, access: Access, lane: Group) -> int:
     found = most
     for number in numbers:
         found = gcd(found, number if number % DIVISOR == 0 else _spelled(step, lane, number))
+    for axis in step.serial:  # whose steps are arguments
+        found = gcd(found, access.step(axis)) if access.step(axis) % DIVISOR == 0 else 1
     for d, index in access.pulled.items():
         found = gcd(found, (_place(step.region, index, {}) or 0) * access.tensor.stride[d])
     return found

@@ -97,10 +97,10 @@ def test_warps_that_give_each_other_results_meet_in_the_banks_of_shared_memory()
 def test_rows_end_in_masks_that_take_instructions() -> None:
     def issued(columns: int) -> float:
         inputs = torch.empty((65536, columns), dtype=HALF, device="meta")
-        (work,) = fused_works(decided(flow_of(lambda x: torch.relu(x) * 2, inputs)).subject)
+        (work,) = fused_works(decided(flow_of(lambda x: (x * x).mean(-1), inputs)).subject)
         return work.instructions / inputs.numel()
 
-    assert issued(1001) >= issued(1024)
+    assert issued(1001) > 1.2 * issued(1024)
 
 
 @pytest.mark.parametrize(
