@@ -257,9 +257,8 @@ class _Arithmetic:
 
     def instructions(self, device: Device) -> int:
         """Of warps, in the longer forms: eager's kernels are made for every float32 alike."""
-        worth = device.instructions
         lanes = sum(
-            count * worth.get(name, worth["other"]).of(dtype, precise=True)
+            count * device.worth(name, dtype, precise=True)
             for (name, dtype), count in self.applied.items()
         )
         return int(lanes / device.warp_size)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from fusion_advisor.axes import NotExpressible
@@ -50,10 +51,16 @@ class Decision:
     subject: Subject
     gates: tuple[GateResult, ...]
     fused_bytes: int
-    unfused_us: float
-    fused_us: float
     unplaced: str = ""
     """Why the model's source cannot express it, where that was asked."""
+
+    @cached_property  # of most sets that are tried nobody asks
+    def unfused_us(self) -> float:
+        return call_us(eager_works(self.subject), self.subject.device)
+
+    @cached_property
+    def fused_us(self) -> float:
+        return call_us(fused_works(self.subject), self.subject.device)
 
     @property
     def accepted(self) -> bool:
@@ -137,10 +144,4 @@ def judge(subject: Subject) -> Decision:
                 reading.why,
             )
         )
-    return Decision(
-        subject,
-        tuple(results),
-        fused_bytes(subject),
-        call_us(eager_works(subject), subject.device),
-        call_us(fused_works(subject), subject.device),
-    )
+    return Decision(subject, tuple(results), fused_bytes(subject))

@@ -341,6 +341,11 @@ class Device(Table):
         """The compute capability as compilers spell it: 90 for 9.0."""
         return int(self.compute_capability.replace(".", ""))
 
+    def worth(self, primitive: str, dtype: str, *, precise: bool) -> float:
+        """A primitive of the region form, in instructions of a lane."""
+        own = self.instructions.get(primitive, self.instructions["other"])
+        return own.of(dtype, precise=precise)
+
     @property
     def sm_count(self) -> int:
         return self.multiprocessor.count.count

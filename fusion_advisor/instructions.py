@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import prod
 
 from fusion_advisor.contracted import WITH_ONE, one_more
+from fusion_advisor.device import Device
 from fusion_advisor.exprs import INDEX
 from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Rulebook
 
 UNISSUED = ("load", "const", "place", "extent", "size", "taken")
 """Addresses and numbers, whose cost goes with the elements."""
@@ -38,7 +38,7 @@ class Issued:
 
 def instructions(
     region: Region,
-    rulebook: Rulebook,
+    device: Device,
     *,
     precise: bool,
     lanes: Callable[[int], float] | None = None,
@@ -58,8 +58,7 @@ def instructions(
         else:
             count = lanes(places)
         made = WITH_ONE[expr.op] if number in sums else expr.op
-        own = rulebook.instructions.get(made, rulebook.instructions["other"])
-        each = own.of(expr.dtype, precise=precise)
+        each = device.worth(made, expr.dtype, precise=precise)
         if combined:
             steps += count
         elif each < _FEW:

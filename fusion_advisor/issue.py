@@ -13,7 +13,7 @@ counted: such kernels issue a third more, and half as many wavefronts again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from itertools import product
@@ -23,9 +23,9 @@ from fusion_advisor.device import LANES_SERVED, LINE_BYTES, Device
 from fusion_advisor.exprs import INDEX
 from fusion_advisor.instructions import UNISSUED, instructions
 from fusion_advisor.region import Region
-from fusion_advisor.requests import Asked, divisions, hangs, lane_of
-from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.requests import Asked, asked, divisions, hangs, lane_of
 from fusion_advisor.schedules.base import Step
+from fusion_advisor.schedules.joined import shares
 from fusion_advisor.schedules.layout import Access, Group, evaluates, index_of
 from fusion_advisor.schedules.reducing import walks
 from fusion_advisor.tiles import Spread, spread
@@ -78,13 +78,13 @@ class Tally:
         return sum(getattr(self, f.name) * getattr(worth, f.name).value for f in fields(self))
 
 
-def tally(program: Program, rulebook: Rulebook, *, precise: bool) -> Tally:
+def tally(program: Program, device: Device, *, precise: bool) -> Tally:
     """Of a kernel whose results are made in the longer forms where they are `precise`."""
     step, every = program.step, program.every
     warps = step.programs * step.warps
     parts = [part.region for part in step.phases or (step,)]
     made = [
-        instructions(r, rulebook, precise=precise, lanes=partial(program.times, r)) for r in parts
+        instructions(r, device, precise=precise, lanes=partial(program.times, r)) for r in parts
     ]
     one_by_one = sum(1 for one in every if one.whole == 1 and one.apart == 1)
     places = program.main.places * program.serial
@@ -138,10 +138,10 @@ class _Reduction:
 class Program:
     """What a thread, or a warp, of a kernel's program has to do."""
 
-    def __init__(
-        self, step: Step, every: Sequence[Asked], shares: Mapping[int, float], warp: int
-    ) -> None:
-        self.step, self.every, self.shares, self.warp = step, every, shares, warp
+    def __init__(self, step: Step, warp: int) -> None:
+        self.step, self.warp = step, warp
+        self.shares = shares(step)
+        self.every = asked(step, self.shares)
         self.rows = step.rows if step.inner else 1
         self.inner = _axes(step.inner or step.outer)
         self.outer = _axes(step.outer) if step.inner else frozenset[int]()
@@ -173,6 +173,12 @@ class Program:
         return self.spreads[self.side]
 
     @property
+    def held(self) -> tuple[int, int]:
+        """Places of a thread along a row, and rows."""
+        held, across = self.main.held, self.main.held_across
+        return (across, held) if self.side else (held, across)
+
+    @property
     def serial(self) -> int:
         """Places that a lane walks one after the other, each time."""
         return prod(self.step.region.sizes[axis] for axis in self.step.serial)
@@ -197,8 +203,7 @@ class Program:
     def times(self, region: Region, number: int) -> float:
         """How often a warp makes a value of a region: the kernel's, or that of a phase."""
         step, axes = self.step, region.depends[number]
-        held, across = self.main.held, self.main.held_across
-        along, rows = (across, held) if self.side else (held, across)
+        along, rows = self.held
         found = self.shares.get(number, 1.0) * (rows if axes & self.outer else 1)
         if axes & self.inner:
             found *= along * self._chunks()
@@ -222,9 +227,7 @@ class Program:
     @property
     def divided(self) -> float:
         """Divisions of one warp that find the places of its elements."""
-        step, (rows, along) = self.step, (self.main.held_across, self.main.held)
-        if self.side:
-            rows, along = along, rows
+        step, (along, rows) = self.step, self.held
         if not step.inner:
             return along * divisions(step, step.outer)
         found = 0.0 if step.in_planes else rows * divisions(step, step.outer)
@@ -328,11 +331,11 @@ class Program:
         """Lanes combine theirs, then warps through shared memory, where those of a row lie
         together, and all lanes read the result there."""
         main, step = self.main, self.step
-        lanes, warps, kept = main.lanes, main.warps, main.held_across
-        beside, apart = main.lanes_across, 1
+        lanes, warps, beside, apart = main.lanes, main.warps, main.lanes_across, 1
         if self.side:
-            lanes, warps, kept = main.lanes_across, main.warps_across, main.held
+            lanes, warps = main.lanes_across, main.warps_across
             beside, apart = main.lanes, main.vector
+        _, kept = self.held
         lanes = min(lanes, step.block)
         warps = min(warps, max(1, step.block // lanes))
         times *= 1 + bool(step.rest or step.vector)

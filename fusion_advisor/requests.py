@@ -176,19 +176,19 @@ def _width(step: Step, access: Access, lane: Group) -> int:
     )
     others = [g for g in step.groups if g.axes and g is not lane and not (dense and g in mine)]
     numbers = [*(access.step(g.axes[-1]) for g in others), *(() if dense else (lane.size,))]
-    found = most
-    for number in numbers:
-        found = gcd(found, number if number % DIVISOR == 0 else _spelled(step, lane, number))
-    for axis in step.serial:  # whose steps are arguments
-        found = gcd(found, access.step(axis)) if access.step(axis) % DIVISOR == 0 else 1
-    for d, index in access.pulled.items():
-        found = gcd(found, (_place(step.region, index, {}) or 0) * access.tensor.stride[d])
-    return found
+    known = [_known(step, lane, number) for number in numbers]
+    known += [_known(step, None, access.step(axis)) for axis in step.serial]
+    indices = ((_place(step.region, i, {}) or 0, d) for d, i in access.pulled.items())
+    return gcd(most, *known, *(place * access.tensor.stride[d] for place, d in indices))
 
 
-def _spelled(step: Step, lane: Group, number: int) -> int:
-    """What the compiler sees to divide an argument that 16 does not: multiples of a row's length
-    are spelled as products, and of tiled kernels all steps from row to row."""
+def _known(step: Step, lane: Group | None, number: int) -> int:
+    """What the compiler sees to divide an argument. Whether 16 does it knows; multiples of a row's
+    length are spelled as products, and of tiled kernels all steps from row to row."""
+    if number % DIVISOR == 0:
+        return number
+    if lane is None:
+        return 1
     if step.schedule == "tiled":
         return number
     return gcd(number, step.length) if lane in step.inner and number % step.length == 0 else 1

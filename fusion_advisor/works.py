@@ -14,10 +14,8 @@ from fusion_advisor.instructions import precise
 from fusion_advisor.issue import Program, tally, wavefronts
 from fusion_advisor.predict import Work, kept, narrow
 from fusion_advisor.records import Ref
-from fusion_advisor.requests import asked, scattered, seen_twice, torn
-from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.requests import scattered, seen_twice, torn
 from fusion_advisor.schedules.base import Plan, Step
-from fusion_advisor.schedules.joined import shares
 from fusion_advisor.schedules.reducing import walks
 
 
@@ -50,7 +48,7 @@ def fused_works(subject: Subject) -> tuple[Work, ...]:
     """The kernels of the plan; without one, a kernel that moves what crosses the border."""
     device = subject.device
     if subject.plan is not None:
-        return _plan_works(subject.plan, device, subject.rulebook)
+        return _plan_works(subject.plan, device)
     arithmetic_us = 1e6 * sum(
         seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
         for cost in map(subject.cost, subject.launches)
@@ -58,7 +56,7 @@ def fused_works(subject: Subject) -> tuple[Work, ...]:
     return (Work("kernel.other", fused_bytes(subject), 0, arithmetic_us=arithmetic_us),)
 
 
-def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, ...]:
+def _plan_works(plan: Plan, device: Device) -> tuple[Work, ...]:
     found: list[Work] = []
     left: dict[str, tuple[int, int]] = {}
     for step in plan.steps:
@@ -72,10 +70,8 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
             if name in names
         )
         resident += seen_twice(step.loads) + sum(step.shared.values())
-        made, kind = shares(step), _kind(step)
-        every = asked(step, made)
-        work = Program(step, every, made, device.warp_size)
-        done = tally(work, rulebook, precise=precise(plan.region))
+        kind, program = _kind(step), Program(step, device.warp_size)
+        done = tally(program, device, precise=precise(plan.region))
         found.append(
             Work(
                 kind=f"kernel.{kind}",
@@ -83,15 +79,15 @@ def _plan_works(plan: Plan, device: Device, rulebook: Rulebook) -> tuple[Work, .
                 bytes_read=step.bytes_read,
                 bytes_written=step.bytes_written - sum(copied.values()),
                 instructions=int(done.instructions(device)),
-                wavefronts=wavefronts(work),
+                wavefronts=wavefronts(program),
                 resident=min(resident, step.bytes_read),
                 programs=step.programs,
                 warps=step.warps,
                 at_once=at_once(step, device),
                 depth=_depth(step),
                 chained=_chained(step),
-                torn=torn(step, every),
-                scattered=scattered(step, every),
+                torn=torn(step, program.every),
+                scattered=scattered(step, program.every),
             )
         )
         left |= {store.name: (store.tensor.bytes, moved) for store in step.stores}

@@ -25,6 +25,7 @@ from fusion_advisor.annotate import annotate
 from fusion_advisor.cases import at_full_size
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
+from fusion_advisor.device import Device
 from fusion_advisor.emit import attempt
 from fusion_advisor.express import boundary
 from fusion_advisor.group import group
@@ -296,3 +297,9 @@ def _cut(flow: Dataflow, launches: Iterable[int]) -> tuple[Graph, dict[Ref, Ref]
 def read(file: Path, only: str = "") -> list[Case]:
     cases = [from_json(Case, line) for line in file.read_text().splitlines()]
     return [case for case in cases if re.search(only, case.name)]
+
+
+def decided(case: Case, device: Device, rules: Rulebook) -> Decision:
+    """Of all launches of a case, as the rules are now."""
+    flow = dataflow(annotate(graph_from_json(case.graph), device))
+    return decide(flow, [i for i in range(len(flow.nodes)) if flow.launches(i)], rules)

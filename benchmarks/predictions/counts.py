@@ -10,28 +10,22 @@ import argparse
 import csv
 import io
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import date
 from pathlib import Path
 
 import torch
-from cases import DEVICE, read
+from cases import DEVICE, decided, read
+from fitting import toml
 from torch import Tensor
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.dataflow import dataflow
-from fusion_advisor.decide import decide
-from fusion_advisor.device import Device
+from fusion_advisor.device import Device, Times
 from fusion_advisor.instructions import precise
 from fusion_advisor.issue import Program, Tally, tally, wavefronts
-from fusion_advisor.requests import asked
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.schedules.base import Plan
-from fusion_advisor.schedules.joined import shares
-from fusion_advisor.wire import graph_from_json
 
 INSTRUCTIONS = "smsp__inst_executed.sum"
 WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts.sum"
@@ -79,8 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     worth = _fitted(kernels)
     print(_table(kernels, worth))
     if arguments.out:
-        text = arguments.out.read_text()
-        arguments.out.write_text(_written(text, dict(zip(FIGURES, worth, strict=True)), kernels))
+        arguments.out.write_text(toml(_with(device.times, worth, len(kernels))))
     return 0
 
 
@@ -89,11 +82,9 @@ def _kernels(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> 
     for case in read(arguments.cases):
         if case.reported or not case.text or case.name not in found:
             continue
-        flow = dataflow(annotate(graph_from_json(case.graph), device))
-        launches = [i for i in range(len(flow.nodes)) if flow.launches(i)]
-        plan = decide(flow, launches, rules).subject.plan
+        plan = decided(case, device, rules).subject.plan
         if plan is not None and plan.schedule == case.schedule and not _copies(plan):
-            yield _of_plan(plan, rules, found[case.name])
+            yield _of_plan(plan, device, found[case.name])
 
 
 def _copies(plan: Plan) -> bool:
@@ -101,13 +92,11 @@ def _copies(plan: Plan) -> bool:
     return any(step.copied for step in plan.steps)
 
 
-def _of_plan(plan: Plan, rules: Rulebook, numbers: Sequence[float]) -> _Kernels:
+def _of_plan(plan: Plan, device: Device, numbers: Sequence[float]) -> _Kernels:
     done, served = [0.0] * len(FIGURES), 0.0
     for step in plan.steps:
-        made = shares(step)
-        warp = rules.device(DEVICE).warp_size
-        program = Program(step, asked(step, made), made, warp)
-        each = tally(program, rules, precise=precise(plan.region))
+        program = Program(step, device.warp_size)
+        each = tally(program, device, precise=precise(plan.region))
         done = [a + getattr(each, name) for a, name in zip(done, FIGURES, strict=True)]
         served += wavefronts(program)
     return _Kernels(plan.busiest.schedule, done, served, numbers)
@@ -162,17 +151,13 @@ def _table(kernels: Sequence[_Kernels], worth: Sequence[float]) -> str:
     return "\n".join(lines)
 
 
-def _written(text: str, worth: Mapping[str, float], kernels: Sequence[_Kernels]) -> str:
-    """The rules with other figures."""
+def _with(times: Times, worth: Sequence[float], cases: int) -> Times:
     source = (
-        f"fitted: benchmarks/predictions issued, to the instructions counted of {len(kernels)}"
-        f" cases, {date.today()}, on an H200"
+        f"fitted: benchmarks/predictions issued, to the instructions counted of {cases} cases,"
+        f" {date.today()}, on an H200"
     )
-    before, table, after = text.partition("[times.issue]\n")
-    lines, rest = after.split("\n\n", 1)
-    for name, value in worth.items():
-        pattern = rf'(?m)^{name} = {{ value = [^,]*, unit = ("[a-z]+"), source = "[^"]*" }}$'
-        made = rf'{name} = {{ value = {value:.3g}, unit = \1, source = "{source}" }}'
-        lines, found = re.subn(pattern, made, lines)
-        assert found == 1, name
-    return f"{before}{table}{lines}\n\n{rest}"
+    figures = {
+        name: getattr(times.issue, name).model_copy(update={"value": value, "source": source})
+        for name, value in zip(FIGURES, worth, strict=True)
+    }
+    return times.model_copy(update={"issue": times.issue.model_copy(update=figures)})

@@ -16,20 +16,17 @@ from statistics import median
 from typing import Any
 
 import torch
-from cases import DEVICE, Case, read
+from cases import DEVICE, Case, decided, read
 from gpu import Timed
 from torch import Tensor
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.dataflow import dataflow
-from fusion_advisor.decide import Decision, decide
+from fusion_advisor.decide import Decision
 from fusion_advisor.device import Device, Speed, Times
 from fusion_advisor.kernels import from_json
 from fusion_advisor.predict import Work, call_us, launch_us
 from fusion_advisor.quantities import Number
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.wire import graph_from_json
 from fusion_advisor.works import eager_works, fused_works
 
 
@@ -59,12 +56,10 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
         eager = timed.get((case.name, "eager"))
         if eager is None or not eager.us:
             continue
-        flow = dataflow(annotate(graph_from_json(case.graph), device))
-        launches = [i for i in range(len(flow.nodes)) if flow.launches(i)]
         kernel, compiled, beside = (
             timed.get((case.name, way)) for way in ("kernel", "compiled", "beside")
         )
-        decision = decide(flow, launches, rules)
+        decision = decided(case, device, rules)
         plan = decision.subject.plan
         if case.text and (plan is None or plan.schedule != case.schedule):
             continue
@@ -169,7 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"l2_kept {share}: {loss / len(points):.5f} a sample, of {len(points)}", flush=True)
         fitted.append((loss, _with_spreads(device, seen)))
     device = min(fitted, key=lambda pair: pair[0])[1]
-    text = _toml(device.times)
+    text = toml(device.times)
     if arguments.out:
         arguments.out.write_text(text)
     else:
@@ -413,7 +408,7 @@ def speedup(sample: Sample, device: Device) -> float:
     return call_us(sample.eager, device) / call_us(sample.fused, device)
 
 
-def _toml(times: Times) -> str:
+def toml(times: Times) -> str:
     """The figures as the rules hold them."""
 
     def line(name: str, number: Number) -> str:

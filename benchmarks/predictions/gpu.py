@@ -322,11 +322,12 @@ def count(arguments: argparse.Namespace) -> int:
 
     ncu --nvtx --profile-from-start off --clock-control none --csv --page raw --metrics METRICS ...
     """
-    every = [case for case in read(arguments.cases) if case.bytes < LARGE_BYTES]
+    known = read(arguments.cases)
+    every = [case for case in known if case.text and case.bytes < LARGE_BYTES]
     if arguments.ahead:
         failed = _warmed(every, (), arguments.processes, arguments.budget)
         return int(bool(failed))
-    cases = [case for case in every if case.text] if arguments.every else _large(arguments)
+    cases = every if arguments.every else _large(known, arguments.kernels)
     deadline = time.monotonic() + arguments.budget
     runtime: Any = torch.cuda.cudart()
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
@@ -359,15 +360,15 @@ def count(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _large(arguments: argparse.Namespace) -> list[Case]:
-    """Some emitted kernels and each op once, of which the L2 holds little."""
+def _large(every: Iterable[Case], most: int) -> list[Case]:
+    """At `most` so many emitted kernels and each op once, of which the L2 holds little."""
     least = 8 * load_rulebook().device(DEVICE).memory.l2.base
-    cases = [c for c in read(arguments.cases) if least <= c.bytes <= 8 * least]
+    cases = [c for c in every if least <= c.bytes <= 8 * least]
     ops: dict[str, Case] = {}
     for case in cases:
         if case.launches == 1:
             op = next(n.op for n in graph_from_json(case.graph).nodes if n.kind == "call")
             ops.setdefault(op, case)
     kernels = [case for case in cases if case.text and case.bytes >= 2 * least]
-    step = max(1, len(kernels) // arguments.kernels)
-    return [*kernels[::step][: arguments.kernels], *ops.values()]
+    step = max(1, len(kernels) // most)
+    return [*kernels[::step][:most], *ops.values()]

@@ -10,13 +10,10 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 
-from cases import DEVICE, read
+from cases import DEVICE, decided, read
 from counts import counted
 from fitting import Sample, samples, speedup
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.dataflow import dataflow
-from fusion_advisor.decide import decide
 from fusion_advisor.device import Device
 from fusion_advisor.judge import Chosen, verdicts
 from fusion_advisor.predict import (
@@ -29,7 +26,6 @@ from fusion_advisor.predict import (
 )
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.wire import graph_from_json
 from fusion_advisor.works import eager_works, fused_works
 
 SLOWER = 1.02
@@ -90,16 +86,14 @@ def _traffic(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> 
     for case in read(arguments.cases):
         if case.name not in counts:
             continue
-        flow = dataflow(annotate(graph_from_json(case.graph), device))
-        launches = [i for i in range(len(flow.nodes)) if flow.launches(i)]
-        subject = decide(flow, launches, rules).subject
+        subject = decided(case, device, rules).subject
         works = fused_works(subject) if case.text else eager_works(subject)
         reads, writes = sum(w.bytes_read for w in works), sum(w.bytes_written for w in works)
         hbm_read, hbm_written = counts[case.name]
         most = hbm_read + hbm_written + min(device.memory.l2.base, writes)
         total = reads + writes
         off = max(0.0, hbm_read + hbm_written - total, total - most) / total
-        what = case.schedule or flow.nodes[launches[0]].op
+        what = case.schedule or subject.flow.nodes[subject.launches[0]].op
         rows.append((case.name, abs(hbm_read - reads) / total, off, what))
     if not rows:
         return []

@@ -94,7 +94,7 @@ def _busy(step: Step, device: Device, rulebook: Rulebook) -> bool:
     wide = max(access.tensor.itemsize for access in step.stores) > 2
     if wide and waves < numbers.busy_waves.value:
         return False
-    wanted = instructions(step.region, rulebook, precise=precise(step.region)).total
+    wanted = instructions(step.region, device, precise=precise(step.region)).total
     seconds = wanted / (device.peak_flops("cuda", "float32") / 2)
     moved = (step.bytes_read + step.bytes_written) / device.bandwidth
     least = numbers.busy_wide if wide else numbers.busy

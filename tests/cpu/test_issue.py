@@ -20,8 +20,11 @@ Function = Callable[..., object]
 HALF = torch.bfloat16
 
 
-def rms(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6) * w
+def work_of(function: Function, *shapes: tuple[int, ...], dtype: torch.dtype = HALF) -> Work:
+    """Of the one kernel that a function over inputs of these shapes becomes."""
+    inputs = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+    (work,) = fused_works(decided(flow_of(function, *inputs)).subject)
+    return work
 
 
 def heavy(x: torch.Tensor) -> torch.Tensor:
@@ -38,12 +41,6 @@ class Counted:
     instructions: int
     wavefronts: int
     dtype: torch.dtype = torch.float32
-
-    @property
-    def work(self) -> Work:
-        inputs = (torch.empty(shape, dtype=self.dtype, device="meta") for shape in self.shapes)
-        (work,) = fused_works(decided(flow_of(self.function, *inputs)).subject)
-        return work
 
 
 COUNTED = [
@@ -77,7 +74,7 @@ COUNTED = [
 
 @pytest.mark.parametrize("counted", COUNTED, ids=lambda counted: counted.name)
 def test_what_was_counted(counted: Counted) -> None:
-    work = counted.work
+    work = work_of(counted.function, *counted.shapes, dtype=counted.dtype)
     assert work.instructions == pytest.approx(counted.instructions, rel=0.35)
     assert work.wavefronts == pytest.approx(counted.wavefronts, rel=0.2)
 
@@ -86,19 +83,16 @@ def test_warps_that_give_each_other_results_meet_in_the_banks_of_shared_memory()
     """Rows that lie side by side are the lanes' own; where vectors of eight have warps beside them,
     all lanes of a warp write to one bank, and read there."""
 
-    def per_element(dtype: torch.dtype) -> float:
-        inputs = torch.empty((12, 64, 8, 20, 20), dtype=dtype, device="meta")
-        (work,) = fused_works(decided(flow_of(lambda x: x.amax(1) * 2, inputs)).subject)
-        return work.wavefronts / inputs.numel()
+    def served(dtype: torch.dtype) -> int:
+        return work_of(lambda x: x.amax(1) * 2, (12, 64, 8, 20, 20), dtype=dtype).wavefronts
 
-    assert per_element(HALF) > per_element(torch.float32)
+    assert served(HALF) > served(torch.float32)
 
 
 def test_rows_end_in_masks_that_take_instructions() -> None:
     def issued(columns: int) -> float:
-        inputs = torch.empty((65536, columns), dtype=HALF, device="meta")
-        (work,) = fused_works(decided(flow_of(lambda x: (x * x).mean(-1), inputs)).subject)
-        return work.instructions / inputs.numel()
+        work = work_of(lambda x: (x * x).mean(-1), (65536, columns))
+        return work.instructions / (65536 * columns)
 
     assert issued(1001) > 1.2 * issued(1024)
 

@@ -12,7 +12,7 @@ from fusion_advisor.device import LINE_BYTES
 from fusion_advisor.issue import Program
 from fusion_advisor.predict import Work
 from fusion_advisor.records import Tensor
-from fusion_advisor.requests import asked, seen_twice
+from fusion_advisor.requests import seen_twice
 from fusion_advisor.schedules.layout import Access
 from fusion_advisor.works import eager_works, fused_works
 
@@ -226,7 +226,7 @@ def test_lanes_divide_to_find_their_places(
     plan = decided(flow_of(function, *(empty(*shape) for shape in shapes))).subject.plan
     assert plan is not None
     (step,) = plan.steps
-    program = Program(step, asked(step, {}), {}, H200.warp_size)
+    program = Program(step, H200.warp_size)
     assert (program.divided > 0) == divides
 
 
