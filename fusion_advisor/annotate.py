@@ -133,9 +133,11 @@ def _cost(call: Call, device: Device) -> Cost:
     if not launches or not read + written:
         return _free(node, op)
     arithmetic_us = seconds_of_arithmetic(device, unit, dtype, flops, special) * 1e6
-    work = launched(call, op, (read, written), flops, arithmetic_us, device)
+    work = launched(call, op, (read, written), device)
     if op is not None and op.pattern == "pointwise":
-        work = replace(work, arithmetic_us=0.0, instructions=made.instructions(device))
+        work = replace(work, instructions=made.instructions(device))
+    if unit == "tensor" or device.times.named(work.kind, work.op) == "other":
+        work = replace(work, arithmetic_us=arithmetic_us)  # of others instructions are counted
     intensity, ridge = flops / (read + written), device.ridge(unit, dtype)
     bound: Bound = "memory" if intensity < ridge else "compute"
     if max((read + written) / device.bandwidth * 1e6, arithmetic_us) < device.launch_us:

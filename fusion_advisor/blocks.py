@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, log2, prod
 
-from fusion_advisor.device import LANES_SERVED, LINE_BYTES, VECTOR_BYTES, Device
+from fusion_advisor.device import LANES_SERVED, LINE_BYTES, NARROW, VECTOR_BYTES, Device
 from fusion_advisor.ops import Call
 
-HELD_ALONE = 8
-"""Elements that each thread of eager's softmax holds, from which on a multiprocessor has registers
-for one of its blocks alone: 36 a thread are counted of 8, 29 of 6 (H200, torch 2.11)."""
 ROW_OF_PLANE = 32
 """Threads along a plane's rows where blocks lie over a volume (cuda/AveragePool3d.cu)."""
+POOL_THREADS = 1024
+"""Of a block of avg_pool2d (cuda/AveragePool2d.cu)."""
 LAYER_NORM_VECTOR = 4
 """Elements that a layer norm moves at a time where rows are so many (cuda/layer_norm_kernel.cu)."""
+OF_CHANNEL, BLOCKS_BELOW = 16, 128
+"""Elements of each thread where channels are neighbours, and blocks below each other at most
+(cuda/Normalization.cuh)."""
 IMAGES_OF_CHANNELS = 1 << 18
 """Blocks of a batch norm at most (cuda/Normalization.cuh)."""
 LEAST_OF_LOSS = 16
@@ -33,8 +35,8 @@ class Blocks:
 
     Each block waits `rounds` times for loads from beyond the L1 and `near` times for loads from
     it. `last` are the rounds of the block that puts the others' results together when they have
-    ended. `launches` counts what is launched beside it, `resident` the warps that a multiprocessor
-    has registers for, where those are few; else 0.
+    ended. `launches` counts what is launched beside it, `held` what a thread holds at once where
+    its registers hang on that: elements of a row, or results side by side.
     """
 
     count: int
@@ -43,7 +45,17 @@ class Blocks:
     near: int = 0
     last: int = 0
     launches: int = 1
-    resident: int = 0
+    held: int = 0
+
+
+def allocated(kernel: str, kind: str, held: int, device: Device) -> int:
+    """Registers of a thread; 0 where they limit nothing."""
+    known = device.times.eager_registers
+    for name in (kernel, kernel.removesuffix(NARROW), kind):
+        for key in (f"{name}_{held}", name):
+            if key in known:
+                return known[key].count
+    return 0
 
 
 def pointwise(call: Call, device: Device, *, cast: bool, contiguous: bool) -> Blocks:
@@ -106,7 +118,8 @@ def reducing(call: Call, dims: Sequence[int], *, across: bool, device: Device) -
     rounds = -(-each // several // by.unrolled.count)
     last = 0 if several == 1 else -(-several // (height if across else width * height))
     # Blocks that share a result count who is done, in memory that another launch clears.
-    return Blocks(blocks * several, warps, max(rounds, 1), last=last, launches=1 + (several > 1))
+    launches = 1 + (several > 1)
+    return Blocks(blocks * several, warps, max(rounds, 1), 0, last, launches, vector * across)
 
 
 def scanning(call: Call, dim: int, device: Device) -> Blocks:
@@ -127,8 +140,9 @@ def scanning(call: Call, dim: int, device: Device) -> Blocks:
 
 def softmax_across(call: Call, dim: int, device: Device) -> Blocks:
     """Of a softmax across what is contiguous: threads walk a column three times, from the HBM at
-    first, and again where the columns of a block do not fit into the L1. Registers let a
-    multiprocessor hold the warps of one large block."""
+    first, and again where the columns of the blocks that a multiprocessor holds do not fit into its
+    L1. There are no more blocks than the device holds: each goes over rows, and places beside each
+    other (cuda/PersistentSoftmax.cuh, SoftMax.cu)."""
     operand, warp = call.operands[0], device.warp_size
     length, inner = operand.shape[dim], prod(operand.shape[dim + 1 :])
     most = device.multiprocessor.threads_per_block.count
@@ -136,12 +150,16 @@ def softmax_across(call: Call, dim: int, device: Device) -> Blocks:
     if 2 * warp >= close and length >= 2 * warp:
         several = _power(min(length, most // close), most)
     warps = -(-close * several // warp)
-    rows = operand.numel // max(length, 1)
-    blocks = rows // inner * -(-inner // close)
-    fits = close * length * operand.itemsize <= device.multiprocessor.shared_memory.base
-    rounds = -(-length // several)
-    far, near = (rounds, 2 * rounds) if fits else (3 * rounds, 0)
-    return Blocks(blocks, warps, far, near, resident=most // warp)
+    rows = operand.numel // max(length * inner, 1)
+    of = device.multiprocessor
+    held = of.holds(warps, allocated("softmax_column", "", 0, device))
+    beside = min(-(-inner // close), held * device.sm_count)
+    below = min(-(-held * device.sm_count // beside), rows)
+    walked = -(-rows // below) * -(-inner // (close * beside))
+    near_by = -(-beside * below // device.sm_count) * close * length * operand.itemsize
+    rounds = walked * -(-length // several)
+    far, near = (rounds, 2 * rounds) if near_by <= of.shared_memory.base else (3 * rounds, 0)
+    return Blocks(beside * below, warps, far, near)
 
 
 def pooling(call: Call, device: Device) -> Blocks:
@@ -152,6 +170,7 @@ def pooling(call: Call, device: Device) -> Blocks:
     if len(shape) == 5 and call.out.numel:
         count = call.out.numel // prod(shape[-2:]) * _tiles(shape, device)
     else:
+        warps = POOL_THREADS // device.warp_size if "avg_pool" in call.node.op else warps
         count = -(-call.out.numel // (warps * device.warp_size))
     return Blocks(count, warps, taps // along, taps)
 
@@ -171,12 +190,12 @@ def window_wavefronts(call: Call, device: Device) -> int:
 
 
 def unused(call: Call, device: Device) -> float:
-    """How many times as many lanes there are as windows, because planes are no whole tiles."""
-    shape = call.out.shape
+    """How many times as many lanes there are as windows in the warps that have any, because a row
+    of a plane is no whole warp."""
+    shape, warp = call.out.shape, device.warp_size
     if len(shape) < 5 or not call.out.numel:
         return 1.0
-    lanes = _tiles(shape, device) * device.times.eager_warps.count * device.warp_size
-    return lanes / prod(shape[-2:])
+    return -(-shape[-1] // warp) * warp / shape[-1]
 
 
 def _tiles(shape: Sequence[int], device: Device) -> int:
@@ -204,11 +223,12 @@ def normalising(call: Call, name: str, rows: int, device: Device, *, aligned: bo
         by, wide = times.eager_pointwise, 1 << _log(max(length, 1))
         lanes = min(wide, device.warp_size)
         each = by.threads.count // lanes * (1 if wide > by.threads.count else 2)
-        return Blocks(-(-rows // each), by.threads.count // device.warp_size)
+        warps = by.threads.count // device.warp_size
+        return Blocks(-(-rows // each), warps, held=wide // device.warp_size)
     if name == "softmax_held":
         warps = times.eager_blocks.get("softmax", times.eager_warps).count
         held = -(-length // (warps * device.warp_size))
-        return Blocks(rows, warps, held, resident=warps if held >= HELD_ALONE else 0)
+        return Blocks(rows, warps, held, held=held)
     short = times.eager_short.get(name.removesuffix("_warp"))
     if short is not None and length < short.count:
         return Blocks(rows, 1)
@@ -216,7 +236,8 @@ def normalising(call: Call, name: str, rows: int, device: Device, *, aligned: bo
     threads = warps * device.warp_size
     if name == "native_layer_norm":
         if aligned:
-            return Blocks(rows, warps, 2 * -(-length // (threads * LAYER_NORM_VECTOR)))
+            rounds = 2 * -(-length // (threads * LAYER_NORM_VECTOR))
+            return Blocks(rows, warps, rounds, held=LAYER_NORM_VECTOR)
         first = times.eager_reduction.threads.count
         second = times.eager_warps.count * device.warp_size
         rounds = -(-length // first) + -(-length // second)
@@ -240,6 +261,22 @@ def given_statistics(call: Call, device: Device) -> Blocks:
     high = max(1, min(IMAGES_OF_CHANNELS // shape[1], -(-shape[0] // images)))
     rounds = -(-shape[0] // (images * high)) * -(-image // threads)
     return Blocks(shape[1] * high, threads * images // warp, rounds)
+
+
+def channels_last(call: Call, device: Device) -> Blocks:
+    """Of a batch norm that has its statistics, of elements whose channels are neighbours: tiles of
+    channels by elements of a channel, of which a thread takes a few at a time; what its statistics
+    are made of is launched before it (cuda/Normalization.cuh)."""
+    warp, most = device.warp_size, device.times.eager_reduction.threads.count
+    channels = call.out.shape[1]
+    each = call.out.numel // max(channels, 1)
+    wide = _power(channels, warp)
+    high = _power(-(-each // OF_CHANNEL), most // wide)
+    wide = _power(channels, most // high)
+    below = min(-(-each // (high * OF_CHANNEL)), BLOCKS_BELOW)
+    rounds = -(-each // (high * below * device.times.eager_reduction.unrolled.count))
+    count = -(-channels // wide) * below
+    return Blocks(count, -(-wide * high // warp), max(rounds, 1), launches=2)
 
 
 def picking(samples: int, device: Device) -> Blocks:

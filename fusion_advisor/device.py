@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -45,6 +46,9 @@ lanes (counted on an H200, 2026-11-23)."""
 
 VECTOR_BYTES = 16
 """The widest access of a thread."""
+
+REGISTERS_AT_ONCE = 8
+"""That a multiprocessor gives a thread: 256 a warp (CUDA's occupancy calculator)."""
 
 PEAK_DTYPES = (*DTYPE_BYTES, "float8", "tf32")
 """What a peak may be given for: torch's dtypes, any float8, and float32 products in TF32."""
@@ -95,6 +99,12 @@ class Multiprocessor(Table):
     blocks: Count
     warp_size: Threads
 
+    def holds(self, warps: int, registers: float) -> int:
+        """Blocks of so many warps at a time, whose threads have so many registers: at least one."""
+        thread = max(1, ceil(registers / REGISTERS_AT_ONCE)) * REGISTERS_AT_ONCE
+        fit = self.registers.count // (warps * self.warp_size.count * thread)
+        return max(1, min(self.warps.count // warps, fit, self.blocks.count))
+
 
 class Achieved(Table):
     """What kernels reach of the datasheet: measured, or a share with where it was taken from. A
@@ -141,10 +151,16 @@ class Speed(Table):
 
 
 class EagerSpeed(Speed):
-    """Of a kind of eager's, whose addresses nobody has counted."""
+    """Of a kind of eager's. What its warps issue was counted by the hardware, where it was."""
 
-    elements: Rate
-    """Elements a second, whatever they are: where addresses cost more than bytes."""
+    warp: Instruction | None = None
+    """Of a warp, whatever it has to do."""
+    round: Instruction | None = None
+    """Each time that it waits for loads."""
+    tap: Instruction | None = None
+    """For each load from the L1."""
+    element: Instruction | None = None
+    """For each element of its lanes, beside the primitives of a pointwise kernel."""
     near: Time
     """What a block waits for a load from the L1."""
     unaligned: Share
@@ -173,6 +189,20 @@ class Issue(Table):
     step: Instruction
     exchange: Instruction
     scanned: Instruction
+
+
+class Allocated(Table):
+    """Registers of a thread of an emitted kernel, as far as they are known before it is compiled:
+    the sum of these."""
+
+    least: Registers
+    """Of any kernel."""
+    alive: Share
+    """Of the estimate for the values alive at once, what the compiler takes."""
+    store: Registers
+    """For each tensor that is written."""
+    serial: Registers
+    """Where lanes walk places by themselves."""
 
 
 class Reduction(Table):
@@ -227,6 +257,9 @@ class Times(Table):
     """Ops whose rows below so many elements a block holds in registers."""
     eager_blocks: Mapping[str, Count]
     """Warps of the blocks of some ops, each of which has a row."""
+    eager_registers: Mapping[str, Registers]
+    """Of a thread of eager's kernels that have so many that they limit how many blocks a
+    multiprocessor holds: by the kernel, and what its threads hold at once (`Blocks.held`)."""
     eager_reduction: Reduction
     eager_pointwise: Pointwise
     eager_passes: Mapping[str, Count]
@@ -262,10 +295,7 @@ class Times(Table):
     sectors: Rate
     """Elements that the L2 gives or takes one by one, because their neighbours lie apart."""
     issue: Issue
-    registers: Registers
-    """What a thread needs beside its share of the values alive at once."""
-    registers_share: Share
-    """Of the estimate for those values, what the compiler takes."""
+    registers: Allocated
     short: Time
     """Below it a prediction is as uncertain as `spread_short` says, else as `spread_long` does."""
     spread_short: Share

@@ -12,6 +12,8 @@ from math import prod
 from fusion_advisor.blocks import (
     LAYER_NORM_VECTOR,
     Blocks,
+    allocated,
+    channels_last,
     given_statistics,
     normalising,
     picking,
@@ -56,8 +58,6 @@ def launched(
     call: Call,
     op: Op | None,
     moved: tuple[int, int],
-    flops: int,
-    arithmetic_us: float,
     device: Device,
 ) -> Work:
     """One launch of eager's, which reads and writes `moved` HBM bytes; with a copy before it, where
@@ -70,24 +70,23 @@ def launched(
         steps = tuple(prod(given.shape[d + 1 :]) for d in range(len(given.shape)))
         whole = replace(given, stride=steps, offset=0, storage=-1)
         alone = replace(call, tensors={**call.tensors, first: whole})
-        work = launched(alone, op, moved, flops, arithmetic_us, device)
+        work = launched(alone, op, moved, device)
         return _after_copy(work, given, whole, device)
     blocks = _blocks(call, kind, name, device)
-    of = device.multiprocessor
-    resident = (blocks.resident or of.warps.count) // blocks.warps
+    kernel = _kernel(call, kind, name, blocks)
+    registers = allocated(kernel, kind, blocks.held, device)
     work = Work(
         f"eager.{kind}",
         *moved,
-        elements=_elements(call, op, flops, device),
-        arithmetic_us=arithmetic_us,
+        elements=_elements(call, op, device),
         programs=blocks.count,
         warps=blocks.warps,
-        at_once=device.sm_count * max(1, min(resident, of.blocks.count)),
+        at_once=device.sm_count * device.multiprocessor.holds(blocks.warps, registers),
         depth=blocks.rounds,
         launches=blocks.launches,
         near=blocks.near,
         last=blocks.last,
-        op=_kernel(call, kind, name, blocks),
+        op=kernel,
         unaligned=bool(call.operands) and _unaligned(call, kind, name),
         scattered=_scattered(call) if kind in POINTWISE else 0,
         wavefronts=window_wavefronts(call, device) if kind == "window" else 0,
@@ -142,7 +141,8 @@ def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
     if kind == "window":
         return pooling(call, device)
     if name.startswith("native_batch_norm") and kind in POINTWISE:
-        return given_statistics(call, device)
+        last = name.endswith("_channels")
+        return channels_last(call, device) if last else given_statistics(call, device)
     if name == "nll_loss_forward":
         return picking(call.operands[1].numel, device)
     if kind in POINTWISE:
@@ -303,16 +303,15 @@ def _kernel(call: Call, kind: str, name: str, blocks: Blocks) -> str:
     return (name or kind) + NARROW if narrow(call.operands) else name
 
 
-def _elements(call: Call, op: Op | None, flops: int, device: Device) -> int:
-    """Elements that the kernel walks: of what a gather reads those that it takes, and each element
-    of a window as often as there are windows that it lies in."""
+def _elements(call: Call, op: Op | None, device: Device) -> int:
+    """Elements that the kernel walks: of what a gather reads those that it takes; of windows as
+    many as the warps that have any have lanes."""
     made = [tensor.numel for tensor in call.node.outputs if tensor is not None]
     if op is not None and op.pattern == "gather":
         return max(made, default=0)
-    walked = max([*made, *(tensor.numel for tensor in call.operands)])
-    if op is None or op.pattern != "window":
-        return walked
-    return int(max(walked, flops) * unused(call, device))
+    if op is not None and op.pattern == "window":
+        return int(call.out.numel * unused(call, device))
+    return max([*made, *(tensor.numel for tensor in call.operands)])
 
 
 def _rows(call: Call, kind: str) -> int:

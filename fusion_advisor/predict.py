@@ -9,10 +9,11 @@ sector of the L2 each. Programs begin one after the other, however little each d
 many at once as their registers and warps let, wave after wave, and each takes its own latency and
 the time of its bytes at what its warps can keep on their way; those of eager's kernels, that of
 each wait for loads. So few programs, or few at once, are slower than the memory. What warps issue
-is one part, and what their L1 serves, line by line and bank by bank, another. On top come
-reductions that a program makes one after the other, programs beyond whole waves, and an emitted
-kernel's instructions, once. Every coefficient stands in `rules/predict.toml` with the run that it
-was fitted on. No measurement of what is predicted is ever looked at.
+is one part, of eager's kernels by what was counted of each kind, and what their L1 serves, line by
+line and bank by bank, another. On top come reductions that a program makes one after the other,
+programs beyond whole waves, and an emitted kernel's instructions, once. Every coefficient stands in
+`rules/predict.toml` with the run that it was fitted on. No measurement of what is predicted is ever
+looked at.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ class Work:
     `kind` names an entry of the rules (`eager.stream`, `kernel.row`), and `op` one that goes before
     it: a kernel of its own, or one of narrow elements. Bytes are HBM bytes, of which `resident` are
     read where the launches before left them, in the L2. `elements` are those that eager's
-    threads walk; `arithmetic_us` is the arithmetic's time at the device's peaks;
+    threads walk; `arithmetic_us` is the arithmetic's time at the device's peaks, of kernels whose
+    instructions nobody counted;
     `programs` is how many blocks of `warps` warps there are, 0 where that is not known and enough,
     `at_once` how many of them the device holds, and `depth` how many places each walks one after
     the other: of eager's kernels, how often it waits for loads, beside `near` loads from the L1.
     `last` are the rounds of the program that puts others' results together, `launches` all that an
     operator of eager's makes. `unaligned`: rows do not begin at 16 bytes. `instructions` are those
-    of warps, as far as they are counted, beside `arithmetic_us`, and `wavefronts` those of the L1
-    (`issue`). `scattered` sectors of the L2 are written or read for one element each, `torn` are
-    the bytes of sectors beside the elements that a program takes of them. `chained` counts the
-    reductions that a program makes one after the other.
+    of warps, of eager's kernels those of its primitives beside what its kind issues, and
+    `wavefronts` those of the L1 (`issue`). `scattered` sectors of the L2 are written or read for
+    one element each, `torn` are the bytes of sectors beside the elements that a program takes of
+    them. `chained` counts the reductions that a program makes one after the other.
     """
 
     kind: str
@@ -77,14 +79,12 @@ def launch_us(work: Work, device: Device) -> float:
     """One launch among others, microseconds."""
     times = device.times
     speed = times.speed(work.kind, work.op)
-    eager = isinstance(speed, EagerSpeed)
-    least = times.eager_launch if eager else times.kernel_launch
+    least = times.eager_launch if isinstance(speed, EagerSpeed) else times.kernel_launch
     parts = (
         memory_us(work, device),
         1e6 * work.scattered / times.sectors.base,
         programs_us(work, device),
         1e6 * work.programs / times.blocks.base,
-        1e6 * work.elements / speed.elements.base * _idle(work, device) if eager else 0.0,
         issued_us(work, device),
         1e6 * work.wavefronts / times.wavefronts.base * _idle(work, device),
     )
@@ -133,9 +133,31 @@ def memory_us(work: Work, device: Device) -> float:
 def issued_us(work: Work, device: Device) -> float:
     """The time of what a launch's warps issue, with that of multiprocessors that have none."""
     peak = device.peak_flops("cuda", "float32") / 2  # an instruction of a lane has two FLOPs
-    issued = work.arithmetic_us + 1e6 * work.instructions * device.warp_size / peak
+    issued = work.arithmetic_us + 1e6 * instructions(work, device) * device.warp_size / peak
     reached = device.times.speed(work.kind, work.op).arithmetic.value
     return issued / reached * _idle(work, device)
+
+
+def instructions(work: Work, device: Device) -> float:
+    """That the warps of a launch issue."""
+    speed = device.times.speed(work.kind, work.op)
+    if not isinstance(speed, EagerSpeed):
+        return work.instructions
+    counted = ((getattr(speed, name), count) for name, count in walked(work, device).items())
+    return work.instructions + sum(each.value * count for each, count in counted if each)
+
+
+def walked(work: Work, device: Device) -> dict[str, float]:
+    """What the warps of one of eager's launches do, by the figure of `EagerSpeed` that says what
+    it is worth. A warp that has no window of its own ends."""
+    warps, full = work.programs * work.warps, work.elements / device.warp_size
+    walking = full if work.kind == "eager.window" else warps
+    return {
+        "warp": warps,
+        "round": walking * work.depth,
+        "tap": walking * work.near,
+        "element": full,
+    }
 
 
 def _idle(work: Work, device: Device) -> float:

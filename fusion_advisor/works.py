@@ -114,13 +114,11 @@ def _as_one(works: Sequence[Work], met: int) -> Work:
 
 def at_once(step: Step, device: Device) -> int:
     """Programs that the device holds at a time, by their warps and registers."""
-    times, of = device.times, device.multiprocessor
-    registers = times.registers.value + times.registers_share.value * step.registers
+    by, of = device.times.registers, device.multiprocessor
+    registers = by.least.value + by.alive.value * step.registers
+    registers += by.store.value * len(step.stores) + by.serial.value * bool(step.serial)
     registers = min(registers, step.most_registers or of.registers_per_thread.value)
-    threads = step.warps * device.warp_size
-    fit = min(of.warps.count // step.warps, int(of.registers.value // (threads * registers)))
-    fit = min(fit, of.blocks.count)
-    return max(1, fit) * device.sm_count
+    return of.holds(step.warps, registers) * device.sm_count
 
 
 def _depth(step: Step) -> int:

@@ -67,6 +67,8 @@ def _arguments() -> argparse.Namespace:
     verb.add_argument("cases", type=Path)
     verb.add_argument("--kernels", type=int, default=20, help="emitted kernels at most")
     verb.add_argument("--every", action="store_true", help="all emitted kernels, however small")
+    verb.add_argument("--alone", action="store_true", help="eager's launches that stand alone")
+    verb.add_argument("--most", type=float, default=7e8, help="bytes of what stands alone")
     verb.add_argument("--ahead", action="store_true", help="compile them and stop, without ncu")
     verb.add_argument("--processes", type=int, default=12, help="that compile ahead")
     verb.add_argument("--budget", type=float, default=300.0, help="seconds")
@@ -74,6 +76,8 @@ def _arguments() -> argparse.Namespace:
     verb.set_defaults(run=counts.run)
     verb.add_argument("cases", type=Path)
     verb.add_argument("--counts", type=Path, required=True, help="what ncu wrote for `count`")
+    verb.add_argument("--alone", type=Path, help="what it wrote for `count --alone`")
+    verb.add_argument("--times", type=Path, nargs="*", help="kernels' registers are in them, too")
     verb.add_argument("--out", type=Path, help="rules to write the figures into")
     for name, run in (("fit", fitting.run), ("table", tables.run)):
         verb = verbs.add_parser(name)

@@ -17,15 +17,18 @@ from pathlib import Path
 
 import torch
 from cases import DEVICE, decided, read
-from fitting import toml
+from fitting import COUNTED, names, timed, toml
 from torch import Tensor
 
-from fusion_advisor.device import Device, Times
+from fusion_advisor.device import Allocated, Device, Times
 from fusion_advisor.instructions import precise
 from fusion_advisor.issue import Program, Tally, tally, wavefronts
+from fusion_advisor.predict import Work, walked
+from fusion_advisor.quantities import Number
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.schedules.base import Plan
+from fusion_advisor.works import eager_works
 
 INSTRUCTIONS = "smsp__inst_executed.sum"
 WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts.sum"
@@ -70,10 +73,16 @@ def run(arguments: argparse.Namespace) -> int:
     rules = load_rulebook()
     device = rules.device(DEVICE)
     kernels = list(_kernels(arguments, device, rules))
-    worth = _fitted(kernels)
+    worth = _worth(*zip(*((each.done, 0.0, each.counted[0]) for each in kernels), strict=True))
     print(_table(kernels, worth))
+    times = _with(device.times, worth, len(kernels))
+    if arguments.times:
+        times = times.model_copy(update={"registers": _registers(arguments, device, rules)})
+    if arguments.alone:
+        times, table = _of_eager(times, list(_launches(arguments, device, rules)), device)
+        print(table)
     if arguments.out:
-        arguments.out.write_text(toml(_with(device.times, worth, len(kernels))))
+        arguments.out.write_text(toml(times))
     return 0
 
 
@@ -102,32 +111,118 @@ def _of_plan(plan: Plan, device: Device, numbers: Sequence[float]) -> _Kernels:
     return _Kernels(plan.busiest.schedule, done, served, numbers)
 
 
-def _fitted(kernels: Sequence[_Kernels]) -> list[float]:
-    """Least squares of the share that is missing, none less than nothing, outliers weighed down."""
-    counts = torch.tensor([each.counted[0] for each in kernels], dtype=torch.float64)
-    done = torch.tensor([each.done for each in kernels], dtype=torch.float64) / counts[:, None]
-    weights = torch.ones_like(counts)
-    worth = torch.ones(len(FIGURES), dtype=torch.float64)
+def _worth(
+    done: Sequence[Sequence[float]], given: Sequence[float], counts: Sequence[float]
+) -> list[float]:
+    """What each thing that is `done` is worth beside what is `given`: least squares of the share of
+    the counts that is missing, none less than nothing, outliers weighed down."""
+    counted = torch.tensor(counts, dtype=torch.float64)
+    shares = torch.tensor(done, dtype=torch.float64) / counted[:, None]
+    known = torch.tensor(given, dtype=torch.float64) / counted
+    weights = torch.ones_like(counted)
+    worth = torch.ones(shares.shape[1], dtype=torch.float64)
     for _ in range(ROUNDS):
-        worth = _least_squares(done * weights[:, None], weights)
-        off = (done @ worth).clamp(min=1e-9).log()
+        worth = _least_squares(shares * weights[:, None], (1.0 - known) * weights)
+        off = (shares @ worth + known).clamp(min=1e-9).log()
         # A count that is missed by so much counts as its logarithm does, not as its share.
         weights = ((OUTLIER / off.abs()).clamp(max=1.0) / off.exp().clamp(min=1.0)).sqrt()
     return worth.tolist()
 
 
 def _least_squares(left: Tensor, right: Tensor) -> Tensor:
-    """By one figure after the other, each as good as it can be without being negative."""
-    curve, slope = left.T @ left, left.T @ right
-    found = torch.zeros(len(slope), dtype=torch.float64)
-    for _ in range(5000):
-        before = found.clone()
-        for i in range(len(found)):
-            if curve[i, i] > 0:
-                found[i] = (found[i] - (curve[i] @ found - slope[i]) / curve[i, i]).clamp(min=0.0)
-        if float((found - before).abs().max()) < 1e-6:
+    """No figure is negative: one after the other, what would be the most so is nothing."""
+    found = torch.zeros(left.shape[1], dtype=torch.float64)
+    free = left.abs().sum(0) > 0
+    while free.any():
+        some = torch.linalg.lstsq(left[:, free], right[:, None], driver="gelsd").solution[:, 0]
+        if bool((some >= 0).all()):
+            found[free] = some
             break
+        free[free.nonzero()[int(some.argmin())]] = False
     return found
+
+
+def _registers(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> Allocated:
+    """What threads have registers for, of kernels that were timed."""
+    resources = {name: one.resources for (name, _), one in timed(arguments.times).items()}
+    done: list[tuple[float, ...]] = []
+    counts: list[float] = []
+    for case in read(arguments.cases):
+        if case.reported or not case.text or not resources.get(case.name):
+            continue
+        plan = decided(case, device, rules).subject.plan
+        found = [tuple(map(int, one.split("/"))) for one in resources[case.name].split(", ")]
+        if plan is None or plan.schedule != case.schedule or len(found) != len(plan.steps):
+            continue
+        for step, (count, spills) in zip(plan.steps, found, strict=True):
+            if not spills and not step.most_registers:
+                done.append((step.registers, 1, bool(step.serial), len(step.stores)))
+                counts.append(count)
+    worth = _worth(done, [0.0] * len(done), counts)
+    source = (
+        f"fitted: benchmarks/predictions issued, to the registers of {len(done)} kernels as the"
+        f" driver counts them, {date.today()}"
+    )
+    return Allocated(
+        alive=Number(value=round(worth[0], 2), unit="share", source=source),
+        least=Number(value=round(worth[1]), unit="registers", source=source),
+        serial=Number(value=round(worth[2]), unit="registers", source=source),
+        store=Number(value=round(worth[3]), unit="registers", source=source),
+    )
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A launch of eager's alone, and the instructions that were counted of it."""
+
+    work: Work
+    counted: float
+
+
+def _launches(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> Iterable[_Launch]:
+    found = counted(arguments.alone, (INSTRUCTIONS,))
+    for case in read(arguments.cases):
+        if case.launches == 1 and not case.reported and case.name in found:
+            (work,) = eager_works(decided(case, device, rules).subject)
+            yield _Launch(work, found[case.name][0])
+
+
+def _of_eager(times: Times, launches: Sequence[_Launch], device: Device) -> tuple[Times, str]:
+    """Times with what was counted of each kind of eager's, and how far that is off."""
+    kinds: dict[str, list[_Launch]] = {}
+    for launch in launches:
+        for _, name in names(launch.work):
+            kinds.setdefault(name, []).append(launch)
+    speeds = dict(times.eager)
+    lines = [
+        "| eager's kernels | launches | instructions, median error | 90th |",
+        "|---|---|---|---|",
+    ]
+    for name, some in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
+        if name not in speeds or name == "other":
+            continue
+        done = [tuple(walked(each.work, device).values()) for each in some]
+        given = [float(each.work.instructions) for each in some]
+        worth = _worth(done, given, [each.counted for each in some])
+        source = f"counted: benchmarks/predictions issued, {len(some)} launches, {date.today()}"
+        speeds[name] = speeds[name].model_copy(
+            update={
+                figure: Number(value=value, unit="instructions", source=source) if value else None
+                for figure, value in zip(COUNTED, worth, strict=True)
+            }
+        )
+        sums = [sum(a * b for a, b in zip(row, worth, strict=True)) for row in done]
+        off = [
+            abs(math.log((total + known) / each.counted))
+            for total, known, each in zip(sums, given, some, strict=True)
+        ]
+        lines.append(f"| {name} | {len(some)} | {_percent(off, 0.5)} | {_percent(off, 0.9)} |")
+    return times.model_copy(update={"eager": speeds}), "\n".join(lines)
+
+
+def _percent(off: Sequence[float], share: float) -> str:
+    """What a share of some logarithms is below."""
+    return f"{100 * (math.exp(sorted(off)[int(share * (len(off) - 1))]) - 1):.0f} %"
 
 
 def _table(kernels: Sequence[_Kernels], worth: Sequence[float]) -> str:
@@ -141,12 +236,8 @@ def _table(kernels: Sequence[_Kernels], worth: Sequence[float]) -> str:
     for name, some in groups.items():
         cells: list[str] = []
         for predicted, place in ((lambda k: k.instructions(worth), 0), (lambda k: k.wavefronts, 1)):
-            off = sorted(
-                abs(math.log(max(predicted(k), 1.0) / max(k.counted[place], 1.0))) for k in some
-            )
-            cells += [
-                f"{100 * (math.exp(off[int(q * (len(off) - 1))]) - 1):.0f} %" for q in (0.5, 0.9)
-            ]
+            off = [abs(math.log(max(predicted(k), 1.0) / max(k.counted[place], 1.0))) for k in some]
+            cells += [_percent(off, share) for share in (0.5, 0.9)]
         lines.append(f"| {name} | {len(some)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

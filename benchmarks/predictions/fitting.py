@@ -50,14 +50,14 @@ class Sample:
 def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> list[Sample]:
     """Every case that was timed, predicted as the rules are now; a case whose plan is of another
     schedule than the kernel that was timed is left out."""
-    timed = _timed(arguments.times)
+    known = timed(arguments.times)
     found_samples: list[Sample] = []
     for case in read(arguments.cases):
-        eager = timed.get((case.name, "eager"))
+        eager = known.get((case.name, "eager"))
         if eager is None or not eager.us:
             continue
         kernel, compiled, beside = (
-            timed.get((case.name, way)) for way in ("kernel", "compiled", "beside")
+            known.get((case.name, way)) for way in ("kernel", "compiled", "beside")
         )
         decision = decided(case, device, rules)
         plan = decision.subject.plan
@@ -79,7 +79,7 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
     return found_samples
 
 
-def _timed(files: Iterable[Path]) -> dict[tuple[str, str], Timed]:
+def timed(files: Iterable[Path]) -> dict[tuple[str, str], Timed]:
     """What was measured last, by case and way: of several rounds the median."""
     found: dict[tuple[str, str], Timed] = {}
     for file in files:
@@ -102,13 +102,15 @@ GLOBAL = (
     *SHARED, "kernel_launch", "chained", "torn", "fetched",
 )  # fmt: skip
 """Those and our kernels'."""
-CHOSEN = ("eager_warps", "eager_row", "registers", "registers_share", "short")
+CHOSEN = ("eager_warps", "eager_row", "short")
 ALIKE = ("share", "ramp", "latency", "step", "arithmetic", "least", "overlap")
 """Figures of a kind, of whomever."""
 FIGURES = {
-    "eager": (*ALIKE, "elements", "near", "unaligned"),
+    "eager": (*ALIKE, "near", "unaligned"),
     "kernel": (*ALIKE, "warp_bandwidth"),
 }
+COUNTED = ("warp", "round", "tap", "element")
+"""Figures of eager's kinds that `issued` finds."""
 KEPT = (0.6,)
 """Shares of the L2 to try."""
 MOST_ABSORBED = 0.8
@@ -142,8 +144,10 @@ sample: chosen, as is the weight, by leaving out problems in turn. Eager's kinds
 many hands; ours are spelled alike."""
 NETWORK_WEIGHT = 2.0
 """Of a case of the goal set's half, or of another network."""
-SERIES_WEIGHT = 0.5
+SERIES_WEIGHT = 0.25
 """Of a case of the series, which has many at sizes that models have not."""
+KERNEL_WEIGHT = 2.0
+"""How many times as much a case counts that has a kernel: those are what a plan is judged by."""
 
 Point = tuple[tuple[Work, ...], float, float]
 """What a call does, the microseconds that it took, and its weight."""
@@ -173,7 +177,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _weight(sample: Sample) -> float:
-    return SERIES_WEIGHT if sample.case.of_series else NETWORK_WEIGHT
+    weight = SERIES_WEIGHT if sample.case.of_series else NETWORK_WEIGHT
+    return weight * (KERNEL_WEIGHT if sample.case.text else 1.0)
 
 
 def _with(device: Device, name: str, value: float) -> Device:
@@ -202,7 +207,7 @@ def _own_kinds(device: Device, points: Sequence[Point]) -> Device:
     counts: dict[tuple[str, str], int] = {}
     before: dict[tuple[str, str], Speed] = {}
     for works, _, _ in points:
-        found = {key: work for work in works for key in _names(work)}
+        found = {key: work for work in works for key in names(work)}
         for (who, name), work in found.items():
             counts[who, name] = counts.get((who, name), 0) + 1
             before[who, name] = device.times.speed(work.kind, work.op if name == work.op else "")
@@ -215,7 +220,7 @@ def _own_kinds(device: Device, points: Sequence[Point]) -> Device:
 
 def _untimed_as_before(device: Device, before: Device, points: Sequence[Point]) -> Device:
     """Kinds of eager's that no call has take at least as long as they did before the fit."""
-    timed = {name for works, _, _ in points for work in works for _, name in _names(work)}
+    timed = {name for works, _, _ in points for work in works for _, name in names(work)}
     longer = before.times.eager_launch.value / device.times.eager_launch.value
     for name in device.times.eager.keys() - timed:
         figure = f"eager.{name}.least"
@@ -223,7 +228,7 @@ def _untimed_as_before(device: Device, before: Device, points: Sequence[Point]) 
     return device
 
 
-def _names(work: Work) -> list[tuple[str, str]]:
+def names(work: Work) -> list[tuple[str, str]]:
     who, _, kind = work.kind.partition(".")
     return [(who, kind), *([(who, work.op)] if work.op else [])]
 
@@ -424,12 +429,14 @@ def toml(times: Times) -> str:
         *(line(name, getattr(times, name)) for name in ("spread_short", "spread_long")),
     ]
     for table in (
+        "registers",
         "issue",
         "eager_reduction",
         "eager_pointwise",
         "eager_blocks",
         "eager_short",
         "eager_held",
+        "eager_registers",
         "eager_passes",
     ):
         lines += ["", f"[times.{table}]"]
@@ -439,5 +446,6 @@ def toml(times: Times) -> str:
     for who in ("eager", "kernel"):
         for name, speed in sorted(getattr(times, who).items()):
             lines += ["", f"[times.{who}.{name}]"]
-            lines += [line(figure, getattr(speed, figure)) for figure in FIGURES[who]]
+            numbers = {figure: getattr(speed, figure, None) for figure in (*FIGURES[who], *COUNTED)}
+            lines += [line(figure, number) for figure, number in numbers.items() if number]
     return "\n".join(lines) + "\n"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from cases import DEVICE, Case, read
 from fusion_advisor.emitted import Fault, cause, load_module
 from fusion_advisor.kernels import to_json
 from fusion_advisor.measure import timing_rules
-from fusion_advisor.records import Graph
+from fusion_advisor.records import Graph, Ref
 from fusion_advisor.replay import replayed
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.timing import DeviceClock
@@ -86,6 +86,15 @@ def _built(case: Case, graph: Graph, device: str, *, random: bool = True) -> lis
             flat = flat.view(getattr(torch, tensor.dtype))
         found.append(flat.as_strided(tensor.shape, tensor.stride, tensor.offset))
     return found
+
+
+def _whole(graph: Graph) -> Graph:
+    """With what nobody reads as results, too: eager makes it."""
+    calls = [node for node in graph.nodes if node.kind == "call"]
+    read = {ref for node in calls for ref in node.refs()} | {*graph.outputs}
+    made = ((node, Ref(node.name, n)) for node in calls for n, t in enumerate(node.outputs) if t)
+    unread = [ref for node, ref in made if ref not in read and not node.mutates]
+    return replace(graph, outputs=(*graph.outputs, *unread))
 
 
 def _resources(module: Any) -> str:
@@ -159,7 +168,7 @@ def _time_case(
 ) -> None:
     graph = graph_from_json(case.graph)
     inputs = _built(case, graph, "cuda")
-    eager, _ = replayed(graph, (), "cuda", tuple(inputs))
+    eager, _ = replayed(_whole(graph), (), "cuda", tuple(inputs))
     _measure(case.name, "eager", lambda: eager(*inputs), clock, record)
     if not case.text:
         return
@@ -317,8 +326,8 @@ def _run_once(case: Case, compiled: bool) -> str:
 
 
 def count(arguments: argparse.Namespace) -> int:
-    """Launch some of what is large enough for its bytes to be counted, or every emitted kernel,
-    once each, between marks that ncu sees:
+    """Launch some of what is large enough for its bytes to be counted, or every emitted kernel, or
+    eager's launches alone, once each, between marks that ncu sees:
 
     ncu --nvtx --profile-from-start off --clock-control none --csv --page raw --metrics METRICS ...
     """
@@ -328,6 +337,8 @@ def count(arguments: argparse.Namespace) -> int:
         failed = _warmed(every, (), arguments.processes, arguments.budget)
         return int(bool(failed))
     cases = every if arguments.every else _large(known, arguments.kernels)
+    if arguments.alone:
+        cases = [case for case in known if case.launches == 1 and case.bytes < arguments.most]
     deadline = time.monotonic() + arguments.budget
     runtime: Any = torch.cuda.cudart()
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():

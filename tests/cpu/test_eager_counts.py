@@ -1,0 +1,107 @@
+"""How eager's kernels spread and what their warps issue, beside what the hardware counted (ncu,
+H200, torch 2.11, 2026-11-23): `launch__grid_size`, `launch__block_size`, warps that a
+multiprocessor holds, `smsp__inst_executed`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusion_advisor.predict import Work, instructions
+from fusion_advisor.works import eager_works
+
+from .regions import H200, decided, flow_of
+
+HALF = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One launch of eager's: of a function over inputs of these shapes, and what was counted of its
+    largest kernel; the instructions are those of all that it launches."""
+
+    name: str
+    function: Callable[..., object]
+    shapes: tuple[tuple[int, ...], ...]
+    blocks: int
+    warps: int
+    held: int
+    issued: int
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def work(self) -> Work:
+        inputs = (torch.empty(shape, dtype=self.dtype, device="meta") for shape in self.shapes)
+        return eager_works(decided(flow_of(self.function, *inputs)).subject)[0]
+
+
+def normed(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+    return F.batch_norm(x, mean, variance)
+
+
+COUNTED = [
+    Counted("a softmax in a warp", lambda x: x.softmax(-1), ((2048, 2048),), 512, 4, 24, 4808704),
+    Counted(
+        "a softmax across, of large blocks", lambda x: x.softmax(1), ((16, 32, 24, 48, 48),),
+        162, 32, 32, 51869376,
+    ),
+    Counted(
+        "a softmax across, of small blocks", lambda x: x.softmax(1), ((10922, 24, 16, 16),),
+        792, 8, 48, 123808112,
+    ),
+    Counted(
+        "the least of columns", lambda x: x.min(1), ((512, 64, 4096),), 16384, 4, 20, 115752960
+    ),
+    Counted("the most of rows", lambda x: x.max(-1), ((131072, 128),), 8192, 16, 64, 56492032),
+    Counted(
+        "channels that are neighbours", normed, ((1024, 8192), (8192,), (8192,)),
+        1024, 16, 64, 4999072,
+    ),
+    Counted(
+        "as many blocks below each other as there may be", normed, ((786432, 64), (64,), (64,)),
+        256, 16, 64, 25154494, HALF,
+    ),
+    Counted(
+        "channels of images", normed, ((1546, 64, 16, 16), (64,), (64,)), 98944, 2, 64, 28496556
+    ),
+    Counted(
+        "windows of planes", lambda x: F.avg_pool2d(x, 11), ((13915, 72, 21, 21),),
+        979, 32, 64, 35723778,
+    ),
+    Counted(
+        "windows of small planes", lambda x: F.avg_pool3d(x, 2), ((221, 80, 29, 16, 16),),
+        247520, 8, 40, 843548160,
+    ),
+    Counted(
+        "the most of windows of volumes", lambda x: F.max_pool3d(x, 3, 2),
+        ((255, 32, 8, 43, 43),), 73440, 8, 64, 395033760,
+    ),
+    Counted(
+        "the most of windows", lambda x: F.max_pool2d(x, 3, 2, 1), ((16, 64, 56, 56),),
+        3136, 8, 64, 11476992, HALF,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("counted", COUNTED, ids=lambda counted: counted.name)
+def test_what_was_counted(counted: Counted) -> None:
+    work = counted.work
+    held = work.at_once / H200.sm_count * work.warps
+    assert (work.programs, work.warps, held) == (counted.blocks, counted.warps, counted.held)
+    assert instructions(work, H200) == pytest.approx(counted.issued, rel=0.2)
+
+
+def test_lanes_beside_a_row_of_windows_issue_too_and_whole_warps_do_not() -> None:
+    """Blocks lie over planes: a row of 8 windows keeps a warp busy, where there is none it ends."""
+
+    def issued(high: int, wide: int) -> float:
+        inputs = torch.empty((16, 16, 16, high, wide), device="meta")
+        flow = flow_of(lambda x: F.avg_pool3d(x, 2), inputs)
+        return instructions(eager_works(decided(flow).subject)[0], H200)
+
+    assert issued(16, 16) == pytest.approx(issued(16, 64), rel=0.01)
+    assert issued(16, 64) > 3 * issued(2, 64)
