@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, log2, prod
 
-from fusion_advisor.device import LANES_SERVED, LINE_BYTES, NARROW, VECTOR_BYTES, Device
+from fusion_advisor.device import LANES_SERVED, LINE_BYTES, VECTOR_BYTES, Device
 from fusion_advisor.ops import Call
 
 ROW_OF_PLANE = 32
 """Threads along a plane's rows where blocks lie over a volume (cuda/AveragePool3d.cu)."""
-POOL_THREADS = 1024
-"""Of a block of avg_pool2d (cuda/AveragePool2d.cu)."""
 LAYER_NORM_VECTOR = 4
 """Elements that a layer norm moves at a time where rows are so many (cuda/layer_norm_kernel.cu)."""
 OF_CHANNEL, BLOCKS_BELOW = 16, 128
@@ -46,16 +44,6 @@ class Blocks:
     last: int = 0
     launches: int = 1
     held: int = 0
-
-
-def allocated(kernel: str, kind: str, held: int, device: Device) -> int:
-    """Registers of a thread; 0 where they limit nothing."""
-    known = device.times.eager_registers
-    for name in (kernel, kernel.removesuffix(NARROW), kind):
-        for key in (f"{name}_{held}", name):
-            if key in known:
-                return known[key].count
-    return 0
 
 
 def pointwise(call: Call, device: Device, *, cast: bool, contiguous: bool) -> Blocks:
@@ -152,7 +140,7 @@ def softmax_across(call: Call, dim: int, device: Device) -> Blocks:
     warps = -(-close * several // warp)
     rows = operand.numel // max(length * inner, 1)
     of = device.multiprocessor
-    held = of.holds(warps, allocated("softmax_column", "", 0, device))
+    held = of.holds(warps, device.times.registers_of("eager.normal", "softmax_column"))
     beside = min(-(-inner // close), held * device.sm_count)
     below = min(-(-held * device.sm_count // beside), rows)
     walked = -(-rows // below) * -(-inner // (close * beside))
@@ -162,15 +150,15 @@ def softmax_across(call: Call, dim: int, device: Device) -> Blocks:
     return Blocks(beside * below, warps, far, near)
 
 
-def pooling(call: Call, device: Device) -> Blocks:
+def pooling(call: Call, name: str, device: Device) -> Blocks:
     """A thread a window, place by place: a row of the window begins another line, what follows in
     it lies in the L1. Of volumes, blocks lie over tiles of a plane."""
-    warps, shape = device.times.eager_warps.count, call.out.shape
+    times, shape = device.times, call.out.shape
+    warps = times.eager_blocks.get(name, times.eager_warps).count
     taps, along = _window(call)
     if len(shape) == 5 and call.out.numel:
         count = call.out.numel // prod(shape[-2:]) * _tiles(shape, device)
     else:
-        warps = POOL_THREADS // device.warp_size if "avg_pool" in call.node.op else warps
         count = -(-call.out.numel // (warps * device.warp_size))
     return Blocks(count, warps, taps // along, taps)
 

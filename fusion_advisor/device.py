@@ -311,8 +311,14 @@ class Times(Table):
 
     def named(self, kind: str, op: str = "") -> str:
         """What has figures: the kernel, the same one for wider elements, the kind, or `other`."""
-        names = (op, op.removesuffix(NARROW), kind.partition(".")[2])
-        return next((name for name in names if name in self._speeds(kind)), "other")
+        return next((name for name in _names(kind, op) if name in self._speeds(kind)), "other")
+
+    def registers_of(self, kind: str, op: str = "", held: int = 0) -> int:
+        """Of a thread of one of eager's kernels that holds so much at once; 0 where they limit
+        nothing."""
+        known = self.eager_registers
+        keys = (key for name in _names(kind, op) for key in (f"{name}_{held}", name))
+        return next((known[key].count for key in keys if key in known), 0)
 
     def _speeds(self, kind: str) -> Mapping[str, EagerSpeed] | Mapping[str, KernelSpeed]:
         return self.kernel if kind.startswith("kernel") else self.eager
@@ -327,6 +333,11 @@ class Times(Table):
         if "other" not in self.eager or "other" not in self.kernel:
             raise ValueError("expected 'other' kinds, of eager and of kernel")
         return self
+
+
+def _names(kind: str, op: str) -> tuple[str, ...]:
+    """A kernel, the same one for wider elements, its kind."""
+    return op, op.removesuffix(NARROW), kind.partition(".")[2]
 
 
 class Instructions(Table):

@@ -12,7 +12,6 @@ from math import prod
 from fusion_advisor.blocks import (
     LAYER_NORM_VECTOR,
     Blocks,
-    allocated,
     channels_last,
     given_statistics,
     normalising,
@@ -74,7 +73,7 @@ def launched(
         return _after_copy(work, given, whole, device)
     blocks = _blocks(call, kind, name, device)
     kernel = _kernel(call, kind, name, blocks)
-    registers = allocated(kernel, kind, blocks.held, device)
+    registers = device.times.registers_of(f"eager.{kind}", kernel, blocks.held)
     work = Work(
         f"eager.{kind}",
         *moved,
@@ -139,7 +138,7 @@ def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
     if kind in ("row", "column"):
         return reducing(call, _reduced(call), across=kind == "column", device=device)
     if kind == "window":
-        return pooling(call, device)
+        return pooling(call, name, device)
     if name.startswith("native_batch_norm") and kind in POINTWISE:
         last = name.endswith("_channels")
         return channels_last(call, device) if last else given_statistics(call, device)

@@ -10,7 +10,7 @@ import argparse
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import date
 from pathlib import Path
@@ -88,12 +88,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _kernels(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> Iterable[_Kernels]:
     found = counted(arguments.counts, (INSTRUCTIONS, WAVEFRONTS))
-    for case in read(arguments.cases):
-        if case.reported or not case.text or case.name not in found:
-            continue
-        plan = decided(case, device, rules).subject.plan
-        if plan is not None and plan.schedule == case.schedule and not _copies(plan):
-            yield _of_plan(plan, device, found[case.name])
+    for name, plan in _plans(arguments.cases, found, device, rules):
+        if not _copies(plan):
+            yield _of_plan(plan, device, found[name])
+
+
+def _plans(
+    file: Path, wanted: Container[str], device: Device, rules: Rulebook
+) -> Iterable[tuple[str, Plan]]:
+    """Of the cases with a kernel that the fit may see, where the plan still has its schedule."""
+    for case in read(file):
+        if case.text and not case.reported and case.name in wanted:
+            plan = decided(case, device, rules).subject.plan
+            if plan is not None and plan.schedule == case.schedule:
+                yield case.name, plan
 
 
 def _copies(plan: Plan) -> bool:
@@ -144,30 +152,30 @@ def _least_squares(left: Tensor, right: Tensor) -> Tensor:
 
 def _registers(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> Allocated:
     """What threads have registers for, of kernels that were timed."""
-    resources = {name: one.resources for (name, _), one in timed(arguments.times).items()}
+    known = {
+        name: [tuple(map(int, one.split("/"))) for one in kernel.resources.split(", ")]
+        for (name, way), kernel in timed(arguments.times).items()
+        if way == "kernel" and kernel.resources
+    }
     done: list[tuple[float, ...]] = []
     counts: list[float] = []
-    for case in read(arguments.cases):
-        if case.reported or not case.text or not resources.get(case.name):
+    for name, plan in _plans(arguments.cases, known, device, rules):
+        if len(known[name]) != len(plan.steps):
             continue
-        plan = decided(case, device, rules).subject.plan
-        found = [tuple(map(int, one.split("/"))) for one in resources[case.name].split(", ")]
-        if plan is None or plan.schedule != case.schedule or len(found) != len(plan.steps):
-            continue
-        for step, (count, spills) in zip(plan.steps, found, strict=True):
+        for step, (count, spills) in zip(plan.steps, known[name], strict=True):
             if not spills and not step.most_registers:
                 done.append((step.registers, 1, bool(step.serial), len(step.stores)))
                 counts.append(count)
-    worth = _worth(done, [0.0] * len(done), counts)
+    alive, least, serial, store = _worth(done, [0.0] * len(done), counts)
     source = (
         f"fitted: benchmarks/predictions issued, to the registers of {len(done)} kernels as the"
         f" driver counts them, {date.today()}"
     )
     return Allocated(
-        alive=Number(value=round(worth[0], 2), unit="share", source=source),
-        least=Number(value=round(worth[1]), unit="registers", source=source),
-        serial=Number(value=round(worth[2]), unit="registers", source=source),
-        store=Number(value=round(worth[3]), unit="registers", source=source),
+        alive=Number(value=round(alive, 2), unit="share", source=source),
+        least=Number(value=round(least), unit="registers", source=source),
+        serial=Number(value=round(serial), unit="registers", source=source),
+        store=Number(value=round(store), unit="registers", source=source),
     )
 
 

@@ -336,9 +336,12 @@ def count(arguments: argparse.Namespace) -> int:
     if arguments.ahead:
         failed = _warmed(every, (), arguments.processes, arguments.budget)
         return int(bool(failed))
-    cases = every if arguments.every else _large(known, arguments.kernels)
-    if arguments.alone:
+    if arguments.every:
+        cases = every
+    elif arguments.alone:
         cases = [case for case in known if case.launches == 1 and case.bytes < arguments.most]
+    else:
+        cases = _large(known, arguments.kernels)
     deadline = time.monotonic() + arguments.budget
     runtime: Any = torch.cuda.cudart()
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():

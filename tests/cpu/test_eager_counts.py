@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from fusion_advisor.predict import Work, instructions
-from fusion_advisor.works import eager_works
 
-from .regions import H200, decided, flow_of
+from .launches import empty, of_eager
+from .regions import H200
 
 HALF = torch.bfloat16
 
@@ -35,8 +35,7 @@ class Counted:
 
     @property
     def work(self) -> Work:
-        inputs = (torch.empty(shape, dtype=self.dtype, device="meta") for shape in self.shapes)
-        return eager_works(decided(flow_of(self.function, *inputs)).subject)[0]
+        return of_eager(self.function, *(empty(*shape, dtype=self.dtype) for shape in self.shapes))
 
 
 def normed(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
@@ -99,9 +98,8 @@ def test_lanes_beside_a_row_of_windows_issue_too_and_whole_warps_do_not() -> Non
     """Blocks lie over planes: a row of 8 windows keeps a warp busy, where there is none it ends."""
 
     def issued(high: int, wide: int) -> float:
-        inputs = torch.empty((16, 16, 16, high, wide), device="meta")
-        flow = flow_of(lambda x: F.avg_pool3d(x, 2), inputs)
-        return instructions(eager_works(decided(flow).subject)[0], H200)
+        work = of_eager(lambda x: F.avg_pool3d(x, 2), empty(16, 16, 16, high, wide))
+        return instructions(work, H200)
 
     assert issued(16, 16) == pytest.approx(issued(16, 64), rel=0.01)
     assert issued(16, 64) > 3 * issued(2, 64)

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 
 from fusion_advisor.predict import Work
 from fusion_advisor.tiles import Spread, spread
-from fusion_advisor.works import fused_works
 
-from .regions import decided, flow_of
+from .launches import empty, of_kernels
 
 Function = Callable[..., object]
 HALF = torch.bfloat16
@@ -22,8 +21,7 @@ HALF = torch.bfloat16
 
 def work_of(function: Function, *shapes: tuple[int, ...], dtype: torch.dtype = HALF) -> Work:
     """Of the one kernel that a function over inputs of these shapes becomes."""
-    inputs = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
-    (work,) = fused_works(decided(flow_of(function, *inputs)).subject)
+    (work,) = of_kernels(function, *(empty(*shape, dtype=dtype) for shape in shapes))
     return work
 
 

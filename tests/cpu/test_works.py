@@ -14,21 +14,10 @@ from fusion_advisor.predict import Work
 from fusion_advisor.records import Tensor
 from fusion_advisor.requests import seen_twice
 from fusion_advisor.schedules.layout import Access
-from fusion_advisor.works import eager_works, fused_works
+from fusion_advisor.works import eager_works
 
+from .launches import empty, of_eager, of_kernels
 from .regions import H200, decided, flow_of
-
-
-def of_kernels(function: Callable[..., object], *inputs: torch.Tensor) -> tuple[Work, ...]:
-    return fused_works(decided(flow_of(function, *inputs)).subject)
-
-
-def of_eager(function: Callable[..., object], *inputs: torch.Tensor) -> Work:
-    return eager_works(decided(flow_of(function, *inputs)).subject)[0]
-
-
-def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def served_per_line(work: Work) -> float:

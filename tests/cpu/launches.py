@@ -1,0 +1,27 @@
+"""What a function's launches do, in eager and as kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from fusion_advisor.predict import Work
+from fusion_advisor.works import eager_works, fused_works
+
+from .regions import decided, flow_of
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor that has a layout and no data."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def of_kernels(function: Callable[..., object], *inputs: torch.Tensor) -> tuple[Work, ...]:
+    """The kernels of a function's plan."""
+    return fused_works(decided(flow_of(function, *inputs)).subject)
+
+
+def of_eager(function: Callable[..., object], *inputs: torch.Tensor) -> Work:
+    """The first of eager's launches."""
+    return eager_works(decided(flow_of(function, *inputs)).subject)[0]
