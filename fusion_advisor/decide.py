@@ -53,6 +53,8 @@ class Decision:
     fused_bytes: int
     unplaced: str = ""
     """Why the model's source cannot express it, where that was asked."""
+    registers: tuple[int, ...] = ()
+    """Of a thread of each of its kernels, once they are compiled: until then they are estimated."""
 
     @cached_property  # of most sets that are tried nobody asks
     def unfused_us(self) -> float:
@@ -60,7 +62,7 @@ class Decision:
 
     @cached_property
     def fused_us(self) -> float:
-        return call_us(fused_works(self.subject), self.subject.device)
+        return call_us(fused_works(self.subject, self.registers), self.subject.device)
 
     @property
     def accepted(self) -> bool:

@@ -189,6 +189,7 @@ class Issue(Table):
     step: Instruction
     exchange: Instruction
     scanned: Instruction
+    shared: Instruction
 
 
 class Allocated(Table):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
@@ -91,6 +91,18 @@ def identify(flow: Dataflow, grouping: Grouping, rulebook: Rulebook) -> Identifi
         )
     ]
     return Identified(tuple(findings[: len(groups)]), tuple(findings[len(groups) :]))
+
+
+def with_registers(found: Identified, registers: Mapping[str, tuple[int, ...]]) -> Identified:
+    """The groups, predicted with the registers of their kernels' threads, by id, and ranked by
+    that; their ids stay."""
+    groups = [
+        replace(group, decision=replace(group.decision, registers=registers.get(group.id, ())))
+        for group in found.groups
+    ]
+    groups.sort(key=lambda group: (-group.saved_us_total, group.rank))
+    ranked = (replace(group, rank=rank) for rank, group in enumerate(groups, 1))
+    return replace(found, groups=tuple(ranked))
 
 
 def _framework(decision: Decision, pattern: str) -> str:

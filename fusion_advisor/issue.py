@@ -1,46 +1,43 @@
 """What the warps of an emitted kernel issue: instructions, and wavefronts of the L1.
 
-A wavefront is what the L1 of a multiprocessor, which is its shared memory too, does in one clock: a
-line of 128 bytes that the lanes of a request touch, or what they touch of shared memory in banks
-that differ. Lanes whose elements lie a line apart or more are served four at a time. Threads hold a
-tile as `tiles` says: where what they ask for lies, and through how many lanes and warps a reduction
-goes, follows from that. What a thread has no places of its own for, all of them make.
+A wavefront is what the L1 of a multiprocessor, which is its shared memory too, does in one clock
+(`wavefronts`). Threads hold a tile as `tiles` says: where what they ask for lies, and through how
+many lanes and warps a reduction goes, follows from that. What a thread has no places of its own
+for, all of them make.
 
 What is worth how many instructions (`rules/predict.toml`, `times.issue`) was fitted on what the
-hardware counted of 914 cases' kernels. What programs that share a row ask each other for is not
-counted: such kernels issue a third more, and half as many wavefronts again.
+hardware counted of 1006 cases' kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from itertools import product
 from math import gcd, log2, prod
 
-from fusion_advisor.device import LANES_SERVED, LINE_BYTES, Device
+from fusion_advisor.device import Device
 from fusion_advisor.exprs import INDEX
 from fusion_advisor.instructions import UNISSUED, instructions
 from fusion_advisor.region import Region
 from fusion_advisor.requests import Asked, asked, divisions, hangs, lane_of
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.joined import shares
-from fusion_advisor.schedules.layout import Access, Group, evaluates, index_of
+from fusion_advisor.schedules.layout import Access, Group, address_of
 from fusion_advisor.schedules.reducing import walks
 from fusion_advisor.tiles import Spread, spread
+from fusion_advisor.wavefronts import BANKS, WORD_BYTES, wavefronts_of
 
-WORD_BYTES = 4
-"""Of a bank of shared memory."""
-BANKS = 32
 UNKNOWN = 8
 """Wavefronts of a request whose places hang on data: of neighbours some lie together."""
 CONFLICTS = 2
 """Wavefronts for each word that is turned, to shared memory or back."""
-MOST_PLACES = 1 << 12
-"""At which a guard is looked at."""
+WARPS_SEEN = 8
+"""Whose lanes' addresses are looked at."""
 SCANNED = 14
 """Wavefronts for each vector that a warp scans: shuffles, and what warps leave each other."""
+SHARED = 13
+"""Wavefronts of a warp for each reduction whose parts programs leave for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +68,8 @@ class Tally:
     """Values that lanes or warps give each other."""
     scanned: float
     """Vectors that warps scan."""
+    shared: float
+    """Reductions whose parts programs that share a row leave for each other."""
 
     def instructions(self, device: Device) -> float:
         """Of warps."""
@@ -114,6 +113,7 @@ def tally(program: Program, device: Device, *, precise: bool) -> Tally:
         step=warps * sum(one.steps for one in made),
         exchange=warps * (program.turned + sum(one.exchanges for one in program.reductions)),
         scanned=warps * scanned,
+        shared=warps * program.shared,
     )
 
 
@@ -124,6 +124,7 @@ def wavefronts(program: Program) -> int:
     found += sum(one.wavefronts for one in program.reductions) + CONFLICTS * program.turned
     vectors = program.main.places / program.scanned_at_once
     found += SCANNED * vectors * sum(1 for _ in step.region.all("scan"))
+    found += SHARED * program.shared
     return int(step.programs * step.warps * found)
 
 
@@ -188,8 +189,12 @@ class Program:
         return hangs(self.step, access, self.inner), hangs(self.step, access, self.outer)
 
     def _lies(self, access: Access) -> int:
-        lane = lane_of(self.step, access)
-        return int(bool(self.step.inner) and self.rows > 1 and lane not in self.step.inner)
+        """Along rows, or across them: as memory follows; across where it follows neither."""
+        step, lane = self.step, lane_of(self.step, access)
+        if not step.inner or self.rows == 1:
+            return 0
+        apart = bool(lane.axes) and all(self.walked(access)) and access.step(lane.axes[-1]) != 1
+        return int(lane not in step.inner or (apart and not access.pulled))
 
     def _held(self, access: Access) -> tuple[Spread, bool, bool, int]:
         """How an access is spread, whether it hangs on what lies together and on the rest, and on
@@ -251,48 +256,27 @@ class Program:
         return found
 
     def lines(self, one: Asked) -> float:
-        """Wavefronts of one request."""
-        spread, on, across, side = self._held(one.access)
-        found = 1.0
-        if on and one.apart != 0:
-            found = float(UNKNOWN) if one.apart is None else self._along(one, one.apart, spread)
-        if not across or spread.lanes_across == 1:
-            return found
-        groups = self.step.inner if side else self.step.outer
-        last = [group for group in groups if group.axes][-1:]
-        pitch = one.access.tensor.itemsize * sum(abs(one.access.step(g.axes[-1])) for g in last)
-        if 0 < pitch < LINE_BYTES:
-            return max(found, spread.lanes_across * pitch / LINE_BYTES)
-        return found * spread.lanes_across
+        """Wavefronts of one request: the mean of those that are looked at. What is made at a share
+        of the places has all of them there."""
+        access = one.access if one.share == 1.0 else replace(one.access, guard=None)
+        spread, on, _, side = self._held(access)
+        address = address_of(self.step.region, access)
+        if address is None:
+            return float(UNKNOWN) if on else 1.0
+        width = (min(one.whole, spread.vector) if on else 1) * access.tensor.itemsize
+        asked = (
+            [None if at is None else address(at) for at in lanes]
+            for lanes in self._lanes[side].warps
+        )
+        return sum(wavefronts_of(addresses, width) for addresses in asked) / WARPS_SEEN
 
-    def _along(self, one: Asked, apart: int, spread: Spread) -> float:
-        """Wavefronts of a request for what one row of lanes asks for. Windows lie further apart
-        than one, and the next row of them begins elsewhere."""
-        step, access, size = self.step, one.access, one.access.tensor.itemsize
-        found = _lines(spread.vector * apart * size, spread.lanes)
-        lane = lane_of(step, access)
-        length = step.region.sizes[lane.axes[-1]]
-        rows = spread.lanes * spread.vector / length
-        before = [group for group in step.outer if group.axes and group is not lane]
-        if apart > 1 and rows > 1 and before and not step.inner:
-            pitch = abs(access.step(before[-1].axes[-1])) * size
-            each = max(1.0, length * apart * size / LINE_BYTES)
-            found = rows * each if pitch >= LINE_BYTES else max(1.0, rows * pitch / LINE_BYTES)
-        return found * self._active(one)
-
-    def _active(self, one: Asked) -> float:
-        """The share of the lanes whose guard is true, where it hangs on few places. What is made at
-        a share of the places has all of them there."""
-        region, guard = self.step.region, one.access.guard
-        if guard is None or one.share < 1.0 or not evaluates(region, guard):
-            return 1.0
-        axes = sorted(region.depends[guard])
-        places = prod(region.sizes[axis] for axis in axes)
-        if places > MOST_PLACES:  # as that of a window's padding, nearly all of whose lanes are in
-            return 1.0
-        held = index_of(region, guard, region.sizes)
-        every = product(*(range(region.sizes[axis]) for axis in axes))
-        return sum(held(dict(zip(axes, at, strict=True))) for at in every) / max(places, 1)
+    @cached_property
+    def _lanes(self) -> tuple[_Lanes, ...]:
+        """Of lanes along rows, and across them."""
+        return tuple(
+            _Lanes(self.step, spread, self.warp, bool(side))
+            for side, spread in enumerate(self.spreads)
+        )
 
     def _again(self, one: Asked) -> int:
         """How often lanes walk the places of a load."""
@@ -305,6 +289,14 @@ class Program:
         """Do all lanes lie in one run of the last group, or in two?"""
         step = self.step
         return bool(step.inner) or not step.outer or step.block <= step.outer[-1].size
+
+    @property
+    def shared(self) -> int:
+        """Reductions whose parts programs of one row leave for each other."""
+        step = self.step
+        return (
+            sum(1 for part in step.phases for _ in part.region.all("reduce")) if step.parts else 0
+        )
 
     @cached_property
     def turned(self) -> float:
@@ -351,15 +343,50 @@ class Program:
         )
 
 
+class _Lanes:
+    """Where the lanes of some warps are, in tiles evenly apart."""
+
+    def __init__(self, step: Step, spread: Spread, warp: int, across: bool) -> None:
+        self.step, self.spread, self.warp, self.across = step, spread, warp, across
+
+    @cached_property
+    def warps(self) -> list[list[dict[int, int] | None]]:
+        """The place of each lane's first element along each axis, None where it has none."""
+        return [self._warp(number) for number in range(WARPS_SEEN)]
+
+    def _warp(self, number: int) -> list[dict[int, int] | None]:
+        step, spread, share = self.step, self.spread, (number + 0.5) / WARPS_SEEN
+        first = number % spread.warps * spread.lanes * spread.vector
+        places = [first + lane % spread.lanes * spread.vector for lane in range(self.warp)]
+        others = [lane // spread.lanes for lane in range(self.warp)]
+        if self.across:
+            places, others = others, places
+        along = self._tile(step.inner or step.outer, step.block, share, places)
+        rows = step.rows if step.inner else 1
+        rest = self._tile(step.outer if step.inner else (), rows, share, others)
+        serial = [*step.serial]
+        walked = prod(step.region.sizes[axis] for axis in serial)
+        common = dict.fromkeys(step.region.sizes, 0) | self._split(serial, int(share * walked))
+        both = zip(along, rest, strict=True)
+        return [None if one is None or two is None else common | one | two for one, two in both]
+
+    def _tile(
+        self, groups: Sequence[Group], tile: int, share: float, places: Sequence[int]
+    ) -> list[dict[int, int] | None]:
+        """Places of a tile at some share of all of them, along each axis."""
+        size = prod(group.size for group in groups)
+        axes = [axis for group in groups for axis in group.axes]
+        begins = int(size * share) // tile * tile
+        here = (begins + place % tile for place in places)
+        return [self._split(axes, place) if place < size else None for place in here]
+
+    def _split(self, axes: Sequence[int], place: int) -> dict[int, int]:
+        """A place over several axes, outermost first, along each of them."""
+        found: dict[int, int] = {}
+        for axis in reversed(axes):
+            place, found[axis] = divmod(place, self.step.region.sizes[axis])
+        return found
+
+
 def _axes(groups: Sequence[Group]) -> frozenset[int]:
     return frozenset(axis for group in groups for axis in group.axes)
-
-
-def _lines(apart: int, lanes: int) -> float:
-    """Wavefronts of a request whose lanes begin so many bytes apart."""
-    if apart >= LINE_BYTES:
-        return max(1.0, lanes / LANES_SERVED)
-    spanned = lanes * apart / LINE_BYTES
-    if apart & (apart - 1):  # banks repeat sooner than lines
-        return max(1.0, min(spanned, gcd(max(1, apart // WORD_BYTES), BANKS)))
-    return max(1.0, spanned)

@@ -102,6 +102,11 @@ class Compiled:
     resources: tuple[Resources, ...] = ()
     failure: str | None = None
 
+    @property
+    def registers(self) -> tuple[int, ...]:
+        """Of a thread of each launch."""
+        return tuple(each.registers for each in self.resources)
+
 
 @dataclass(frozen=True, slots=True)
 class Check:

@@ -14,7 +14,7 @@ from fusion_advisor.decide import Decision, decide
 from fusion_advisor.emit import attempt
 from fusion_advisor.framework import exact
 from fusion_advisor.group import group
-from fusion_advisor.identify import Finding, Identified, identify
+from fusion_advisor.identify import Finding, Identified, identify, with_registers
 from fusion_advisor.kernels import Check, Kernel
 from fusion_advisor.machine import choose_device, gpu_names, version
 from fusion_advisor.package import mark_of
@@ -92,6 +92,8 @@ def analyze(
         proven = verify(list(kernels.values()), children)
         for name, (check, compiled) in zip(kernels, proven, strict=True):
             proofs[name] = replace(proofs[name], check=check, compiled=compiled)
+        registers = {name: p.compiled.registers for name, p in proofs.items() if p.compiled}
+        found = with_registers(found, registers)
         if searcher:
             listener.stage("search")
             for finding in found.groups:

@@ -44,11 +44,12 @@ def eager_works(subject: Subject) -> tuple[Work, ...]:
     return tuple(found)
 
 
-def fused_works(subject: Subject) -> tuple[Work, ...]:
-    """The kernels of the plan; without one, a kernel that moves what crosses the border."""
+def fused_works(subject: Subject, registers: Sequence[int] = ()) -> tuple[Work, ...]:
+    """The kernels of the plan, of so many registers each where they are compiled; without a plan, a
+    kernel that moves what crosses the border."""
     device = subject.device
     if subject.plan is not None:
-        return _plan_works(subject.plan, device)
+        return _plan_works(subject.plan, device, registers)
     arithmetic_us = 1e6 * sum(
         seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
         for cost in map(subject.cost, subject.launches)
@@ -56,10 +57,13 @@ def fused_works(subject: Subject) -> tuple[Work, ...]:
     return (Work("kernel.other", fused_bytes(subject), 0, arithmetic_us=arithmetic_us),)
 
 
-def _plan_works(plan: Plan, device: Device) -> tuple[Work, ...]:
+def _plan_works(plan: Plan, device: Device, registers: Sequence[int]) -> tuple[Work, ...]:
     found: list[Work] = []
     left: dict[str, tuple[int, int]] = {}
-    for step in plan.steps:
+    kernels = 1 if plan.together else len(plan.steps)
+    known = registers if len(registers) == kernels else [None] * kernels
+    steps = zip(plan.steps, [*known] * len(plan.steps), strict=False)  # one kernel may be of many
+    for step, compiled in steps:
         names = {load.name for load in step.loads}
         copied = {name: step.vector * size for name, size in step.shared.items()}
         found += [Work("kernel.flat", step.shared[name], size) for name, size in copied.items()]
@@ -83,7 +87,7 @@ def _plan_works(plan: Plan, device: Device) -> tuple[Work, ...]:
                 resident=min(resident, step.bytes_read),
                 programs=step.programs,
                 warps=step.warps,
-                at_once=at_once(step, device),
+                at_once=at_once(step, device, compiled),
                 depth=_depth(step),
                 chained=_chained(step),
                 torn=torn(step, program.every),
@@ -112,9 +116,12 @@ def _as_one(works: Sequence[Work], met: int) -> Work:
     )
 
 
-def at_once(step: Step, device: Device) -> int:
-    """Programs that the device holds at a time, by their warps and registers."""
+def at_once(step: Step, device: Device, compiled: int | None = None) -> int:
+    """Programs that the device holds at a time, by their warps and registers: as many as they are
+    compiled to, or an estimate."""
     by, of = device.times.registers, device.multiprocessor
+    if compiled is not None:
+        return of.holds(step.warps, compiled) * device.sm_count
     registers = by.least.value + by.alive.value * step.registers
     registers += by.store.value * len(step.stores) + by.serial.value * bool(step.serial)
     registers = min(registers, step.most_registers or of.registers_per_thread.value)

@@ -153,9 +153,9 @@ def _least_squares(left: Tensor, right: Tensor) -> Tensor:
 def _registers(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> Allocated:
     """What threads have registers for, of kernels that were timed."""
     known = {
-        name: [tuple(map(int, one.split("/"))) for one in kernel.resources.split(", ")]
+        name: kernel.compiled
         for (name, way), kernel in timed(arguments.times).items()
-        if way == "kernel" and kernel.resources
+        if way == "kernel" and kernel.compiled
     }
     done: list[tuple[float, ...]] = []
     counts: list[float] = []

@@ -59,7 +59,8 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
         kernel, compiled, beside = (
             known.get((case.name, way)) for way in ("kernel", "compiled", "beside")
         )
-        decision = decided(case, device, rules)
+        registers = tuple(each[0] for each in kernel.compiled) if kernel else ()
+        decision = replace(decided(case, device, rules), registers=registers)
         plan = decision.subject.plan
         if case.text and (plan is None or plan.schedule != case.schedule):
             continue
@@ -67,7 +68,7 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
             Sample(
                 case,
                 eager_works(decision.subject),
-                fused_works(decision.subject) if case.text else (),
+                fused_works(decision.subject, registers) if case.text else (),
                 eager.us,
                 kernel.us if kernel else 0.0,
                 compiled.us if compiled else 0.0,
@@ -146,7 +147,7 @@ NETWORK_WEIGHT = 2.0
 """Of a case of the goal set's half, or of another network."""
 SERIES_WEIGHT = 0.25
 """Of a case of the series, which has many at sizes that models have not."""
-KERNEL_WEIGHT = 2.0
+KERNEL_WEIGHT = 3.0
 """How many times as much a case counts that has a kernel: those are what a plan is judged by."""
 
 Point = tuple[tuple[Work, ...], float, float]

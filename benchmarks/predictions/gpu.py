@@ -56,6 +56,12 @@ class Timed:
     resources: str = ""
     failure: str = ""
 
+    @property
+    def compiled(self) -> list[tuple[int, ...]]:
+        """Registers and spills of each kernel."""
+        every = self.resources.split(", ") if self.resources else []
+        return [tuple(map(int, one.split("/"))) for one in every]
+
 
 def _built(case: Case, graph: Graph, device: str, *, random: bool = True) -> list[Any]:
     """Data for every input, laid out as the graph says; inputs may share a storage."""

@@ -13,6 +13,7 @@ from fusion_advisor.builder import Builder, Value, floats_only
 from fusion_advisor.ops.registry import Call, Formula, Traffic, meaning_of
 from fusion_advisor.ops.views import reshaped, shape_of
 from fusion_advisor.records import Arg
+from fusion_advisor.sectors import read_with
 
 
 def spread(value: object, count: int) -> tuple[int, ...]:
@@ -23,15 +24,15 @@ def spread(value: object, count: int) -> tuple[int, ...]:
     return found * count if len(found) == 1 else found
 
 
-def _covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: int) -> int:
-    """Distinct positions of one dimension that some window touches."""
+def _covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: int) -> list[int]:
+    """Positions of one dimension that some window touches."""
     touched = bytearray(size)
     for tap in range(kernel):
         first = tap * dilation - pad
         skipped = max(0, -(first // stride)) if first < 0 else 0
         places = range(first + skipped * stride, min(size, first + out * stride), stride)
         touched[places.start : places.stop : stride] = b"\1" * len(places)
-    return sum(touched)
+    return [place for place, inside in enumerate(touched) if inside]
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,13 @@ class Windows:
         extents, *others = (spread(arg, len(sizes)) for arg in (kernel, stride, pad, dilation))
         return cls(sizes, counts, extents, others[0] or extents, *others[1:])
 
-    @property
-    def touched(self) -> int:
-        """Distinct places that some window touches."""
+    def read(self, itemsize: int) -> int:
+        """Elements that some window touches, and what their sectors hold beside them."""
         along = zip(
             self.sizes, self.counts, self.kernel, self.stride, self.pad, self.dilation, strict=True
         )
-        return math.prod(_covered(*each) for each in along)
+        *outer, last = (_covered(*each) for each in along)
+        return math.prod(map(len, outer)) * read_with(last, self.sizes[-1], itemsize)
 
     @property
     def each_once(self) -> bool:
@@ -101,7 +102,7 @@ def _pooling(spatial: int, dilated: bool) -> Traffic:
             call.arg(3, "padding", 0),
             call.arg(4, "dilation", 1) if dilated else 1,
         )
-        read = math.prod(x.shape[:-spatial]) * windows.touched * x.itemsize
+        read = math.prod(x.shape[:-spatial]) * windows.read(x.itemsize) * x.itemsize
         return read, sum(t.bytes for t in call.node.outputs if t is not None)
 
     return traffic

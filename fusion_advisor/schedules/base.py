@@ -257,7 +257,7 @@ def by_tensor(loads: Sequence[Access]) -> dict[str, list[Access]]:
 def loaded_bytes(
     region: Region, loads: Sequence[Access], tensor: Tensor, sizes: Mapping[int, int]
 ) -> int | None:
-    """Distinct bytes that some loads of one tensor touch; None where that hangs on data."""
+    """Bytes that some loads of one tensor read, each once; None where that hangs on data."""
     if any(not load.pulled for load in loads):
         return tensor.bytes
     found = touched(region, loads, sizes)

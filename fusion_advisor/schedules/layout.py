@@ -12,6 +12,7 @@ from fusion_advisor.axes import AxisList, Dims
 from fusion_advisor.exprs import FOLD
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
+from fusion_advisor.sectors import read_with
 
 _MOST_PLACES = 1 << 20
 """Places of one dimension that are looked at one by one; beyond it each counts as touched."""
@@ -132,8 +133,9 @@ def accesses(region: Region) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
 
 
 def touched(region: Region, loads: Sequence[Access], sizes: Mapping[int, int]) -> int | None:
-    """Distinct elements of one tensor that some pulled loads read at certain sizes of the axes;
-    None where that hangs on data."""
+    """Elements of one tensor that some pulled loads read at certain sizes of the axes, with what
+    their sectors hold beside them along rows; None where that hangs on data."""
+    tensor = loads[0].tensor
     found: list[dict[AxisList, _Places]] = []
     for load in loads:
         places = _touched_by(region, load, sizes)
@@ -141,14 +143,25 @@ def touched(region: Region, loads: Sequence[Access], sizes: Mapping[int, int]) -
             return None
         found.append(places)
     if all(places.keys() == found[0].keys() for places in found):
-        columns = [[places[dims] for places in found] for dims in found[0]]
-        differing = [n for n, column in enumerate(columns) if any(p != column[0] for p in column)]
+        columns = {dims: [places[dims] for places in found] for dims in found[0]}
+        differing = [
+            dims for dims, column in columns.items() if any(p != column[0] for p in column)
+        ]
         if len(differing) <= 1:
-            return prod(
-                len(frozenset[object]().union(*column)) if n in differing else len(column[0])
-                for n, column in enumerate(columns)
-            )
+            together = {
+                dims: frozenset[Any]().union(*column) if dims in differing else column[0]
+                for dims, column in columns.items()
+            }
+            return prod(_read(tensor, dims, places) for dims, places in together.items())
     return len(frozenset[AxisList]().union(*map(_elements, found)))
+
+
+def _read(tensor: Tensor, dims: AxisList, places: _Places) -> int:
+    """Of some places along one dimension, or several together, those that are read."""
+    (along, *others) = dims
+    if others or tensor.stride[along] != 1:
+        return len(places)
+    return read_with(places, tensor.shape[along], tensor.itemsize)
 
 
 def _elements(places: Mapping[AxisList, _Places]) -> Iterator[AxisList]:
@@ -309,6 +322,34 @@ def evaluates(region: Region, number: int) -> bool:
         part.number is not None or part.op == "place" or part.op in FOLD or part.op in _OTHERS
         for part in parts
     )
+
+
+def address_of(region: Region, access: Access) -> Callable[[_At], int | None] | None:
+    """Of an element of a tensor, in bytes from the first, as a function of one place along each
+    axis; None of places whose guard is false, and where it hangs on data."""
+    tensor, guard = access.tensor, access.guard
+    parts = [*access.pulled.values(), *(() if guard is None else (guard,))]
+    if not all(evaluates(region, part) for part in parts):
+        return None
+    walked = _spread(tensor, access.dims, region.sizes)
+    plain = [(axis, tensor.itemsize * step) for axis, step in walked.items() if step]
+    pulled = [
+        (index_of(region, index, region.sizes), tensor.itemsize * tensor.stride[d])
+        for d, index in access.pulled.items()
+    ]
+    held = None if guard is None else index_of(region, guard, region.sizes)
+
+    def address(at: _At) -> int | None:
+        if held is not None and not held(at):
+            return None
+        found = 0
+        for axis, step in plain:
+            found += step * at[axis]
+        for index, step in pulled:
+            found += step * index(at)
+        return found
+
+    return address
 
 
 _At = Mapping[int, int]

@@ -16,7 +16,7 @@ from fusion_advisor.dataflow import dataflow
 from fusion_advisor.decide import decide
 from fusion_advisor.errors import UsageError
 from fusion_advisor.group import group
-from fusion_advisor.identify import identify
+from fusion_advisor.identify import identify, with_registers
 from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Tensor
 from fusion_advisor.report import Report, load_report
 from fusion_advisor.reports import FORMATS, render, wording
@@ -205,6 +205,25 @@ def test_an_unknown_op_is_counted_and_named() -> None:
     assert 0 < report.totals.coverage < 1
     reasons = {row.node: row.reason for row in report.ungrouped}
     assert reasons["n4"].startswith("not modelled")
+
+
+def test_compiled_kernels_are_predicted_by_their_registers_and_ranked_again() -> None:
+    ops = ["aten.cos.default"] * 2 + ["aten.unknown.default"] + ["aten.exp.default"] * 3
+    nodes = chain(*ops)
+    rulebook = load_rulebook()
+    graph = Graph(nodes, (Ref(nodes[-1].name),), source="model.py")
+    flow = dataflow(annotate(graph, rulebook.device("h200")))
+    grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
+    found = identify(flow, grouping, rulebook)
+    first, second = found.groups
+    compiled = with_registers(found, {first.id: (255,), second.id: (16,)})
+    slower = {group.id: group for group in compiled.groups}[first.id]
+    assert slower.decision.fused_us > first.decision.fused_us
+    assert slower.decision.unfused_us == first.decision.unfused_us
+    saved = [group.saved_us_total for group in compiled.groups]
+    assert saved == sorted(saved, reverse=True)
+    assert [group.rank for group in compiled.groups] == [1, 2]
+    assert {group.id for group in compiled.groups} == {first.id, second.id}
 
 
 def test_groups_are_ranked_by_the_time_they_save() -> None:
