@@ -80,7 +80,7 @@ class Tally:
 def tally(program: Program, device: Device, *, precise: bool) -> Tally:
     """Of a kernel whose results are made in the longer forms where they are `precise`."""
     step, every = program.step, program.every
-    warps = step.programs * step.warps
+    warps = step.programs * step.warps * step.turns
     parts = [part.region for part in step.phases or (step,)]
     made = [
         instructions(r, device, precise=precise, lanes=partial(program.times, r)) for r in parts
@@ -101,7 +101,7 @@ def tally(program: Program, device: Device, *, precise: bool) -> Tally:
             elif wide:
                 integers += program.times(region, number)
     return Tally(
-        program=warps,
+        program=step.programs * step.warps,
         access=warps * sum(one.share for one in every),
         request=warps * sum(program.requests(one) for one in every),
         masked=warps * one_by_one * places,
@@ -125,7 +125,7 @@ def wavefronts(program: Program) -> int:
     vectors = program.main.places / program.scanned_at_once
     found += SCANNED * vectors * sum(1 for _ in step.region.all("scan"))
     found += SHARED * program.shared
-    return int(step.programs * step.warps * found)
+    return int(step.programs * step.warps * step.turns * found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ class Work:
     of warps, of eager's kernels those of its primitives beside what its kind issues, and
     `wavefronts` those of the L1 (`issue`). `scattered` sectors of the L2 are written or read for
     one element each, `torn` are the bytes of sectors beside the elements that a program takes of
-    them. `chained` counts the reductions that a program makes one after the other.
+    them. `chained` counts the reductions that a program makes one after the other, `stages` the
+    rows that it has on their way at once, where it walks several.
     """
 
     kind: str
@@ -65,6 +66,7 @@ class Work:
     scattered: int = 0
     chained: int = 0
     torn: int = 0
+    stages: int = 1
 
     @property
     def bytes(self) -> int:
@@ -99,12 +101,13 @@ def launch_us(work: Work, device: Device) -> float:
 def _overlap(work: Work, device: Device) -> float:
     """The power in which the parts add up. What one warp waits for another's work hides: where few
     of those that a multiprocessor holds are resident, loads, arithmetic and stores follow each
-    other."""
+    other, but where rows are on their way before a program comes to them."""
     most = device.times.speed(work.kind, work.op).overlap.value
     if not work.programs:
         return most
     resident = min(work.programs, work.at_once) / device.sm_count * work.warps
-    occupancy = min(1.0, resident / device.multiprocessor.warps.count)
+    ahead = resident * work.stages
+    occupancy = min(1.0, ahead / device.multiprocessor.warps.count)
     return 1.0 + (most - 1.0) * occupancy
 
 

@@ -147,8 +147,9 @@ class OnChipRow(_Row):
 
 
 class PredictedRow(_Row):
-    """Of one call that finds nothing in the L2. `interval` holds the measured speed-up of 90 % of
-    kernels; `worthwhile` is what the time model says, whatever the gates do."""
+    """Of one call that finds nothing in the L2; of a compiled kernel with its registers. `interval`
+    holds the measured speed-up of 90 % of kernels; `worthwhile` is what the time model says,
+    whatever the gates do."""
 
     unfused_us: float
     fused_us: float

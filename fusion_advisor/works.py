@@ -91,6 +91,7 @@ def _plan_works(plan: Plan, device: Device, registers: Sequence[int]) -> tuple[W
                 depth=_depth(step),
                 chained=_chained(step),
                 torn=torn(step, program.every),
+                stages=step.stages if step.turns > 1 else 1,  # chunks of one row gain nothing
                 scattered=scattered(step, program.every),
             )
         )
@@ -129,15 +130,16 @@ def at_once(step: Step, device: Device, compiled: int | None = None) -> int:
 
 
 def _depth(step: Step) -> int:
-    """Places, or chunks of a row, that a program walks one after the other."""
+    """Places, chunks of a row, or rows that a program walks one after the other."""
     chunks = -(-(step.part or step.length) // step.block) if step.schedule == "blocked" else 1
-    return chunks * _serial(step)
+    return chunks * _serial(step) * step.turns
 
 
 def _chained(step: Step) -> int:
     """Reductions along the row that a program makes one after the other, each of which gives its
     result to all lanes; those of what lanes walk as often as there are places."""
-    return sum(_reductions(part, _serial(step)) for part in step.phases or (step,))
+    each = sum(_reductions(part, _serial(step)) for part in step.phases or (step,))
+    return each * step.turns
 
 
 def _reductions(step: Step, places: int) -> int:

@@ -85,7 +85,7 @@ def _windows(call: Call) -> tuple[int, int]:
     windows = Windows.laid(
         x.shape[2:], out.shape[2:], weight.shape[2:], call.arg(3), call.arg(4), call.arg(5)
     )
-    return x.shape[0] * x.shape[1] * windows.read(x.itemsize) * x.itemsize + rest, out.bytes
+    return x.shape[0] * x.shape[1] * windows.touched * x.itemsize + rest, out.bytes
 
 
 formula(

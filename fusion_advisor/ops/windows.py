@@ -13,7 +13,6 @@ from fusion_advisor.builder import Builder, Value, floats_only
 from fusion_advisor.ops.registry import Call, Formula, Traffic, meaning_of
 from fusion_advisor.ops.views import reshaped, shape_of
 from fusion_advisor.records import Arg
-from fusion_advisor.sectors import read_with
 
 
 def spread(value: object, count: int) -> tuple[int, ...]:
@@ -24,15 +23,15 @@ def spread(value: object, count: int) -> tuple[int, ...]:
     return found * count if len(found) == 1 else found
 
 
-def _covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: int) -> list[int]:
-    """Positions of one dimension that some window touches."""
+def _covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: int) -> int:
+    """Distinct positions of one dimension that some window touches."""
     touched = bytearray(size)
     for tap in range(kernel):
         first = tap * dilation - pad
         skipped = max(0, -(first // stride)) if first < 0 else 0
         places = range(first + skipped * stride, min(size, first + out * stride), stride)
         touched[places.start : places.stop : stride] = b"\1" * len(places)
-    return [place for place, inside in enumerate(touched) if inside]
+    return sum(touched)
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,13 @@ class Windows:
         extents, *others = (spread(arg, len(sizes)) for arg in (kernel, stride, pad, dilation))
         return cls(sizes, counts, extents, others[0] or extents, *others[1:])
 
-    def read(self, itemsize: int) -> int:
-        """Elements that some window touches, and what their sectors hold beside them."""
+    @property
+    def touched(self) -> int:
+        """Distinct places that some window touches."""
         along = zip(
             self.sizes, self.counts, self.kernel, self.stride, self.pad, self.dilation, strict=True
         )
-        *outer, last = (_covered(*each) for each in along)
-        return math.prod(map(len, outer)) * read_with(last, self.sizes[-1], itemsize)
+        return math.prod(_covered(*each) for each in along)
 
     @property
     def each_once(self) -> bool:
@@ -102,7 +101,7 @@ def _pooling(spatial: int, dilated: bool) -> Traffic:
             call.arg(3, "padding", 0),
             call.arg(4, "dilation", 1) if dilated else 1,
         )
-        read = math.prod(x.shape[:-spatial]) * windows.read(x.itemsize) * x.itemsize
+        read = math.prod(x.shape[:-spatial]) * windows.touched * x.itemsize
         return read, sum(t.bytes for t in call.node.outputs if t is not None)
 
     return traffic

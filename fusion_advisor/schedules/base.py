@@ -115,6 +115,14 @@ class Step:
         return tiles * (-(-self.length // self.part) if self.part else 1)
 
     @property
+    def turns(self) -> int:
+        """Tiles of rows that a program walks, one after the other."""
+        if not self.most:
+            return 1
+        rows = prod(group.size for group in self.outer)
+        return -(-rows // (min(-(-rows // self.rows), self.most) * self.rows))
+
+    @property
     def lanes(self) -> int:
         """The elements that all programs hold, or wait for, at once."""
         return self.programs * self.rows * (self.block + self.rest) * self.aloft
@@ -257,7 +265,7 @@ def by_tensor(loads: Sequence[Access]) -> dict[str, list[Access]]:
 def loaded_bytes(
     region: Region, loads: Sequence[Access], tensor: Tensor, sizes: Mapping[int, int]
 ) -> int | None:
-    """Bytes that some loads of one tensor read, each once; None where that hangs on data."""
+    """Distinct bytes that some loads of one tensor touch; None where that hangs on data."""
     if any(not load.pulled for load in loads):
         return tensor.bytes
     found = touched(region, loads, sizes)

@@ -12,7 +12,6 @@ from fusion_advisor.axes import AxisList, Dims
 from fusion_advisor.exprs import FOLD
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
-from fusion_advisor.sectors import read_with
 
 _MOST_PLACES = 1 << 20
 """Places of one dimension that are looked at one by one; beyond it each counts as touched."""
@@ -133,9 +132,8 @@ def accesses(region: Region) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
 
 
 def touched(region: Region, loads: Sequence[Access], sizes: Mapping[int, int]) -> int | None:
-    """Elements of one tensor that some pulled loads read at certain sizes of the axes, with what
-    their sectors hold beside them along rows; None where that hangs on data."""
-    tensor = loads[0].tensor
+    """Distinct elements of one tensor that some pulled loads read at certain sizes of the axes;
+    None where that hangs on data."""
     found: list[dict[AxisList, _Places]] = []
     for load in loads:
         places = _touched_by(region, load, sizes)
@@ -143,25 +141,14 @@ def touched(region: Region, loads: Sequence[Access], sizes: Mapping[int, int]) -
             return None
         found.append(places)
     if all(places.keys() == found[0].keys() for places in found):
-        columns = {dims: [places[dims] for places in found] for dims in found[0]}
-        differing = [
-            dims for dims, column in columns.items() if any(p != column[0] for p in column)
-        ]
+        columns = [[places[dims] for places in found] for dims in found[0]]
+        differing = [n for n, column in enumerate(columns) if any(p != column[0] for p in column)]
         if len(differing) <= 1:
-            together = {
-                dims: frozenset[Any]().union(*column) if dims in differing else column[0]
-                for dims, column in columns.items()
-            }
-            return prod(_read(tensor, dims, places) for dims, places in together.items())
+            return prod(
+                len(frozenset[object]().union(*column)) if n in differing else len(column[0])
+                for n, column in enumerate(columns)
+            )
     return len(frozenset[AxisList]().union(*map(_elements, found)))
-
-
-def _read(tensor: Tensor, dims: AxisList, places: _Places) -> int:
-    """Of some places along one dimension, or several together, those that are read."""
-    (along, *others) = dims
-    if others or tensor.stride[along] != 1:
-        return len(places)
-    return read_with(places, tensor.shape[along], tensor.itemsize)
 
 
 def _elements(places: Mapping[AxisList, _Places]) -> Iterator[AxisList]:

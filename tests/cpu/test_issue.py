@@ -77,6 +77,17 @@ def test_what_was_counted(counted: Counted) -> None:
     assert work.wavefronts == pytest.approx(counted.wavefronts, rel=0.2)
 
 
+def test_of_a_persistent_kernel_each_turn_is_counted() -> None:
+    """Sums down columns, and the few rows of what programs left: 12977696 instructions, and 2844494
+    wavefronts."""
+    works = of_kernels(lambda x: torch.relu(x).sum(0), empty(16384, 4096))
+    assert [work.kind for work in works] == ["kernel.persistent", "kernel.row"]
+    assert works[0].depth == 63
+    assert sum(work.instructions for work in works) == pytest.approx(12977696, rel=0.35)
+    assert sum(work.wavefronts for work in works) == pytest.approx(2844494, rel=0.3)
+    assert (works[0].stages, works[1].stages) == (3, 1)
+
+
 def test_warps_that_give_each_other_results_meet_in_the_banks_of_shared_memory() -> None:
     """Rows that lie side by side are the lanes' own; where vectors of eight have warps beside them,
     all lanes of a warp write to one bank, and read there."""

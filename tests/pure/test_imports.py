@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "renaming",
         "quantities scenario frames kernels region wire files attention",
         "device",
-        "sectors wavefronts",
+        "wavefronts",
         "rulebook",
         "recording",
         "functions",
