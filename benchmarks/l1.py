@@ -16,13 +16,15 @@ Each launch has one request of 32 lanes in each of its warps, beside one of neig
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from predictions.counters import number, rows
 
 from fusion_advisor.wavefronts import wavefronts_of
 
@@ -52,6 +54,11 @@ class Request:
     row: int
     pitch: int
     step: int
+
+    @property
+    def what(self) -> tuple[int, int, bool]:
+        """Requests that differ in nothing else are made by one compiled kernel."""
+        return self.size, self.vector, self.stored
 
     @property
     def kind(self) -> str:
@@ -100,27 +107,25 @@ def _run_launch(_: argparse.Namespace) -> int:
     from l1_kernels import ask
 
     runtime: Any = torch.cuda.cudart()
-    every = list(requests())
-    for like in {(one.size, one.vector, one.stored): one for one in every}:
-        some = [one for one in every if (one.size, one.vector, one.stored) == like]
-        size, vector, stored = like
+    for (size, vector, stored), alike in groupby(requests(), lambda one: one.what):
         dtype = torch.float32 if size == 4 else torch.float16
         far = torch.zeros(WARPS * APART // size, dtype=dtype, device="cuda")
         near = torch.zeros(WARPS * LANES * vector, dtype=dtype, device="cuda")
-        for counting in (False, True):  # compiled, then counted
-            torch.cuda.synchronize()
-            if counting:
-                runtime.cudaProfilerStart()
-            for one in some if counting else some[:1]:
-                places = (one.row, one.pitch, one.step)
-                ask[(WARPS,)](far, near, *places, APART // size, vector, stored, num_warps=1)
+        launch = partial(
+            ask[(WARPS,)], far, near, apart=APART // size, vector=vector, stored=stored, num_warps=1
+        )
+        launch(row=LANES, pitch=0, step=1)  # compiled before anything counts
+        torch.cuda.synchronize()
+        runtime.cudaProfilerStart()
+        for one in alike:
+            launch(row=one.row, pitch=one.pitch, step=one.step)
         torch.cuda.synchronize()
         runtime.cudaProfilerStop()
     return 0
 
 
 def _run_table(arguments: argparse.Namespace) -> int:
-    text = _table(arguments.counters.read_text())
+    text = _table([number(row, METRIC) for row in rows(arguments.counters)])
     if arguments.out:
         arguments.out.write_text(text)
     else:
@@ -128,10 +133,8 @@ def _run_table(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table(text: str) -> str:
-    """A row for each kind of request."""
-    found = csv.DictReader(io.StringIO(text[text.index('"ID"') :]))
-    counts = [float(row[METRIC].replace(",", "")) for row in found if row["ID"]]
+def _table(counts: Sequence[float]) -> str:
+    """A row for each kind of request, of what was counted in their order."""
     kinds: dict[str, list[tuple[float, Request]]] = {}
     for request, count in zip(requests(), counts, strict=True):
         neighbours = max(1, request.size * request.vector // 4)

@@ -15,18 +15,18 @@ Counters are of one launch with warm instruction caches, and an L2 that other by
 from __future__ import annotations
 
 import argparse
-import csv
 import gc
-import io
 import json
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from patterns import patterns
+from predictions.counters import case, number, rows
 from speed import FLUSH_BYTES, Whole
 
 from fusion_advisor.emitted import cause
@@ -119,7 +119,7 @@ def _run_launch(arguments: argparse.Namespace) -> int:
 
 
 def _run_table(arguments: argparse.Namespace) -> int:
-    text = _table(arguments.counters.read_text())
+    text = _table(rows(arguments.counters))
     if arguments.out:
         arguments.out.write_text(text)
     else:
@@ -127,33 +127,26 @@ def _run_table(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _table(text: str) -> str:
+def _table(kernels: Iterable[dict[str, str]]) -> str:
     """A row for each kernel, in percent; the waits are shares of the time that warps are there."""
     lines = [
         "| pattern | kernel | µs | registers | " + " | ".join(SHARES) + " | warps wait for |",
         "|---" * (len(SHARES) + 5) + "|",
     ]
-    for row in csv.DictReader(io.StringIO(text[text.index('"ID"') :])):
-        mark = next(value for key, value in row.items() if key.startswith("thread Domain:Push"))
-        if "case:" not in mark:
-            continue  # the row of units
-        waits = {name: _number(row, _waiting(reason)) for name, reason in WAITS.items()}
+    for row in kernels:
+        waits = {name: number(row, _waiting(reason)) for name, reason in WAITS.items()}
         there = sum(waits.values()) + 1  # of which one issues
         most = sorted(waits, key=lambda name: -waits[name])[:MOST_WAITS]
         cells = [
-            mark.split("case:")[1].split(":none")[0],
+            case(row),
             re.split(r"[<(]", row["Kernel Name"], maxsplit=1)[0].removeprefix("void "),
-            f"{_number(row, DURATION) / 1e3:.1f}",
-            f"{_number(row, REGISTERS):.0f}",
-            *(f"{_number(row, metric):.0f}" for metric in SHARES.values()),
+            f"{number(row, DURATION) / 1e3:.1f}",
+            f"{number(row, REGISTERS):.0f}",
+            *(f"{number(row, metric):.0f}" for metric in SHARES.values()),
             ", ".join(f"{name} {100 * waits[name] / there:.0f} %" for name in most),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _number(row: dict[str, str], metric: str) -> float:
-    return float(row[metric].replace(",", ""))
 
 
 if __name__ == "__main__":

@@ -273,10 +273,7 @@ class Program:
     @cached_property
     def _lanes(self) -> tuple[_Lanes, ...]:
         """Of lanes along rows, and across them."""
-        return tuple(
-            _Lanes(self.step, spread, self.warp, bool(side))
-            for side, spread in enumerate(self.spreads)
-        )
+        return _Lanes(self, 0), _Lanes(self, 1)
 
     def _again(self, one: Asked) -> int:
         """How often lanes walk the places of a load."""
@@ -293,10 +290,8 @@ class Program:
     @property
     def shared(self) -> int:
         """Reductions whose parts programs of one row leave for each other."""
-        step = self.step
-        return (
-            sum(1 for part in step.phases for _ in part.region.all("reduce")) if step.parts else 0
-        )
+        phases = self.step.phases if self.step.parts else ()
+        return sum(1 for phase in phases for _ in phase.region.all("reduce"))
 
     @cached_property
     def turned(self) -> float:
@@ -344,10 +339,10 @@ class Program:
 
 
 class _Lanes:
-    """Where the lanes of some warps are, in tiles evenly apart."""
+    """Where the lanes of some warps are, in tiles evenly apart, of what lies on one side."""
 
-    def __init__(self, step: Step, spread: Spread, warp: int, across: bool) -> None:
-        self.step, self.spread, self.warp, self.across = step, spread, warp, across
+    def __init__(self, program: Program, side: int) -> None:
+        self.program, self.side = program, side
 
     @cached_property
     def warps(self) -> list[list[dict[int, int] | None]]:
@@ -355,18 +350,17 @@ class _Lanes:
         return [self._warp(number) for number in range(WARPS_SEEN)]
 
     def _warp(self, number: int) -> list[dict[int, int] | None]:
-        step, spread, share = self.step, self.spread, (number + 0.5) / WARPS_SEEN
+        program, share = self.program, (number + 0.5) / WARPS_SEEN
+        step, spread = program.step, program.spreads[self.side]
         first = number % spread.warps * spread.lanes * spread.vector
-        places = [first + lane % spread.lanes * spread.vector for lane in range(self.warp)]
-        others = [lane // spread.lanes for lane in range(self.warp)]
-        if self.across:
+        places = [first + lane % spread.lanes * spread.vector for lane in range(program.warp)]
+        others = [lane // spread.lanes for lane in range(program.warp)]
+        if self.side:
             places, others = others, places
         along = self._tile(step.inner or step.outer, step.block, share, places)
-        rows = step.rows if step.inner else 1
-        rest = self._tile(step.outer if step.inner else (), rows, share, others)
-        serial = [*step.serial]
-        walked = prod(step.region.sizes[axis] for axis in serial)
-        common = dict.fromkeys(step.region.sizes, 0) | self._split(serial, int(share * walked))
+        rest = self._tile(step.outer if step.inner else (), program.rows, share, others)
+        serial = self._split([*step.serial], int(share * program.serial))
+        common = dict.fromkeys(step.region.sizes, 0) | serial
         both = zip(along, rest, strict=True)
         return [None if one is None or two is None else common | one | two for one, two in both]
 
@@ -384,7 +378,7 @@ class _Lanes:
         """A place over several axes, outermost first, along each of them."""
         found: dict[int, int] = {}
         for axis in reversed(axes):
-            place, found[axis] = divmod(place, self.step.region.sizes[axis])
+            place, found[axis] = divmod(place, self.program.step.region.sizes[axis])
         return found
 
 

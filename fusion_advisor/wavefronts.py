@@ -1,11 +1,11 @@
 """What the L1 serves a warp's request in, by where its lanes' bytes lie.
 
-A request is looked up four lines at a time, each in a bank of tags of its own: a line's bank is all
-its number's pairs of bits, one exclusive-or the other. Of the lines that are looked up together,
-words in one bank of the L1 follow each other. Requests of 8 bytes a lane go half a warp at a time,
-of 16 a quarter. Beside what an H200 counted (`benchmarks/results/l1.md`) that is right to the
-wavefront for nine loads of ten of one element a lane; vectors that lie apart take more, and stores
-that do take fewer, which is left out: emitted kernels have few of either.
+A request is looked up four lines at a time, the lowest first, each in a bank of tags of its own: a
+line's bank is all its number's pairs of bits, one exclusive-or the other. Of the lines that are
+looked up together, words in one bank of the L1 follow each other. Requests of 8 bytes a lane go
+half a warp at a time, of 16 a quarter. Beside what an H200 counted (`benchmarks/results/l1.md`)
+that is right to the wavefront for nine loads of ten of one element a lane; vectors that lie apart
+take more, and stores that do take fewer, which is left out: emitted kernels have few of either.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ def wavefronts_of(addresses: Sequence[int | None], width: int) -> int:
 
 
 def _served(addresses: Sequence[int | None], width: int) -> int:
-    """Of lanes whose lines are looked up as they come, the first that fit together."""
+    """Of lanes whose lines are looked up from the lowest on, those that fit together at once."""
     waiting: dict[int, set[int]] = {}
-    for address in addresses:
-        if address is not None:
-            words = range(address // WORD_BYTES, (address + width - 1) // WORD_BYTES + 1)
-            waiting.setdefault(address // LINE_BYTES, set()).update(words)
+    for address in sorted(address for address in addresses if address is not None):
+        words = range(address // WORD_BYTES, (address + width - 1) // WORD_BYTES + 1)
+        waiting.setdefault(address // LINE_BYTES, set()).update(words)
     found = 0
     while waiting:
         together: dict[int, int] = {}
-        for line in sorted(waiting):
+        for line in waiting:
             together.setdefault(_tag_bank(line), line)
         words = Counter(word % BANKS for line in together.values() for word in waiting.pop(line))
         found += max(words.values())

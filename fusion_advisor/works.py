@@ -60,10 +60,9 @@ def fused_works(subject: Subject, registers: Sequence[int] = ()) -> tuple[Work, 
 def _plan_works(plan: Plan, device: Device, registers: Sequence[int]) -> tuple[Work, ...]:
     found: list[Work] = []
     left: dict[str, tuple[int, int]] = {}
-    kernels = 1 if plan.together else len(plan.steps)
-    known = registers if len(registers) == kernels else [None] * kernels
-    steps = zip(plan.steps, [*known] * len(plan.steps), strict=False)  # one kernel may be of many
-    for step, compiled in steps:
+    each = [*registers] * len(plan.steps) if plan.together else registers  # one kernel of many
+    known = each if len(each) == len(plan.steps) else [None] * len(plan.steps)
+    for step, compiled in zip(plan.steps, known, strict=True):
         names = {load.name for load in step.loads}
         copied = {name: step.vector * size for name, size in step.shared.items()}
         found += [Work("kernel.flat", step.shared[name], size) for name, size in copied.items()]

@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import math
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -17,6 +15,8 @@ from pathlib import Path
 
 import torch
 from cases import DEVICE, decided, read
+from counters import case as case_of
+from counters import number, rows
 from fitting import COUNTED, names, timed, toml
 from torch import Tensor
 
@@ -40,16 +40,11 @@ ROUNDS = 30
 
 def counted(file: Path, metrics: Sequence[str]) -> dict[str, list[float]]:
     """Sums of some metrics over a case's kernels, by case, as ncu's raw page has them."""
-    text = file.read_text()
     found: dict[str, list[float]] = {}
-    for row in csv.DictReader(io.StringIO(text[text.index('"ID"') :])):
-        mark = next(value for key, value in row.items() if key.startswith("thread Domain:Push"))
-        if "case:" not in mark:
-            continue  # the row of units
-        name = mark.split("case:")[1].split(":none")[0]
-        before = found.setdefault(name, [0.0] * len(metrics))
-        numbers = (float(row[metric].replace(",", "")) for metric in metrics)
-        found[name] = [a + b for a, b in zip(before, numbers, strict=True)]
+    for row in rows(file):
+        before = found.setdefault(case_of(row), [0.0] * len(metrics))
+        numbers = (number(row, metric) for metric in metrics)
+        found[case_of(row)] = [a + b for a, b in zip(before, numbers, strict=True)]
     return found
 
 

@@ -106,21 +106,21 @@ class Step:
         return prod(group.size for group in self.inner)
 
     @property
+    def tiles(self) -> int:
+        """Tiles of rows, or, without rows, of elements."""
+        places = prod(group.size for group in self.outer)
+        return -(-places // (self.rows if self.inner else self.block))
+
+    @property
     def programs(self) -> int:
         """How many programs it has."""
-        rows = prod(group.size for group in self.outer)
-        if not self.inner:
-            return -(-rows // self.block)
-        tiles = min(-(-rows // self.rows), self.most or rows)
+        tiles = min(self.tiles, self.most or self.tiles)
         return tiles * (-(-self.length // self.part) if self.part else 1)
 
     @property
     def turns(self) -> int:
         """Tiles of rows that a program walks, one after the other."""
-        if not self.most:
-            return 1
-        rows = prod(group.size for group in self.outer)
-        return -(-rows // (min(-(-rows // self.rows), self.most) * self.rows))
+        return -(-self.tiles // min(self.tiles, self.most or self.tiles))
 
     @property
     def lanes(self) -> int:

@@ -12,11 +12,11 @@ from rich.console import Console
 from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import assemble, peak_activation_bytes
 from fusion_advisor.compare import compare
-from fusion_advisor.dataflow import dataflow
+from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import decide
 from fusion_advisor.errors import UsageError
-from fusion_advisor.group import group
-from fusion_advisor.identify import identify, with_registers
+from fusion_advisor.group import Grouping, group
+from fusion_advisor.identify import Identified, identify, with_registers
 from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Tensor
 from fusion_advisor.report import Report, load_report
 from fusion_advisor.reports import FORMATS, render, wording
@@ -88,11 +88,15 @@ def report_of(*ops: str, dtype: str = "float32") -> Report:
 
 
 def report_of_graph(graph: Graph) -> Report:
+    flow, grouping, found = identified(graph)
+    return assemble(flow, grouping, found, {}, Scenario(), ("device=h200",), load_rulebook())
+
+
+def identified(graph: Graph) -> tuple[Dataflow, Grouping, Identified]:
     rulebook = load_rulebook()
     flow = dataflow(annotate(graph, rulebook.device("h200")))
     grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
-    found = identify(flow, grouping, rulebook)
-    return assemble(flow, grouping, found, {}, Scenario(), ("device=h200",), rulebook)
+    return flow, grouping, identify(flow, grouping, rulebook)
 
 
 def mixed() -> Report:
@@ -210,11 +214,7 @@ def test_an_unknown_op_is_counted_and_named() -> None:
 def test_compiled_kernels_are_predicted_by_their_registers_and_ranked_again() -> None:
     ops = ["aten.cos.default"] * 2 + ["aten.unknown.default"] + ["aten.exp.default"] * 3
     nodes = chain(*ops)
-    rulebook = load_rulebook()
-    graph = Graph(nodes, (Ref(nodes[-1].name),), source="model.py")
-    flow = dataflow(annotate(graph, rulebook.device("h200")))
-    grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
-    found = identify(flow, grouping, rulebook)
+    _, _, found = identified(Graph(nodes, (Ref(nodes[-1].name),), source="model.py"))
     first, second = found.groups
     compiled = with_registers(found, {first.id: (255,), second.id: (16,)})
     slower = {group.id: group for group in compiled.groups}[first.id]
