@@ -289,6 +289,10 @@ class Times(Table):
     """What a warp of an emitted kernel waits for a thousand instructions, as they come."""
     tail: Share
     """Of what a program takes, what those beyond whole waves keep the device from ending."""
+    wave: Time
+    """What programs of a second wave, where a multiprocessor holds one, wait for the first."""
+    hiding: Count
+    """Programs of a multiprocessor that hide each other's reductions."""
     torn: Share
     """Of what sectors hold beside the elements that a program takes of them, what moves too."""
     wavefronts: Rate

@@ -11,9 +11,9 @@ the time of its bytes at what its warps can keep on their way; those of eager's 
 each wait for loads. So few programs, or few at once, are slower than the memory. What warps issue
 is one part, of eager's kernels by what was counted of each kind, and what their L1 serves, line by
 line and bank by bank, another. On top come reductions that a program makes one after the other,
-programs beyond whole waves, and an emitted kernel's instructions, once. Every coefficient stands in
-`rules/predict.toml` with the run that it was fitted on. No measurement of what is predicted is ever
-looked at.
+programs beyond whole waves, what waves wait for each other, and an emitted kernel's instructions,
+once. Every coefficient stands in `rules/predict.toml` with the run that it was fitted on. No
+measurement of what is predicted is ever looked at.
 """
 
 from __future__ import annotations
@@ -94,21 +94,23 @@ def launch_us(work: Work, device: Device) -> float:
     longest = max(parts) or 1.0  # whose power may be beyond a float
     busy = longest * sum((part / longest) ** power for part in parts) ** (1 / power)
     waited = times.last.value * work.last + times.chained.value * work.chained
-    waited += tail_us(work, device) + fetched_us(work, device)
+    waited += tail_us(work, device) + between_us(work, device) + fetched_us(work, device)
     return speed.least.value * least.value * work.launches + busy + waited
 
 
 def _overlap(work: Work, device: Device) -> float:
     """The power in which the parts add up. What one warp waits for another's work hides: where few
     of those that a multiprocessor holds are resident, loads, arithmetic and stores follow each
-    other, but where rows are on their way before a program comes to them."""
+    other, but where rows are on their way before a program comes to them. Warps of one program
+    meet at its reductions: these hide behind those of other programs."""
     most = device.times.speed(work.kind, work.op).overlap.value
     if not work.programs:
         return most
-    resident = min(work.programs, work.at_once) / device.sm_count * work.warps
-    ahead = resident * work.stages
-    occupancy = min(1.0, ahead / device.multiprocessor.warps.count)
-    return 1.0 + (most - 1.0) * occupancy
+    ahead = min(work.programs, work.at_once) / device.sm_count * work.stages
+    occupancy = ahead * work.warps / device.multiprocessor.warps.count
+    if work.chained:
+        occupancy = min(occupancy, ahead / device.times.hiding.count)
+    return 1.0 + (most - 1.0) * min(1.0, occupancy)
 
 
 def call_us(works: Iterable[Work], device: Device) -> float:
@@ -193,6 +195,15 @@ def tail_us(work: Work, device: Device) -> float:
     if waves <= 1.0:
         return 0.0
     return device.times.tail.value * _program_us(work, device) * (-waves % 1.0) / int(waves)
+
+
+def between_us(work: Work, device: Device) -> float:
+    """The time between waves of programs that begin and end together: the fewer a multiprocessor
+    holds, the longer it has nothing on its way. After many waves they fall out of step."""
+    if not work.programs:
+        return 0.0
+    waves = -(-work.programs // work.at_once)
+    return device.times.wave.value * (1.0 - 1.0 / waves) / max(1.0, work.at_once / device.sm_count)
 
 
 def fetched_us(work: Work, device: Device) -> float:

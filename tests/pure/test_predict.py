@@ -8,6 +8,7 @@ import pytest
 
 from fusion_advisor.predict import (
     Work,
+    between_us,
     call_us,
     fetched_us,
     kept,
@@ -141,6 +142,24 @@ def test_programs_beyond_whole_waves_keep_the_device_waiting() -> None:
     assert tail_us(replace(whole, programs=1000), H200) == 0.0
     assert 0.0 < tail_us(replace(beyond, programs=20 * 2112 + 1), H200) < tail_us(beyond, H200)
     assert launch_us(beyond, H200) > launch_us(whole, H200)
+
+
+def test_waves_wait_for_each_other_most_where_a_multiprocessor_holds_one_program() -> None:
+    one = replace(ROW, programs=136, warps=32, at_once=H200.sm_count)
+    assert between_us(replace(one, programs=H200.sm_count), H200) == 0.0
+    assert between_us(one, H200) == between_us(replace(one, programs=264), H200)
+    assert between_us(replace(one, at_once=H200.sm_count // 2), H200) < H200.times.wave.value
+    two = replace(one, programs=2 * 136, at_once=2 * H200.sm_count)
+    assert between_us(two, H200) == pytest.approx(between_us(one, H200) / 2)
+    assert between_us(STREAM, H200) == 0.0  # of which nobody knows how many programs it has
+
+
+def test_reductions_of_one_program_hide_behind_those_of_others() -> None:
+    alone = replace(ROW, programs=H200.sm_count, warps=32, at_once=H200.sm_count)
+    several = replace(ROW, programs=8 * H200.sm_count, warps=4, at_once=8 * H200.sm_count)
+    for chained in (0, 1):
+        by_one, by_many = (launch_us(replace(w, chained=chained), H200) for w in (alone, several))
+        assert (by_one > by_many) == bool(chained)
 
 
 def test_the_l2_takes_in_what_a_short_kernel_writes() -> None:
