@@ -106,7 +106,7 @@ def _each(near: int | None, device: Device, rulebook: Rulebook) -> int:
     them, or nothing (None). Of such bytes threads have so few that the L1 keeps the lines of all
     that are resident until every place in them was walked."""
     numbers = rulebook.schedules.flat
-    each = numbers.block.count // (numbers.warps.count * device.warp_size)
+    each = max(1, numbers.block.count // (numbers.warps.count * device.warp_size))
     if near is None:
         return each
     fewer = (
@@ -118,11 +118,12 @@ def _each(near: int | None, device: Device, rulebook: Rulebook) -> int:
 def _block(
     results: int, each: int, walked: bool, device: Device, rulebook: Rulebook
 ) -> tuple[int, int]:
-    """The elements and the warps of a program, `each` of them a thread. Where each lane walks
-    places, so that few results are much work, a program takes fewer of them until there is one for
-    each multiprocessor."""
-    warps = rulebook.schedules.flat.warps.count
-    block = each * warps * device.warp_size
+    """The elements and the warps of a program, `each` of them a thread, where the rules have one
+    for each. Where each lane walks places, so that few results are much work, a program takes fewer
+    of them until there is one for each multiprocessor."""
+    numbers = rulebook.schedules.flat
+    warps = numbers.warps.count
+    block = min(numbers.block.count, each * warps * device.warp_size)
     programs = device.multiprocessor.count.count
     while walked and block > warps * device.warp_size and results < programs * block:
         block //= 2

@@ -186,6 +186,17 @@ def test_a_flat_program_takes_fewer_results_where_there_are_few(results: int, bl
     assert pointwise.block == 1024
 
 
+def test_a_flat_program_may_have_fewer_elements_than_threads() -> None:
+    block = RULES.schedules.flat.block.model_copy(update={"value": 64.0})
+    flat = RULES.schedules.flat.model_copy(update={"block": block})
+    schedules = RULES.schedules.model_copy(update={"flat": flat})
+    rules = RULES.model_copy(update={"schedules": schedules})
+    for function in (lambda a: a.relu() + 1, lambda a: a.relu().amax(1)):
+        planned = decided(flow_of(function, x(4, 8, 5000)), rules).subject.planned
+        assert planned is not None
+        assert [p.steps[0].block for p in planned.plans if p.schedule == "flat"] == [64]
+
+
 def test_lanes_that_walk_places_have_few_elements() -> None:
     (walking,) = best(lambda a: a.amin(2).softmax(1), x(128, 24, 22, 900)).steps
     assert (walking.rows * walking.block) // (walking.warps * 32) == 8
