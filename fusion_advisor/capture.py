@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusion_advisor import forks
 from fusion_advisor.errors import AdvisorError, CaptureError, UsageError
+from fusion_advisor.files import missing
 from fusion_advisor.forks import Fork, Forks, end_with_parent
 from fusion_advisor.frames import choose_from_dump, has_source, is_user, source_of_traceback
 from fusion_advisor.recording import names_json, recorded_graph
@@ -257,8 +258,7 @@ def _refuse_missing(model: str) -> None:
     known = model.startswith("hf:") or path.endswith((".py", ".pt2")) or names_json(model)
     there = Path(path).is_file()
     if (there and not known) or (not there and (known or "/" in path)):
-        missing = "a folder" if Path(path).is_dir() else "no such file"
-        what = "a file of another kind" if there else missing
+        what = "a file of another kind" if there else missing(path)
         raise CaptureError(
             f"{path}: {what}; give FILE.py, FILE.py:NAME, package.module:NAME, hf:config.json, "
             "FILE.pt2 or RECORDING.json"

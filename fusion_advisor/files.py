@@ -20,6 +20,11 @@ def require_folder(folder: Path) -> None:
         raise UsageError(f"{folder}: {place} cannot be written into; give another folder")
 
 
+def missing(path: str) -> str:
+    """What stands where a file should."""
+    return "a folder" if Path(path).is_dir() else "no such file"
+
+
 def write(file: Path, text: str) -> None:
     """Replace `file` by `text`, its folders made as needed. UsageError when that is refused."""
     try:

@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fusion_advisor.errors import AdvisorError, CaptureError
+from fusion_advisor.files import missing
 from fusion_advisor.frames import source_of_traceback
 from fusion_advisor.scenario import Scenario
 
@@ -187,7 +188,7 @@ def _import(model: str) -> tuple[ModuleType, str, str]:
         return _import_file(path), name, path
     if not name:
         raise CaptureError(
-            f"model {model!r}: no such file; give FILE.py, FILE.py:NAME, package.module:NAME, "
+            f"model {model!r}: {missing(path)}; give FILE.py, FILE.py:NAME, package.module:NAME, "
             "hf:config.json, FILE.pt2 or RECORDING.json"
         )
     sys.path.insert(0, str(Path.cwd()))
@@ -198,7 +199,7 @@ def _import(model: str) -> tuple[ModuleType, str, str]:
 def _import_file(path: str) -> ModuleType:
     file = Path(path)
     if not file.is_file():
-        raise CaptureError(f"{path}: no such file; give the path of a Python file with a model")
+        raise CaptureError(f"{path}: {missing(path)}; give the path of a Python file with a model")
     sys.path.insert(0, str(file.resolve().parent))
     identity = "".join(c if c.isalnum() else "_" for c in file.stem)
     spec = importlib.util.spec_from_file_location(

@@ -22,6 +22,8 @@ from fusion_advisor.rulebook import Rulebook
 
 _FOLDERS = ("advice", "devices", "gates", "patterns", "schedules")
 _NAMED = ("advice", "devices", "gates", "patterns")
+_SHARED = ("times", "instructions")
+"""Tables that all devices share, under what each has of its own."""
 
 _EXAMPLES = frozenset({"holds", "fails", "never_fails", "example", "nearly"})
 
@@ -96,7 +98,7 @@ def _build(layers: Layers) -> Rulebook:
     tree["hash"] = hashlib.sha256(text.encode()).hexdigest()
     for folder in _NAMED:
         tree[folder] = _named(tree.get(folder))
-    for shared in ("times", "instructions"):
+    for shared in _SHARED:
         tree["devices"] = _with_own(tree["devices"], shared, tree.get(shared))
     try:
         rulebook = Rulebook.model_validate(tree)
@@ -174,11 +176,13 @@ def _check_names(rulebook: Rulebook, layers: Layers) -> None:
 
 
 def _first_fault(layers: Layers, error: ValidationError) -> UsageError:
-    """The first of the faults, and how many more there are."""
-    first = error.errors(include_url=False)[0]
-    loc = [str(part) for part in first["loc"] if part != "[key]"]
+    """The first of the faults, and how many more there are; one of what devices share is one."""
+    first, *_ = errors = error.errors(include_url=False)
+    places = [[str(part) for part in each["loc"] if part != "[key]"] for each in errors]
+    count = len({tuple(_as_set(layers, place)) for place in places})
+    loc = places[0]
     message = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    more = f" (and {count - 1} more)" if count > 1 else ""
     if first["type"] == "missing":
         return _fault(layers, loc[:-1], f"{loc[-1]!r} is missing; expected a value{more}")
     if first["type"] != "value_error":
@@ -188,7 +192,17 @@ def _first_fault(layers: Layers, error: ValidationError) -> UsageError:
 
 def _fault(layers: Layers, loc: Sequence[str], message: str) -> UsageError:
     """One line: the file, the field, what was expected."""
+    loc = _as_set(layers, loc)
     return UsageError(f"{_file_of(layers, loc)}: {'.'.join(loc) or 'rules'}: {message}")
+
+
+def _as_set(layers: Layers, loc: Sequence[str]) -> Sequence[str]:
+    """A field as a file has it: what devices share stands under each of them when it is read."""
+    shared = loc[2:]
+    if len(loc) < 3 or loc[0] != "devices" or loc[2] not in _SHARED:
+        return loc
+    own, common = (max(_depth(tree, place) for _, tree in layers) for place in (loc, shared))
+    return shared if common + 2 > own else loc
 
 
 def _file_of(layers: Layers, loc: Sequence[str]) -> Path:

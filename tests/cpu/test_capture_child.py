@@ -171,6 +171,12 @@ def test_a_missing_file(tmp_path: Path) -> None:
         capture(str(tmp_path / "none.py"))
 
 
+def test_a_folder_is_no_model() -> None:
+    for folder in (".", str(Path(__file__).parent)):
+        with pytest.raises(CaptureError, match=r": a folder; give FILE\.py"):
+            capture(folder)
+
+
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("none")

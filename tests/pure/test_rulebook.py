@@ -172,6 +172,14 @@ def test_later_overlays_win(tmp_path: Path) -> None:
         ),
         ("[nonsense]\nx = 1", "mine.toml: rules: unknown field 'nonsense'; expected version, "),
         ("devices = 3", "mine.toml: devices: 3; expected a valid "),
+        (
+            "[times]\ncall = { value = -1, unit = 'us', source = 'x' }",
+            "mine.toml: times.call.value: -1; expected greater than or equal to 0",
+        ),
+        (
+            "[devices.h100.times]\ncall = { value = 1, unit = 'GB/s', source = 'x' }",
+            "mine.toml: devices.h100.times.call: unit 'GB/s'; expected us",
+        ),
         ("[devices]\nh100 = 3", "mine.toml: devices.h100: 3; expected a table with name, "),
         ('[devices.my]\ntitle = "x"', "mine.toml: devices.my: 'compute_capability' is missing"),
         (
