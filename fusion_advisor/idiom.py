@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fusion_advisor.algebra import Forms, equal, symbol
 from fusion_advisor.exprs import Expr
+from fusion_advisor.framework import gelu_tanh_argument
 from fusion_advisor.gates import Subject
-from fusion_advisor.lanes import evaluate, near
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Rulebook
 
@@ -183,23 +184,15 @@ def _is_residual_norm(form: _Form) -> bool:
     )
 
 
-_SAMPLES = (-2.3, -0.7, 0.4, 1.9)
-
-
 def _is_gelu_tanh(form: _Form) -> bool:
     """A tanh of sqrt(2/pi) (u + 0.044715 u^3) of some value u."""
+    wanted = gelu_tanh_argument(symbol("u"))
     return any(
-        all(_gives(form, arg, u, x, 0.7978845608 * (x + 0.044715 * x**3)) for x in _SAMPLES)
+        equal(Forms(form.region, {u: symbol("u")}).of(arg), wanted)
         for tanh in form.all("tanh")
         for arg in form.args(tanh)
         for u in form.behind(arg, ("add", "mul", "pow"))
     )
-
-
-def _gives(form: _Form, number: int, u: int, x: float, wanted: float) -> bool:
-    """The value is `wanted` where `u` is `x`."""
-    got = evaluate(form.region, {u: [x]}, [number])
-    return got is not None and len(got[number]) == 1 and near(got[number][0], wanted)
 
 
 def _factors(form: _Form, number: int) -> list[int]:

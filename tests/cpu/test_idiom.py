@@ -148,6 +148,53 @@ def test_a_norm_that_converts_around_itself_is_still_the_framework_s() -> None:
     assert finding.framework == "torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, 1e-05)"
 
 
+def by_hand(h: Any) -> Any:
+    return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def planes(x: Any) -> Any:
+    h = x.view(8, -1, COLUMNS)
+    return h * torch.rsqrt(h.pow(2).mean((1, 2), keepdim=True) + 1e-6)
+
+
+def transposed(x: Any) -> Any:
+    x = x[:, :ROWS]
+    return (functional.softmax(x + 0.0, -1)).t().contiguous()
+
+
+ALMOST: dict[str, Callable[..., Any]] = {
+    "clamped rms norm": lambda x: by_hand(x.clamp(max=10.0)),
+    "clipped rms norm": lambda x: by_hand(x.clamp(-10.0, 10.0)),
+    "scaled rms norm": lambda x: by_hand(x * -0.5),
+    "clamped softmax": lambda x: softmax(x.clamp(max=10.0)),
+    "a clamp of what is normal": lambda x: by_hand(x).clamp(max=30.0),
+    "hardtanh before a layer norm": (
+        lambda x: functional.layer_norm(functional.hardtanh(x), (COLUMNS,))
+    ),
+    "whole numbers": lambda x: by_hand(x.int().float()),
+    "8 bits": lambda x: by_hand(x.to(torch.float8_e4m3fn).float()),
+    "roots of squares": lambda x: softmax((x * x).sqrt()),
+    "flipped": lambda x: softmax(x.flip(-1)),
+    "rolled": lambda x: by_hand(x.roll(1, -1)),
+    "rows of two dimensions": planes,
+    "transposed": transposed,
+    "another cube": lambda x: 0.5 * x * (1.0 + torch.tanh(0.797 * (x + 0.0447 * x * x * x.abs()))),
+    "a count that is written out": (
+        lambda x: x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) / 4095 + 1e-6)
+    ),
+}  # fmt: skip
+"""Equal to a PyTorch op on many rows, and not on all."""
+
+
+@pytest.mark.parametrize("function", ALMOST.values(), ids=ALMOST)
+def test_what_only_looks_like_the_framework_s_op_is_not_sent_there(
+    function: Callable[..., Any],
+) -> None:
+    groups = findings(function, full()).groups
+    assert groups
+    assert [finding.framework for finding in groups] == [""] * len(groups)
+
+
 def test_softmax_along_another_dimension_names_it() -> None:
     def first(x: Any) -> Any:
         e = torch.exp(x - x.amax(0, keepdim=True))

@@ -31,7 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "functions",
         "predict explanation",
         "rehearsal emitted rulefiles measurements",
-        "machine lanes",
+        "machine algebra",
         "ops",
         # capture, in the child process that runs somebody's code
         "opaque own_kernels models recurrent provenance signature",
