@@ -35,6 +35,7 @@ from fusion_advisor.decide import Decision, deciding
 from fusion_advisor.editing.renames import renamed
 from fusion_advisor.emitted import lasting_folder, load_module
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.faults import Faults
 from fusion_advisor.functions import Copies, Functions, Key, Unannounced, compiled, derived, key
 from fusion_advisor.kernels import Check, Kernel
 from fusion_advisor.machine import choose_device, gpu_names
@@ -153,7 +154,7 @@ def placed(
         resized.append(None)
         with suppress(CaptureError):  # the model does not take that
             resized[-1] = flow(asked, _resized(given, leading, sizes))
-    decided = deciding(originals[0][2], rulebook)
+    decided = deciding(originals[0][2], rulebook, Faults())
     made, kernels, unplaced = put(originals, decided, rulebook, editable, name, children, resized)
     holding = (functions.holding(e.file, e.lines[0]) for each in made.puts for e in each.edits)
     changed = {this for this in holding if this is not None}

@@ -17,6 +17,7 @@ from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision, GateResult
 from fusion_advisor.device import Device
 from fusion_advisor.explanation import explanation
+from fusion_advisor.faults import Faults
 from fusion_advisor.group import Grouping
 from fusion_advisor.identify import Finding, Identified
 from fusion_advisor.kernels import Check, Compiled, Kernel
@@ -31,6 +32,7 @@ from fusion_advisor.report import (
     CauseRow,
     CheckRow,
     DeviceRow,
+    FaultRow,
     FixableRow,
     GateRow,
     GroupRow,
@@ -78,8 +80,11 @@ def assemble(
     scenario: Scenario,
     assumed: Sequence[str],
     rulebook: Rulebook,
+    faults: Faults | None = None,
 ) -> Report:
-    """Put the report together; `proofs` are by the id of the group."""
+    """Put the report together; `proofs` are by the id of the group, `faults` what was not analysed
+    so far."""
+    faults = faults or Faults(strict=True)
     annotated = flow.annotated
     graph = annotated.graph
     eager_us = _eager_us(flow, found.groups)
@@ -93,6 +98,7 @@ def assemble(
         ]
 
     grouped = {i for finding in found.groups for place in finding.instances for i in place}
+    advice = advise(flow, grouped, scenario.gradients, rulebook, faults)
     return Report(
         tool=tool(),
         rules=_rules(rulebook),
@@ -117,12 +123,13 @@ def assemble(
                 evidence=list(a.evidence),
                 fingerprint=a.mark,
             )
-            for number, a in enumerate(advise(flow, grouped, scenario.gradients, rulebook), start=1)
+            for number, a in enumerate(advice, start=1)
         ],
-        totals=_totals(flow, grouping, found.groups, eager_us),
+        totals=_totals(flow, grouping, found.groups, eager_us, len(faults.found)),
         search_gap=grouping.gap,
         unmodelled=_unmodelled(annotated),
         no_schedule=_no_schedule(found),
+        faults=[FaultRow(why=fault.why, nodes=list(fault.nodes)) for fault in faults.found],
     )
 
 
@@ -523,7 +530,11 @@ def _by_cause(rows: Iterable[tuple[str, int, float]]) -> list[CauseRow]:
 
 
 def _totals(
-    flow: Dataflow, grouping: Grouping, groups: Sequence[Finding], eager_us: Mapping[str, float]
+    flow: Dataflow,
+    grouping: Grouping,
+    groups: Sequence[Finding],
+    eager_us: Mapping[str, float],
+    faults: int,
 ) -> TotalsRow:
     total_us = sum(eager_us.values())
     costs = [flow.annotated.costs[node.name] for node in flow.nodes]
@@ -548,6 +559,7 @@ def _totals(
         ceiling_speedup=_ratio(total_us, _least_us(flow)),
         peak_activation_bytes=peak_activation_bytes(flow.annotated.graph),
         time_by_bound=by_bound,
+        faults=faults,
     )
 
 

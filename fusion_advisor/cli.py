@@ -11,13 +11,13 @@ import signal
 import sys
 import traceback
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
 from fusion_advisor.commands import analyze, known, measure, patch, reports, settings
 from fusion_advisor.errors import AdvisorError
+from fusion_advisor.faults import described
 
 app = typer.Typer(
     name="fusion-advisor",
@@ -82,14 +82,7 @@ def _unexpected(error: Exception, debug: bool) -> int:
     format_message = getattr(error, "format_message", None)
     if callable(format_message):
         return _complain(f"{format_message()} (see --help)", 2, debug)
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{Path(last.filename).name}:{last.lineno}"
-    return _complain(
-        f"a fault of fusion-advisor at {where}: {type(error).__name__}: {error};"
-        " run again with --debug and report it",
-        4,
-        debug,
-    )
+    return _complain(f"{described(error)}; run again with --debug and report it", 4, debug)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from fusion_advisor.errors import UsageError
 from fusion_advisor.report import FindingRow, Report
 from fusion_advisor.reports import wording
 
-NAMES = ("new", "accepted", "advice", "unverified", "regression", "coverage")
+NAMES = ("new", "accepted", "advice", "unverified", "fault", "regression", "coverage")
 _MOST_LISTED = 5
 _SHARES = ("regression", "coverage")
 _EXPECTED = (
@@ -22,9 +22,9 @@ _EXPECTED = (
 @dataclass(frozen=True, slots=True)
 class Condition:
     """`new`: a finding that the baseline lacks; `accepted`: any that is a group; `advice`: any that
-    is none; `unverified`: a group whose kernel no check has passed; `regression`: the step's
-    predicted time or bytes grew by more than `share` since the baseline; `coverage`: less than
-    `share` of the time is in modelled ops.
+    is none; `unverified`: a group whose kernel no check has passed; `fault`: a region that was not
+    analysed for a fault of ours; `regression`: the step's predicted time or bytes grew by more than
+    `share` since the baseline; `coverage`: less than `share` of the time is in modelled ops.
     """
 
     name: str
@@ -63,6 +63,8 @@ def violation(condition: Condition, report: Report, baseline: Report | None = No
         least = 1.0 if condition.share is None else condition.share
         coverage = report.totals.coverage
         return f"coverage is {coverage:.4g}, needs {least:g}" if coverage < least else ""
+    if condition.name == "fault":
+        return wording.faults(report)
     if condition.name == "unverified":
         unproven = [group.id for group in report.groups if not wording.verified(group)]
         return f"no check has passed for {', '.join(unproven)}" if unproven else ""

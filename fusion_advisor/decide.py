@@ -12,6 +12,7 @@ from typing import Literal
 from fusion_advisor.axes import NotExpressible
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import boundary, express
+from fusion_advisor.faults import Faults
 from fusion_advisor.gates import GATES, Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.plan import plan
@@ -53,15 +54,21 @@ class Decision:
     fused_bytes: int
     unplaced: str = ""
     """Why the model's source cannot express it, where that was asked."""
+    fault: str = ""
+    """The fault of ours for which nothing is known of it."""
     registers: tuple[int, ...] = ()
     """Of a thread of each of its kernels, once they are compiled: until then they are estimated."""
 
     @cached_property  # of most sets that are tried nobody asks
     def unfused_us(self) -> float:
+        if self.fault:
+            return sum(self.subject.cost(launch).time_us for launch in self.subject.launches)
         return call_us(eager_works(self.subject), self.subject.device)
 
     @cached_property
     def fused_us(self) -> float:
+        if self.fault:
+            return self.unfused_us
         return call_us(fused_works(self.subject, self.registers), self.subject.device)
 
     @property
@@ -107,22 +114,50 @@ def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> S
     return Subject(flow, chosen, border, expressed, planned, None, device, rulebook)
 
 
-def deciding(flow: Dataflow, rulebook: Rulebook) -> Callable[[Iterable[int]], Decision]:
+def deciding(
+    flow: Dataflow, rulebook: Rulebook, faults: Faults | None = None
+) -> Callable[[Iterable[int]], Decision]:
     """`decide` for one graph, of which several partitions ask about the same sets."""
     known: dict[tuple[int, ...], Decision] = {}
 
     def decided(launches: Iterable[int]) -> Decision:
         key = tuple(sorted(launches))
         if key not in known:
-            known[key] = decide(flow, key, rulebook)
+            known[key] = decide(flow, key, rulebook, faults)
         return known[key]
 
     return decided
 
 
-def decide(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> Decision:
-    """Run every gate on a set of launches and compare."""
-    return judge(subject_of(flow, launches, rulebook))
+def decide(
+    flow: Dataflow, launches: Iterable[int], rulebook: Rulebook, faults: Faults | None = None
+) -> Decision:
+    """Run every gate on a set of launches and compare. Given `faults`, a set that cannot be judged
+    is rejected for the fault of ours that it shows."""
+    chosen = tuple(sorted(launches))
+    try:
+        decision = judge(subject_of(flow, chosen, rulebook))
+        if faults is not None:  # the time model is a part of it
+            _ = decision.unfused_us, decision.fused_us
+    except Exception as error:
+        if faults is None:
+            raise
+        why = faults.note(error, (flow.nodes[number].name for number in chosen))
+        return _unjudged(flow, chosen, rulebook, why)
+    return decision
+
+
+def _unjudged(flow: Dataflow, launches: tuple[int, ...], rulebook: Rulebook, why: str) -> Decision:
+    """A set of which no gate is known."""
+    border, device = boundary(flow, launches), flow.annotated.device
+    problem = NotExpressible(why, final=False)
+    subject = Subject(flow, launches, border, None, None, problem, device, rulebook)
+    gates = tuple(
+        GateResult(rule.code, name, None, rule.comparison, 0.0, rule.unit, "unknown", why)
+        for name in GATES
+        for rule in [rulebook.gate(name)]
+    )
+    return Decision(subject, gates, subject.unfused_bytes, fault=why)
 
 
 def judge(subject: Subject) -> Decision:

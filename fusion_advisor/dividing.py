@@ -11,6 +11,7 @@ from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.device import Device
 from fusion_advisor.emit import attempt
+from fusion_advisor.faults import Faults
 from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, identify
 from fusion_advisor.inductor import weigh
@@ -60,9 +61,9 @@ def divide(
 
     Kernels are emitted, not proven: `analyze` does that.
     """
-    flow = dataflow(annotate(graph, device))
-    grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
-    found = identify(flow, grouping, rulebook)
+    flow, faults = dataflow(annotate(graph, device)), Faults()
+    grouping = group(flow, lambda launches: decide(flow, launches, rulebook, faults), rulebook)
+    found = identify(flow, grouping, rulebook, faults)
     places: list[Place] = []
     proofs: dict[str, Proof] = {}
     for finding in found.groups:
@@ -70,7 +71,7 @@ def divide(
         kernel = next((place.kernel for place in own if place.kernel), None)
         proofs[finding.id] = Proof(kernel, why="" if kernel else own[0].why)
         places += own
-    report = assemble(flow, grouping, found, proofs, Scenario(), assumed, rulebook)
+    report = assemble(flow, grouping, found, proofs, Scenario(), assumed, rulebook, faults)
     return Division(flow, tuple(places), report)
 
 

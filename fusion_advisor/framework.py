@@ -148,7 +148,7 @@ def _spelled(line: str, region: Region, x: int, eps: float, vectors: int) -> str
     such row: a part of a dimension, or dimensions that it does not take."""
     dims = _loaded(region, x)[1]
     reduced = [d for d, axes in enumerate(dims) if set(axes) & region.reduced]
-    if {axis for d in reduced for axis in dims[d]} != region.reduced:
+    if frozenset(axis for d in reduced for axis in dims[d]) != region.reduced:
         return ""
     if reduced and "dim=-1" in line:
         if len(reduced) != 1:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
 
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
 from fusion_advisor.express import boundary
+from fusion_advisor.faults import Faults
 from fusion_advisor.fingerprint import fingerprint
 from fusion_advisor.framework import exact
 from fusion_advisor.group import Found, Grouping
@@ -58,29 +61,56 @@ class Identified:
     candidates: tuple[Finding, ...]
 
 
-def identify(flow: Dataflow, grouping: Grouping, rulebook: Rulebook) -> Identified:
-    """Name everything that was found; equal computations become one finding."""
-    groups, candidates = _merged(flow, grouping.groups), _merged(flow, grouping.candidates)
+def identify(
+    flow: Dataflow, grouping: Grouping, rulebook: Rulebook, faults: Faults | None = None
+) -> Identified:
+    """Name everything that was found; equal computations become one finding. Given `faults`, what
+    cannot be named is `other`, and no PyTorch op."""
+
+    def tried(name: Callable[[], str], found: Found, instead: str) -> str:
+        try:
+            return name()
+        except Exception as error:
+            if faults is None:
+                raise
+            launches = found.decision.subject.launches
+            faults.note(error, (flow.nodes[number].name for number in launches))
+            return instead
+
+    def mark_of(found: Found) -> str:
+        border = boundary(flow, found.instances[0])
+        own = sha256(repr(border.members).encode()).hexdigest()
+        return tried(partial(fingerprint, flow, border), found, own)
+
+    def pattern_of(same: _Same) -> str:
+        name = partial(name_of, same.decision.subject, rulebook)
+        return tried(name, same.founds[0], "other")
+
+    groups, candidates = _merged(grouping.groups, mark_of), _merged(grouping.candidates, mark_of)
     ids = {
         id(found): f"{letter}{rank}"
         for letter, ranked in (("g", groups), ("c", candidates))
         for rank, same in enumerate(ranked, 1)
         for found in same.founds
     }
-    patterns = [name_of(same.decision.subject, rulebook) for same in groups]
+    patterns = [pattern_of(same) for same in groups]
     shared = Counter(patterns)
     named = [
         _identifier(pattern, same.fingerprint if shared[pattern] > 1 else "")
         for pattern, same in zip(patterns, groups, strict=True)
     ]
-    patterns += [name_of(same.decision.subject, rulebook) for same in candidates]
+    patterns += [pattern_of(same) for same in candidates]
     findings = [
         Finding(
             id=ids[id(same.founds[0])],
             name=name,
             fingerprint=same.fingerprint,
             pattern=pattern,
-            framework=_framework(same.decision, pattern) if name else "",
+            framework=(
+                tried(partial(_framework, same.decision, pattern), same.founds[0], "")
+                if name
+                else ""
+            ),
             decision=same.decision,
             instances=same.instances(flow),
             parent=ids.get(id(same.founds[0].parent)),
@@ -131,11 +161,11 @@ class _Same:
         return tuple(boundary(flow, place).members for place in places)
 
 
-def _merged(flow: Dataflow, founds: Iterable[Found]) -> list[_Same]:
+def _merged(founds: Iterable[Found], mark_of: Callable[[Found], str]) -> list[_Same]:
     """By fingerprint, the most time saved first."""
     found_by: dict[str, _Same] = {}
     for found in founds:
-        mark = fingerprint(flow, boundary(flow, found.instances[0]))
+        mark = mark_of(found)
         found_by.setdefault(mark, _Same(mark, [])).founds.append(found)
     return sorted(found_by.values(), key=lambda same: (-same.saved_us, same.fingerprint))
 

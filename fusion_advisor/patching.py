@@ -19,6 +19,7 @@ from fusion_advisor.editing.sources import SourceFile, Sources
 from fusion_advisor.emit import attempt
 from fusion_advisor.equivalence import difference, missing
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.faults import Faults
 from fusion_advisor.framework import exact
 from fusion_advisor.group import group
 from fusion_advisor.guards import Other
@@ -143,7 +144,7 @@ def patched(
         at_sizes = [answer.result() for answer in sizes]
         placement = _placement(originals, within, at_sizes, operators=operators)
         listener.stage("group")
-        decided = deciding(flow, rulebook)
+        decided = deciding(flow, rulebook, Faults(strict=request.strict))
         free = group(flow, decided, rulebook)
         wider = None if operators else _wider(flow, at_sizes)
         at = widened(flow, wider, rulebook)
@@ -399,13 +400,14 @@ def _named_apart(
 
 
 def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
-    """Of accepted sets, by what they launch, why the source cannot express them."""
+    """Of accepted sets, by what they launch, why the source cannot express them; of sets that could
+    not be judged, the fault of ours."""
     return {
         ", ".join(flow.nodes[number].name for number in each.decision.subject.launches): (
-            each.decision.unplaced
+            each.decision.unplaced or each.decision.fault
         )
         for each in found.candidates
-        if each.decision.unplaced
+        if each.decision.unplaced or each.decision.fault
     }
 
 

@@ -12,6 +12,7 @@ from fusion_advisor.assemble import Proof, assemble
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.emit import attempt
+from fusion_advisor.faults import Faults
 from fusion_advisor.framework import exact
 from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, Identified, identify, with_registers
@@ -83,10 +84,11 @@ def analyze(
         listener.stage("annotate")
         flow = dataflow(annotate(graph, device))
         listener.stage("group")
-        grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
-        found = identify(flow, grouping, rulebook)
+        faults = Faults(strict=request.strict)
+        grouping = group(flow, lambda launches: decide(flow, launches, rulebook, faults), rulebook)
+        found = identify(flow, grouping, rulebook, faults)
         listener.stage("emit")
-        proofs = emitted(request, found, rulebook, full_size=bool(gpus))
+        proofs = emitted(request, found, rulebook, faults, full_size=bool(gpus))
         listener.stage("verify")
         kernels = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
         proven = verify(list(kernels.values()), children)
@@ -100,7 +102,7 @@ def analyze(
                 proof = proofs[finding.id]
                 proofs[finding.id] = searched(finding, proof, searcher, children, rulebook)
     listener.stage("report")
-    report = assemble(flow, grouping, found, proofs, request.scenario, assumed, rulebook)
+    report = assemble(flow, grouping, found, proofs, request.scenario, assumed, rulebook, faults)
     signed = [
         _signed(request, flow, finding, proofs[finding.id], rulebook) for finding in found.groups
     ]
@@ -163,13 +165,24 @@ def searched(
 
 
 def emitted(
-    request: Request, found: Identified, rulebook: Rulebook, *, full_size: bool
+    request: Request,
+    found: Identified,
+    rulebook: Rulebook,
+    faults: Faults | None = None,
+    *,
+    full_size: bool,
 ) -> dict[str, Proof]:
     """A kernel for each accepted group, by its id."""
 
     def one(finding: Finding) -> Proof:
         file = f"{request.folder}/{finding.name}.py" if request.folder is not None else None
-        kernel = written(finding, rulebook, full_size=full_size)
+        try:
+            kernel = written(finding, rulebook, full_size=full_size)
+        except Exception as error:
+            if faults is None:
+                raise
+            flow, launches = finding.decision.subject.flow, finding.decision.subject.launches
+            kernel = faults.note(error, (flow.nodes[number].name for number in launches))
         return Proof(None, why=kernel) if isinstance(kernel, str) else Proof(kernel, file=file)
 
     return {finding.id: one(finding) for finding in found.groups}

@@ -390,6 +390,16 @@ class TotalsRow(_Row):
     ceiling_speedup: float
     peak_activation_bytes: int
     time_by_bound: dict[str, float] = {}
+    faults: int = 0
+    """Regions that were not analysed for a fault of ours."""
+
+
+class FaultRow(_Row):
+    """A fault of ours for which a region was not analysed, and the nodes of the smallest one that
+    shows it; none where it is no region's."""
+
+    why: str
+    nodes: list[str]
 
 
 class IgnoredRow(_Row):
@@ -468,6 +478,7 @@ class Report(_Row):
     search_gap: float = 0.0
     unmodelled: list[CauseRow] = []
     no_schedule: list[CauseRow] = []
+    faults: list[FaultRow] = []
     graph: dict[str, Any] | None = None
     bench: BenchRow | None = None
     review: ReviewRow | None = None

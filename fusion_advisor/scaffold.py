@@ -118,7 +118,7 @@ def block(model: str) -> str:
 [tool.fusion-advisor]
 model = {json.dumps(model)}
 # device = "h100"    # to judge for; the GPU of the machine if left out, else an H200
-# fail-on = ["accepted"]
+fail-on = ["fault"]    # a part that was not analysed; "accepted", "new" and others: see the docs
 
 [tool.fusion-advisor.thresholds]
 share = 0.001        # of the step: what saves less is no finding

@@ -82,6 +82,8 @@ class Request:
     folder: str | None = None
     command: str = ""
     debug: bool = False
+    strict: bool = False
+    """Raise a fault of ours in one region instead of reporting it."""
 
 
 def named_by(model: str) -> str:

@@ -40,7 +40,8 @@ Baseline = Annotated[
 FailOn = Annotated[
     list[str] | None,
     typer.Option(
-        help="exit with 1: new, accepted, advice, unverified, regression[=SHARE], coverage[=SHARE]"
+        help="exit with 1: new, accepted, advice, unverified, fault, regression[=SHARE],"
+        " coverage[=SHARE]"
     ),
 ]
 Select = Annotated[
@@ -101,6 +102,9 @@ class Options:
     verbose: Annotated[
         bool, typer.Option("--verbose", help="show every gate, and each stage's time")
     ] = False
+    strict: Annotated[
+        bool, typer.Option("--strict", help="a fault of ours in one region ends the run (exit 4)")
+    ] = False
     debug: Debug = False
 
     def settings(self, **more: Any) -> Settings:
@@ -140,6 +144,7 @@ class Options:
             folder=folder,
             command=regenerate(scenario if len(settings.scenarios) > 1 else None),
             debug=self.debug,
+            strict=self.strict,
         )
 
 

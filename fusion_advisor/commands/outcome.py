@@ -38,7 +38,7 @@ def outcome_of(request: Request, verbose: bool, *, cached: bool) -> Outcome:
     graph = analysis.flow.annotated.graph
     texts = {kernel.name: kernel.text for kernel in analysis.kernels}
     outcome = Outcome(analysis.report, texts, graph_to_data(graph))
-    if cached and not _failed_check(analysis.report):
+    if cached and not _failed_check(analysis.report) and not analysis.report.faults:
         keep(folder, request, rulebook, outcome, graph.files, started)
     return outcome
 

@@ -37,7 +37,16 @@ def render(report: Report) -> str:
         "originalUriBaseIds": {ROOT: {"description": {"text": "The root of the repository."}}},
         "results": [_result(row, codes.index(row.code), report.subject(row)) for row in told],
     }
+    if report.faults:
+        run["invocations"] = [_invocation(report)]
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1) + "\n"
+
+
+def _invocation(report: Report) -> Json:
+    """A run that ended, with what it did not analyse."""
+    said = f"{wording.faults(report)}."
+    notes = [{"level": "error", "message": {"text": _plain(said)}}]
+    return {"executionSuccessful": True, "toolExecutionNotifications": notes}
 
 
 def findings(report: Report) -> list[FindingRow]:

@@ -270,7 +270,21 @@ def totals(report: Report) -> list[tuple[str, str]]:
         ("FLOPs", f"{row.flops:.4g}"),
         ("coverage", f"{percent(row.coverage)} of the time is in modelled ops"),
         ("peak activations", size(row.peak_activation_bytes)),
+        *([("faults", said)] if (said := faults(report)) else []),
     ]
+
+
+def faults(report: Report) -> str:
+    """What was not analysed for faults of ours; empty where all was."""
+    if not report.faults:
+        return ""
+    count = len(report.faults)
+    what = "region" if count == 1 else "regions"
+    each = "; ".join(
+        f"{fault.why} ({', '.join(fault.nodes)})" if fault.nodes else fault.why
+        for fault in report.faults
+    )
+    return f"{count} {what} not analysed: fault of ours: {each}"
 
 
 def bottlenecks(report: Report) -> list[tuple[str, float, float]]:

@@ -18,7 +18,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     for names in (
         # shared knowledge
         "errors axes philox trail ignores",
-        "records scaffold",
+        "records scaffold faults",
         "primitives",
         "exprs",
         "bounds builder",
