@@ -161,7 +161,7 @@ def _checked(given: tuple[Line, str, int]) -> Line:
     from fusion_advisor.checking import check, prepare
     from fusion_advisor.kernels import Kernel, from_json
     from fusion_advisor.rulefiles import load_rulebook
-    from fusion_advisor.verify import margins_of
+    from fusion_advisor.verify import criterion_of
 
     _limited()
     try:
@@ -171,8 +171,8 @@ def _checked(given: tuple[Line, str, int]) -> Line:
         kernel = from_json(Kernel, json.dumps(job["kernel"]))
         device = "cpu" if where == "interpreter" else "cuda"
         with tempfile.TemporaryDirectory() as folder:
-            margins = margins_of(load_rulebook().verify)
-            result["failure"] = check(kernel, draws, where, device, Path(folder), margins).failure
+            criterion = criterion_of(load_rulebook().verify)
+            result["failure"] = check(kernel, draws, where, device, Path(folder), criterion).failure
     except Exception as error:  # noqa: BLE001 (named in the result)
         result["failure"] = f"{type(error).__name__}: {error}"
     signal.alarm(0)

@@ -417,6 +417,8 @@ def check_row(check: Check) -> CheckRow:
         tolerance=finite(check.tolerance),
         passed=check.passed,
         failure=check.failure,
+        case=check.case,
+        stepped=check.stepped,
     )
 
 

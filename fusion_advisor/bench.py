@@ -101,7 +101,7 @@ def bench(run: Run) -> Report:
     flow = dataflow(annotate(run.graph, device))
     chosen = _chosen(run)
     subjects = list(_subjects(run, flow, chosen))
-    rules, timeout_s = timing_rules(run.rulebook.measure, device), run.rulebook.measure.timeout.base
+    rules, timeout_s = timing_rules(run.rulebook, device), run.rulebook.measure.timeout.base
     complete = True
     where = "rehearse" if run.rehearse else "gpu"
     with Worker("fusion_advisor.measuring", where) as worker:

@@ -16,7 +16,7 @@ from fusion_advisor.workers import Worker, WorkerError
 def calibrated(device: Device, rulebook: Rulebook) -> Ceilings:
     """Copy bandwidth, matrix products and a launch, measured now. UsageError when the GPU does not
     answer."""
-    rules, timeout_s = timing_rules(rulebook.measure, device), rulebook.measure.timeout.base
+    rules, timeout_s = timing_rules(rulebook, device), rulebook.measure.timeout.base
     with Worker("fusion_advisor.measuring", "gpu") as worker:
         try:
             return ceilings(worker, rules, timeout_s)

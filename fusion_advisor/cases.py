@@ -21,8 +21,9 @@ from fusion_advisor.kernel_file import (
 from fusion_advisor.kernels import Case, Kernel, Launch
 from fusion_advisor.philox import STATE
 from fusion_advisor.records import Tensor
+from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Rulebook, Verify
-from fusion_advisor.schedules.base import WORD_BYTES, Plan, Step, by_tensor, loaded_bytes, words
+from fusion_advisor.schedules.base import WORD_BYTES, Step, by_tensor, loaded_bytes, words
 from fusion_advisor.schedules.layout import Access, gaps, reach
 from fusion_advisor.schedules.spelling import TRITON_DTYPES
 from fusion_advisor.schedules.vectors import COPIED, copied_elements, taken_elements
@@ -51,12 +52,6 @@ def _largest(file: KernelFile) -> int:
 def at_odd_sizes(made: Sequence[Case]) -> Case:
     """Of the cases that an interpreter affords the one that shows most."""
     return next((case for case in made if case.name == ODD_SIZES), made[0])
-
-
-def row_dims(plan: Plan, access: Access) -> tuple[int, ...]:
-    """The dimensions of a result that hold elements of one row."""
-    inner = {axis for step in plan.steps for group in step.inner for axis in group.axes}
-    return tuple(d for d, dim in enumerate(access.dims) if inner & set(dim))
 
 
 def launches(file: KernelFile) -> tuple[Launch, ...]:
@@ -293,7 +288,20 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
         loaded_bytes=loaded,
         stored_bytes=stored,
         costly=prod(sizes.values()) > numbers.costly_elements.count,
+        summed=_summed(file.region, sizes),
     )
+
+
+def _summed(region: Region, sizes: Mapping[int, int]) -> int:
+    """The elements of the largest sum, of sums of sums together."""
+    behind: dict[int, int] = {}
+    for number in region.live:
+        expr = region.exprs[number]
+        most = max((behind.get(arg, 1) for arg in expr.args), default=1)
+        if expr.op in ("reduce", "scan") and expr.monoid == "sum":
+            most *= prod(sizes[axis] for axis in expr.axes)
+        behind[number] = most
+    return max(behind.values(), default=1)
 
 
 def _in_one_launch(file: KernelFile, name: str) -> list[Access]:

@@ -1,13 +1,11 @@
-"""Check one emitted kernel against its own reference in fp64; run by `verify` as a child process.
+"""Check one emitted kernel against the model's graph in fp64; run by `verify` as a child process.
 
 A line in is a `CheckJob`, a line out is a `Check`. Under the interpreter the environment needs
 nothing: this module sets `TRITON_INTERPRET=1` itself when it finds no GPU.
 
 What is held, for each case and seed:
 
-- the outputs are the reference's, within the margins of `comparing`. Another order of summation is
-  sometimes luckier: a kernel that is beyond them is held against `eager_draws` further draws of
-  the same distribution;
+- the outputs are those of the model's graph, by the criterion of `comparing`;
 - they lie in memory as the graph says: as the reference does on the meta device, which follows CUDA
   as the graph's fake tensors do. A CPU's eager may lay results out otherwise (a batch norm of a
   permuted tensor, a padding of channels-last images), so only its values are asked;
@@ -23,6 +21,7 @@ What is held, for each case and seed:
 
 from __future__ import annotations
 
+import ast
 import math
 import os
 import tempfile
@@ -30,6 +29,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,14 +38,24 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from fusion_advisor.comparing import Error, Further, Tensors, TooFar, compare, eager_ulps
+from fusion_advisor.comparing import Error, Tensors, Truth, compare
 from fusion_advisor.emitted import Fault, cause, load_module, spoiled
-from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, Margins, from_json, to_json
+from fusion_advisor.kernels import (
+    Case,
+    Check,
+    CheckJob,
+    Criterion,
+    Kernel,
+    from_json,
+    to_json,
+)
 from fusion_advisor.records import Tensor
+from fusion_advisor.stepping import as_tuple, truth_of
 from fusion_advisor.workers import protocol, restart
 
-DISTRIBUTIONS = ("mixed", "special", "tiny", "large", "across")
-"""Seed s draws from entry s, cyclically. Of `large` all of a row of the last dimension is on one
+DISTRIBUTIONS = ("normal", "special", "tiny", "large", "across", "faint")
+"""Seed s draws from entry s, cyclically. All of a draw is of one scale, so that no small number
+hides behind a large one's error. Of `large` all of a row of the last dimension is on one
 side of zero, of `across` all of a column."""
 
 _GUARD = 64
@@ -56,34 +66,22 @@ _ALIGNMENT = 64
 # --- inputs --------------------------------------------------------------------------------------
 
 
-def _scales(rows: int, distribution: str, dtype: torch.dtype, gen: torch.Generator) -> torch.Tensor:
-    """One scale for each row: powers of ten that the dtype's squares survive, mostly."""
-    half = dtype == torch.float16
-    if distribution in ("large", "across"):
-        return torch.full((rows,), 200.0 if half else 1e3, device=gen.device)
-    if distribution == "tiny":
-        return torch.full((rows,), 1e-3, device=gen.device)
-    if distribution == "mixed":
-        steps = [1.0, 1e-3, 20.0, 1e-2] if half else [1.0, 1e-3, 30.0, 1e-6, 1e-13]
-        ladder = torch.tensor(steps, device=gen.device)
-        start = torch.randint(len(steps), (), generator=gen, device=gen.device)
-        return ladder[(start + torch.arange(rows, device=gen.device)) % len(steps)]
-    return torch.ones(rows, device=gen.device)
+_SCALES = {"large": (1e3, 200.0), "across": (1e3, 200.0), "tiny": (1e-3, 1e-3)} | {
+    "faint": (1e-13, 1e-2)
+}
+"""By which the numbers of a draw are multiplied, and of float16, whose squares overflow sooner."""
 
 
 def _floats(spec: Tensor, distribution: str, gen: torch.Generator) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
     values = torch.randn(spec.shape, generator=gen, dtype=torch.float64, device=gen.device)
-    rows = math.prod(spec.shape[:-1])
-    if rows > 1 or distribution in ("large", "across", "tiny"):
-        scales = _scales(rows, distribution, dtype, gen).to(torch.float64)
+    if distribution in ("large", "across"):  # far from zero: no element saves a wrong maximum
         shape = (*spec.shape[:-1], 1) if spec.shape else ()
-        if distribution in ("large", "across"):  # far from zero: no element saves a wrong maximum
-            across = (*(1 for _ in spec.shape[:-1]), *spec.shape[-1:])
-            sided = shape if distribution == "large" else across
-            side = torch.randint(0, 2, sided, generator=gen, device=gen.device)
-            values += 5.0 * (side * 2 - 1)
-        values *= scales.reshape(shape)
+        across = (*(1 for _ in spec.shape[:-1]), *spec.shape[-1:])
+        sided = shape if distribution == "large" else across
+        side = torch.randint(0, 2, sided, generator=gen, device=gen.device)
+        values += 5.0 * (side * 2 - 1)
+    values *= _SCALES.get(distribution, (1.0, 1.0))[dtype == torch.float16]
     if distribution == "special" and values.numel():
         _sprinkle(values, gen)
     top = torch.finfo(dtype).max
@@ -164,6 +162,10 @@ def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") 
 # --- references ----------------------------------------------------------------------------------
 
 
+_HALF_TO_FLOAT = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
+"""Ops that may widen half precision on the way in CUDA's eager; a CPU's refuses."""
+
+
 class Float64Mode(TorchDispatchMode):
     """Run every operation in float64, whatever float dtype it names or would return."""
 
@@ -179,7 +181,7 @@ class Float64Mode(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func in (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default):
+        if func in _HALF_TO_FLOAT:
             args = (*args[:2], False)  # half_to_float: float64 is wide enough
         widened = tree_map(_widen, (args, kwargs or {}))
         if func is torch.ops.aten._fused_rms_norm.default:
@@ -246,13 +248,10 @@ def _widen_storage(tensor: torch.Tensor) -> torch.Tensor:
     return wide.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def as_tuple(result: Any) -> Tensors:
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-
 class _AsCuda(TorchDispatchMode):
     """A CPU's eager with prefix sums and products of float32 in float32, as CUDA's kernels have
-    them: a CPU's are in float64, and what is made of them would be more exact than any kernel."""
+    them: a CPU's are in float64, and what is made of them would be more exact than any kernel. A
+    softmax that widens half precision does so first."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -261,6 +260,8 @@ class _AsCuda(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func in _HALF_TO_FLOAT and args[2]:
+            return func(args[0].float(), args[1], False)
         combine = _SCANS.get(func)
         if combine and args[0].dtype == torch.float32 and args[0].dim() and not kwargs:
             x, dim = args
@@ -284,21 +285,25 @@ def _scanned(x: Any, dim: int, combine: Callable[[Any, Any], Any]) -> Any:
     return x
 
 
-def _eager(module: ModuleType, inputs: Tensors) -> Tensors:
-    with nullcontext() if any(tensor.is_cuda for tensor in inputs) else _AsCuda():
-        return as_tuple(module.reference(*inputs))
+def truth(call: Callable[..., Any], inputs: Tensors) -> Truth:
+    """What a call's results are held to."""
+
+    def eagerly() -> Tensors:
+        with nullcontext() if any(tensor.is_cuda for tensor in inputs) else _AsCuda():
+            return as_tuple(call(*inputs))
+
+    def exactly() -> Tensors:
+        wide = [_widen_storage(tensor) for tensor in inputs]
+        with Float64Mode():
+            return as_tuple(call(*wide))
+
+    return truth_of(eagerly, exactly)
 
 
-def _reference64(module: ModuleType, inputs: Tensors) -> Tensors:
-    wide = [_widen_storage(tensor) for tensor in inputs]
-    with Float64Mode():
-        return as_tuple(module.reference(*wide))
-
-
-def _check_layouts(module: ModuleType, inputs: Tensors, ours: Tensors) -> None:
+def _check_layouts(call: Callable[..., Any], inputs: Tensors, ours: Tensors) -> None:
     """Fault where an output has other strides than the graph gives it at these sizes."""
     told = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in inputs]
-    for index, (mine, said) in enumerate(zip(ours, as_tuple(module.reference(*told)), strict=True)):
+    for index, (mine, said) in enumerate(zip(ours, as_tuple(call(*told)), strict=True)):
         got, expected = (_strides_that_matter(tensor) for tensor in (mine, said))
         if mine.numel() and got != expected:
             raise Fault(f"output {index} has strides {got}, the graph says {expected}")
@@ -378,49 +383,11 @@ def _launch_twice(kernel: Kernel, module: ModuleType, inputs: Tensors) -> Tensor
     return ours
 
 
-def _further(
-    module: ModuleType, case: Case, run: _Run, inputs: Tensors, exact: Tensors
-) -> list[Further]:
-    """What can be expected of each output."""
-    ulps = _other_draws(module, case, run)
-    moved = [torch.zeros_like(tensor, dtype=torch.float64) for tensor in exact]
-    gen = torch.Generator(run.device).manual_seed(run.seed)
-    for _ in range(run.margins.perturbed_draws):
-        for held, tensor, known in zip(
-            moved, _reference64(module, _perturbed(inputs, gen)), exact, strict=True
-        ):
-            torch.maximum(held, (tensor.double() - known.double()).abs(), out=held)
-    return [Further(most, held) for most, held in zip(ulps, moved, strict=True)]
-
-
-def _perturbed(inputs: Tensors, gen: torch.Generator) -> Tensors:
-    """The inputs in float64, each element up to half an ulp of the compute type away."""
-
-    def changed(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        half = 2.0 ** (-53 if tensor.dtype == torch.float64 else -24)
-        apart = torch.rand(tensor.shape, generator=gen, dtype=torch.float64, device=tensor.device)
-        return tensor.double() * (1.0 + half * (2.0 * apart - 1.0))
-
-    return tuple(map(changed, inputs))
-
-
-def _other_draws(module: ModuleType, case: Case, run: _Run) -> list[float]:
-    """Eager's largest error of each output, in ulps, over further draws like this run's."""
-    draws: list[list[float]] = []
-    for draw in range(1, run.margins.eager_draws + 1):
-        inputs = run.inputs(case, 1000 * draw)
-        eager, exact = _eager(module, inputs), _reference64(module, inputs)
-        draws.append([eager_ulps(e, x) for e, x in zip(eager, exact, strict=True)])
-    return [max(column) for column in zip(*draws, strict=True)]
-
-
 @dataclass(frozen=True)
 class _Run:
     seed: int
     device: str
-    margins: Margins
+    criterion: Criterion
 
     @property
     def distribution(self) -> str:
@@ -432,36 +399,60 @@ class _Run:
 
 
 def _judge(
-    kernel: Kernel, module: ModuleType, case: Case, run: _Run, inputs: Tensors, ours: Tensors
+    yardstick: Callable[..., Any], case: Case, run: _Run, inputs: Tensors, ours: Tensors
 ) -> Error:
-    """Compare with eager and fp64; look at further draws when one does not settle it."""
-    eager, exact = _eager(module, inputs), _reference64(module, inputs)
-    try:
-        return compare(ours, eager, exact, run.margins, (), kernel.rows, kernel.partial)
-    except TooFar:
-        further = _further(module, case, run, inputs, exact)
-        return compare(ours, eager, exact, run.margins, further, kernel.rows, kernel.partial)
+    """Hold results to eager and float64, and to further draws of eager's."""
+    further = (truth(yardstick, run.inputs(case, 1000 * draw)) for draw in count(1))
+    return compare(ours, truth(yardstick, inputs), run.criterion, case.summed, further)
 
 
-def _check_once(kernel: Kernel, module: ModuleType, case: Case, run: _Run) -> Error:
+def _check_once(
+    kernel: Kernel, module: ModuleType, yardstick: Callable[..., Any], case: Case, run: _Run
+) -> Error:
     inputs = run.inputs(case)
     try:
         if run.device != "cpu":
             ours = _launch_twice(kernel, module, inputs)
-            error = _judge(kernel, module, case, run, inputs, ours)
-            _check_layouts(module, inputs, ours)
+            error = _judge(yardstick, case, run, inputs, ours)
+            _check_layouts(yardstick, inputs, ours)
             return error
         from fusion_advisor.interpreting import counting
 
         with counting() as traffic:
             ours = _launch(module, kernel.entry, inputs)
-        error = _judge(kernel, module, case, run, inputs, ours)
-        _check_layouts(module, inputs, ours)
+        error = _judge(yardstick, case, run, inputs, ours)
+        _check_layouts(yardstick, inputs, ours)
         _check_traffic(case, traffic.loaded, traffic.stored)
         return error
     except Fault as fault:
-        where = f"case {case.name}, seed {run.seed} ({run.distribution})"
-        raise Fault(f"{where}: {fault}") from fault
+        raise Fault(f"{_drawn(case, run)}: {fault}") from fault
+
+
+def _drawn(case: Case, run: _Run) -> str:
+    return f"case {case.name}, seed {run.seed} ({run.distribution})"
+
+
+def _yardstick(kernel: Kernel, module: ModuleType) -> Callable[..., Any]:
+    """The computation of the model's graph. Fault where the file says another in its place."""
+    if not kernel.yardstick:
+        return module.reference
+    scope = dict(vars(module))
+    exec(compile(kernel.yardstick, f"<the graph of {kernel.name}>", "exec"), scope)
+    told, own = (_function(text) for text in (kernel.yardstick, kernel.text))
+    if told != own:
+        raise Fault("the file's reference is not the model's graph")
+    return scope["reference"]
+
+
+def _function(text: str) -> str:
+    """What `reference` does in a file, without its docstring."""
+    made = (n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef))
+    body = next((each for each in made if each.name == "reference"), None)
+    if body is None:
+        return ""
+    first, *rest = body.body
+    said = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    return ast.dump(ast.Module(rest if said else body.body, [])) + ast.dump(body.args)
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -479,27 +470,33 @@ def check(
     where: str,
     device: str,
     folder: Path,
-    margins: Margins,
+    criterion: Criterion,
 ) -> Check:
     """Every case with every seed; stops at the first failure."""
     passed = Check(kernel.name, where, True, tuple(_describe(case) for case in kernel.cases), seeds)
-    tightest = Error()
+    worst, at = Error(), ""
+    stepped = 0.0
     try:
         module = load_module(kernel.text, folder)
         if not kernel.cases or seeds < 1:
             raise Fault("nothing to check: no cases or no seeds")
+        yardstick = _yardstick(kernel, module)
         for case in kernel.cases:
             drawn = min(seeds, 2) if case.costly and device == "cpu" else seeds
             for seed in range(drawn):
-                error = _check_once(kernel, module, case, _Run(seed, device, margins))
-                tightest = max(tightest, error, key=lambda e: (e.tightness, e.tolerance))
+                run = _Run(seed, device, criterion)
+                error = _check_once(kernel, module, yardstick, case, run)
+                stepped = max(stepped, error.stepped)
+                if error.ours >= worst.ours:
+                    worst, at = error, _drawn(case, run)
     except Fault as fault:
         return replace(passed, passed=False, failure=" ".join(str(fault).split()))
     except Exception as error:  # noqa: BLE001 (the reference may raise anything: it is named)
         return replace(passed, passed=False, failure=f"the check itself failed: {cause(error)}")
     return replace(
-        passed, max_error=tightest.ours, eager_error=tightest.eager, tolerance=tightest.tolerance
-    )
+        passed, max_error=worst.ours, eager_error=worst.eager, tolerance=worst.tolerance,
+        case=at, stepped=stepped,
+    )  # fmt: skip
 
 
 # --- the child -----------------------------------------------------------------------------------
@@ -537,7 +534,7 @@ def serve(lines: Iterator[str], answer: Callable[[str], None], where: str) -> No
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
         for line in lines:
             job = from_json(CheckJob, line)
-            result = check(job.kernel, job.seeds, place, device, Path(folder), job.margins)
+            result = check(job.kernel, job.seeds, place, device, Path(folder), job.criterion)
             answer(to_json(result))
             if device == "cuda":
                 torch.cuda.empty_cache()  # other children check beside this one

@@ -1,20 +1,19 @@
-"""Compare what a kernel gave with eager and with fp64, output by output.
+"""The criterion: how far a result may be from float64, the one rule for all that is checked.
 
-What is held:
+A floating result holds where
 
-- an integer or bool output equals eager's or the fp64 reference's, element by element;
-- NaN and infinities are where the reference (rounded to the output's type) or eager has them;
-- max|ours − ref| ≤ max|eager − ref| + 1 ulp of the output type at max|ref|, over the elements
-  that are finite in all three. With further draws, eager's error is at least `drawn_slack` times
-  its largest of them, in ulps, and what moves by itself when the inputs change by half an ulp of
-  float32 is not counted (`roundings` times that);
-- for each row of the last dimension (or of the dimensions that the kernel names)
-  max|ours − ref| ≤ row_slack · (max|eager − ref| + 1 ulp at the row's max|ref|), so that a row of
-  small numbers is not hidden by a row of large ones;
-- where eager alone overflowed, ours is as eager's or within `lost_ulps` of the reference;
-- shape and dtype are the reference's. Strides are not compared: a CPU's eager has others.
+    max |ours - float64|  <=  factor x max |eager - float64|  +  ulps of its dtype at max |float64|
 
-The margins are those of `[verify]` in rules/model.toml; float64 and partial results have their own.
+with eager's error taken over at least `eager_elements` elements: where one draw has fewer, eager
+alone is drawn again, until the result holds or there are enough. Shape and dtype are the
+reference's, NaN and infinities are where float64 (rounded to the dtype) or eager has them.
+
+A result of integers or bools equals float64's, except where eager's own error of the argument of a
+step (a rounding, a comparison, a cast to an integer) tips it: there it may be what that error makes
+of it. Floating results behind a step are given what the step moves there, too. How many elements
+use that is counted.
+
+`explain criterion` prints the rule with its numbers, `[criterion]` in rules/model.toml, and why.
 """
 
 # torch is partly untyped.
@@ -23,58 +22,185 @@ The margins are those of `[verify]` in rules/model.toml; float64 and partial res
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from fusion_advisor.emitted import Fault
-from fusion_advisor.kernels import Margins
+from fusion_advisor.kernels import Criterion
 
 Tensors = tuple[torch.Tensor, ...]
 
 
-class TooFar(Fault):
-    """The error is beyond eager's error of this one draw."""
-
-
 @dataclass(frozen=True)
-class Further:
-    """Of one output: eager's largest error over other draws, in ulps, and how far each element
-    moves when the inputs change by half an ulp."""
+class Truth:
+    """What results are held to: eager's, float64's, and how far eager's own errors at steps move
+    each element; None where nothing steps."""
 
-    ulps: float
-    moved: torch.Tensor
+    eager: Tensors
+    exact: Tensors
+    moved: Tensors | None = None
 
 
 @dataclass(frozen=True)
 class Error:
-    """Absolute errors of one output, and what was allowed."""
+    """Largest absolute errors of one result, what was allowed, and the share of its elements that
+    only steps excuse."""
 
     ours: float = 0.0
     eager: float = 0.0
     tolerance: float = 0.0
-
-    @property
-    def tightness(self) -> float:
-        return self.ours / self.tolerance if self.tolerance else 0.0
+    stepped: float = 0.0
 
 
-def _ulp(magnitude: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The spacing of `dtype` at a float64 magnitude. Units: those of the values."""
+def ulps_of(dtype: torch.dtype, summed: int, criterion: Criterion) -> float:
+    """Units in the last place that a result may be off beside eager's error; `summed` is how many
+    elements the largest sum behind it has."""
+    if dtype == torch.float64:
+        return criterion.float64_ulps
+    if dtype == torch.float32 and summed > criterion.long_sum:
+        return criterion.summed_ulps
+    return criterion.ulps
+
+
+def compare(
+    ours: Tensors,
+    truth: Truth,
+    criterion: Criterion,
+    summed: int = 0,
+    further: Iterator[Truth] | None = None,
+) -> Error:
+    """The error of the result that is furthest off. Fault names the first result that does not
+    hold. `further` are other draws of the same distribution."""
+    if len(ours) != len(truth.eager):
+        raise Fault(f"{len(ours)} outputs, the reference has {len(truth.eager)}")
+    found: list[Error] = []
+    for index, (mine, theirs, exact) in enumerate(zip(ours, truth.eager, truth.exact, strict=True)):
+        for what, got, expected in (
+            ("shape", tuple(mine.shape), tuple(theirs.shape)),
+            ("dtype", mine.dtype, theirs.dtype),
+        ):
+            if got != expected:
+                raise Fault(f"output {index} has {what} {got}, the reference has {expected}")
+        moved = None if truth.moved is None else truth.moved[index]
+        if mine.is_floating_point():
+            found.append(_floats(index, mine, theirs, exact, moved, criterion, summed))
+        elif mine.numel():
+            found.append(_whole(index, mine, theirs, exact, moved))
+    over = [index for index, error in enumerate(found) if error.ours > error.tolerance]
+    if over and further is not None:
+        found = _drawn_further(found, over, truth, further, criterion)
+        over = [index for index in over if found[index].ours > found[index].tolerance]
+    for index in over:
+        error, exact = found[index], truth.exact[index]
+        off = _gap(ours[index], exact)
+        raise Fault(
+            f"{_at(index, off == off.max(), ours[index], exact)} (error {error.ours:.3g}, "
+            f"eager's {error.eager:.3g}, allowed {error.tolerance:.3g})"
+        )
+    worst = max(found, key=lambda error: error.ours, default=Error())
+    return Error(
+        worst.ours, worst.eager, worst.tolerance, max((e.stepped for e in found), default=0.0)
+    )
+
+
+def _drawn_further(
+    found: list[Error],
+    over: list[int],
+    truth: Truth,
+    further: Iterator[Truth],
+    criterion: Criterion,
+) -> list[Error]:
+    """The errors beside eager's largest over more draws, as many as settle it."""
+    found = list(found)
+    seen = {index: truth.eager[index].numel() for index in over}
+    open_ = [index for index in over if seen[index] < criterion.eager_elements]
+    while open_:
+        draw = next(further)
+        for index in open_:
+            eager, exact = draw.eager[index], draw.exact[index]
+            moved = None if draw.moved is None else draw.moved[index]
+            own = _largest(_excused(eager, exact, moved), eager, exact)
+            error = found[index]
+            if own > error.eager:
+                allowed = error.tolerance + criterion.factor * (own - error.eager)
+                found[index] = Error(error.ours, own, allowed, error.stepped)
+            seen[index] += max(eager.numel(), 1)
+        open_ = [
+            index
+            for index in open_
+            if found[index].ours > found[index].tolerance and seen[index] < criterion.eager_elements
+        ]
+    return found
+
+
+def _floats(
+    index: int,
+    ours: torch.Tensor,
+    eager: torch.Tensor,
+    exact: torch.Tensor,
+    moved: torch.Tensor | None,
+    criterion: Criterion,
+    summed: int,
+) -> Error:
+    dtype = ours.dtype
+    rounded = exact.to(dtype).double()
+    wrong = ~(_same_class(ours.double(), rounded) | _same_class(ours.double(), eager.double()))
+    if wrong.any():
+        raise Fault(f"{_at(index, wrong, ours, rounded)} (NaN or infinity)")
+    off = _excused(ours, exact, moved)
+    error, own = _largest(off, ours, exact), _largest(_excused(eager, exact, moved), eager, exact)
+    size = torch.where(exact.isfinite(), exact.abs(), 0.0).amax() if exact.numel() else exact.sum()
+    allowed = criterion.factor * own + ulps_of(dtype, summed, criterion) * ulp(size, dtype)
+    stepped = _gap(ours, exact) > allowed
+    return Error(error, own, allowed, float(stepped.double().mean()) if exact.numel() else 0.0)
+
+
+def _whole(
+    index: int,
+    ours: torch.Tensor,
+    eager: torch.Tensor,
+    exact: torch.Tensor,
+    moved: torch.Tensor | None,
+) -> Error:
+    """Of integers and bools."""
+    if ours.dtype == torch.bool:  # a poisoned byte must not pass for True
+        ours, eager, exact = (t.contiguous().view(torch.uint8) for t in (ours, eager, exact))
+    exact = exact.to(ours.dtype)
+    differs = ours != exact
+    wrong = differs & (ours != eager)
+    if moved is not None:
+        wrong &= (ours.double() - exact.double()).abs() > moved
+    if wrong.any():
+        raise Fault(_at(index, wrong, ours, exact))
+    return Error(stepped=float(differs.double().mean()))
+
+
+def ulp(size: torch.Tensor, dtype: torch.dtype) -> float:
+    """The spacing of a dtype at a magnitude in float64, in the units of the values."""
     info = torch.finfo(dtype)
-    _, exponent = torch.frexp(magnitude.clamp_min(info.tiny))
-    return torch.ldexp(torch.full_like(magnitude, info.eps), exponent - 1)
+    _, exponent = torch.frexp(size.double().clamp(info.tiny, info.max))
+    return float(torch.ldexp(torch.full_like(size, info.eps, dtype=torch.float64), exponent - 1))
 
 
-def _where(index: int, mask: torch.Tensor, ours: torch.Tensor, expected: torch.Tensor) -> str:
-    spot = tuple(int(i) for i in mask.nonzero()[0])
-    return f"output {index}{list(spot)}: ours {ours[spot].item()}, expected {expected[spot].item()}"
+def _gap(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """How far each element is off, where both are finite."""
+    found, exact = found.double(), exact.double()
+    return torch.where(found.isfinite() & exact.isfinite(), (found - exact).abs(), 0.0)
 
 
-def _worst(index: int, error: torch.Tensor, ours: torch.Tensor, expected: torch.Tensor) -> str:
-    return _where(index, error == error.max(), ours, expected)
+def _excused(found: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor | None) -> torch.Tensor:
+    """The gap beyond what steps move."""
+    gap = _gap(found, exact)
+    return gap if moved is None else (gap - moved.nan_to_num(0.0, 0.0)).clamp_min(0.0)
+
+
+def _largest(gap: torch.Tensor, found: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest error among what the dtype can hold."""
+    held = exact.to(found.dtype).isfinite() if found.is_floating_point() else None
+    gap = gap if held is None else torch.where(held, gap, 0.0)
+    return gap.max().item() if gap.numel() else 0.0
 
 
 def _same_class(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -83,129 +209,6 @@ def _same_class(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return nan | inf | (left.isfinite() & right.isfinite())
 
 
-def _compare_floats(
-    index: int,
-    ours: torch.Tensor,
-    eager: torch.Tensor,
-    exact: torch.Tensor,
-    further: Further | None,
-    row: tuple[int, ...],
-    partial: bool,
-    margins: Margins,
-) -> Error:
-    dtype = ours.dtype
-    rounded = exact.to(dtype).double()
-    ours, eager = ours.double(), eager.double()
-    wrong = ~(_same_class(ours, rounded) | _same_class(ours, eager))
-    if partial:  # the running mean of an infinite row is lost to NaN, as Welford's is on CUDA
-        wrong &= ~(ours.isnan() & rounded.isinf())
-    if wrong.any():
-        raise Fault(_where(index, wrong, ours, rounded) + " (NaN or infinity)")
-
-    finite = ours.isfinite() & exact.isfinite() & rounded.isfinite()
-    lost = finite & ~eager.isfinite()
-    finite &= ~lost
-    zero = torch.zeros_like(exact)
-    gap = torch.where(finite | lost, (ours - exact).abs(), zero)
-    far = lost & (gap > margins.lost_ulps * _ulp(exact.abs().nan_to_num(0.0), dtype))
-    if far.any():
-        raise Fault(
-            _where(index, far, ours, exact) + f" (over {margins.lost_ulps:g} ulp; eager overflowed)"
-        )
-
-    if further is not None:
-        gap = (gap - margins.roundings * further.moved.nan_to_num(0.0, 0.0)).clamp_min(0.0)
-    our_error = torch.where(finite, gap, zero)
-    eager_error = torch.where(finite, (eager - exact).abs(), zero)
-    size = torch.where(finite, exact.abs(), zero)
-    ulp = _ulp(size.max(), dtype).item()
-    drawn = further.ulps * margins.drawn_slack if further else 0.0
-    eager_most = max(eager_error.max().item(), drawn * ulp)
-    spacing = margins.float64_ulps if dtype == torch.float64 else margins.margin_ulps
-    if partial and dtype == torch.float32 and ours.device.type == "cpu":
-        spacing = margins.partial_ulps
-    error = Error(our_error.max().item(), eager_most, eager_most + spacing * ulp)
-    if error.ours > error.tolerance:
-        raise TooFar(
-            _worst(index, our_error, ours, exact)
-            + f" (error {error.ours:.3g}, eager's {error.eager:.3g}, allowed {error.tolerance:.3g})"
-        )
-    length = math.prod(ours.shape[d] for d in row)
-    if row and length >= margins.least_row and ours.numel() // length <= margins.most_rows:
-        largest = size.amax(row, keepdim=True)
-        usual = _usual(eager_error.amax(row, keepdim=True), largest, margins)
-        allowed = margins.row_slack * (usual + spacing * _ulp(largest, dtype))
-        over = our_error.amax(row, keepdim=True) > allowed
-        if over.any():
-            excess = torch.where(over, our_error / allowed, zero)
-            raise TooFar(_worst(index, excess, ours, exact) + " (beyond its row's tolerance)")
-    return error
-
-
-def _usual(errors: torch.Tensor, sizes: torch.Tensor, margins: Margins) -> torch.Tensor:
-    """Eager's error for each row: its own, or what one row in ten reaches for its size. Where one
-    number a row (its mean, say) makes up most of the error, eager is exact in some rows by luck."""
-    if errors.numel() < margins.judged_rows:
-        return errors
-    share = torch.where(sizes > 0, errors / sizes, 0.0)
-    return torch.maximum(errors, torch.quantile(share.flatten(), 0.9) * sizes)
-
-
-def eager_ulps(eager: torch.Tensor, exact: torch.Tensor) -> float:
-    """Eager's largest error in ulps of the largest magnitude, over what is finite in both."""
-    if not (eager.is_floating_point() and eager.numel()):
-        return 0.0
-    finite = eager.isfinite() & exact.to(eager.dtype).isfinite()
-    zero = torch.zeros_like(exact)
-    error = torch.where(finite, (eager.double() - exact).abs(), zero).max()
-    return (error / _ulp(torch.where(finite, exact.abs(), zero).max(), eager.dtype)).item()
-
-
-def _compare_exactly(
-    index: int, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor
-) -> Error:
-    if ours.dtype == torch.bool:  # a poisoned byte must not pass for True
-        ours, eager, exact = (t.contiguous().view(torch.uint8) for t in (ours, eager, exact))
-    wrong = (ours != eager) & (ours != exact.to(ours.dtype))
-    if wrong.any():
-        raise Fault(_where(index, wrong, ours, eager))
-    return Error()
-
-
-def compare(
-    ours: Tensors,
-    eager: Tensors,
-    exact: Tensors,
-    margins: Margins,
-    further: Sequence[Further] = (),
-    rows: Sequence[tuple[int, ...]] = (),
-    partial: bool = False,
-) -> Error:
-    """The tightest of the outputs' errors; Fault for the first output that is wrong.
-
-    `rows`: the dimensions along which each output's rows lie; the last one where it says nothing.
-
-    `further`: what other draws say of each output; TooFar asks for it.
-    """
-    if len(ours) != len(eager):
-        raise Fault(f"{len(ours)} outputs, the reference has {len(eager)}")
-    tightest = Error()
-    for index, (mine, theirs, truth) in enumerate(zip(ours, eager, exact, strict=True)):
-        for what, got, expected in (
-            ("shape", tuple(mine.shape), tuple(theirs.shape)),
-            ("dtype", mine.dtype, theirs.dtype),
-        ):
-            if got != expected:
-                raise Fault(f"output {index} has {what} {got}, the reference has {expected}")
-        if not mine.numel():
-            continue
-        if mine.is_floating_point():
-            known = further[index] if further else None
-            row = rows[index] if rows else ()
-            if not row and mine.dim():
-                row = (mine.dim() - 1,)
-            error = _compare_floats(index, mine, theirs, truth, known, row, partial, margins)
-        else:
-            error = _compare_exactly(index, mine, theirs, truth)
-        tightest = max(tightest, error, key=lambda e: (e.tightness, e.tolerance))
-    return tightest
+def _at(index: int, mask: torch.Tensor, ours: torch.Tensor, expected: torch.Tensor) -> str:
+    spot = tuple(int(i) for i in mask.nonzero()[0])
+    return f"output {index}{list(spot)}: ours {ours[spot].item()}, expected {expected[spot].item()}"

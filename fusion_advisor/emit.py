@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from fusion_advisor.alone import alone
 from fusion_advisor.axes import NotExpressible
-from fusion_advisor.cases import at_odd_sizes, cases, launches, row_dims
+from fusion_advisor.cases import at_odd_sizes, cases, launches
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
 from fusion_advisor.express import Expressed
@@ -36,7 +36,6 @@ from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.bodies import body_of
 from fusion_advisor.schedules.exchange import EXCHANGE
-from fusion_advisor.schedules.layout import accesses
 from fusion_advisor.schedules.places import HELPERS as PLACES
 from fusion_advisor.schedules.spelling import Names, fitted, quoted
 from fusion_advisor.schedules.vectors import HELPERS as VECTORS
@@ -67,26 +66,24 @@ def emit(
     file = _prepare(name, plan, expressed, unrolled)
     helpers = dict.fromkeys(h for kernel in file.kernels for h in kernel.body.helpers)
     known = HELPERS | EXCHANGE | VECTORS | PLACES
-    calls = launcher(file)
+    calls, reference = launcher(file), _reference(file, flow)
     code = "\n\n\n".join(
         (
             *(known[helper].rstrip() for helper in helpers),
             *(_kernel(kernel) for kernel in file.kernels),
             *([_together(file.together)] if file.together else []),
             calls,
-            _reference(file, flow),
+            reference,
             support(file, calls),
         )
     )
     made = cases(file, rulebook, full_size)
-    partial = any(step.partial for step in plan.steps)
     header = _header(file, flow, decision)
-    end = alone(file, at_odd_sizes(made), code, framework, partial, rulebook)
+    end = alone(file, at_odd_sizes(made), code, framework, rulebook)
     lines = f"{code}\n\n\n{end}".splitlines()
     text = "\n".join([header, "", "", *(part for line in lines for part in fitted(line))])
     if len(re.findall(rf"^(?:def|class) {name}\b", text, re.MULTILINE)) > 1:
         raise ValueError(f"{name}: a function that every emitted file has; choose another name")
-    _, stores = accesses(plan.region)
     return Kernel(
         name=name,
         entry=name,
@@ -95,8 +92,7 @@ def emit(
         outputs=tuple(output.tensor.dtype for output in plan.region.outputs),
         cases=made,
         launches=launches(file),
-        rows=tuple(row_dims(plan, access) for access in stores),
-        partial=partial,
+        yardstick=reference,
     )
 
 
@@ -228,6 +224,7 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> str:
     ]
     imports = [
         "import argparse",
+        "import math",
         "import os",
         "import sys",
         "import warnings",

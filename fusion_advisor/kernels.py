@@ -36,6 +36,8 @@ class Case:
     ranges: tuple[tuple[int, int] | None, ...] = ()
     costly: bool = False
     """Takes the interpreter long: it is checked with the first two seeds alone."""
+    summed: int = 0
+    """Elements of the largest sum behind a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,9 @@ class Kernel:
     """The dtype of each output."""
     cases: tuple[Case, ...] = ()
     launches: tuple[Launch, ...] = ()
-    rows: tuple[tuple[int, ...], ...] = ()
-    """For each output, the dimensions along which one row lies: elements whose rounding hangs
-    together through a reduction. Empty: the last dimension."""
-    partial: bool = False
-    """Reductions are put together from partial results, in float32 as on CUDA."""
+    yardstick: str = ""
+    """`reference` as the model's graph says it, which the file's own has to be; empty: that of the
+    file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,9 @@ class Compiled:
 class Check:
     """What the checker saw: on `where` (`interpreter`, `cuda:NAME`) and on which shapes.
 
-    `max_error`, `eager_error` and `tolerance` are absolute, all three of the output that came
-    nearest to its tolerance. `failure` is one line, None when the kernel passed.
+    `max_error` is the largest absolute error of all cases, `eager_error` and `tolerance` are of the
+    same output in the same `case`. `stepped` is the largest share of an output's elements that only
+    eager's own error at a step excuses. `failure` is one line, None when the kernel passed.
     """
 
     kernel: str
@@ -125,25 +126,21 @@ class Check:
     eager_error: float = 0.0
     tolerance: float = 0.0
     failure: str | None = None
+    case: str = ""
+    stepped: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Margins:
-    """How far off a kernel may be, from `[verify]` in `rules/model.toml`: ulps of the output's
-    type, counts of elements, rows and draws."""
+class Criterion:
+    """How far off a result may be, from `[criterion]` in `rules/model.toml`: a factor of eager's
+    error, ulps of the result's dtype, and the elements that eager's error is taken over."""
 
-    margin_ulps: float
+    factor: float
+    ulps: float
+    summed_ulps: float
+    long_sum: int
     float64_ulps: float
-    partial_ulps: float
-    lost_ulps: float
-    row_slack: float
-    least_row: int
-    most_rows: int
-    judged_rows: int
-    eager_draws: int
-    drawn_slack: float
-    perturbed_draws: int
-    roundings: int
+    eager_elements: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +149,7 @@ class CheckJob:
 
     kernel: Kernel
     seeds: int
-    margins: Margins
+    criterion: Criterion
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ from fusion_advisor.measurements import (
 )
 from fusion_advisor.records import Ref
 from fusion_advisor.reference import reference_order
-from fusion_advisor.rulebook import Measure, Rulebook
+from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.verify import criterion_of
 from fusion_advisor.wire import graph_to_json
 from fusion_advisor.workers import Worker, WorkerError
 
@@ -57,8 +58,9 @@ class Subject:
     accepted: bool = True
 
 
-def timing_rules(rules: Measure, device: Device) -> TimingRules:
+def timing_rules(rulebook: Rulebook, device: Device) -> TimingRules:
     """The numbers that the timing child needs."""
+    rules = rulebook.measure
     return TimingRules(
         flush_bytes=int(rules.flush.value * device.memory.l2.count),
         batch=rules.batch.count,
@@ -67,7 +69,7 @@ def timing_rules(rules: Measure, device: Device) -> TimingRules:
         spent_s=rules.spent.base,
         ahead=rules.ahead.value,
         slack=rules.slack.value,
-        far=rules.far.value,
+        criterion=criterion_of(rulebook.verify),
         datasheet_bandwidth=device.datasheet_bandwidth,
     )
 

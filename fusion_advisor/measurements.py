@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fusion_advisor.kernels import Kernel
+from fusion_advisor.kernels import Criterion, Kernel
 from fusion_advisor.scenario import Moved
 
 
@@ -25,7 +25,7 @@ class TimingRules:
     spent_s: float
     ahead: float
     slack: float
-    far: float
+    criterion: Criterion
     datasheet_bandwidth: float
     """Bytes a second."""
 
@@ -237,8 +237,7 @@ class RunJob:
     folder: str
     sizes: tuple[tuple[int, int], ...]
     seeds: int
-    far: float
-    """The error against float64 that is allowed, of eager's own and one ulp of the largest."""
+    criterion: Criterion
     mode: str = "eval"
     dtype: str | None = None
     autocast: str | None = None

@@ -24,22 +24,18 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from fusion_advisor.checking import (
-    Float64Mode,
-    Tensors,
-    as_tuple,
-    build_inputs,
-    poisoned_outputs,
-)
+from fusion_advisor.checking import build_inputs, poisoned_outputs, truth
+from fusion_advisor.comparing import Tensors, Truth, compare
 from fusion_advisor.emitted import Fault, cause, load_module, spoiled
 from fusion_advisor.inductor_coverage import Lines, lines_of, watched
-from fusion_advisor.kernels import from_json, to_json
+from fusion_advisor.kernels import Case, from_json, to_json
 from fusion_advisor.machine import version
 from fusion_advisor.measurements import (
     Ceilings,
@@ -55,6 +51,7 @@ from fusion_advisor.measurements import (
     Way,
 )
 from fusion_advisor.replay import NODE, opaque, replayed
+from fusion_advisor.stepping import as_tuple
 from fusion_advisor.timing import Clock, DeviceClock, HostClock, refuse_too_fast
 from fusion_advisor.wire import graph_from_json
 from fusion_advisor.workers import protocol, restart
@@ -116,46 +113,10 @@ def snapshot(call: Call, inputs: Tensors) -> Tensors:
         return tuple(result.clone() for result in as_tuple(call(*inputs)))
 
 
-def errors(found: Tensors, eager: Tensors, exact: Tensors, far: float) -> tuple[float, float]:
-    """The largest errors, the way's and eager's own. Fault where a result is further from float64
-    than `far` times eager's error and one ulp of the largest value, or not finite where that is."""
-    worst, own = 0.0, 0.0
-    if len(found) != len(eager):
-        raise Fault(f"{len(found)} results, not {len(eager)}")
-    for n, (mine, other, true) in enumerate(zip(found, eager, exact, strict=True)):
-        if mine.shape != other.shape or mine.dtype != other.dtype:
-            raise Fault(f"result {n} is {_said(mine)}, not {_said(other)}")
-        if not mine.is_floating_point():
-            wrong = int(((mine != other) & (mine != true)).sum())
-            if wrong > mine.numel() * 1e-4:  # a rounding that tips a comparison
-                raise Fault(f"result {n}: {wrong} of {mine.numel()} elements differ from eager's")
-            continue
-        eps = torch.finfo(mine.dtype).eps
-        mine, other, true = (each.double() for each in (mine, other, true))  # 8 bits do nothing
-        finite = true.isfinite() & other.isfinite()
-        if not bool(mine[finite].isfinite().all()):
-            raise Fault(f"result {n} is not finite where eager's is")
-        off, theirs = _largest(mine, true, finite), _largest(other, true, finite)
-        top = float(true[finite].abs().max()) if bool(finite.any()) else 0.0
-        allowed = far * theirs + top * eps
-        if not off <= allowed:
-            raise Fault(f"result {n}: error {off:.3g}, eager's {theirs:.3g}, largest {top:.3g}")
-        worst, own = max(worst, off), max(own, theirs)
-    return worst, own
-
-
-def _said(tensor: torch.Tensor) -> str:
-    return f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}"
-
-
-def _largest(found: torch.Tensor, exact: torch.Tensor, where: torch.Tensor) -> float:
-    apart = (found - exact).abs()[where]
-    return float(apart.max()) if apart.numel() else 0.0
-
-
-def _exactly(plain: Call, inputs: Tensors) -> Tensors:
-    with Float64Mode():
-        return as_tuple(plain(*(x.double() if x.is_floating_point() else x for x in inputs)))
+def _further(plain: Call, case: Case, seed: int, clock: Clock) -> Iterator[Truth]:
+    """Other draws like that of a seed."""
+    for draw in count(1):
+        yield truth(plain, build_inputs(case, "normal", 1000 * draw + seed, clock.device))
 
 
 # -- one group -------------------------------------------------------------------------------------
@@ -183,9 +144,14 @@ def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
         found = snapshot(call, inputs)
         if job.random:
             return 0.0, 0.0
-        eager = as_tuple(plain(*inputs))
-        exact = _exactly(plain, inputs)
-        return errors(found, eager, exact, job.rules.far)
+        held = compare(
+            found,
+            truth(plain, inputs),
+            job.rules.criterion,
+            case.summed,
+            _further(plain, case, seed, clock),
+        )
+        return held.ours, held.eager
 
     before = right(1)
     clock.release()
@@ -239,10 +205,13 @@ def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
 
     def right(seed: int) -> None:
         fresh(inputs, build_inputs(case, "normal", seed, clock.device))
-        eager, exact = as_tuple(plain(*inputs)), _exactly(plain, inputs)
+        known = truth(plain, inputs)
 
         def near(call: Call) -> None:
-            errors(snapshot(call, inputs), eager, exact, job.rules.far)
+            found = snapshot(call, inputs)
+            compare(
+                found, known, job.rules.criterion, case.summed, _further(plain, case, seed, clock)
+            )
 
         for number, call in list(calls.items()):
             attempted(number, partial(near, call))

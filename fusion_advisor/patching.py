@@ -39,7 +39,7 @@ from fusion_advisor.scenario import Moved, Request, Scenario
 from fusion_advisor.search import Searched, Searcher
 from fusion_advisor.stamp import Stamp, does, stamped
 from fusion_advisor.trial import Runs, Trial, tried, tried_alone
-from fusion_advisor.verify import Provers, holds, provers, verify
+from fusion_advisor.verify import Provers, criterion_of, holds, provers, verify
 
 Captured = Callable[[str, Scenario, str | None, Moved | None], Graph]
 
@@ -243,7 +243,7 @@ def _runs(request: Request, flow: Dataflow, package: str, rulebook: Rulebook) ->
     sizes = ((*asked, *own), own, asked) if gpu_names() else (short, own, asked)
     return Runs(
         sizes, request.scenario, package, numbers.seeds.count,
-        numbers.timeout.value, rulebook.measure.far.value,
+        numbers.timeout.value, criterion_of(rulebook.verify),
         tuple(dtype for dtype in numbers.dtypes if given and dtype != given), too_large,
     )  # fmt: skip
 

@@ -193,7 +193,9 @@ class ResourcesRow(_Row):
 
 
 class CheckRow(_Row):
-    """`where` it ran and on which `shapes`; errors are absolute, None when not finite."""
+    """`where` it ran and on which `shapes`; errors are absolute, None when not finite: the largest
+    of all cases, and eager's in the same `case`. `stepped` is the largest share of a result's
+    elements that only eager's own error at a rounding or a comparison excuses."""
 
     where: str
     shapes: list[str]
@@ -203,6 +205,8 @@ class CheckRow(_Row):
     tolerance: float | None
     passed: bool = True
     failure: str | None = None
+    case: str = ""
+    stepped: float = 0.0
 
 
 class KernelRow(_Row):

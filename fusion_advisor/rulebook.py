@@ -399,24 +399,27 @@ class Capture(Table):
     mask_elements: Elements
 
 
+class CriterionRules(Table):
+    """How far from float64 a result may be: the one rule for kernels, rivals and patched models."""
+
+    reason: Text
+    factor: Speedup
+    """Of eager's own error."""
+    ulps: Ulps
+    """Of the result's dtype at the largest result, beside that."""
+    summed_ulps: Ulps
+    """Instead of `ulps` for float32 results of sums over more than `long_sum` elements."""
+    long_sum: Elements
+    float64_ulps: Ulps
+    eager_elements: Elements
+    """Of results, over which eager's error is taken at least."""
+
+
 class Verify(Table):
     """How a kernel is checked."""
 
+    criterion: CriterionRules
     seeds: Seeds
-    margin_ulps: Ulps
-    """How much more error than eager a kernel may have."""
-    float64_ulps: Ulps
-    partial_ulps: Ulps
-    lost_ulps: Ulps
-    row_slack: Speedup
-    """The same for each row of at least `least_row` elements, among at most `most_rows`."""
-    least_row: Elements
-    most_rows: Rows
-    judged_rows: Rows
-    eager_draws: Seeds
-    drawn_slack: Speedup
-    perturbed_draws: Seeds
-    roundings: Count
     interpreted_elements: Elements
     interpreted_rows: Rows
     costly_elements: Elements
@@ -446,7 +449,7 @@ class Record(Table):
 
 class Measure(Table):
     """How a GPU is timed: `flush` in sizes of its L2, `batch` and runs in counts, `spent` in GPU
-    seconds, `ahead`, `slack`, `far` and `tie` as ratios."""
+    seconds, `ahead`, `slack` and `tie` as ratios."""
 
     flush: Speedup
     batch: Count
@@ -456,7 +459,6 @@ class Measure(Table):
     ahead: Speedup
     slack: Speedup
     timeout: Seconds
-    far: Speedup
     tie: Speedup
     """Times that differ by less are equal: the simpler way is recommended."""
 

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,13 +30,14 @@ from torch.utils import _pytree as pytree
 
 from fusion_advisor.capture import relocate
 from fusion_advisor.checking import prepare
+from fusion_advisor.comparing import compare
 from fusion_advisor.counting import counted
 from fusion_advisor.emitted import Fault, cause
 from fusion_advisor.kernels import from_json, to_json
 from fusion_advisor.measurements import Ran, RunJob
-from fusion_advisor.measuring import errors
 from fusion_advisor.models import OnHost, defaults, found_in, leading_sizes
 from fusion_advisor.scenario import Scenario
+from fusion_advisor.stepping import truth_of
 from fusion_advisor.workers import protocol
 
 
@@ -96,9 +98,11 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
             with defaults(_scenario(job)), _on(device), _marked():
                 given = _sized(model.draw(), size, device)
             given = _in_dtype(given, job.cast or job.dtype)
-            eager = _results(job, module, given, device)
-            exact = _results(job, wide, _in_dtype(given, "float64"), device, wide=True)
-            torch.save((given, eager, exact), folder / f"{job.cast}{number}.pt")
+            known = truth_of(
+                partial(_results, job, module, given, device),
+                partial(_results, job, wide, _in_dtype(given, "float64"), device, wide=True),
+            )
+            torch.save((given, known), folder / f"{job.cast}{number}.pt")
     except Exception as error:  # noqa: BLE001 the user's code, at sizes that it may not know
         return Ran(place, unfit=f"the original does not run so: {cause(error)}")
     return Ran(place)
@@ -114,10 +118,10 @@ def _patched(job: RunJob, model: _Model, place: str, device: str) -> Ran:
             module = _cast(model.module, job.cast)
             for number, (_, seed) in enumerate(_runs(job)):
                 kept = folder / f"{job.cast}{number}.pt"
-                given, eager, exact = torch.load(kept, weights_only=False)
+                given, known = torch.load(kept, weights_only=False)
                 torch.manual_seed(seed)
                 found = _results(job, module, given, device)
-                errors(found, eager, exact, job.far)
+                compare(found, known, job.criterion)
         except Fault as fault:
             return Ran(place, wrong=str(fault))
         except Exception as error:  # noqa: BLE001 the user's code, edited

@@ -95,7 +95,7 @@ def searching(asked: str | None, rulebook: Rulebook) -> Generator[Searcher]:
 
 def searcher(worker: Worker, device: Device, rulebook: Rulebook) -> Searcher:
     """One whose kernels are timed by this child."""
-    rules, timeout_s = timing_rules(rulebook.measure, device), rulebook.tuning.timeout.base
+    rules, timeout_s = timing_rules(rulebook, device), rulebook.tuning.timeout.base
 
     def searched(
         decision: Decision,

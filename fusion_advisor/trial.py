@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.errors import CaptureError, UsageError
-from fusion_advisor.kernels import from_json, to_json
+from fusion_advisor.kernels import Criterion, from_json, to_json
 from fusion_advisor.measurements import Ran, RunJob
 from fusion_advisor.scenario import Moved, Scenario
 from fusion_advisor.workers import Worker, WorkerError
@@ -53,7 +53,7 @@ class Runs:
     package: str
     seeds: int
     seconds: float
-    far: float
+    criterion: Criterion
     dtypes: tuple[str, ...] = ()
     too_large: str = ""
 
@@ -70,7 +70,7 @@ class Runs:
         model that was edited there."""
         asked = self.scenario
         return RunJob(
-            model, folder, sizes, self.seeds, self.far,
+            model, folder, sizes, self.seeds, self.criterion,
             asked.mode, asked.dtype, asked.autocast, moved, kernels, cast,
         )  # fmt: skip
 

@@ -23,8 +23,8 @@ from fusion_advisor.kernels import (
     CheckJob,
     Compiled,
     CompileJob,
+    Criterion,
     Kernel,
-    Margins,
     from_json,
     to_json,
 )
@@ -37,13 +37,14 @@ from fusion_advisor.workers import Worker, WorkerError
 Where = Literal["auto", "interpreter", "gpu"]
 
 
-def margins_of(rules: Verify) -> Margins:
-    """The numbers that the checking child needs."""
+def criterion_of(rules: Verify) -> Criterion:
+    """The numbers that a checking child needs."""
 
     def plain(number: Number, kind: Any) -> Any:
         return number.count if kind == "int" else number.value
 
-    return Margins(**{f.name: plain(getattr(rules, f.name), f.type) for f in fields(Margins)})
+    numbers = rules.criterion
+    return Criterion(**{f.name: plain(getattr(numbers, f.name), f.type) for f in fields(Criterion)})
 
 
 def checker(where: Where = "auto", rules: Verify | None = None) -> Worker:
@@ -73,7 +74,7 @@ def submit_check(
 ) -> Future[str]:
     """Hand one kernel in; `collect_check` gives its record."""
     rules = _known(rules)
-    job = CheckJob(kernel, seeds, margins_of(rules))
+    job = CheckJob(kernel, seeds, criterion_of(rules))
     return worker.submit(to_json(job), timeout_s or rules.timeout.base)
 
 

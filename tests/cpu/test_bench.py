@@ -15,7 +15,7 @@ import torch
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.capture import capture_module
-from fusion_advisor.checking import as_tuple
+from fusion_advisor.comparing import Truth, compare
 from fusion_advisor.dataflow import dataflow
 from fusion_advisor.emitted import Fault, load_module
 from fusion_advisor.kernels import Case, Kernel
@@ -31,16 +31,19 @@ from fusion_advisor.measurements import (
     Timing,
     Way,
 )
-from fusion_advisor.measuring import Absent, errors, group, way_of
+from fusion_advisor.measuring import Absent, group, way_of
 from fusion_advisor.recommend import bench_row, way_row
 from fusion_advisor.records import Tensor
 from fusion_advisor.replay import replayed
+from fusion_advisor.stepping import as_tuple
 from fusion_advisor.timing import HostClock, refuse_too_fast
+from fusion_advisor.verify import criterion_of
 
 from .regions import H200, RULES, Of, decided, flow_of, kernel_of
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMING = timing_rules(RULES.measure, H200)
+TIMING = timing_rules(RULES, H200)
+CRITERION = criterion_of(RULES.verify)
 SHAPE = (64, 32)
 
 
@@ -103,22 +106,23 @@ def test_a_way_that_goes_wrong_while_it_is_timed_is_found_out() -> None:
     ("wrong", "said"),
     [
         (lambda x: x.double(), "float64"),
-        (lambda x: x[:2], "2x4"),
-        (lambda x: (x, x), "2 results"),
+        (lambda x: x[:2], "shape"),
+        (lambda x: (x, x), "2 outputs"),
     ],
 )
 def test_other_results_are_found_out(wrong: Any, said: str) -> None:
     x = torch.randn(3, 4)
     with pytest.raises(Fault, match=said):
-        errors(as_tuple(wrong(x)), (x,), (x.double(),), 2.0)
+        compare(as_tuple(wrong(x)), Truth((x,), (x.double(),)), CRITERION)
 
 
 def test_floats_of_eight_bits_are_compared_as_numbers() -> None:
     x = torch.randn(3, 4)
     eager = x.to(torch.float8_e4m3fn)
-    assert errors((eager,), (eager,), (x.double(),), 2.0)[0] > 0
+    known = Truth((eager,), (x.double(),))
+    assert compare((eager,), known, CRITERION).ours > 0
     with pytest.raises(Fault, match="eager's"):
-        errors((x.mul(-1).to(torch.float8_e4m3fn),), (eager,), (x.double(),), 2.0)
+        compare((x.mul(-8).to(torch.float8_e4m3fn),), known, CRITERION)
 
 
 def test_faster_than_the_memory_is_no_time() -> None:

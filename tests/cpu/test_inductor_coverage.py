@@ -36,7 +36,7 @@ from fusion_advisor.wire import graph_to_json
 from .regions import H200, RULES, decided, flow_of
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="Inductor's CPU code needs g++")
-TIMING = timing_rules(RULES.measure, H200)
+TIMING = timing_rules(RULES, H200)
 
 
 class Block(torch.nn.Module):

@@ -281,7 +281,7 @@ def test_each_of_those_in_turn_is_held_to_float64(tmp_path: Path) -> None:
         Kernel(f"k{n}", "k", KERNEL.format(body=body), cases=() if n else (case,))
         for n, body in enumerate(bodies)
     )
-    job = TurnsJob("g1", kernels, 0, timing_rules(RULES.measure, H200), rounds=3)
+    job = TurnsJob("g1", kernels, 0, timing_rules(RULES, H200), rounds=3)
     right, zeros, raising, other = turns(job, tmp_path, HostClock()).series
     assert len(right.us) == len(other.us) == 3
     assert (right.failure, other.failure) == (None, None)

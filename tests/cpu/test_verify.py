@@ -11,7 +11,7 @@ import torch
 from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
 from fusion_advisor.records import Tensor
 from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.verify import checker, margins_of
+from fusion_advisor.verify import checker, criterion_of
 from fusion_advisor.workers import Worker, WorkerError
 
 from .checks import checked
@@ -46,7 +46,7 @@ def test_right_kernels_pass(worker: Worker, sample: object) -> None:
 
 
 def test_records_survive_the_pipe() -> None:
-    job = CheckJob(softmax(), 3, margins_of(load_rulebook().verify))
+    job = CheckJob(softmax(), 3, criterion_of(load_rulebook().verify))
     assert from_json(CheckJob, to_json(job)) == job
     check = Check("k", "interpreter", False, ("a",), 3, float("inf"), 0.0, 1.5, "no")
     assert from_json(Check, to_json(check)) == check

@@ -18,7 +18,7 @@ from fusion_advisor.wire import graph_to_json
 from ..cpu.regions import H200, RULES, flow_of
 
 pytestmark = pytest.mark.gpu
-TIMING = timing_rules(RULES.measure, H200)
+TIMING = timing_rules(RULES, H200)
 
 
 class Block(torch.nn.Module):

@@ -23,7 +23,7 @@ DEVICE = RULES.device("h200")
 def clock() -> DeviceClock:
     if not torch.cuda.is_available() or "H200" not in torch.cuda.get_device_name(0):
         pytest.skip("needs an H200: the bounds are those of its memory")
-    return DeviceClock(timing_rules(RULES.measure, DEVICE))
+    return DeviceClock(timing_rules(RULES, DEVICE))
 
 
 def test_a_large_copy_takes_what_the_memory_allows(clock: DeviceClock) -> None:

@@ -70,6 +70,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "stamp",
         # proof: `checking` and `compiling` are the child processes of `verify`
         "workers interpreting comparing counting",
+        "stepping",
         "verify",
         "checking compiling",
         "fingerprint idiom",
@@ -125,7 +126,16 @@ USES_TORCH = frozenset(
         "masks",
     }
     | {"expansions", "composites", "whole_operators", "launching"}
-    | {"interpreting", "comparing", "counting", "checking", "compiling", "timing", "replay"}
+    | {
+        "interpreting",
+        "comparing",
+        "stepping",
+        "counting",
+        "checking",
+        "compiling",
+        "timing",
+        "replay",
+    }
     | {"measuring", "running", "inductor_coverage", "lowering", "substitute", "backend", "applied"}
     | {"transformers_patch", "signature", "recorded"}
 )

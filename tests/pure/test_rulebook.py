@@ -293,7 +293,7 @@ def test_loading_happens_once() -> None:
 
 def test_tuned_numbers_are_listed_by_their_path() -> None:
     tuned = dict(load_rulebook().tuned())
-    assert tuned["verify.partial_ulps"].value == 8
+    assert tuned["verify.criterion.ulps"].value == 2
     assert tuned["verify.timeout"].base == 180
     assert tuned["search.exact_nodes"].count == 20
     assert tuned["schedules.flat.block"].unit == "elements"
