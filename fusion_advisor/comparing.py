@@ -198,8 +198,7 @@ def _excused(found: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor | Non
 
 def _largest(gap: torch.Tensor, found: torch.Tensor, exact: torch.Tensor) -> float:
     """The largest error among what the dtype can hold."""
-    held = exact.to(found.dtype).isfinite() if found.is_floating_point() else None
-    gap = gap if held is None else torch.where(held, gap, 0.0)
+    gap = torch.where(exact.to(found.dtype).double().isfinite(), gap, 0.0)
     return gap.max().item() if gap.numel() else 0.0
 
 

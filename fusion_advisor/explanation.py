@@ -1,5 +1,5 @@
-"""What a gate or an idiom asks or an advice means, why, its limits and their sources, and examples
-of either side: as text for a terminal, and all of them as a page of Markdown."""
+"""What a gate, an idiom or the criterion asks or an advice means: why, limits, their sources, and
+examples of either side, as text for a terminal, and all of them as a page of Markdown."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ from dataclasses import dataclass
 
 from fusion_advisor.errors import UsageError
 from fusion_advisor.quantities import Number
-from fusion_advisor.rulebook import AdviceKind, Example, Gate, Judged, Pattern, Rulebook
+from fusion_advisor.rulebook import (
+    AdviceKind,
+    CriterionRules,
+    Example,
+    Gate,
+    Judged,
+    Pattern,
+    Rulebook,
+)
 
 _WIDTH = 98
 _OPENING = """\
 Written by `fusion-advisor explain --all --format md`. A group is fused if every gate holds; idioms
-are names for what is often seen; advice is on what is not a fusion. In the examples `F` is
-`torch.nn.functional`, and figures are an H200's.\
+are names for what is often seen; advice is on what is not a fusion; the criterion says how far from
+float64 a result may be. In the examples `F` is `torch.nn.functional`, and figures are an H200's.\
 """
 
 
-Rule = Gate | Pattern | AdviceKind
+Rule = Gate | Pattern | AdviceKind | CriterionRules
 """What has an explanation."""
 
 
@@ -35,14 +43,26 @@ class _Entry:
 
 
 def rules(rulebook: Rulebook) -> list[Rule]:
-    """All of them: gates, idioms, advice."""
-    return [*rulebook.gates.values(), *rulebook.patterns.values(), *rulebook.advice.values()]
+    """All of them: gates, idioms, advice, the criterion."""
+    return [rule for section in _sections(rulebook).values() for rule in section]
+
+
+def _sections(rulebook: Rulebook) -> dict[str, list[Rule]]:
+    """The rules of each kind, by its title."""
+    return {
+        "Gates": [*rulebook.gates.values()],
+        "Idioms": [*rulebook.patterns.values()],
+        "Advice": [*rulebook.advice.values()],
+        "The criterion": [rulebook.verify.criterion],
+    }
 
 
 def entry(rulebook: Rulebook, name: str) -> Rule:
-    """A gate by its code or name, an idiom or a kind of advice by its name. UsageError names what
-    is known."""
+    """A gate by its code or name, an idiom, a kind of advice or the criterion by its name.
+    UsageError names what is known."""
     asked = name.strip().lower()
+    if asked == rulebook.verify.criterion.name:
+        return rulebook.verify.criterion
     if asked in rulebook.patterns:
         return rulebook.pattern(name)
     if asked in rulebook.advice:
@@ -51,7 +71,7 @@ def entry(rulebook: Rulebook, name: str) -> Rule:
         return rulebook.gate(name)
     except UsageError as error:
         idioms, advice = ", ".join(rulebook.patterns), ", ".join(rulebook.advice)
-        raise UsageError(f"{error}; idioms: {idioms}; advice: {advice}") from error
+        raise UsageError(f"{error}; idioms: {idioms}; advice: {advice}; criterion") from error
 
 
 def explanation(rulebook: Rulebook, rule: Rule) -> str:
@@ -68,10 +88,9 @@ def explanation(rulebook: Rulebook, rule: Rule) -> str:
 def page(rulebook: Rulebook) -> str:
     """All rules as Markdown."""
     lines = ["# What the gates, idioms and advice ask", "", _OPENING, ""]
-    sections = {"Gates": rulebook.gates, "Idioms": rulebook.patterns, "Advice": rulebook.advice}
-    for title, rules in sections.items():
+    for title, rules in _sections(rulebook).items():
         lines += [f"## {title}", ""]
-        for rule in rules.values():
+        for rule in rules:
             lines += _section(_entry(rulebook, rule))
     return "\n".join(lines)
 
@@ -98,6 +117,8 @@ def _source(example: Example) -> str:
 def _entry(rulebook: Rulebook, rule: Rule) -> _Entry:
     if isinstance(rule, Gate):
         return _gate(rule)
+    if isinstance(rule, CriterionRules):
+        return _criterion(rule)
     return _pattern(rulebook, rule) if isinstance(rule, Pattern) else _advice(rule)
 
 
@@ -137,6 +158,12 @@ def _pattern(rulebook: Rulebook, pattern: Pattern) -> _Entry:
 def _advice(kind: AdviceKind) -> _Entry:
     facts = (f"saves: {kind.saves}", *_numbers(kind.limits), f"instead: {kind.fix}")
     return _Entry(kind.name, kind.what, kind.why, facts)
+
+
+def _criterion(rule: CriterionRules) -> _Entry:
+    limits = {key: value for key, value in vars(rule).items() if isinstance(value, Number)}
+    facts = (f"a result holds if {rule.holds}", f"integers and booleans: {rule.whole}")
+    return _Entry(rule.name, rule.question, rule.reason, (*facts, *_numbers(limits)))
 
 
 def _numbers(limits: Mapping[str, Number]) -> Iterator[str]:

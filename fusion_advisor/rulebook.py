@@ -10,7 +10,7 @@ import ast
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -400,8 +400,14 @@ class Capture(Table):
 
 
 class CriterionRules(Table):
-    """How far from float64 a result may be: the one rule for kernels, rivals and patched models."""
+    """How far from float64 a result may be: the one rule for kernels, rivals and patched models.
 
+    `question`, `holds`, `whole` (of integers and booleans) and `reason` say it in words."""
+
+    name: ClassVar[str] = "criterion"
+    question: Text
+    holds: Text
+    whole: Text
     reason: Text
     factor: Speedup
     """Of eager's own error."""

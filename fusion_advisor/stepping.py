@@ -7,7 +7,7 @@ to whole numbers, comparisons, casts to integers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,15 +31,12 @@ def truth_of(eagerly: Callable[[], Tensors], exactly: Callable[[], Tensors]) -> 
         eager = eagerly()
     with own:
         exact = exactly()
-    errors = _errors(seen.arguments, own.arguments)
+    errors = _errors(seen.arguments, own.arguments, exactly)
     if not any(errors):
         return Truth(eager, exact)
     moved = [torch.zeros_like(each, dtype=torch.float64) for each in exact]
-    for sign in (1.0, -1.0):
-        with _Shifted([sign * error for error in errors]):
-            tipped = exactly()
-        for held, found, known in zip(moved, tipped, exact, strict=True):
-            torch.maximum(held, (found.double() - known.double()).abs().nan_to_num(0.0), out=held)
+    for tipped, _ in _tipped(errors, exactly):
+        moved = _furthest(moved, tipped, exact)
     return Truth(eager, exact, tuple(moved))
 
 
@@ -47,18 +44,53 @@ def as_tuple(result: Any) -> Tensors:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
-def _errors(eager: list[torch.Tensor], exact: list[torch.Tensor]) -> list[float]:
-    """Eager's largest error of the argument of each step; 0 where the two runs differ in steps."""
+def _errors(
+    eager: list[torch.Tensor], exact: list[torch.Tensor], exactly: Callable[[], Tensors]
+) -> list[float]:
+    """Eager's largest error of the argument of each step, beyond what the errors of the steps
+    before make of it: a value that is rounded twice is tipped once. 0 where the two runs differ in
+    steps."""
+    errors = [0.0] * len(exact)
     if [each.shape for each in eager] != [each.shape for each in exact]:
-        return [0.0] * len(exact)
+        return errors
+    for number, (one, other) in enumerate(zip(eager, exact, strict=True)):
+        error = _apart(one, other)
+        if any(errors) and error.any():
+            moved = [torch.zeros_like(error)]
+            for _, arguments in _tipped(errors, exactly):
+                moved = _furthest(moved, [arguments[number]], [other])
+            error = (error - moved[0]).clamp_min(0.0)
+        errors[number] = float(error.max()) if error.numel() else 0.0
+    return errors
+
+
+def _tipped(
+    errors: list[float], exactly: Callable[[], Tensors]
+) -> Iterator[tuple[Tensors, list[torch.Tensor]]]:
+    """The results, and the arguments of the steps, of a run in float64 with every argument moved up
+    by its error, and of one with every argument moved down."""
+    for sign in (1.0, -1.0):
+        arguments = _Arguments()
+        with _Shifted([sign * error for error in errors]), arguments:
+            found = exactly()
+        yield found, arguments.arguments
+
+
+def _furthest(
+    held: list[torch.Tensor], found: Sequence[torch.Tensor], known: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """For each element the larger of what is held and how far what was found is from what is
+    known."""
     return [
-        _furthest(one.double(), other.double()) for one, other in zip(eager, exact, strict=True)
+        torch.maximum(most, _apart(one, other))
+        for most, one, other in zip(held, found, known, strict=True)
     ]
 
 
-def _furthest(one: torch.Tensor, other: torch.Tensor) -> float:
-    apart = torch.where(one.isfinite() & other.isfinite(), (one - other).abs(), 0.0)
-    return float(apart.max()) if apart.numel() else 0.0
+def _apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """How far each element is from another, 0 where one of them is not finite."""
+    one, other = one.double(), other.double()
+    return torch.where(one.isfinite() & other.isfinite(), (one - other).abs(), 0.0)
 
 
 def _steps(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 def explain(
     name: Annotated[str | None, typer.Argument(metavar="CODE|NAME")] = None,
-    all: Annotated[bool, typer.Option("--all", help="every gate, idiom and advice")] = False,
+    all: Annotated[bool, typer.Option("--all", help="all that can be explained")] = False,
     format: Annotated[str, typer.Option(help="text, or md for --all: a page of Markdown")] = "text",
     rules: Rules = None,
     debug: Debug = False,
 ) -> None:
-    """Say what a gate or idiom asks, or an advice means: why, its limits, sources and examples."""
+    """Say what a gate, idiom or the criterion asks, or an advice means: why, limits and sources."""
     from fusion_advisor.explanation import entry, explanation, page
     from fusion_advisor.explanation import rules as every
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from fusion_advisor.kernels import Check, Compiled, Kernel
-from fusion_advisor.verify import collect_check, collect_compiled, submit_check, submit_compile
+from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.verify import (
+    collect_check,
+    collect_compiled,
+    criterion_of,
+    submit_check,
+    submit_compile,
+)
 from fusion_advisor.workers import Worker
+
+CRITERION = criterion_of(load_rulebook().verify)
+"""The shipped one."""
 
 
 def checked(
     worker: Worker, *kernels: Kernel, seeds: int = 5, timeout_s: float | None = None
 ) -> list[Check]:
-    """One check for each kernel, in order. Seeds 0 to 4 draw five different distributions."""
+    """One check for each kernel, in order. Seeds 0 to 5 draw six different distributions."""
     answers = [submit_check(worker, k, seeds=seeds, timeout_s=timeout_s) for k in kernels]
     return [
         collect_check(k, answer, seeds=seeds) for k, answer in zip(kernels, answers, strict=True)

@@ -41,7 +41,7 @@ CASES: dict[str, tuple[Callable[..., Any], str, int]] = {
     "squares": (rms_norm, ZERO, 0),
     "minimum": (lambda x: x - x.amin(-1, keepdim=True), HIGHEST, 0),
     "deviations": (layer_norm, ZERO, 1),
-    "maximum and a plain sum": (lambda x: x / (x.amax(-1, True) + x.sum(-1, True)), ZERO, 1),
+    "maximum and a plain sum": (lambda x: x - (x.amax(-1, True) + x.sum(-1, True)), ZERO, 1),
     "powers alone": (lambda x: x / x.exp().sum(-1, True), LOWEST, 0),
 }
 

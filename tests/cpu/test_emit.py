@@ -27,7 +27,7 @@ from .generated import FUNCTIONS, kernel
 from .regions import RULES, SHARING, Tape, decided, flow_of, interpreted, kernel_of, why_not
 
 Tensors = tuple[torch.Tensor, ...]
-IMPORTS = {"argparse", "os", "sys", "warnings", "torch", "triton"}
+IMPORTS = {"argparse", "math", "os", "sys", "warnings", "torch", "triton"}
 WIDTH = 100
 
 

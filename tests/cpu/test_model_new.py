@@ -18,6 +18,7 @@ from fusion_advisor.patching import Patched, patched
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.trial import Runs, tried_alone
 
+from .checks import CRITERION
 from .forks import run_script
 from .in_process import captured
 
@@ -138,7 +139,7 @@ def test_a_wrong_kernel_in_it_is_found(tmp_path: Path) -> None:
 
 def run_on_numbers(model: Path, text: str) -> tuple[dict[str, str], str]:
     """What a run of a `ModelNew` beside the model says."""
-    runs = Runs((((3, 0),),), Scenario(mode="train"), "fused_problem", 1, 100.0, 2.0)
+    runs = Runs((((3, 0),),), Scenario(mode="train"), "fused_problem", 1, 100.0, CRITERION)
     with ThreadPoolExecutor(1) as pool:
         return tried_alone(text, model, [], no_capture, pool, runs)
 

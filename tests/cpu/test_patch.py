@@ -21,6 +21,7 @@ from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.trial import Runs, patched_copy, tried
 
+from .checks import CRITERION
 from .forks import run_script
 from .in_process import captured
 
@@ -576,7 +577,7 @@ def test_a_wrong_edit_is_found(tmp_path: Path) -> None:
 def run_on_numbers(patch: Patched, folder: Path, diff: str) -> tuple[dict[str, str], str]:
     """What a run of a patched model beside the original says."""
     sizes = (((1, 33),), ((3, 0),))
-    runs = Runs(sizes, Scenario(), "fused_model", 1, 600.0, 2.0, ("bfloat16", "float16"))
+    runs = Runs(sizes, Scenario(), "fused_model", 1, 600.0, CRITERION, ("bfloat16", "float16"))
     paths, model = patch.patch.after, str(folder / "model.py")
     with ThreadPoolExecutor(1) as pool:
         return tried(diff, paths, folder.resolve(), model, [], no_capture, pool, runs)
@@ -609,7 +610,7 @@ def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
     wrong = patch.diff.replace("(mean_sum, cols * 1.0)", "(mean_sum, 500.0)")
     assert wrong != patch.diff
     said, _ = run_on_numbers(patch, tmp_path, wrong)
-    assert said["run at 3"].startswith("Fault: result 0: error") or "error" in said["run at 3"]
+    assert said["run at 3"].startswith("output 0[")
     fallen = patch.diff.replace("torch.float32, (n0, n1)", "torch.float64, (n0, n1)")
     assert fallen != patch.diff
     _, said = run_on_numbers(patch, tmp_path, fallen)
@@ -642,7 +643,7 @@ def test_what_is_wrong_in_another_dtype_is_found(tmp_path: Path) -> None:
     wrong = patch.diff.replace(added, added.replace("= x", "= 1.5 * x"))
     assert wrong != patch.diff
     said, _ = run_on_numbers(patch, tmp_path, wrong)
-    assert said["run in bfloat16 at 3"].startswith("result 0: error"), said
+    assert said["run in bfloat16 at 3"].startswith("output 0["), said
 
 
 def test_files_are_tried_where_they_were_edited(tmp_path: Path) -> None:

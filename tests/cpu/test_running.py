@@ -11,6 +11,8 @@ from fusion_advisor.kernels import from_json, to_json
 from fusion_advisor.measurements import Ran, RunJob
 from fusion_advisor.workers import Worker
 
+from .checks import CRITERION
+
 UNWRITTEN = """
 import torch
 from torch import nn
@@ -41,7 +43,7 @@ def test_memory_that_nothing_was_written_to_is_given_numbers(tmp_path: Path) -> 
     kept: list[Any] = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        job = RunJob(str(file), str(tmp_path / name), ((0, 0),), 1, 2.0)
+        job = RunJob(str(file), str(tmp_path / name), ((0, 0),), 1, CRITERION)
         with Worker("fusion_advisor.running") as worker:
             ran = from_json(Ran, worker.submit(to_json(job), 600.0).result())
         assert not ran.unfit

@@ -286,7 +286,7 @@ def test_each_of_those_in_turn_is_held_to_float64(tmp_path: Path) -> None:
     assert len(right.us) == len(other.us) == 3
     assert (right.failure, other.failure) == (None, None)
     assert zeros.failure is not None
-    assert zeros.failure.startswith("result 0: error")
+    assert zeros.failure.startswith("output 0[")
     assert raising == Series(failure="OSError: no")
 
 

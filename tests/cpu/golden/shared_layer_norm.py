@@ -438,34 +438,41 @@ def results(function, tensors):
     return found if isinstance(found, tuple) else (found,)
 
 
+def truth(number, inputs, device, seed):
+    """A result of the reference as it is and in float64."""
+    tensors = [*drawn(inputs, device, seed)]
+    eager = results(reference, tensors)[number]
+    with InFloat64():
+        return eager, results(reference, [*map(widened, tensors)])[number]
+
+
 def apart(found, exact):
     """The largest error, among what is finite."""
     error = (found.double() - exact.double()).abs()
-    return torch.where(found.isfinite() & exact.isfinite(), error, 0.0).max().item()
+    return torch.where(error.isfinite(), error, 0.0).max().item()
+
+
+def rounded(dtype, exact):
+    """What roundings to the dtype may make of the largest result."""
+    ulps = {torch.float32: 4.0, torch.float64: 16.0}.get(dtype, 2.0)
+    top = apart(exact, torch.zeros_like(exact)) or torch.finfo(dtype).tiny
+    return ulps * torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(top))
 
 
 def check(inputs, device):
     """Print our errors beside eager's, both against float64; does each of ours hold?"""
     holds = True
     for number, ours in enumerate(results(shared_layer_norm, [*drawn(inputs, device)])):
-        error = own = seen = 0
-        while seen < 4096 and (not seen or error > allowed):  # eager alone is drawn again
-            tensors = [*drawn(inputs, device, seen)]
-            eager = results(reference, tensors)[number]
-            with InFloat64():
-                exact = results(reference, [*map(widened, tensors)])[number]
-            own, seen = max(own, apart(eager, exact)), seen + max(eager.numel(), 1)
-            if seen == max(eager.numel(), 1):
-                error, top = apart(ours, exact), apart(exact, torch.zeros_like(exact))
-                wrong = ~ours.isfinite() & exact.isfinite() & eager.isfinite()
-                if not ours.dtype.is_floating_point:
-                    wrong = (ours != exact) & (ours != eager)
-            if ours.dtype.is_floating_point:
-                ulps = {torch.float32: 4.0, torch.float64: 16.0}.get(ours.dtype, 2.0)
-                ulp = torch.finfo(ours.dtype).eps * 2.0 ** math.floor(math.log2(top or 1e-38))
-                allowed = 2.0 * own + ulps * ulp
-            else:
-                allowed = math.inf
+        eager, exact = truth(number, inputs, device, 0)
+        error, own, seen = apart(ours, exact), apart(eager, exact), eager.numel()
+        if ours.dtype.is_floating_point:
+            wrong = ~ours.double().isfinite() & exact.isfinite() & eager.double().isfinite()
+            slack = rounded(ours.dtype, exact)
+        else:
+            wrong, slack = (ours != exact) & (ours != eager), math.inf
+        while error > 2.0 * own + slack and seen < 4096:  # eager alone is drawn again
+            own, seen = max(own, apart(*truth(number, inputs, device, seen))), seen + eager.numel()
+        allowed = 2.0 * own + slack
         near = error <= allowed and not wrong.any()
         print(f"{[*ours.shape]} {ours.dtype}: error {error:.3g},", end=" ")
         print(f"eager's {own:.3g}, allowed {allowed:.3g}:", end=" ")
