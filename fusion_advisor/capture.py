@@ -253,13 +253,13 @@ def _translate(
 
 
 def _refuse_missing(model: str) -> None:
-    """CaptureError at once where MODEL is a file that is not there, or none with a model."""
+    """UsageError at once where MODEL is a file that is not there, or none with a model."""
     path = named_by(model)
     known = model.startswith("hf:") or path.endswith((".py", ".pt2")) or names_json(model)
     there = Path(path).is_file()
     if (there and not known) or (not there and (known or "/" in path)):
         what = "a file of another kind" if there else missing(path)
-        raise CaptureError(
+        raise UsageError(
             f"{path}: {what}; give FILE.py, FILE.py:NAME, package.module:NAME, hf:config.json, "
             "FILE.pt2 or RECORDING.json"
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class AdvisorError(Exception):
     """A fault of ours unless a subclass says otherwise. `exit_code` is the CLI's."""
@@ -23,3 +26,9 @@ class CaptureError(AdvisorError):
 
 class PatchError(AdvisorError):
     """A patch that would change what the model computes: it is not written."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that ends with a space, for a name that is nearly a known one; else empty."""
+    close = difflib.get_close_matches(name, list(known), n=2)
+    return f"did you mean {' or '.join(close)}? " if close else ""

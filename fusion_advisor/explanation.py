@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fusion_advisor.errors import UsageError
+from fusion_advisor.errors import UsageError, did_you_mean
 from fusion_advisor.quantities import Number
 from fusion_advisor.rulebook import (
     AdviceKind,
@@ -60,18 +60,13 @@ def _sections(rulebook: Rulebook) -> dict[str, list[Rule]]:
 def entry(rulebook: Rulebook, name: str) -> Rule:
     """A gate by its code or name, an idiom, a kind of advice or the criterion by its name.
     UsageError names what is known."""
-    asked = name.strip().lower()
-    if asked == rulebook.verify.criterion.name:
-        return rulebook.verify.criterion
-    if asked in rulebook.patterns:
-        return rulebook.pattern(name)
-    if asked in rulebook.advice:
-        return rulebook.advice_kind(name)
-    try:
-        return rulebook.gate(name)
-    except UsageError as error:
-        idioms, advice = ", ".join(rulebook.patterns), ", ".join(rulebook.advice)
-        raise UsageError(f"{error}; idioms: {idioms}; advice: {advice}; criterion") from error
+    asked = name.strip().lower().replace("_", "-")
+    every = {rule.name: rule for rule in rules(rulebook)}
+    every |= {gate.code.lower(): gate for gate in rulebook.gates.values()}
+    if asked not in every:
+        hint, known = did_you_mean(asked, every), ", ".join(every)
+        raise UsageError(f"unknown rule {name!r}: {hint}known: {known}")
+    return every[asked]
 
 
 def explanation(rulebook: Rulebook, rule: Rule) -> str:

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from fusion_advisor.errors import AdvisorError, CaptureError
+from fusion_advisor.errors import AdvisorError, CaptureError, UsageError
 from fusion_advisor.files import missing
 from fusion_advisor.frames import source_of_traceback
 from fusion_advisor.scenario import Scenario
@@ -187,7 +187,7 @@ def _import(model: str) -> tuple[ModuleType, str, str]:
     if path.endswith(".py") or "/" in path:
         return _import_file(path), name, path
     if not name:
-        raise CaptureError(
+        raise UsageError(
             f"model {model!r}: {missing(path)}; give FILE.py, FILE.py:NAME, package.module:NAME, "
             "hf:config.json, FILE.pt2 or RECORDING.json"
         )

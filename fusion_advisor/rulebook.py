@@ -7,7 +7,6 @@ A field of the rulebook has the same path in `rules/` and in Python: `rules/gate
 from __future__ import annotations
 
 import ast
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
@@ -15,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 from pydantic import BaseModel, Field, model_validator
 
 from fusion_advisor.device import Device, Instructions, Times
-from fusion_advisor.errors import UsageError
+from fusion_advisor.errors import UsageError, did_you_mean
 from fusion_advisor.quantities import (
     AnyNumber,
     Bytes,
@@ -568,7 +567,6 @@ def _slug(name: str) -> str:
 def _lookup(table: Mapping[str, T], name: str, kind: str, known: Iterable[str] | None = None) -> T:
     if name in table:
         return table[name]
-    close = difflib.get_close_matches(name, table, n=2)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    hint = did_you_mean(name, table)
     names = ", ".join(table if known is None else known)
     raise UsageError(f"unknown {kind} {name!r}: {hint}known: {names or 'none'}")

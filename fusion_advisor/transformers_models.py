@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusion_advisor.errors import CaptureError
+from fusion_advisor.errors import CaptureError, did_you_mean
 from fusion_advisor.models import Loaded, building, guarded, read_json, under_scenario
 from fusion_advisor.scenario import Scenario
 
@@ -72,6 +72,12 @@ def _config(transformers: Any, content: dict[str, Any], path: str) -> Any:
     kind = fields.pop("model_type", None)
     if kind is None:
         raise CaptureError(f"{path}: has no model_type; add it, for example 'llama'")
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if kind not in known:
+        raise CaptureError(
+            f"{path}: transformers {transformers.__version__} knows no model_type {kind!r}: "
+            f"{did_you_mean(kind, known)}correct it there"
+        )
     return transformers.AutoConfig.for_model(kind, **fields)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from fusion_advisor import capture as capture_module
 from fusion_advisor.capture import Limits, Scenario, capture, prepared
-from fusion_advisor.errors import CaptureError
+from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.pipeline import analyze
 from fusion_advisor.scenario import Request
 
@@ -167,20 +167,20 @@ def test_memory_is_limited(tmp_path: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match="no such file"):
+    with pytest.raises(UsageError, match="no such file"):
         capture(str(tmp_path / "none.py"))
 
 
 def test_a_folder_is_no_model() -> None:
     for folder in (".", str(Path(__file__).parent)):
-        with pytest.raises(CaptureError, match=r": a folder; give FILE\.py"):
+        with pytest.raises(UsageError, match=r": a folder; give FILE\.py"):
             capture(folder)
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("none")
-    with pytest.raises(CaptureError, match="a file of another kind"):
+    with pytest.raises(UsageError, match="a file of another kind"):
         capture(str(notes))
 
 

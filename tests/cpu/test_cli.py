@@ -154,9 +154,10 @@ WRONG = [
     (2, "--bogus", ("analyze", SOFTMAX, "--bogus")),
     (2, "none.json", ("report", "none.json")),
     (2, "not JSON", ("report", "pyproject.toml")),
-    (2, "unknown gate 'rain'", ("explain", "rain")),
+    (2, "unknown rule 'rain'", ("explain", "rain")),
+    (2, "unknown rule 'softmx': did you mean softmax?", ("explain", "softmx")),
+    (2, "none.py: no such file; give FILE.py", ("analyze", "none.py")),
     (2, "--format 'md'", ("explain", "FA401", "--format", "md")),
-    (3, "no_such.py", ("analyze", "no_such.py")),
 ]
 
 

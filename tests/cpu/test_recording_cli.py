@@ -168,7 +168,7 @@ def test_reports_of_two_calls_are_compared(folder: Path) -> None:
         (("analyze", f"{RECORDING}:call-7"), 2, "no such call; known: call-1, call-2"),
         (("emit", RECORDING, "--out", "k"), 2, "--scenario is missing: one of call-1, call-2"),
         (("patch", RECORDING, "--out", "p"), 2, "only a model in a .py file, or of hf:"),
-        (("analyze", "none.json"), 3, "none.json: no such file; give FILE.py"),
+        (("analyze", "none.json"), 2, "none.json: no such file; give FILE.py"),
         (("analyze", "report.json"), 2, "is a report, not a model; fusion-advisor report"),
         (("analyze", "config.json"), 2, "is a configuration of transformers; give hf:config.json"),
         (("analyze", "other.json"), 2, "is no recording; give a file that fusion_advisor.record"),
