@@ -4,13 +4,18 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-gpu lint types setup regen clean
+.PHONY: demo test test-deep test-gpu lint types setup regen clean
 
 demo: $(READY)
 	$(BIN)/fusion-advisor analyze examples/llama_block.py --out build/demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu" --durations 25
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not deep" --durations 25
+
+# What takes too long for every change: exhaustive tests, and modules drawn by the commit's hash.
+test-deep: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m deep
+	$(BIN)/python benchmarks/drawn.py
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
@@ -24,7 +29,7 @@ types: $(READY)
 
 # Rewrite the golden files from what the code does now; read the diff before committing it.
 regen: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu" --regen
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not deep" --regen
 
 setup: $(READY)
 

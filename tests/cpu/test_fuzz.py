@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ from .regions import RULES
 from .sketches import Seeded, planned, sketched
 
 SLOW = "FUSION_ADVISOR_SLOW_TESTS" in os.environ
-EXAMPLES = 3000 if SLOW else 150
+FEW, MANY = 40, 3000 if SLOW else 150
 SEEDS = 2
 Item = TypeVar("Item")
 
@@ -43,15 +44,7 @@ class Drawn:
         return self._draw(st.permutations(items))
 
 
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=not SLOW,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(st.composite(lambda draw: sketched(Drawn(draw)))())
-def test_what_has_a_plan_is_right(worker: Worker, sketch: Any) -> None:
+def _right(worker: Worker, sketch: Any) -> None:
     note(sketch.text)
     for decision in planned(sketch):
         kernel = emit(decision.subject.flow, decision, "k", RULES)
@@ -61,6 +54,30 @@ def test_what_has_a_plan_is_right(worker: Worker, sketch: Any) -> None:
         if not check.passed:
             note(kernel.text.split("def serves")[0])
         assert check.failure is None
+
+
+def _drawn(examples: int) -> Any:
+    """What runs a test on so many sketches."""
+    drawn = given(sketch=st.composite(lambda draw: sketched(Drawn(draw)))())
+    held = settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=not SLOW,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda test: held(drawn(test))
+
+
+@_drawn(FEW)
+def test_what_has_a_plan_is_right(worker: Worker, sketch: Any) -> None:
+    _right(worker, sketch)
+
+
+@pytest.mark.deep
+@_drawn(MANY)
+def test_more_of_what_has_a_plan_is_right(worker: Worker, sketch: Any) -> None:
+    _right(worker, sketch)
 
 
 def test_every_schedule_is_drawn() -> None:

@@ -1,7 +1,7 @@
 """The checker is checked on generated kernels: every mutant that differs is caught.
 
-By default up to PER_KERNEL mutants of each kernel are drawn, evenly over the kinds; with
-FUSION_ADVISOR_SLOW_TESTS in the environment all of them are.
+A few mutants of each kernel are drawn, evenly over the kinds; PER_KERNEL of them in the deep tests,
+and with FUSION_ADVISOR_SLOW_TESTS in the environment all.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .regions import decided, flow_of
 WANTED = 200
 SLOW = "FUSION_ADVISOR_SLOW_TESTS" in os.environ
 PER_KERNEL = 1000 if SLOW else 40
+FEW = 6
 PER_SCHEDULE = 1000 if SLOW else 12
 """Of kernels with long rows, which take longer, and of the equivalent ones."""
 SEEDS = 5
@@ -126,11 +127,17 @@ def test_enough_mutants_of_every_kind() -> None:
 HALVES = [list(FUNCTIONS)[::2], list(FUNCTIONS)[1::2]]
 
 
+def test_a_few_real_mutants_of_each_kernel_are_caught(worker: Worker) -> None:
+    assert passing(worker, {name: real(name)[:FEW] for name in FUNCTIONS}) == []
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("names", HALVES, ids=["even", "odd"])
 def test_every_real_mutant_is_caught(names: list[str], worker: Worker) -> None:
     assert passing(worker, {name: real(name) for name in names}) == []
 
 
+@pytest.mark.deep
 def test_equivalent_ones_are_few_and_pass(worker: Worker) -> None:
     chosen = {name: equivalent(name) for name in FUNCTIONS}
     total = sum(map(len, chosen.values()))
@@ -147,4 +154,11 @@ def test_every_schedule_has_mutants_that_are_caught(name: str, worker: Worker) -
     assert plan.schedule == name
     chosen = [m for m in mutants(kernel(name), 0, PER_SCHEDULE) if m.equivalent is None]
     assert len(chosen) > 5
-    assert passing(worker, {name: chosen}) == []
+    assert passing(worker, {name: chosen[:FEW]}) == []
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_more_mutants_of_every_schedule_are_caught(name: str, worker: Worker) -> None:
+    chosen = [m for m in mutants(kernel(name), 0, PER_SCHEDULE) if m.equivalent is None]
+    assert passing(worker, {name: chosen[FEW:]}) == []

@@ -533,7 +533,15 @@ def _pending(dtype: torch.dtype, worker: Worker) -> Iterator[tuple[str, Kernel, 
             yield what, kernel, submit_check(worker, kernel, seeds=SEEDS)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+LIKE_OTHERS = (torch.float64, torch.int32, torch.uint8)
+"""Dtypes that are wrong where another one is, nearly always."""
+EVERY_DTYPE = [
+    pytest.param(dtype, marks=pytest.mark.deep) if dtype in LIKE_OTHERS else dtype
+    for dtype in (*FLOATS, *INTEGERS)
+]
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE, ids=str)
 def test_every_op_as_eager(dtype: torch.dtype, worker: Worker) -> None:
     pending = list(_pending(dtype, worker))
     checks = [(what, collect_check(kernel, answer)) for what, kernel, answer in pending]
@@ -550,10 +558,11 @@ NOT_PERMUTED = {
 """Ops that no graph calls on such inputs, and why."""
 
 
-def test_every_op_lays_its_results_out_as_the_graph_says(worker: Worker) -> None:
+@pytest.mark.parametrize("third", [0, *(pytest.param(n, marks=pytest.mark.deep) for n in (1, 2))])
+def test_every_op_lays_its_results_out_as_the_graph_says(third: int, worker: Worker) -> None:
     """A CPU's eager lays some out otherwise: its values are judged, not its strides."""
     pending: list[tuple[str, Kernel, Future[str]]] = []
-    for name in NAMES:
+    for name in NAMES[third::3]:
         for sample in samples_of(name):
             what = f"{name} {sample.args} {sample.kwargs}"
             if name in NOT_PERMUTED or needs_data(sample):
@@ -567,7 +576,7 @@ def test_every_op_lays_its_results_out_as_the_graph_says(worker: Worker) -> None
                 pending.append((what, kernel, submit_check(worker, kernel, seeds=1)))
     checks = [(what, collect_check(kernel, answer)) for what, kernel, answer in pending]
     assert [f"{what}: {check.failure}" for what, check in checks if not check.passed] == []
-    assert len({what.split()[0] for what, _ in checks}) > 150
+    assert len({what.split()[0] for what, _ in checks}) > 50
 
 
 def test_every_entry_has_its_sample() -> None:
