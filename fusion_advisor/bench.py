@@ -90,6 +90,13 @@ class Run:
         for subject, rows in self.ways.items():
             yield from ((subject, row) for row in rows if row.failure)
 
+    def faults(self) -> Iterator[tuple[str, WayRow]]:
+        """What went wrong with kernels: rivals' failures and full memories are none of theirs."""
+        ours = {way.name for way in _WITH_KERNELS}
+        for subject, row in self.failures():
+            if row.way in ours and not str(row.failure).endswith(OUT_OF_MEMORY):
+                yield subject, row
+
 
 def bench(run: Run) -> Report:
     """Check and time every way of each group and of the model; the report with what was found.

@@ -39,6 +39,8 @@ class Dataflow:
     above: list[int] = field(default_factory=list[int])
     beyond: list[int] = field(default_factory=list[int])
     fusible: list[bool] = field(default_factory=list[bool])
+    results: tuple[Ref, ...] = ()
+    """The tensors that the caller gets, in order, after in-place writes."""
     returned: set[Ref] = field(default_factory=set[Ref])
     elements: dict[Ref, int] = field(default_factory=dict[Ref, int])
     """Equal for tensors that address the same elements of one storage."""
@@ -159,9 +161,10 @@ def _resolve_writes(flow: Dataflow) -> tuple[dict[int, set[int]], set[int]]:
                         for n, tensor in enumerate(nodes[other].outputs):
                             if tensor is not None and tensor.storage == storage:
                                 current[Ref(nodes[other].name, n)] = written
-    flow.returned = {
+    flow.results = tuple(
         current.get(ref, ref) for ref in annotated.graph.outputs if ref in annotated.tensors
-    }
+    )
+    flow.returned = set(flow.results)
     return after, barred
 
 

@@ -14,7 +14,7 @@ from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.device import Device
 from fusion_advisor.emit import emit
-from fusion_advisor.express import fused_traffic
+from fusion_advisor.express import Expressed, fused_traffic
 from fusion_advisor.framework import exact
 from fusion_advisor.kernels import Kernel, from_json, to_json
 from fusion_advisor.measurements import (
@@ -35,6 +35,7 @@ from fusion_advisor.measurements import (
 from fusion_advisor.records import Ref
 from fusion_advisor.reference import reference_order
 from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.sequence import Replaced, beside
 from fusion_advisor.verify import criterion_of
 from fusion_advisor.wire import graph_to_json
 from fusion_advisor.workers import Worker, WorkerError
@@ -172,7 +173,17 @@ def measure_model(
 ) -> Measurement:
     """The whole graph in one way, with `replaced` in place of their launches."""
     graph = graph_to_json(flow.annotated.graph).decode()
-    return _answered(ModelJob(way, graph, tuple(replaced), rules), "model", way, worker, timeout_s)
+    job = ModelJob(way, graph, tuple(replaced), rules)
+    if replaced:
+        groups = [
+            Replaced(
+                {flow.position[name] for name in one.members}, [Ref(*ref) for ref in one.inputs]
+            )
+            for one in replaced
+        ]
+        rest, after = beside(flow, groups)
+        job = replace(job, rest=graph_to_json(rest).decode(), after=after)
+    return _answered(job, "model", way, worker, timeout_s)
 
 
 def _answered(
@@ -198,7 +209,7 @@ def in_place(
             kernel = subject.kernel
             if here.form != first.form:  # equal computations whose nodes stand in another order
                 kernel = emit(flow, decision, subject.kernel.name, rulebook)
-            yield Replacement(kernel.text, kernel.entry, _refs(here.inputs), _refs(here.outputs))
+            yield _replacement(kernel.text, kernel.entry, flow, here, here.inputs)
 
 
 def own_ops(
@@ -214,7 +225,14 @@ def own_ops(
             names = ", ".join(name for name, _ in spelling.names)
             text = f"import torch\n\n\ndef own_op({names}):\n    return {spelling.framework}\n"
             taken = [here.inputs[number] for _, number in spelling.names]
-            yield Replacement(text, "own_op", _refs(taken), _refs(here.outputs))
+            yield _replacement(text, "own_op", flow, here, taken)
+
+
+def _replacement(
+    text: str, entry: str, flow: Dataflow, here: Expressed, taken: Sequence[Ref]
+) -> Replacement:
+    members = tuple(flow.nodes[number].name for number in here.members)
+    return Replacement(text, entry, _refs(taken), _refs(here.outputs), members)
 
 
 def _refs(refs: Sequence[Ref]) -> tuple[tuple[str, int], ...]:

@@ -146,12 +146,14 @@ class Turns:
 @dataclass(frozen=True, slots=True)
 class Replacement:
     """A function in place of some launches of a graph: the text of its file and its name, the
-    tensors that it takes and makes as (node, output)."""
+    tensors that it takes and makes as (node, output), and the nodes that it computes, views between
+    them included."""
 
     text: str
     entry: str
     inputs: tuple[tuple[str, int], ...]
     outputs: tuple[tuple[str, int], ...]
+    members: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,10 @@ class ModelJob:
     """As `wire.graph_to_json` writes it."""
     kernels: tuple[Replacement, ...]
     rules: TimingRules
+    rest: str = ""
+    """The graph of what runs beside the kernels, written alike; empty where there are none."""
+    after: tuple[int, ...] = ()
+    """Of each kernel how many nodes of `rest` stand before it."""
     task: Literal["model"] = "model"
 
 
@@ -192,7 +198,8 @@ class Inductor:
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """One way, measured. `failure` is one line, None where all went well; `absent` says why a way
-    is not there at all. Errors are the largest against float64, in the values' own unit."""
+    is not there at all. Errors are the largest against float64, of the model against eager, in the
+    values' own unit."""
 
     subject: str
     way: str

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import networkx as nx
 import torch
 from torch import fx
 
@@ -23,8 +23,16 @@ NODE = "fusion_advisor.node"
 """The key in an fx node's meta for the name of the record that it replays; of a launcher for that
 of what it makes first."""
 
-Launcher = tuple[Callable[..., Any], Sequence[tuple[str, int]], Sequence[tuple[str, int]]]
-"""A kernel's launcher with the tensors that it takes and makes, as (node, output)."""
+
+@dataclass(frozen=True)
+class Launcher:
+    """A function in place of a group, with the tensors that it takes and makes as (node, output).
+    It runs behind the first `after` nodes of the graph."""
+
+    call: Callable[..., Any]
+    taken: Sequence[tuple[str, int]]
+    made: Sequence[tuple[str, int]]
+    after: int
 
 
 def replayed(
@@ -34,14 +42,15 @@ def replayed(
     inputs: tuple[torch.Tensor, ...] | None = None,
 ) -> tuple[fx.GraphModule, tuple[torch.Tensor, ...]]:
     """The graph as a module of its inputs, parameters and buffers, and random ones where none are
-    given. Fault where a node cannot be run from its record."""
+    given. It runs in the graph's order; what no result needs and nothing is written by is left out.
+    Fault where a node cannot be run from its record."""
     given = [node for node in graph.nodes if node.kind != "call" and node.outputs]
     tensors = inputs or tuple(_filled(graph, node, device) for node in given)
     built = fx.Graph()
     values: dict[Ref, fx.Node] = {}
     for node in given:
         values[Ref(node.name)] = built.placeholder(node.name)
-    for step in _ordered(graph, launchers):
+    for step in _needed(_merged(graph, launchers), graph.outputs):
         if isinstance(step, Node):
             _call(built, step, values, device)
         else:
@@ -52,12 +61,11 @@ def replayed(
 
 def opaque(launcher: Launcher, graph: Graph, device: str) -> Launcher:
     """The same kernel as an operator that torch.compile does not look into."""
-    launch, taken, made = launcher
     shapes = {Ref(n.name, i): t for n in graph.nodes for i, t in enumerate(n.outputs) if t}
-    specs = [shapes[Ref(*ref)] for ref in made]
+    specs = [shapes[Ref(*ref)] for ref in launcher.made]
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        found = launch(*inputs)
+        found = launcher.call(*inputs)
         return list(found) if isinstance(found, tuple) else [found]
 
     def fake(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -79,73 +87,43 @@ def opaque(launcher: Launcher, graph: Graph, device: str) -> Launcher:
         found = operator_(list(inputs))
         return tuple(found) if len(specs) > 1 else found[0]
 
-    return call, taken, made
+    return replace(launcher, call=call)
 
 
 _NUMBERS = itertools.count()
 """Operators are registered for good: each has a name of its own."""
 
 
-def _ordered(graph: Graph, launchers: Sequence[Launcher]) -> list[Node | Launcher]:
-    """Calls and kernels in an order in which everything is made before it is read; what no result
-    needs is left out, but for writes in place, which keep their places among their storage's."""
-    calls = {node.name: node for node in graph.nodes if node.kind == "call"}
-    maker: dict[Ref, int] = {
-        Ref(*ref): number for number, (_, _, made) in enumerate(launchers) for ref in made
-    }
-    replaced = {ref.node for ref in maker}
-    place = {name: number for number, name in enumerate(calls)}
-    needs: nx.DiGraph[object] = nx.DiGraph()
-    todo: list[object] = [*_sources(graph.outputs, maker, calls)]
-    todo += [name for name, node in calls.items() if node.mutates and name not in replaced]
-    first: dict[object, int] = {}
-    while todo:
-        step = todo.pop()
-        if step in first:
-            continue
-        needs.add_node(step)
-        if isinstance(step, int):
-            refs: Iterable[Ref] = [Ref(*ref) for ref in launchers[step][1]]
-            first[step] = min(place[ref[0]] for ref in launchers[step][2])
-        else:
-            refs = calls[str(step)].refs()
-            first[step] = place[str(step)]
-        for before in _sources(refs, maker, calls):
-            needs.add_edge(before, step)
-            todo.append(before)
-    _keep_writes(needs, calls)
-    order: list[object] = list(nx.lexicographical_topological_sort(needs, key=first.__getitem__))
-    return [launchers[step] if isinstance(step, int) else calls[str(step)] for step in order]
+def _merged(graph: Graph, launchers: Sequence[Launcher]) -> Iterator[Node | Launcher]:
+    waiting = sorted(launchers, key=lambda launcher: launcher.after)
+    for number, node in enumerate(graph.nodes):
+        while waiting and waiting[0].after <= number:
+            yield waiting.pop(0)
+        if node.kind == "call":
+            yield node
+    yield from waiting
 
 
-def _sources(refs: Iterable[Ref], maker: dict[Ref, int], calls: dict[str, Node]) -> list[object]:
-    return [maker.get(ref, ref.node) for ref in refs if ref in maker or ref.node in calls]
-
-
-def _keep_writes(needs: nx.DiGraph[object], calls: dict[str, Node]) -> None:
-    """A storage that is written in place is touched in the graph's order."""
-    storage: dict[Ref, int] = {}
-    for node in calls.values():
-        for n, tensor in enumerate(node.outputs):
-            if tensor is not None:
-                storage[Ref(node.name, n)] = tensor.storage
-    written = {s for node in calls.values() for s in node.mutates}
-    last: dict[int, str] = {}
-    for name, node in calls.items():
-        touched = {storage[ref] for ref in node.refs() if ref in storage}
-        touched |= {tensor.storage for tensor in node.outputs if tensor is not None}
-        for one in touched & written:
-            if name in needs and last.get(one, name) in needs and one in last:
-                needs.add_edge(last[one], name)
-            last[one] = name
+def _needed(steps: Iterable[Node | Launcher], outputs: Sequence[Ref]) -> Sequence[Node | Launcher]:
+    """The steps that a result or a write in place depends on, in their order."""
+    needed = {ref.node for ref in outputs}
+    kept: list[Node | Launcher] = []
+    for step in reversed(list(steps)):
+        if isinstance(step, Node):
+            if step.mutates or step.name in needed:
+                kept.append(step)
+                needed |= {ref.node for ref in step.refs()}
+        elif needed & {name for name, _ in step.made}:
+            kept.append(step)
+            needed |= {name for name, _ in step.taken}
+    return kept[::-1]
 
 
 def _launch(built: fx.Graph, step: Launcher, values: dict[Ref, fx.Node]) -> None:
-    launch, taken, made = step
-    result = built.call_function(launch, tuple(values[Ref(*ref)] for ref in taken))
-    result.meta[NODE] = made[0][0]
-    for n, ref in enumerate(made):
-        several = len(made) > 1
+    result = built.call_function(step.call, tuple(values[Ref(*ref)] for ref in step.taken))
+    result.meta[NODE] = step.made[0][0]
+    for n, ref in enumerate(step.made):
+        several = len(step.made) > 1
         values[Ref(*ref)] = (
             built.call_function(operator.getitem, (result, n)) if several else result
         )

@@ -243,10 +243,11 @@ class BesideRow(_Row):
 class WayRow(_Row):
     """One way to compute something, as measured: microseconds of the GPU, cold L2, the median with
     its quartiles; `wall_us` is what a caller that waits sees. `share` is of the measured copy
-    bandwidth, over the bytes that must move. Errors are the largest against float64. `failure`
-    says why there is no time, `absent` why there is no such way here. `covers` is what Inductor
-    made: each kernel that it launches with the nodes that it covers; `apart` where it did not fuse;
-    `unknown` why that is not known."""
+    bandwidth, over the bytes that must move. Errors are the largest against float64, of the model
+    against eager, whose own is how far other roundings move it. `failure` says why there is no
+    time, `absent` why there is no such way here. `covers` is what Inductor made: each kernel that
+    it launches with the nodes that it covers; `apart` where it did not fuse; `unknown` why that is
+    not known."""
 
     way: str
     us: float | None = None

@@ -23,10 +23,12 @@ from fusion_advisor.errors import UsageError
 from fusion_advisor.files import require_folder, write
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fusion_advisor.bench import Run
     from fusion_advisor.configuration import Settings
     from fusion_advisor.records import Graph
-    from fusion_advisor.report import Report
+    from fusion_advisor.report import Report, WayRow
 
 
 @takes_options
@@ -131,14 +133,19 @@ def _bench(
         found = bench(run)
     if rehearse:
         tell("rehearsed on the CPU: nothing was measured, no report is written")
-        broken = [f"{who}: {row.way}: {row.failure}" for who, row in run.failures()]
-        for line in broken:
-            tell(line)
-        return FAILED if broken else 0
+        return _told(run.failures())
     for name, extension in EXTENSIONS.items():
         write(out / f"report.{extension}", render(found, name))
     show(found, len(found.groups))
-    return 0
+    return _told(run.faults())
+
+
+def _told(failures: Iterable[tuple[str, WayRow]]) -> int:
+    """Says what went wrong; the exit code."""
+    broken = [f"{who}: {row.way}: {row.failure}" for who, row in failures]
+    for line in broken:
+        tell(line)
+    return FAILED if broken else 0
 
 
 def _search(run: Run, out: Path) -> dict[str, str]:

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from fusion_advisor import bench as running
 from fusion_advisor import measuring
 from fusion_advisor.assemble import assemble
 from fusion_advisor.bench import Run, bench
+from fusion_advisor.cli import app
 from fusion_advisor.decide import decide
 from fusion_advisor.emitted import OUT_OF_MEMORY, cause, load_module, spoiled
 from fusion_advisor.errors import UsageError
@@ -35,12 +37,12 @@ from fusion_advisor.measurements import (
     Timing,
 )
 from fusion_advisor.records import Graph, Tensor
-from fusion_advisor.replay import replayed
+from fusion_advisor.replay import Launcher, replayed
 from fusion_advisor.report import Report
 from fusion_advisor.reports import render
 from fusion_advisor.scenario import Scenario
 from fusion_advisor.timing import HostClock
-from fusion_advisor.wire import graph_from_json
+from fusion_advisor.wire import graph_from_json, graph_to_json
 from fusion_advisor.workers import WorkerError
 
 from .regions import H200, RULES, flow_of
@@ -362,10 +364,12 @@ def test_the_frameworks_own_op_takes_its_places_where_it_is_as_good(
     job = next(job for job in gpu.jobs if job.way.name == "framework")
     assert "softmax" in job.kernels[0].text
     launchers = [
-        (getattr(load_module(one.text, tmp_path), one.entry), one.inputs, one.outputs)
-        for one in job.kernels
+        Launcher(
+            getattr(load_module(one.text, tmp_path), one.entry), one.inputs, one.outputs, after
+        )
+        for one, after in zip(job.kernels, job.after, strict=True)
     ]
-    graph = graph_from_json(job.graph)
+    graph = graph_from_json(job.rest)
     x, y = torch.randn(512, 1024), torch.randn(512, 1024)
     replay, _ = replayed(graph, launchers, "cpu", (x, y))
     for ours, theirs in zip(replay(x, y), model(x, y), strict=True):
@@ -378,3 +382,28 @@ def test_a_worse_own_op_is_no_way_of_running_the_model(analysed: Any, gpu: Gpu) 
     assert report.bench
     assert report.bench.own_ops == []
     assert "framework" not in {row.way for row in report.bench.model}
+
+
+def test_a_wrong_model_is_its_row_and_the_exit_code(
+    analysed: Any, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, graph = analysed
+    file = tmp_path / "report.json"
+    file.write_text(report.model_dump_json())
+    (tmp_path / "graph.json").write_bytes(graph_to_json(graph))
+    monkeypatch.setattr("fusion_advisor.machine.gpu_names", lambda: ["NVIDIA H200"])
+    words = ["bench", str(file)]
+    rival = "RuntimeError: no"
+    gpu.broken["model", "compile"] = rival
+    done = CliRunner().invoke(app, words, standalone_mode=False, catch_exceptions=False)
+    assert done.return_value == 0
+    wrong = "not what eager gives: output 0[3]: ours 1.0, expected 2.0"
+    gpu.broken["model", "kernel"] = wrong
+    done = CliRunner().invoke(app, words, standalone_mode=False, catch_exceptions=False)
+    assert done.return_value == 1
+    assert f"model: kernel: {wrong}" in done.stderr
+    rows = {row["way"]: row for row in json.loads(file.read_text())["bench"]["model"]}
+    assert rows["kernel"]["failure"] == wrong
+    assert rows["compile"]["failure"] == rival
+    assert rows["eager"]["us"]
+    assert rows["kernel+compile"]["us"]

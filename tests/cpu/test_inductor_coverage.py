@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,8 +159,15 @@ def test_emitted_kernels_stand_inside_a_compiled_model(block: Graph, tmp_path: P
     softmax = next(node for node in block.nodes if node.name == "softmax")
     sin = next(node for node in block.nodes if node.name == "sin")
     taken = next(iter(sin.refs()))
-    replaced = Replacement(text, "fused", ((taken.node, taken.output),), ((softmax.name, 0),))
-    job = ModelJob(KERNEL_COMPILED, graph_to_json(block).decode(), (replaced,), TIMING)
+    members = (sin.name, softmax.name)
+    replaced = Replacement(
+        text, "fused", ((taken.node, taken.output),), ((softmax.name, 0),), members
+    )
+    rest = tuple(node for node in block.nodes if node.name not in members)
+    job = ModelJob(
+        KERNEL_COMPILED, graph_to_json(block).decode(), (replaced,), TIMING,
+        graph_to_json(replace(block, nodes=rest)).decode(), (block.nodes.index(sin),),
+    )  # fmt: skip
     with torch.no_grad():
         found = model(job, tmp_path, HostClock())
     assert found.error is not None

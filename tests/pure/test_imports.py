@@ -52,7 +52,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "annotate",
         "dataflow",
         "contracted",
-        "express equivalence instructions",
+        "express equivalence instructions sequence",
         "schedules",
         "requests tiles",
         "issue",
