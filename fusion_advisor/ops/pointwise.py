@@ -340,6 +340,26 @@ def minimum(b: Builder, x: Value, y: Value) -> Value:
     return b.apply("minimum", x, y)
 
 
+@pointwise("aten.fmax.default")
+def fmax(b: Builder, x: Value, y: Value) -> Value:
+    """The larger number: a NaN gives way to one."""
+    return _number(b, x, y, b.apply("maximum", x, y))
+
+
+@pointwise("aten.fmin.default")
+def fmin(b: Builder, x: Value, y: Value) -> Value:
+    """The smaller number: a NaN gives way to one."""
+    return _number(b, x, y, b.apply("minimum", x, y))
+
+
+def _number(b: Builder, x: Value, y: Value, chosen: Value) -> Value:
+    """What was chosen, or the other one where one is NaN."""
+    if x.logical not in FLOAT_DTYPES:
+        return chosen
+    there = b.apply("where", b.apply("ne", x, x), y, chosen)
+    return b.apply("where", b.apply("ne", y, y), x, there)
+
+
 @pointwise("aten.clamp.default", "aten.clamp.Tensor")
 def clamp(b: Builder, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     low = x if min is None else b.apply("maximum", x, min)

@@ -47,6 +47,8 @@ CLOSE = {torch.float32: (1e-4, 1e-5), torch.bfloat16: (5e-2, 5e-2)}
 UNSIGNED = {
     "aten.relu.default",
     "aten.relu6.default",
+    "aten.fmax.default",
+    "aten.fmin.default",
     "aten.softshrink.default",
     "aten.max.dim",
     "aten.max_pool3d_with_indices.default",
@@ -141,6 +143,52 @@ def test_as_eager(name: str) -> None:
                 assert found != sample.refused, f"{sample.args} in {dtype}"
             if found and dtype == torch.float64 and name not in UNSURE:
                 checked(name, sample, dtype, special=True)
+
+
+ODD = torch.tensor(
+    [*map(float, ("nan", "inf", "-inf")), 0.0, -0.0, 1.0, -1.0, 0.5, -2.0, 3.0, 2.5, -2.5],
+    dtype=torch.float64,
+)
+OF_OTHERS = ("aten.tril", "aten.triu", "aten.masked_fill.Tensor", "aten.bitwise")
+"""Ops of integers, of matrices, and of tensors without dimensions."""
+PAIRED = [
+    name for name in NAMES if REGISTRY[name].pattern == "pointwise" and name not in UNSURE
+    and not REGISTRY[name].reference and name not in {**VIEWS, **CREATIONS}
+    and not name.startswith(OF_OTHERS)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAIRED)
+def test_every_number_meets_every_other(name: str) -> None:
+    """NaN, infinities and zeros in any operand, with each of the others in the next one."""
+    assert any([_pairs(name, sample) for sample in samples_of(name)])  # all of them, not the first
+
+
+def _pairs(name: str, sample: Sample) -> bool:
+    """Hold a call on all pairs to eager; False where it takes others than floats and bools."""
+    tape, inputs = Tape(), list[Tensor]()
+    grid = torch.cartesian_prod(ODD, ODD)
+
+    def make(t: T) -> Tensor:
+        flip = grid.flip(0) if len(inputs) >= 2 else grid
+        x = flip[:, len(inputs) % 2].contiguous()
+        inputs.append(x > 0 if t.dtype == torch.bool else x)
+        return inputs[-1]
+
+    kinds: list[T] = []
+    made(list(sample.args), kinds.append)
+    if any(t.below or t.dtype not in (None, torch.bool) for t in kinds):
+        return False
+    try:
+        flow = tape.flow(*recorded(tape, name, sample, torch.float64, make))
+        wanted = eager(name, sample, torch.float64, inputs)
+        found = expressed_whole(flow)
+    except (NotExpressible, RuntimeError, IndexError):  # no op of one dimension, or refused
+        return False
+    results = meaning(flow, found, inputs)
+    for ref, tensor in zip(flow.annotated.graph.outputs, wanted, strict=True):
+        torch.testing.assert_close(results[ref], tensor, rtol=1e-9, atol=1e-11, equal_nan=True)
+    return True
 
 
 # -- chains: what is computed, pulled --------------------------------------------------------------

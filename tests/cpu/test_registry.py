@@ -127,6 +127,8 @@ SAMPLES: dict[str, tuple[Sample, ...]] = {
     "aten.hardshrink.default": (S(X), S(X, 0.25), S(X, 0)),
     "aten.maximum.default": TWO,
     "aten.minimum.default": TWO,
+    "aten.fmax.default": TWO,
+    "aten.fmin.default": TWO,
     "aten.clamp.default": (S(X, -1, 1), S(X, None, 0.3), S(X, 0.5), S(X, 2.0, -2.0)),
     "aten.clamp.Tensor": (S(X, V, X), S(X, V), S(X, None, Y)),
     "aten.clamp_min.default": SCALAR,
