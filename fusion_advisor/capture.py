@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -283,21 +283,26 @@ class _Child:
         # Files, for a pipe lasts as long as any process that the model started.
         self._reply = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
+        self._own = ExitStack()
         ends = (request, self._reply.fileno())
-        self.process = self._forked(*ends) or subprocess.Popen(
-            [*_COMMAND, *map(str, ends)],
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-            pass_fds=ends, start_new_session=True, env=_environment(),
-        )  # fmt: skip
+        self.process = self._forked(*ends) if forks.HERE else self._started(*ends)
         os.close(request)
 
-    def _forked(self, *ends: int) -> Fork | None:
-        """Where there is a process to fork that has what this one has."""
+    def _forked(self, *ends: int) -> Fork:
+        """From the process that is there for it, where that has what this one has, or its own."""
         for template, surroundings in _prepared[-1:]:
             if template.alive and surroundings == _surroundings():
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     return template.fork(*ends, self._log.fileno())
-        return None
+        template = self._own.enter_context(Forks(_COMMAND, _environment()))
+        return template.fork(*ends, self._log.fileno())
+
+    def _started(self, *ends: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*_COMMAND, *map(str, ends)],
+            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
+            pass_fds=ends, start_new_session=True, env=_environment(),
+        )  # fmt: skip
 
     def ask(self, request: str) -> None:
         """Hand the one request in. A child that is gone is told of by its missing reply."""
@@ -323,6 +328,7 @@ class _Child:
         if self.process.poll() is None:
             _kill(self.process)
         self.process.wait()
+        self._own.close()
         self._reply.close()
         self._log.close()
 

@@ -3,8 +3,10 @@
     with Forks([sys.executable, "-m", "some.module"], environment) as forks:
         process = forks.fork(descriptor, ...)       # poll, wait and signal it as any child
 
-The module's part is `serve(socket, work)`. Linux only: elsewhere a process that has loaded torch
-must not be forked.
+The module's part is `serve(socket, work)`. Each fork has a warden above it, which runs nothing but
+what is here: whatever the fork starts and leaves, in sessions of their own too, comes to the warden
+as the nearest subreaper, and ends with the fork. Linux only: elsewhere a process that has loaded
+torch must not be forked.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ HERE = sys.platform == "linux"
 """Can processes be forked on this system?"""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.02
 _MOST_DESCRIPTORS = 8
 
@@ -68,16 +71,19 @@ class Fork:
     def send_signal(self, number: int) -> None:
         """To the process, where it has begun and runs."""
         if self.poll() is None and self.pid:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill_group(self) -> None:
-        """Ends what runs in its process group; one that has not begun is given up."""
+        """Ends it, and what runs in its process group; one that has not begun is given up. The
+        warden ends the rest."""
         if self.poll() is None and not self.pid:
             with self._lock:
                 self.returncode = -signal.SIGKILL
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)  # it may have left its group
 
 
 class Forks:
@@ -115,64 +121,88 @@ class Forks:
         self._process.wait()
 
 
-def end_with_parent() -> None:
-    """Linux: a parent that is killed cannot end its child, which may run for ever."""
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Linux: a parent that is killed cannot end its child, which may run for ever; the child gets
+    this signal then."""
     if HERE:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value)
 
 
 def serve(number: int, work: Callable[..., NoReturn]) -> None:
     """The template's life, once it has imported: forks on request, in a process group of its own,
-    that does `work` with the descriptors that came along; and says how each has ended."""
+    that does `work` with the descriptors that came along, below a warden that says how it ends."""
     asked, mine = socket.socket(fileno=number), os.getpid()
-    woken, wake = os.pipe()
-    for end in (woken, wake):
-        os.set_blocking(end, False)
-    signal.signal(signal.SIGCHLD, _noticed)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # wardens are waited for by nobody
     gc.freeze()
-    told: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([asked, woken], [], [])
-        if woken in ready:
-            os.read(woken, 4096)
-            _tell_of_the_ended(told)
-        if asked not in ready:
-            continue
         message, descriptors, _, _ = socket.recv_fds(asked, 1, _MOST_DESCRIPTORS)
         if not message:
             return
-        news, *given = descriptors
-        if not (child := os.fork()):
-            signal.set_wakeup_fd(-1)
+        if not os.fork():
+            end_with_parent(signal.SIGTERM)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.setpgid(0, 0)
-            end_with_parent()
             if os.getppid() != mine:
                 os._exit(0)
             asked.close()
-            for end in (woken, wake, news, *told.values()):
-                os.close(end)
-            work(*given)
-        with contextlib.suppress(OSError):  # it has done so itself, and left even that group
-            os.setpgid(child, child)
-        for descriptor in given:
+            _begin(work, *descriptors)
+        for descriptor in descriptors:
             os.close(descriptor)
-        told[child] = news
-        _say(news, child)
 
 
-def _noticed(_number: int, _frame: object) -> None:
-    """The signal wakes `select`; to ignore it would lose how a child has ended."""
+def _begin(work: Callable[..., NoReturn], news: int, *given: int) -> NoReturn:
+    """The warden's life: forks the process that works, and when that has ended ends what it left
+    before it says so."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    warden = os.getpid()
+    if not (child := os.fork()):
+        os.setpgid(0, 0)
+        end_with_parent()
+        if os.getppid() != warden:
+            os._exit(0)
+        os.close(news)
+        work(*given)
+
+    def end(_number: int, _frame: object) -> None:
+        os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end)
+    with contextlib.suppress(OSError):  # it has done so itself, and left even that group
+        os.setpgid(child, child)
+    for descriptor in given:
+        os.close(descriptor)
+    _say(news, child)
+    _, status = os.waitpid(child, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_children()
+    _say(news, os.waitstatus_to_exitcode(status))
+    os._exit(0)
 
 
-def _tell_of_the_ended(told: dict[int, int]) -> None:
-    for child in list(told):
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            news = told.pop(child)
-            _say(news, os.waitstatus_to_exitcode(status))
-            os.close(news)
+def _end_children() -> None:
+    """Kill this process's children until none is left: those of each are this process's then."""
+    while True:
+        try:
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not ended:
+            for child in _children():
+                os.kill(child, signal.SIGKILL)  # nobody else waits for it: the number is its own
+            os.waitpid(-1, 0)
+
+
+def _children() -> list[int]:
+    mine, found = str(os.getpid()), list[int]()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            _, parent = file.read().rpartition(b")")[2].split()[:2]
+            if parent.decode() == mine:
+                found.append(int(name))
+    return found
 
 
 def _say(news: int, number: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusion_advisor import capture as capture_module
+from fusion_advisor import forks
 from fusion_advisor.capture import Limits, Scenario, capture, prepared
 from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.pipeline import analyze
@@ -189,15 +190,33 @@ def test_the_parent_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("session", ["", "os.setsid(); "])
-def test_a_process_that_the_model_leaves_behind_holds_nothing_up(
-    tmp_path: Path, session: str
+@pytest.mark.parametrize("apart", [False, True], ids=["forked", "alone"])
+@pytest.mark.parametrize(
+    "session", ["", "os.setsid(); ", "os.setsid(); os.fork() and os._exit(0); "]
+)
+@pytest.mark.parametrize("end", ["", "import ctypes; ctypes.string_at(0)\n"])
+def test_a_process_that_the_model_leaves_behind_ends_with_it(
+    tmp_path: Path, session: str, end: str, apart: bool, request: pytest.FixtureRequest
 ) -> None:
-    leave = f"import os, time\nif os.fork() == 0:\n    {session}time.sleep(40)\n    os._exit(0)\n"
+    note = tmp_path / "pid"
+    leave = (
+        f"import os, time\nnote = {str(note)!r}\nif os.fork() == 0:\n    {session}"
+        "open(note + '.new', 'w').write(str(os.getpid()))\n    os.rename(note + '.new', note)\n"
+        "    time.sleep(40)\n    os._exit(0)\n"
+        f"while not os.path.exists(note):\n    time.sleep(0.01)\n{end}"
+    )
     began = time.monotonic()
-    graph = capture(write(tmp_path, leave + HEAD + FORWARD + "return x.exp()" + TAIL))
-    assert [node.op for node in graph.nodes] == ["input", "aten.exp.default"]
+    text = write(tmp_path, leave + HEAD + FORWARD + "return x.exp()" + TAIL)
+    if apart:
+        request.getfixturevalue("alone")
+    if end:
+        with pytest.raises(CaptureError, match="SIGSEGV"):
+            capture(text)
+    else:
+        assert [node.op for node in capture(text).nodes] == ["input", "aten.exp.default"]
     assert time.monotonic() - began < 40
+    if forks.HERE:
+        assert not Path(f"/proc/{note.read_text()}").exists()
 
 
 def test_files_beside_the_model_do_not_stand_in_for_the_library(
