@@ -14,13 +14,15 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
@@ -428,8 +430,28 @@ def load_program(path: str, fake: FakeTensorMode) -> Loaded:
     """A saved torch.export program, whose inputs are inside it; CaptureError, one line."""
     if not Path(path).is_file():
         raise CaptureError(f"{path}: no such file; give the path of a torch.export program")
-    program = guarded(f"loading {path}", lambda: torch.export.load(path))
+    program = guarded(f"loading {path}", lambda: _exported(path))
     return Loaded(program.module(), (), {}, fake, path, ["mode and dtype as exported"], program)
+
+
+_TENSORS_ALONE = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "0"}
+
+
+def _exported(path: str) -> torch.export.ExportedProgram:
+    """The program in a file, of whose pickles nothing but tensors and plain containers is read:
+    anything else could run code."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise UnpicklingError
+
+    with mock.patch.dict(os.environ, _TENSORS_ALONE), mock.patch("pickle.loads", refuse):
+        try:
+            return torch.export.load(path)
+        except UnpicklingError as error:
+            raise CaptureError(
+                f"{path}: holds pickled objects that are no tensors, and loading those could run "
+                "code; export the model with tensors alone as inputs and constants"
+            ) from error
 
 
 def read_json(path: str) -> dict[str, Any]:

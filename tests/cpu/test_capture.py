@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -590,6 +593,41 @@ def test_an_exported_program(tmp_path: Path) -> None:
     torch.export.save(torch.export.export(nn.Linear(8, 8), (torch.randn(4, 8),)), file)
     graph = capture_here(file)
     assert ops(graph) == ["t", "addmm"]
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.file), "w")
+
+
+def _with_trap(program: Path, crafted: Path, trap: bytes, part: str) -> None:
+    """The archive of a program with another file in place of one of its own."""
+    with ZipFile(program) as old, ZipFile(crafted, "w") as new:
+        assert any(part in name for name in old.namelist())
+        for name in old.namelist():
+            new.writestr(name, trap if part in name else old.read(name))
+
+
+@pytest.mark.parametrize("pickled", ["saved", "bare"])
+def test_a_program_runs_no_code_of_its_pickles(tmp_path: Path, pickled: str) -> None:
+    program, crafted, made = (tmp_path / name for name in ("good.pt2", "bad.pt2", "made"))
+    torch.export.save(torch.export.export(nn.Linear(8, 8), (torch.randn(4, 8),)), str(program))
+    trap = BytesIO()
+    if pickled == "saved":
+        torch.save((Trap(made),), trap)
+    else:
+        trap.write(pickle.dumps(Trap(made)))
+    _with_trap(program, crafted, trap.getvalue(), "data/sample_inputs/")
+    with pytest.raises(CaptureError, match="could run code") as caught:
+        capture_here(str(crafted))
+    assert str(caught.value).startswith(f"{crafted}: ")
+    assert "\n" not in str(caught.value)
+    assert not made.exists()
 
 
 def test_json_keeps_every_constant() -> None:
