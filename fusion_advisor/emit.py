@@ -21,10 +21,9 @@ from fusion_advisor.kernel_file import (
     JitFunction,
     KernelFile,
     Together,
+    far,
     fixed_axes,
     origins,
-    wide,
-    wide_rows,
 )
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.launcher import launcher, support
@@ -64,7 +63,7 @@ def emit(
         raise ValueError(f"{name}: a group without a plan cannot be emitted")
     unrolled = [_unrolled(step, subject.device, rulebook) for step in plan.steps]
     file = _prepare(name, plan, expressed, unrolled)
-    helpers = dict.fromkeys(h for kernel in file.kernels for h in kernel.body.helpers)
+    helpers = dict.fromkeys(["wide", *(h for k in file.kernels for h in k.body.helpers)])
     known = HELPERS | EXCHANGE | VECTORS | PLACES
     calls, reference = launcher(file), _reference(file, flow)
     code = "\n\n\n".join(
@@ -149,14 +148,13 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int
             sizes[axis] = f"parts_{number}" if number else "parts"
     strides = {text: names.claim(f"{text}_strides") for text in inputs}
     precise = any(output.tensor.dtype == "float32" for output in plan.region.outputs)
-    far = wide(plan.steps, expressed)
+    reaches_far = far(plan.steps, expressed)
     kernels: list[JitFunction] = []
     fixed = frozenset(plan.region.sizes) - whole.keys()
     for step, kind, most in zip(plan.steps, _kinds(plan), unrolled, strict=True):
         body = body_of(step)(
             step=step,
-            wide=far,
-            wide_rows=wide_rows(step),
+            far=reaches_far,
             fixed=fixed,
             tensors=tensors,
             precise=precise,

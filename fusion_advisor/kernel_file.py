@@ -11,7 +11,7 @@ from typing import TypeVar
 from fusion_advisor.axes import AxisList, Dims
 from fusion_advisor.express import Expressed
 from fusion_advisor.philox import SHARES
-from fusion_advisor.records import Tensor
+from fusion_advisor.records import Ref, Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import DIVISOR, Plan, Step, power_of_two
 from fusion_advisor.schedules.body import Body
@@ -21,6 +21,8 @@ from fusion_advisor.schedules.places import MOST_PLANES
 from fusion_advisor.schedules.vectors import copies_of
 
 INT32_MAX = 2**31 - 1
+MOST_LANES = 2**20
+"""Elements of a block, in Triton."""
 
 _Value = TypeVar("_Value")
 
@@ -124,7 +126,8 @@ class JitFunction:
     @property
     def _sizes_tell(self) -> dict[str, tuple[str, int]]:
         """Whether all parts of a row are whole, whether the lanes of a program lie in two runs of
-        the last group at most, and by what power of two a row can be divided."""
+        the last group at most, by what power of two a row can be divided, and whether some offset
+        is beyond 32 bits."""
         step, found = self.step, dict[str, tuple[str, int]]()
         if self.body.whole:
             part, rows = step.block + step.rest, prod(group.size for group in step.tiled)
@@ -151,6 +154,7 @@ class JitFunction:
             found["BEGUN"] = ("divisor({begun})", value)
         if apart := [group.step(access) for _, access, group in self.body.apart]:
             found["APART"] = (f"divisor({{apart}} | {DIVISOR})", gcd(*apart, DIVISOR))
+        found["FAR"] = ("far", int(self.body.far))
         return found
 
 
@@ -223,8 +227,18 @@ class KernelFile:
         return self.together.name if self.together else self.kernels[0].name
 
     @property
-    def wide(self) -> bool:
-        return wide(self.plan.steps, self.expressed)
+    def behind(self) -> int:
+        """How far lanes and programs may be counted on behind the last element."""
+        return behind(self.plan.steps)
+
+    @property
+    def counted(self) -> list[str]:
+        """To what is counted that no tensor reaches, where it hangs on sizes."""
+        texts: dict[str, None] = {}
+        for dims, places in counted(self.plan.steps, self.expressed):
+            known, rest = factors(tuple(axis for dim in dims for axis in dim), places, self.extents)
+            texts[product([*(self.sizes[axis] for axis in known), str(rest)])] = None
+        return [text for text in texts if not text.isdigit()]
 
     @property
     def random(self) -> bool:
@@ -349,18 +363,32 @@ def dense(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return replace(tensor, shape=shape, stride=tuple(stride))
 
 
-def wide(steps: Sequence[Step], expressed: Expressed) -> bool:
-    """Does any tensor reach beyond 32-bit offsets, or the number of a random element?"""
-    tensors = [a.tensor for step in steps for a in (*step.loads, *step.stores)]
-    tensors += [tensor for _, tensor in expressed.draws.values()]
-    return any(tensor.extent > INT32_MAX for tensor in tensors)
+def behind(steps: Sequence[Step]) -> int:
+    """Elements that a block, or a part of a row, may have behind the last one."""
+    return max(MOST_LANES, *(step.part for step in steps))
 
 
-def wide_rows(step: Step) -> bool:
-    """Does any tensor reach beyond 32-bit offsets within one row?"""
-    inner, sizes = step.along, step.region.sizes
-    return any(
-        sum((sizes[axis] - 1) * abs(n) for axis, n in access.strides.items() if axis in inner)
-        > INT32_MAX
-        for access in (*step.loads, *step.stores)
-    )
+def counted(steps: Sequence[Step], expressed: Expressed) -> list[tuple[Dims, int]]:
+    """What programs, lanes and random numbers are counted along, where no tensor of the kernels
+    lies over all of that without a gap and so reaches as far: dimensions, and their places at the
+    graph's sizes."""
+    everything = [access for step in steps for access in (*step.loads, *step.stores)]
+    dense = [a for a in everything if a.tensor.extent == a.tensor.numel and not a.pulled]
+    found: list[tuple[Dims, int]] = []
+    for step in steps:
+        for groups in (step.outer, step.inner):
+            found.append((tuple(group.axes for group in groups), prod(g.size for g in groups)))
+    found += [(expressed.dims[Ref(n)], tensor.numel) for n, (_, tensor) in expressed.draws.items()]
+    return [
+        (dims, places)
+        for dims, places in dict.fromkeys(found)
+        if not any(a.strides.keys() >= {axis for dim in dims for axis in dim} for a in dense)
+    ]
+
+
+def far(steps: Sequence[Step], expressed: Expressed) -> bool:
+    """At the graph's sizes, is any offset beyond 32 bits, or anything that is counted?"""
+    tensors = [access.tensor for step in steps for access in (*step.loads, *step.stores)]
+    reached = [tensor.extent - 1 for tensor in tensors]
+    reached += [places for _, places in counted(steps, expressed)]
+    return max(reached) > INT32_MAX - behind(steps)

@@ -16,7 +16,7 @@ from fusion_advisor.kernel_file import (
     product,
     spanned,
 )
-from fusion_advisor.records import Ref, Tensor
+from fusion_advisor.records import Tensor
 from fusion_advisor.schedules.base import DIVISOR, Step, words
 from fusion_advisor.schedules.cooperative import REGISTERS
 from fusion_advisor.schedules.cooperative_body import HEAD
@@ -134,8 +134,6 @@ def launcher(file: KernelFile) -> str:
         *(_serves_unread(file, name, given) for name, given in file.unread.items()),
     ]
     everything = extent(file, sorted(plan.region.space))
-    if not file.wide:
-        checks.append(f"within_reach({_largest(file)})")
     checks = list(dict.fromkeys(checks))
     in_one = f"problem = {' or '.join(checks)}"
     in_many = ["problem = (", f"    {checks[0]}", *(f"    or {c}" for c in checks[1:]), ")"]
@@ -162,6 +160,7 @@ def launcher(file: KernelFile) -> str:
         if kernel.step.phases:
             lines += _exchanged(file, kernel)
     lines += _copied(file)
+    lines.append(_far(file))
     lines += _launches(file)
     lines.append(_remember(file))
     lines.append(f"return {', '.join(file.output_names)}")
@@ -195,27 +194,12 @@ def _read(file: KernelFile, used: str) -> list[str]:
     return lines
 
 
-def _largest(file: KernelFile) -> str:
-    """The elements of the largest tensor that a kernel walks or draws."""
-    texts: dict[str, None] = {}
-    for kernel in file.kernels:
-        for load in file.inputs_of(kernel):
-            sizes = _sizes(file, load.name, file.region.dims_of(load.name), load.tensor)
-            texts[_elements(sizes)] = None
-    for _, store in file.stores:
-        if store.name.startswith("out"):
-            sizes = _sizes(file, store.name, store.dims, store.tensor)
-            texts[_elements(sizes)] = None
-    for node, (_, tensor) in file.expressed.draws.items():
-        sizes = _sizes(file, "", file.expressed.dims[Ref(node)], tensor)
-        texts[_elements(sizes)] = None
-    found = [text for text in texts if not text.isdigit()] or ["1"]
-    return found[0] if len(found) == 1 else f"max({', '.join(found)})"
-
-
-def _elements(sizes: Sequence[str]) -> str:
-    """How many elements a tensor of some sizes has."""
-    return product([factor for text in sizes for factor in text.split(" * ")])
+def _far(file: KernelFile) -> str:
+    """The line that asks how wide offsets have to be, of every tensor that a kernel takes."""
+    tensors = dict.fromkeys(
+        pointer.removesuffix("_ptr") for kernel in file.kernels for pointer in kernel.pointers
+    )
+    return f"far = beyond_int32({', '.join([_tuple([*tensors]), *file.counted])})"
 
 
 def _count_parts(file: KernelFile, step: Step) -> str:
@@ -446,16 +430,19 @@ def support(file: KernelFile, launched: str) -> str:
     known += [_LAUNCH.strip(), _REPEAT.strip(), _SUPPORT.format(name=file.name).strip()]
     if any(kernel.step.phases for kernel in file.kernels):
         known.append(_RESIDENT.format(registers=REGISTERS).strip())
-    if not file.wide:
-        known.insert(0, _REACH.strip())
+    known.insert(0, _REACH.format(behind=file.behind).strip())
     return "\n\n\n".join(known)
 
 
-_REACH = """
-def within_reach(elements):
-    \"""Why 32-bit offsets do not reach every element; None when they do.\"""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
-"""
+_REACH = '''
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - {behind}
+'''
 
 
 _RESIDENT = '''

@@ -9,6 +9,7 @@ from math import gcd, prod
 from typing import ClassVar
 
 from fusion_advisor.device import VECTOR_BYTES
+from fusion_advisor.exprs import INDEX
 from fusion_advisor.schedules.base import DIVISOR
 from fusion_advisor.schedules.coordinates import Coordinates
 from fusion_advisor.schedules.layout import (
@@ -22,7 +23,7 @@ from fusion_advisor.schedules.layout import (
     stepped_over,
 )
 from fusion_advisor.schedules.places import PLACES
-from fusion_advisor.schedules.spelling import Names, as_operand
+from fusion_advisor.schedules.spelling import Names, as_operand, bare
 from fusion_advisor.schedules.vectors import copies_of
 
 
@@ -133,8 +134,20 @@ class Addresses(Coordinates):
             elif access.tensor.stride[d]:
                 name = f"{self.tensors[access.name]}_stride_{d}"
                 self.strides.setdefault(name, (access, d))
-                parts.append(f"{as_operand(place)} * {name}")
+                place = as_operand(place) if self._is_wide(index) else self.wide(bare(place))
+                parts.append(f"{place} * {name}")
         return " + ".join([*parts, *self._walked(access)])
+
+    def _is_wide(self, number: int) -> bool:
+        """Is an index made from places, or from numbers that have 64 bits in memory? Constants have
+        32, and so may numbers in memory."""
+        expr = self.region.exprs[number]
+        if expr.op == "place":
+            return True
+        if expr.dtype != INDEX or expr.op == "const":
+            return expr.dtype in ("int64", "uint64") and expr.op != "const"
+        chosen = expr.args[1:] if expr.op == "where" else expr.args
+        return any(self._is_wide(arg) for arg in chosen)
 
     def _walked(self, access: Access) -> list[str]:
         """How far the axes that a lane walks are gone along plain dimensions."""

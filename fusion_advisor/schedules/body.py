@@ -78,8 +78,7 @@ class Body(Addresses):
         """Another body of the same kernel; `more` is what its kind has besides."""
         return kind(
             step=step,
-            wide=self.wide,
-            wide_rows=self.wide_rows,
+            far=self.far,
             fixed=self.fixed,
             sizes=self.sizes,
             helpers=self.helpers,
@@ -627,12 +626,10 @@ class Body(Addresses):
         behind = 1
         for position, (axis, size) in reversed(list(enumerate(zip(axes, sizes, strict=True)))):
             text = tap if behind == 1 else f"{tap} // {behind}"
-            place = tap
             if position:
                 text = f"{text} % {size}"
-            if len(axes) > 1:
-                place = self.names.claim(f"{tap}_{position}")
-                inside.head.insert(0, f"{place} = {text}")
+            place = self.names.claim(f"{tap}_{position}")
+            inside.head.insert(0, f"{place} = {self.wide(text)}")
             inside.places[f"axis {axis}"] = place
             behind *= size
         return f"for {tap} in {walk}({prod(sizes)}):", inside

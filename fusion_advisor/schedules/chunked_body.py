@@ -30,7 +30,7 @@ class ChunkedBody(Body):
     def _program(self) -> list[str]:
         lines = self._row(self._number)
         if self.step.part:
-            lines.append("part = tl.program_id(1)")
+            lines.append(f"part = {self.wide('tl.program_id(1)')}")
         if self.several:
             lines.append(f"row_mask = row < {self.size(self.step.outer, 'rows')}")
         return lines
@@ -115,7 +115,7 @@ class ChunkedBody(Body):
                 *inside.indented(),
             ]
             return
-        bounds = f"0, {cols}"
+        bounds = f"0, {self.wide(cols)}"
         if self.step.part:
             bounds = f"part * PART, tl.minimum(part * PART + PART, {cols})"
         self.scope.lines += [f"for start in tl.range({bounds}, COLS{staged}):", *inside.indented()]

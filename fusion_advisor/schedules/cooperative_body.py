@@ -66,13 +66,12 @@ class CooperativeBody(Body):
     def _program(self) -> list[str]:
         self.helpers["ticket"] = None
         parts = self._parts
-        wide = ".to(tl.int64)" if self.wide else ""
         columns = self._lanes_of(self)
         if self.step.rest:
             columns += self._lanes_of(self.beside(_Second, self.step, self.names, self.scopes))
         return [
-            "program = ticket(workspace_ptr, STEP < 0)",
-            f"row = (program // {parts}){wide}" if wide else f"row = program // {parts}",
+            f"program = {self.wide('ticket(workspace_ptr, STEP < 0)')}",
+            f"row = program // {parts}",
             f"part = program % {parts}",
             *columns,
         ]

@@ -39,10 +39,8 @@ class Coordinates:
     """
 
     step: Step
-    wide: bool
-    """Some offset is beyond 32 bits."""
-    wide_rows: bool
-    """Some offset within a row is."""
+    far: bool
+    """At the graph's sizes some offset is beyond 32 bits; at others the launcher asks."""
     fixed: frozenset[int]
     """Axes of which the kernel serves the graph's size alone."""
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
@@ -98,7 +96,7 @@ class Coordinates:
         if step.outer or self.several or step.vector or step.part or step.beside:  # else one row
             lines += self._planes() if step.in_planes else self._row(tile)
         if step.part and not step.beside:
-            lines.append("part = tl.program_id(1)")
+            lines.append(f"part = {self.wide('tl.program_id(1)')}")
         always = " | WHOLE" if self.whole else ""
         lines += self._columns("part * COLS + " if step.part else "", always)
         if self.several:
@@ -119,8 +117,12 @@ class Coordinates:
     @property
     def _number(self) -> str:
         """Which program this is, of those along the first dimension of the grid."""
-        number = "program" if self.step.beside else "tl.program_id(0)"
-        return f"{number}.to(tl.int64)" if self.wide else number
+        return self.wide("program" if self.step.beside else "tl.program_id(0)")
+
+    def wide(self, place: str) -> str:
+        """A place that offsets are made from, in 64 bits where some of them need that. What it is
+        multiplied with may have 32."""
+        return f"wide({place}, FAR)"
 
     def _within_rows(self) -> str:
         """Are there such rows?"""
@@ -135,14 +137,11 @@ class Coordinates:
         first, second = self.step.outer
         self.scopes[0].places |= {group.name: group.name for group in (first, second)}
         rows, size = f"{first.name}, {second.name}", self.extent_of(second)
-        helper, given = "rows_of_plane", f"{size}, ROWS, PLANES"
+        helper, given = "rows_of_plane", f"{size}, ROWS, PLANES, FAR"
         if self.step.beside:
             helper, given = "rows_of_tile", f"tile, {size}, ROWS"
         self.helpers[helper] = None
-        lines = [f"{rows} = {helper}({given})"]
-        if self.wide:
-            lines += [f"{group.name} = {group.name}.to(tl.int64)" for group in (first, second)]
-        return lines
+        return [f"{rows} = {helper}({given})"]
 
     def _row(self, number: str) -> list[str]:
         """The row, or the rows, that the program of this number has."""
@@ -160,12 +159,12 @@ class Coordinates:
         loaded as often as it has rows: a rotary embedding took 5.8 us so, and 6.2 otherwise; but
         not by an index where lanes load elements that lie apart, so that Triton has two layouts
         anyway: 28 us, and 39 otherwise, where all lie side by side 11.8, and 11.1."""
-        far = ".to(tl.int64)" if self.wide_rows else ""
+        lanes = self.wide(f"tl.arange(0, {self.lanes})")
         if self.step.vector:
-            return [f"lane = tl.arange(0, {self.lanes}){far}", *self._in_vectors(start)]
+            return [f"lane = {lanes}", *self._in_vectors(start)]
         within = f"{self.lane} < {self.size(self.step.inner, self.length)}"
         return [
-            f"{self.lane} = {start}tl.arange(0, {self.lanes}){far}",
+            f"{self.lane} = {start}{lanes}",
             f"{self.lane}_mask = ({within}){always}" if always else f"{self.lane}_mask = {within}",
         ]
 
@@ -187,7 +186,7 @@ class Coordinates:
         cols = self.size(self.step.inner, self.length)
         given = f"row * {cols}, {cols}, {start}, {self.lanes}, ENDS"
         places = f"{self.lane}, {self.vectors}, {self.lane}_mask, {ends}"
-        lines = [f"{places} = around_vectors({given})"]
+        lines = [f"{places} = around_vectors({given}, FAR)"]
         if self.step.copied:
             self.helpers["in_copy"] = self.helpers["copies_kernel"] = None
             lines.append(f"{self.copy} = in_copy({given})")
@@ -199,7 +198,7 @@ class Coordinates:
         if not self.step.part:
             return "0"
         lanes = "(COLS + REST)" if self.step.rest else "COLS"
-        return f"part.to(tl.int64) * {lanes}" if self.wide_rows else f"part * {lanes}"
+        return f"part * {lanes}"
 
     # -- extents -------------------------------------------------------------------------------
 

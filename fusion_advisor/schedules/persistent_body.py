@@ -20,7 +20,8 @@ class PersistentBody(Body):
 
     def _program(self) -> list[str]:
         columns = self._columns("")
-        return ["part = tl.program_id(0)", *(columns[:1] if self.step.vector else columns)]
+        columns = columns[:1] if self.step.vector else columns
+        return [f"part = {self.wide('tl.program_id(0)')}", *columns]
 
     def _results(self) -> None:
         region, step = self.region, self.step
@@ -33,15 +34,13 @@ class PersistentBody(Body):
         self._emit(self._apart_from(wanted, outer | step.serial))
         names = {n: self._begin(n) for n in carried}
         inside = Scope(places={"row": "row"})
-        rows, far = self.size(step.outer, "rows"), ".to(tl.int64)" if self.wide else ""
+        rows = self.size(step.outer, "rows")
         if self.several:
             inside.head += [
-                f"row = start + tl.arange(0, ROWS)[:, None]{far}",
+                "row = start + tl.arange(0, ROWS)[:, None]",
                 f"row_mask = row < {rows}",
                 "mask = row_mask & col_mask",
             ]
-        elif self.wide:
-            inside.head.append("row = start + tl.full((), 0, tl.int64)")
         if step.vector:
             inside.head += self._in_vectors("")
         self.scopes.append(inside)
@@ -62,7 +61,7 @@ class PersistentBody(Body):
         bounds = f"part, {rows}, tl.num_programs(0)"
         if self.several:
             bounds = f"part * ROWS, {rows}, tl.num_programs(0) * ROWS"
-        walked = "start" if self.several or self.wide else "row"
+        walked = "start" if self.several else "row"
         staged = f", num_stages={step.stages}" if step.stages > 1 else ""
         self.scope.lines += [f"for {walked} in tl.range({bounds}{staged}):", *inside.indented()]
         for output, access in pairs:

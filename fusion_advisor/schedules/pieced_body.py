@@ -151,7 +151,7 @@ class PiecedBody(InPieces):
         ends = self.other(Ends) if self.step.ends else None
         self.others = tuple(body for body in (rest, ends) if body)
         if ends:
-            part = ["part = tl.program_id(1)"] if self.step.part else []
+            part = [f"part = {self.wide('tl.program_id(1)')}"] if self.step.part else []
             lines += [*part, *self._around_vectors(self._first_of_part)]
             return [*lines, *rest._around_vectors(self.lanes, "_, _")] if rest else lines
         lines.append(self._columns("")[0])

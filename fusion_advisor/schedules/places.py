@@ -13,6 +13,14 @@ from collections.abc import Sequence
 from fusion_advisor.schedules.layout import Access, Group, gaps, stepped_over
 
 HELPERS: dict[str, str] = {
+    "wide": """\
+@triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+""",
     "place_of": """\
 @triton.jit
 def place_of(col, first, following, size, NEAR: tl.constexpr):
@@ -55,9 +63,9 @@ def by_place(each_ptr, at_first, at_following, in_first, mask, NEAR: tl.constexp
 """,
     "rows_of_plane": """\
 @triton.jit
-def rows_of_plane(size, ROWS: tl.constexpr, PLANES: tl.constexpr):
+def rows_of_plane(size, ROWS: tl.constexpr, PLANES: tl.constexpr, FAR: tl.constexpr):
     # The plane that a program has a tile of, and its rows there, of `size`.
-    plane, tile = tl.program_id(2), tl.program_id(0)
+    plane, tile = wide(tl.program_id(2), FAR), wide(tl.program_id(0), FAR)
     if not PLANES:  # more planes than a grid has lie one behind the other
         tiles = tl.cdiv(size, ROWS)
         plane, tile = tile // tiles, tile % tiles

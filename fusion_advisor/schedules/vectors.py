@@ -29,15 +29,22 @@ COPIED = 1024
 HELPERS: dict[str, str] = {
     "around_vectors": """\
 @triton.jit
-def around_vectors(first, cols, start, COLS: tl.constexpr, ENDS: tl.constexpr):
+def around_vectors(
+    first,
+    cols,
+    start,
+    COLS: tl.constexpr,
+    ENDS: tl.constexpr,
+    FAR: tl.constexpr,
+):
     # Of a row that begins at element `first`: the columns and places of its whole vectors, from
     # lane `start` of them on, and the columns around them, which whoever has the first lane takes.
     VECTOR: tl.constexpr = ENDS // 2
     head = tl.minimum(-first & (VECTOR - 1), cols).to(tl.int32)
     inside = tl.multiple_of((cols - head) & -VECTOR, VECTOR)
-    lane = start + tl.arange(0, COLS)
+    lane = start + wide(tl.arange(0, COLS), FAR)
     vectors = tl.multiple_of(first + head, VECTOR) + lane
-    end = tl.arange(0, ENDS)
+    end = wide(tl.arange(0, ENDS), FAR)
     end_mask = end < tl.where(start == 0, cols - inside, 0)
     return lane + head, vectors, lane < inside, tl.where(end < head, end, end + inside), end_mask
 """,
@@ -77,7 +84,7 @@ def copies_kernel(
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     skipped = tl.program_id(1)
     mask = place < count - skipped
     values = tl.load(values_ptr + skipped + place, mask=mask)

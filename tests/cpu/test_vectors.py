@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.schedules.places import HELPERS as PLACES
 from fusion_advisor.schedules.vectors import HELPERS
 from fusion_advisor.verify import collect_check, submit_check
 from fusion_advisor.workers import Worker
@@ -36,7 +37,7 @@ import triton.language as tl
 @triton.jit
 def around(out_ptr, cols, LANES: tl.constexpr, ENDS: tl.constexpr):
     first, part = tl.program_id(0), tl.program_id(1)
-    col, vectors, whole, end, is_end = around_vectors(first, cols, part * LANES, LANES, ENDS)
+    col, vectors, whole, end, is_end = around_vectors(first, cols, part * LANES, LANES, ENDS, False)
     at = out_ptr + (first * tl.num_programs(1) + part) * (LANES + ENDS) * 4
     lane, other = tl.arange(0, LANES) * 4, (LANES + tl.arange(0, ENDS)) * 4
     tl.store(at + lane, col)
@@ -75,7 +76,7 @@ print(json.dumps(found))
 @pytest.mark.parametrize("ends", ["apart", "first"])
 def test_each_column_has_one_lane(vector: int, ends: str, tmp_path: Path) -> None:
     path = tmp_path / "probe.py"
-    helpers = f"{HELPERS['around_vectors']}\n\n{HELPERS['in_vectors']}"
+    helpers = "\n\n".join((PLACES["wide"], HELPERS["around_vectors"], HELPERS["in_vectors"]))
     path.write_text(CHILD.format(helpers=helpers, lanes=LANES))
     script = f"import runpy; runpy.run_path({str(path)!r})"
     for cols, by_first in json.loads(run_script(script, str(vector), ends)).items():

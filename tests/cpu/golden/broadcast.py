@@ -22,6 +22,14 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def logistic(x):
     # 1 / (1 + exp(-x)) within 5 ulp: what rounding leaves out of the power is multiplied in again,
     # and is bounded for where the power is infinite.
@@ -44,9 +52,10 @@ def broadcast_kernel(
     n_2_size,
     n_1_size,
     BLOCK: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program, one block of consecutive elements of the result.
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    index = wide(tl.program_id(0), FAR) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
     n_1 = index // n_3_size // n_2_size % n_1_size
     n_3 = index % n_3_size
@@ -88,7 +97,6 @@ def broadcast(args_0, args_1, args_2, args_3):
             (n2, 1, n3, 1),
             (n3, args_3_strides[1], 1, args_3_strides[3]),
         )
-        or within_reach(max(n2 * n0 * n3 * n1, n0, n1, n2 * n3))
     )
     if problem:
         return fall_back(problem, args_0, args_1, args_2, args_3)
@@ -100,6 +108,7 @@ def broadcast(args_0, args_1, args_2, args_3):
         dtype=torch.float32,
         device=args_0.device,
     )
+    far = beyond_int32((args_0, args_1, args_2, args_3, sub_out))
     steps = [
         launch(
             broadcast_kernel,
@@ -107,6 +116,7 @@ def broadcast(args_0, args_1, args_2, args_3):
             (args_0, args_1, args_2, args_3, sub_out),
             (n2 * n0 * n3 * n1, n1, n3, n0),
             BLOCK=1024,
+            FAR=far,
             num_warps=4,
             enable_fp_fusion=True,
         ),
@@ -125,9 +135,13 @@ def reference(args_0, args_1, args_2, args_3):
     return sub
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def cdiv(count, size):

@@ -25,6 +25,14 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def one_plus_erf(x):
     # 1 + erf(x) within an ulp of 1: erfc is 2 to the power of a polynomial fitted to its logarithm,
     # of odd degree, so that it goes to zero.
@@ -90,15 +98,16 @@ def dropout_gelu_kernel(
     dropout_out_ptr,
     count,
     BLOCK: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program, one block of consecutive elements of the result.
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    index = wide(tl.program_id(0), FAR) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
     args_0 = tl.load(args_0_ptr + index, mask=mask, other=0.0).to(tl.float32)
     gelu = (args_0 * 0.5) * one_plus_erf(args_0 * 0.7071067811865476)
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)
-    dropout_bits = random16_run(seed, offset, 0, tl.program_id(0) * BLOCK, BLOCK, True)
+    dropout_bits = random16_run(seed, offset, 0, wide(tl.program_id(0), FAR) * BLOCK, BLOCK, True)
     dropout_part = tl.where(dropout_bits >= -1717986918, 1.1111111111111112, 0.0)
     dropout = gelu * dropout_part
     tl.store(dropout_out_ptr + index, dropout, mask=mask)
@@ -114,13 +123,13 @@ def dropout_gelu(args_0, seed=None, offset=None):
         serves("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
         or serves("seed", seed, torch.int64, (), ())
         or serves("offset", offset, torch.int64, (), ())
-        or within_reach(n0 * n1)
     )
     if problem:
         return fall_back(problem, args_0, seed, offset)
     if not n0 * n1:
         return reference(args_0, seed, offset)
     dropout_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
+    far = beyond_int32((args_0, seed, offset, dropout_out))
     steps = [
         launch(
             dropout_gelu_kernel,
@@ -128,6 +137,7 @@ def dropout_gelu(args_0, seed=None, offset=None):
             (args_0, seed, offset, dropout_out),
             (n0 * n1,),
             BLOCK=1024,
+            FAR=far,
             num_warps=4,
             enable_fp_fusion=True,
         ),
@@ -195,9 +205,13 @@ def reference(args_0, seed, offset):
     return dropout[0]
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def cdiv(count, size):

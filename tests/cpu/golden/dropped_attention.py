@@ -26,6 +26,14 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def max_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -93,10 +101,11 @@ def dropped_attention_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     SHARED: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program holds several whole rows on chip.
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, COLS)
+    row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = wide(tl.arange(0, COLS), FAR)
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
@@ -128,7 +137,6 @@ def dropped_attention(args_0, args_1, seed=None, offset=None):
         or serves("args_1", args_1, torch.float32, (n1, n2), (n2, 1))
         or serves("seed", seed, torch.int64, (), ())
         or serves("offset", offset, torch.int64, (), ())
-        or within_reach(max(n0 * n1 * n2, n1 * n2))
     )
     if problem:
         return fall_back(problem, args_0, args_1, seed, offset)
@@ -146,6 +154,7 @@ def dropped_attention(args_0, args_1, seed=None, offset=None):
         dtype=torch.bool,
         device=args_0.device,
     )
+    far = beyond_int32((args_0, args_1, seed, offset, native_dropout_out, native_dropout_1_out))
     steps = [
         launch(
             dropped_attention_kernel,
@@ -155,6 +164,7 @@ def dropped_attention(args_0, args_1, seed=None, offset=None):
             ROWS=8,
             COLS=power_of_two(n2),
             SHARED=n2 % 8 == 0,
+            FAR=far,
             num_warps=4,
             enable_fp_fusion=True,
         ),
@@ -234,9 +244,13 @@ def reference(args_0, args_1, seed, offset):
     return native_dropout[0], native_dropout[1]
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def cdiv(count, size):

@@ -21,6 +21,14 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def group_norm_kernel(
     args_0_ptr,
     args_1_ptr,
@@ -31,10 +39,11 @@ def group_norm_kernel(
     col_1_size,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program holds several whole rows on chip.
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, COLS)
+    row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = wide(tl.arange(0, COLS), FAR)
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
@@ -67,7 +76,6 @@ def group_norm(args_0, args_1, args_2):
         serves("args_0", args_0, torch.float32, (n0, 15, n1, n2), (n1 * n2 * 15, n1 * n2, n2, 1))
         or serves("args_1", args_1, torch.float32, (15,), (1,))
         or serves("args_2", args_2, torch.float32, (15,), (1,))
-        or within_reach(n0 * n1 * n2 * 15)
     )
     if problem:
         return fall_back(problem, args_0, args_1, args_2)
@@ -79,6 +87,7 @@ def group_norm(args_0, args_1, args_2):
         dtype=torch.float32,
         device=args_0.device,
     )
+    far = beyond_int32((args_0, args_1, args_2, relu_out))
     steps = [
         launch(
             group_norm_kernel,
@@ -87,6 +96,7 @@ def group_norm(args_0, args_1, args_2):
             (n1 * n2 * 5, n0 * 3, n1 * n2),
             ROWS=2,
             COLS=power_of_two(n1 * n2 * 5),
+            FAR=far,
             num_warps=2,
             enable_fp_fusion=True,
         ),
@@ -111,9 +121,13 @@ def reference(args_0, args_1, args_2):
     return relu
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def cdiv(count, size):

@@ -22,6 +22,14 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def layer_norm_kernel(
     args_0_ptr,
     args_1_ptr,
@@ -32,11 +40,12 @@ def layer_norm_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DIVISOR: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program holds several whole rows on chip.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, COLS)
+    row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = wide(tl.arange(0, COLS), FAR)
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
@@ -66,13 +75,13 @@ def layer_norm(args_0, args_1, args_2):
         serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
         or serves("args_1", args_1, torch.float32, (n1,), (1,))
         or serves("args_2", args_2, torch.float32, (n1,), (1,))
-        or within_reach(max(n0 * n1, n1))
     )
     if problem:
         return fall_back(problem, args_0, args_1, args_2)
     if not n0 * n1:
         return reference(args_0, args_1, args_2)
     add_1_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
+    far = beyond_int32((args_0, args_1, args_2, add_1_out))
     steps = [
         launch(
             layer_norm_kernel,
@@ -82,6 +91,7 @@ def layer_norm(args_0, args_1, args_2):
             ROWS=4,
             COLS=power_of_two(n1),
             DIVISOR=divisor(n1),
+            FAR=far,
             num_warps=4,
             enable_fp_fusion=True,
         ),
@@ -104,9 +114,13 @@ def reference(args_0, args_1, args_2):
     return add_1
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def divisor(count):

@@ -22,6 +22,14 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def long_layer_norm_kernel(
     args_0_ptr,
     args_1_ptr,
@@ -30,11 +38,12 @@ def long_layer_norm_kernel(
     cols,
     COLS: tl.constexpr,
     REST: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program holds one whole row in pieces on chip.
-    row = tl.program_id(0)
-    col = tl.arange(0, COLS)
-    rest = COLS + tl.arange(0, REST)
+    row = wide(tl.program_id(0), FAR)
+    col = wide(tl.arange(0, COLS), FAR)
+    rest = COLS + wide(tl.arange(0, REST), FAR)
     rest_mask = rest < cols
     args_0 = tl.load(args_0_ptr + row * cols + col)
     args_0_rest = tl.load(args_0_ptr + row * cols + rest, mask=rest_mask, other=0.0)
@@ -71,13 +80,13 @@ def long_layer_norm(args_0, args_1, args_2):
         serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
         or serves("args_1", args_1, torch.float32, (n1,), (1,))
         or serves("args_2", args_2, torch.float32, (n1,), (1,))
-        or within_reach(max(n0 * n1, n1))
     )
     if problem:
         return fall_back(problem, args_0, args_1, args_2)
     if not n0 * n1:
         return reference(args_0, args_1, args_2)
     add_1_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
+    far = beyond_int32((args_0, args_1, args_2, add_1_out))
     steps = [
         launch(
             long_layer_norm_kernel,
@@ -86,6 +95,7 @@ def long_layer_norm(args_0, args_1, args_2):
             (n1,),
             COLS=first_piece(n1),
             REST=second_piece(n1),
+            FAR=far,
             num_warps=16,
             enable_fp_fusion=True,
         ),
@@ -108,9 +118,13 @@ def reference(args_0, args_1, args_2):
     return add_1
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def second_piece(count):

@@ -21,6 +21,14 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def load_by_place(each_ptr, first_ptr, following_ptr, in_first, mask, NEAR: tl.constexpr):
     # What all lanes at one place share.
     if NEAR:
@@ -51,6 +59,7 @@ def long_runs_block(
     n_0_size,
     BLOCK: tl.constexpr,
     NEAR: tl.constexpr,
+    FAR: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
     # The elements from `start` on; whole vectors of a WHOLE block, which needs no mask.
@@ -83,9 +92,10 @@ def long_runs_kernel(
     n_0_size,
     BLOCK: tl.constexpr,
     NEAR: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program, one block of consecutive elements of the result.
-    start = tl.program_id(0) * BLOCK
+    start = wide(tl.program_id(0), FAR) * BLOCK
     if start <= count - BLOCK:
         long_runs_block(
             start,
@@ -97,6 +107,7 @@ def long_runs_kernel(
             n_0_size,
             BLOCK,
             NEAR,
+            FAR,
             True,
         )
     else:
@@ -110,6 +121,7 @@ def long_runs_kernel(
             n_0_size,
             BLOCK,
             NEAR,
+            FAR,
             False,
         )
 
@@ -120,16 +132,14 @@ def long_runs(args_0, args_1):
         return do_again(plan, args_0, args_1)
     n0, n1 = ranked(args_0.shape, 2)
     args_1_strides = ranked(args_1.stride(), 2)
-    problem = (
-        serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
-        or serves("args_1", args_1, torch.float32, (n0, 1), (1, args_1_strides[1]))
-        or within_reach(max(n0 * n1, n0))
-    )
+    problem = serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
+    problem = problem or serves("args_1", args_1, torch.float32, (n0, 1), (1, args_1_strides[1]))
     if problem:
         return fall_back(problem, args_0, args_1)
     if not n0 * n1:
         return reference(args_0, args_1)
     relu_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
+    far = beyond_int32((args_0, args_1, relu_out))
     steps = [
         launch(
             long_runs_kernel,
@@ -138,6 +148,7 @@ def long_runs(args_0, args_1):
             (n0 * n1, n1, n0),
             BLOCK=1024,
             NEAR=n1 >= 1024,
+            FAR=far,
             num_warps=4,
             enable_fp_fusion=True,
         ),
@@ -153,9 +164,13 @@ def reference(args_0, args_1):
     return relu
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def cdiv(count, size):

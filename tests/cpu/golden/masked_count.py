@@ -22,6 +22,14 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def masked_count_kernel(
     unsqueeze_ptr,
     args_0_ptr,
@@ -33,11 +41,12 @@ def masked_count_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DIVISOR: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program holds several whole rows on chip.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, COLS)
+    row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = wide(tl.arange(0, COLS), FAR)
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
@@ -61,11 +70,8 @@ def masked_count(unsqueeze, args_0):
     n1, _ = ranked(unsqueeze.shape, 2)
     unsqueeze_strides = ranked(unsqueeze.stride(), 2)
     _, n0 = ranked(args_0.shape, 2)
-    problem = (
-        serves("unsqueeze", unsqueeze, torch.int64, (n1, 1), (1, unsqueeze_strides[1]))
-        or serves("args_0", args_0, torch.int64, (n1, n0), (n0, 1))
-        or within_reach(max(n1, n1 * n0))
-    )
+    problem = serves("unsqueeze", unsqueeze, torch.int64, (n1, 1), (1, unsqueeze_strides[1]))
+    problem = problem or serves("args_0", args_0, torch.int64, (n1, n0), (n0, 1))
     if problem:
         return fall_back(problem, unsqueeze, args_0)
     if not n0 * n1:
@@ -78,6 +84,7 @@ def masked_count(unsqueeze, args_0):
         dtype=torch.int64,
         device=unsqueeze.device,
     )
+    far = beyond_int32((unsqueeze, args_0, and_1_out, sum_1_out, where_where_out))
     steps = [
         launch(
             masked_count_kernel,
@@ -87,6 +94,7 @@ def masked_count(unsqueeze, args_0):
             ROWS=4,
             COLS=power_of_two(n0),
             DIVISOR=divisor(n0),
+            FAR=far,
             num_warps=2,
             enable_fp_fusion=True,
         ),
@@ -112,9 +120,13 @@ def reference(unsqueeze, args_0):
     return and_1, sum_1, where_where
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def divisor(count):

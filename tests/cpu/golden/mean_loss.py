@@ -22,6 +22,14 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def max_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -37,11 +45,12 @@ def mean_loss_parts_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DIVISOR: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program walks its share of the rows.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
-    part = tl.program_id(0)
-    col = tl.arange(0, COLS)
+    part = wide(tl.program_id(0), FAR)
+    col = wide(tl.arange(0, COLS), FAR)
     col_mask = col < cols
     cross_entropy_loss_nll_loss_forward_sums = tl.full([ROWS, 1], 0.0, tl.float32)
     cross_entropy_loss_nll_loss_forward_sums_1 = tl.full([ROWS, 1], 0.0, tl.float32)
@@ -106,9 +115,10 @@ def mean_loss_results_kernel(
     cross_entropy_loss_nll_loss_forward_out_ptr,
     cols,
     COLS: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program holds one whole row on chip.
-    col = tl.arange(0, COLS)
+    col = wide(tl.arange(0, COLS), FAR)
     col_mask = col < cols
     cross_entropy_loss_nll_loss_forward_parts = tl.load(
         cross_entropy_loss_nll_loss_forward_parts_ptr + col,
@@ -140,7 +150,6 @@ def mean_loss(args_0, args_1):
         serves("args_1", args_1, torch.int64, (n1,), (1,))
         or serves("args_0", args_0, torch.float32, (n1, 20), (args_0_strides[0], 1))
         or serves("args_0", args_0, torch.float32, (n1, 20), (20, 1))
-        or within_reach(max(n1, n1 * 20))
     )
     if problem:
         return fall_back(problem, args_0, args_1)
@@ -165,6 +174,15 @@ def mean_loss(args_0, args_1):
         dtype=torch.float32,
         device=args_0.device,
     )
+    far = beyond_int32(
+        (
+            args_1,
+            args_0,
+            cross_entropy_loss_nll_loss_forward_parts,
+            cross_entropy_loss_nll_loss_forward_parts_1,
+            cross_entropy_loss_nll_loss_forward_out,
+        )
+    )
     steps = [
         launch(
             mean_loss_parts_kernel,
@@ -179,6 +197,7 @@ def mean_loss(args_0, args_1):
             ROWS=32,
             COLS=power_of_two(20),
             DIVISOR=divisor(20),
+            FAR=far,
             num_warps=1,
             enable_fp_fusion=True,
         ),
@@ -192,6 +211,7 @@ def mean_loss(args_0, args_1):
             ),
             (parts,),
             COLS=power_of_two(parts),
+            FAR=far,
             num_warps=2,
             enable_fp_fusion=True,
         ),
@@ -222,9 +242,13 @@ def reference(args_0, args_1):
     return cross_entropy_loss_nll_loss_forward[0]
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def divisor(count):

@@ -22,6 +22,14 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def max_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -46,11 +54,12 @@ def middle_softmax_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DIVISOR: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program holds several whole rows on chip.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, COLS)
+    row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = wide(tl.arange(0, COLS), FAR)
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
@@ -81,11 +90,8 @@ def middle_softmax(args_0, args_1):
         return do_again(plan, args_0, args_1)
     n0, n1, n2 = ranked(args_0.shape, 3)
     args_1_strides = ranked(args_1.stride(), 2)
-    problem = (
-        serves("args_0", args_0, torch.float32, (n0, n1, n2), (n1 * n2, n2, 1))
-        or serves("args_1", args_1, torch.float32, (n1, 1), (1, args_1_strides[1]))
-        or within_reach(max(n0 * n1 * n2, n1))
-    )
+    problem = serves("args_0", args_0, torch.float32, (n0, n1, n2), (n1 * n2, n2, 1))
+    problem = problem or serves("args_1", args_1, torch.float32, (n1, 1), (1, args_1_strides[1]))
     if problem:
         return fall_back(problem, args_0, args_1)
     if not n0 * n1 * n2:
@@ -96,6 +102,7 @@ def middle_softmax(args_0, args_1):
         dtype=torch.float32,
         device=args_0.device,
     )
+    far = beyond_int32((args_0, args_1, softmax_out))
     steps = [
         launch(
             middle_softmax_kernel,
@@ -105,6 +112,7 @@ def middle_softmax(args_0, args_1):
             ROWS=8,
             COLS=power_of_two(n1),
             DIVISOR=divisor(n1),
+            FAR=far,
             num_warps=2,
             enable_fp_fusion=True,
         ),
@@ -121,9 +129,13 @@ def reference(args_0, args_1):
     return softmax
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def divisor(count):

@@ -22,6 +22,14 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def residual_rms_norm_kernel(
     args_0_ptr,
     args_1_ptr,
@@ -32,10 +40,11 @@ def residual_rms_norm_kernel(
     rows,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program holds several whole rows on chip.
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, COLS)
+    row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = wide(tl.arange(0, COLS), FAR)
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
@@ -64,7 +73,6 @@ def residual_rms_norm(args_0, args_1, args_2):
         serves("args_0", args_0, torch.bfloat16, (n0, n1, n2), (n1 * n2, n2, 1))
         or serves("args_1", args_1, torch.bfloat16, (n0, n1, n2), (n1 * n2, n2, 1))
         or serves("args_2", args_2, torch.bfloat16, (n2,), (1,))
-        or within_reach(max(n0 * n1 * n2, n2))
     )
     if problem:
         return fall_back(problem, args_0, args_1, args_2)
@@ -82,6 +90,7 @@ def residual_rms_norm(args_0, args_1, args_2):
         dtype=torch.bfloat16,
         device=args_0.device,
     )
+    far = beyond_int32((args_0, args_1, args_2, add_out, mul_1_out))
     steps = [
         launch(
             residual_rms_norm_kernel,
@@ -90,6 +99,7 @@ def residual_rms_norm(args_0, args_1, args_2):
             (n2, n0 * n1),
             ROWS=2,
             COLS=power_of_two(n2),
+            FAR=far,
             num_warps=8,
             enable_fp_fusion=True,
         ),
@@ -113,9 +123,13 @@ def reference(args_0, args_1, args_2):
     return add, mul_1
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def cdiv(count, size):

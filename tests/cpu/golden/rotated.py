@@ -22,6 +22,14 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def rotated_add_out(
     program,
     args_0_ptr,
@@ -33,9 +41,10 @@ def rotated_add_out(
     args_0_stride_n_0,
     args_0_stride_n_1,
     BLOCK: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program, one block of consecutive elements of the result.
-    index = program * BLOCK + tl.arange(0, BLOCK)
+    index = wide(program, FAR) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
     n_1 = index // 16 // 2 % n_1_size
     n_2 = index // 16 % 2
@@ -71,9 +80,10 @@ def rotated_add_1_out(
     args_1_stride_n_0,
     args_1_stride_n_1,
     BLOCK: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program, one block of consecutive elements of the result.
-    index = program * BLOCK + tl.arange(0, BLOCK)
+    index = wide(program, FAR) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
     n_3 = index % 16
     n_2 = index // 16 % 2
@@ -115,7 +125,9 @@ def rotated_kernel(
     args_1_stride_n_0_1,
     args_1_stride_n_1_1,
     BLOCK_0: tl.constexpr,
+    FAR_0: tl.constexpr,
     BLOCK_1: tl.constexpr,
+    FAR_1: tl.constexpr,
 ):
     # Side by side: the programs of each result follow those of the one before.
     program = tl.program_id(0)
@@ -131,6 +143,7 @@ def rotated_kernel(
             args_0_stride_n_0_0,
             args_0_stride_n_1_0,
             BLOCK_0,
+            FAR_0,
         )
     else:
         rotated_add_1_out(
@@ -144,6 +157,7 @@ def rotated_kernel(
             args_1_stride_n_0_1,
             args_1_stride_n_1_1,
             BLOCK_1,
+            FAR_1,
         )
 
 
@@ -174,7 +188,6 @@ def rotated(args_0, args_2, args_3, args_1):
             (n2, n3, n4, 32),
             (args_1_strides[1] * n3, args_1_strides[1], args_1_strides[2], 1),
         )
-        or within_reach(max(n0 * n1 * n4 * 32, n4 * 32, n2 * n3 * n4 * 32))
     )
     if problem:
         return fall_back(problem, args_0, args_2, args_3, args_1)
@@ -192,6 +205,7 @@ def rotated(args_0, args_2, args_3, args_1):
         dtype=torch.float32,
         device=args_0.device,
     )
+    far = beyond_int32((args_0, args_2, args_3, add_out, args_1, add_1_out))
     steps = [
         launch(
             rotated_kernel,
@@ -209,7 +223,9 @@ def rotated(args_0, args_2, args_3, args_1):
                 args_1_strides[2],
             ),
             BLOCK_0=1024,
+            FAR_0=far,
             BLOCK_1=1024,
+            FAR_1=far,
             num_warps=4,
             enable_fp_fusion=True,
         ),
@@ -237,9 +253,13 @@ def reference(args_0, args_2, args_3, args_1):
     return add, add_1
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def cdiv(count, size):

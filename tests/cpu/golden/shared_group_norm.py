@@ -21,6 +21,14 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def ticket(workspace_ptr, WAIT: tl.constexpr):
     # The order in which programs begin, for that of the grid is not promised. So the programs of
     # every row but the last begun are all resident or done, and nobody waits for one without room.
@@ -119,13 +127,14 @@ def shared_group_norm_kernel(
     PEERS: tl.constexpr,
     WHOLE: tl.constexpr,
     NEAR: tl.constexpr,
+    FAR: tl.constexpr,
     STEP: tl.constexpr,
 ):
     # One program has a part of a row, and takes what the others found from them.
-    program = ticket(workspace_ptr, STEP < 0)
+    program = wide(ticket(workspace_ptr, STEP < 0), FAR)
     row = program // parts
     part = program % parts
-    col = part * COLS + tl.arange(0, COLS)
+    col = part * COLS + wide(tl.arange(0, COLS), FAR)
     col_mask = (col < cols) | WHOLE
     row_1 = row % 2
     row_0 = row // 2
@@ -207,7 +216,6 @@ def shared_group_norm(args_0, args_1, args_2):
         serves("args_0", args_0, torch.float32, (n0, 4, n1), (n1 * 4, n1, 1))
         or serves("args_1", args_1, torch.float32, (4,), (1,))
         or serves("args_2", args_2, torch.float32, (4,), (1,))
-        or within_reach(n0 * n1 * 4)
     )
     if problem:
         return fall_back(problem, args_0, args_1, args_2)
@@ -225,6 +233,7 @@ def shared_group_norm(args_0, args_1, args_2):
     # Programs wait where there surely is room for all of a row, and for other such kernels;
     # elsewhere one launch leaves the words for the next.
     together = 2 * parts <= resident(args_0.device, 1)
+    far = beyond_int32((args_0, args_1, args_2, relu_out))
     steps = [
         launch(
             shared_group_norm_kernel,
@@ -235,6 +244,7 @@ def shared_group_norm(args_0, args_1, args_2):
             PEERS=power_of_two(parts),
             WHOLE=n1 * 2 % 32 == 0,
             NEAR=n1 >= 32,
+            FAR=far,
             STEP=step,
             num_warps=1,
             enable_fp_fusion=True,
@@ -262,9 +272,13 @@ def reference(args_0, args_1, args_2):
     return relu
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def cdiv(count, size):

@@ -22,6 +22,14 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def ticket(workspace_ptr, WAIT: tl.constexpr):
     # The order in which programs begin, for that of the grid is not promised. So the programs of
     # every row but the last begun are all resident or done, and nobody waits for one without room.
@@ -88,14 +96,15 @@ def shared_layer_norm_kernel(
     PEERS: tl.constexpr,
     WHOLE: tl.constexpr,
     DIVISOR: tl.constexpr,
+    FAR: tl.constexpr,
     STEP: tl.constexpr,
 ):
     # One program has a part of a row, and takes what the others found from them.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
-    program = ticket(workspace_ptr, STEP < 0)
+    program = wide(ticket(workspace_ptr, STEP < 0), FAR)
     row = program // parts
     part = program % parts
-    col = part * COLS + tl.arange(0, COLS)
+    col = part * COLS + wide(tl.arange(0, COLS), FAR)
     col_mask = (col < cols) | WHOLE
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=col_mask, other=0.0)
     args_0_1 = tl.load(args_0_ptr + row * args_0_stride_row)
@@ -145,7 +154,6 @@ def shared_layer_norm(args_0, args_1, args_2):
         serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
         or serves("args_1", args_1, torch.float32, (n1,), (1,))
         or serves("args_2", args_2, torch.float32, (n1,), (1,))
-        or within_reach(max(n0 * n1, n1))
     )
     if problem:
         return fall_back(problem, args_0, args_1, args_2)
@@ -158,6 +166,7 @@ def shared_layer_norm(args_0, args_1, args_2):
     # Programs wait where there surely is room for all of a row, and for other such kernels;
     # elsewhere one launch leaves the words for the next.
     together = 2 * parts <= resident(args_0.device, 1)
+    far = beyond_int32((args_0, args_1, args_2, add_1_out))
     steps = [
         launch(
             shared_layer_norm_kernel,
@@ -168,6 +177,7 @@ def shared_layer_norm(args_0, args_1, args_2):
             PEERS=power_of_two(parts),
             WHOLE=n1 % 64 == 0,
             DIVISOR=divisor(n1),
+            FAR=far,
             STEP=step,
             num_warps=1,
             enable_fp_fusion=True,
@@ -193,9 +203,13 @@ def reference(args_0, args_1, args_2):
     return add_1
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def divisor(count):

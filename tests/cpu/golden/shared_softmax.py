@@ -21,6 +21,14 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def ticket(workspace_ptr, WAIT: tl.constexpr):
     # The order in which programs begin, for that of the grid is not promised. So the programs of
     # every row but the last begun are all resident or done, and nobody waits for one without room.
@@ -32,15 +40,22 @@ def ticket(workspace_ptr, WAIT: tl.constexpr):
 
 
 @triton.jit
-def around_vectors(first, cols, start, COLS: tl.constexpr, ENDS: tl.constexpr):
+def around_vectors(
+    first,
+    cols,
+    start,
+    COLS: tl.constexpr,
+    ENDS: tl.constexpr,
+    FAR: tl.constexpr,
+):
     # Of a row that begins at element `first`: the columns and places of its whole vectors, from
     # lane `start` of them on, and the columns around them, which whoever has the first lane takes.
     VECTOR: tl.constexpr = ENDS // 2
     head = tl.minimum(-first & (VECTOR - 1), cols).to(tl.int32)
     inside = tl.multiple_of((cols - head) & -VECTOR, VECTOR)
-    lane = start + tl.arange(0, COLS)
+    lane = start + wide(tl.arange(0, COLS), FAR)
     vectors = tl.multiple_of(first + head, VECTOR) + lane
-    end = tl.arange(0, ENDS)
+    end = wide(tl.arange(0, ENDS), FAR)
     end_mask = end < tl.where(start == 0, cols - inside, 0)
     return lane + head, vectors, lane < inside, tl.where(end < head, end, end + inside), end_mask
 
@@ -140,10 +155,11 @@ def shared_softmax_kernel(
     COLS: tl.constexpr,
     PEERS: tl.constexpr,
     ENDS: tl.constexpr,
+    FAR: tl.constexpr,
     STEP: tl.constexpr,
 ):
     # One program has a part of a row, and takes what the others found from them.
-    program = ticket(workspace_ptr, STEP < 0)
+    program = wide(ticket(workspace_ptr, STEP < 0), FAR)
     row = program // parts
     part = program % parts
     col, vectors, col_mask, end, end_mask = around_vectors(
@@ -152,6 +168,7 @@ def shared_softmax_kernel(
         part * COLS,
         COLS,
         ENDS,
+        FAR,
     )
     args_0 = tl.load(args_0_ptr + vectors, mask=col_mask, other=float("-inf"))
     args_0_wide = args_0.to(tl.float32)
@@ -197,7 +214,7 @@ def shared_softmax(args_0):
     if plan is not None:
         return do_again(plan, args_0)
     n0, n1 = ranked(args_0.shape, 2)
-    problem = serves("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1)) or within_reach(n0 * n1)
+    problem = serves("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
     if problem:
         return fall_back(problem, args_0)
     if not n0 * n1:
@@ -209,6 +226,7 @@ def shared_softmax(args_0):
     # Programs wait where there surely is room for all of a row, and for other such kernels;
     # elsewhere one launch leaves the words for the next.
     together = 2 * parts <= resident(args_0.device, 1)
+    far = beyond_int32((args_0, div_out))
     steps = [
         launch(
             shared_softmax_kernel,
@@ -218,6 +236,7 @@ def shared_softmax(args_0):
             COLS=64,
             PEERS=power_of_two(parts),
             ENDS=16,
+            FAR=far,
             STEP=step,
             num_warps=1,
             enable_fp_fusion=True,
@@ -238,9 +257,13 @@ def reference(args_0):
     return div
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def cdiv(count, size):

@@ -22,6 +22,14 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def max_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -44,11 +52,12 @@ def softmax_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DIVISOR: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program holds several whole rows on chip.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = tl.arange(0, COLS)
+    row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
+    col = wide(tl.arange(0, COLS), FAR)
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
@@ -66,12 +75,13 @@ def softmax(args_0):
     if plan is not None:
         return do_again(plan, args_0)
     n0, n1 = ranked(args_0.shape, 2)
-    problem = serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1)) or within_reach(n0 * n1)
+    problem = serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
     if problem:
         return fall_back(problem, args_0)
     if not n0 * n1:
         return reference(args_0)
     div_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
+    far = beyond_int32((args_0, div_out))
     steps = [
         launch(
             softmax_kernel,
@@ -81,6 +91,7 @@ def softmax(args_0):
             ROWS=2,
             COLS=power_of_two(n1),
             DIVISOR=divisor(n1),
+            FAR=far,
             num_warps=4,
             enable_fp_fusion=True,
         ),
@@ -99,9 +110,13 @@ def reference(args_0):
     return div
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def divisor(count):

@@ -21,6 +21,14 @@ from torch.utils._pytree import tree_map
 
 
 @triton.jit
+def wide(place, FAR: tl.constexpr):
+    # What offsets are made from, in 64 bits where some of them are beyond 32.
+    if FAR:
+        place = place + tl.full((), 0, tl.int64)
+    return place
+
+
+@triton.jit
 def swiglu_kernel(
     chunk_1_ptr,
     chunk_1_1_ptr,
@@ -30,9 +38,10 @@ def swiglu_kernel(
     chunk_1_stride_n_0,
     chunk_1_1_stride_n_0,
     BLOCK: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     # One program, one block of consecutive elements of the result.
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    index = wide(tl.program_id(0), FAR) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
     n_0 = index // n_1_size
     n_1 = index % n_1_size
@@ -58,22 +67,19 @@ def swiglu(chunk_1, chunk_1_1):
     n0, n1, n2 = ranked(chunk_1.shape, 3)
     chunk_1_strides = ranked(chunk_1.stride(), 3)
     chunk_1_1_strides = ranked(chunk_1_1.stride(), 3)
-    problem = (
-        serves(
-            "chunk_1",
-            chunk_1,
-            torch.bfloat16,
-            (n0, n1, n2),
-            (chunk_1_strides[1] * n1, chunk_1_strides[1], 1),
-        )
-        or serves(
-            "chunk_1_1",
-            chunk_1_1,
-            torch.bfloat16,
-            (n0, n1, n2),
-            (chunk_1_1_strides[1] * n1, chunk_1_1_strides[1], 1),
-        )
-        or within_reach(n0 * n1 * n2)
+    problem = serves(
+        "chunk_1",
+        chunk_1,
+        torch.bfloat16,
+        (n0, n1, n2),
+        (chunk_1_strides[1] * n1, chunk_1_strides[1], 1),
+    )
+    problem = problem or serves(
+        "chunk_1_1",
+        chunk_1_1,
+        torch.bfloat16,
+        (n0, n1, n2),
+        (chunk_1_1_strides[1] * n1, chunk_1_1_strides[1], 1),
     )
     if problem:
         return fall_back(problem, chunk_1, chunk_1_1)
@@ -85,6 +91,7 @@ def swiglu(chunk_1, chunk_1_1):
         dtype=torch.bfloat16,
         device=chunk_1.device,
     )
+    far = beyond_int32((chunk_1, chunk_1_1, mul_out))
     steps = [
         launch(
             swiglu_kernel,
@@ -92,6 +99,7 @@ def swiglu(chunk_1, chunk_1_1):
             (chunk_1, chunk_1_1, mul_out),
             (n0 * n1 * n2, n2, chunk_1_strides[1], chunk_1_1_strides[1]),
             BLOCK=1024,
+            FAR=far,
             num_warps=4,
             enable_fp_fusion=True,
         ),
@@ -107,9 +115,13 @@ def reference(chunk_1, chunk_1_1):
     return mul
 
 
-def within_reach(elements):
-    """Why 32-bit offsets do not reach every element; None when they do."""
-    return None if elements < 2**31 else f"{elements} elements are beyond 32-bit offsets"
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - 1048576
 
 
 def cdiv(count, size):
