@@ -36,12 +36,8 @@ from fusion_advisor.replay import replayed
 from fusion_advisor.stepping import as_tuple
 from fusion_advisor.timing import HostClock, refuse_too_fast
 
-<<<<<<< HEAD
 from .checks import CRITERION
-from .regions import H200, RULES, Of, decided, flow_of, kernel_of
-=======
 from .regions import H200, RULES, decided, flow_of, kernel_of
->>>>>>> 6921bf7 (Run nothing beside a kernel that it computes, keep writes in their place, and hold the whole model to eager)
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMING = timing_rules(RULES, H200)
