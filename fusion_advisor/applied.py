@@ -17,6 +17,9 @@ from __future__ import annotations
 
 import copy
 import linecache
+import re
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +29,6 @@ from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.capture import capture_module
@@ -37,15 +39,19 @@ from fusion_advisor.emitted import lasting_folder, load_module
 from fusion_advisor.errors import CaptureError
 from fusion_advisor.faults import Faults
 from fusion_advisor.functions import Copies, Functions, Key, Unannounced, compiled, derived, key
+from fusion_advisor.group import group
+from fusion_advisor.identify import identify
 from fusion_advisor.kernels import Check, Kernel
 from fusion_advisor.machine import choose_device, gpu_names
-from fusion_advisor.models import leading_sizes
+from fusion_advisor.models import resized
 from fusion_advisor.patch import Patch
 from fusion_advisor.patching import other_scenarios, put
-from fusion_advisor.resized import other_sizes
+from fusion_advisor.records import Graph
+from fusion_advisor.reports import wording
+from fusion_advisor.resized import seen_at
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Scenario
+from fusion_advisor.scenario import Scenario, Sizes
 from fusion_advisor.verify import Provers, provers
 
 _numbers = count(1)
@@ -56,12 +62,14 @@ _Given = tuple[tuple[Any, ...], dict[str, Any]]
 class Applied:
     """What became of the groups: the names of those that run as kernels, with how often they occur;
     why others do not, by their ids; of larger ones, by their nodes, why the source cannot express
-    them; and the microseconds that the kernels are predicted to save in a forward pass."""
+    them; the microseconds that the kernels are predicted to save in a forward pass, and which share
+    that is of what the groups that analysis accepts would."""
 
     kernels: Mapping[str, int]
     refused: Mapping[str, str]
     unplaced: Mapping[str, str]
     saved_us: float
+    share: float
 
 
 def apply(
@@ -77,7 +85,9 @@ def apply(
 
     The inputs are for one forward pass; the kernels serve other sizes, too. `device` and `rules`
     are as on the command line; with `verify` every kernel is checked against float64 first, on the
-    GPU or through Triton's interpreter. Raises CaptureError and UsageError as `analyze` does.
+    GPU or through Triton's interpreter. Warns where the kernels save less than half of what the
+    groups that analysis accepts would, and says why. Raises CaptureError and UsageError as
+    `analyze` does.
     """
     rulebook = load_rulebook(rules)
     part, _ = choose_device(device, rulebook, gpu_names())
@@ -89,7 +99,32 @@ def apply(
     puts = found.made.puts
     counted = {each.finding.name: each.occurrences for each in puts}
     saved_us = sum(each.finding.saved_us_total for each in puts)
-    return Applied(counted, found.made.refused, found.unplaced, saved_us)
+    free_us = _accepted_us(found, rulebook)
+    share = saved_us / free_us if free_us else 1.0
+    done = Applied(counted, found.made.refused, found.unplaced, saved_us, share)
+    if share < rulebook.apply.told.value:
+        warnings.warn(f"fusion_advisor: {_too_little(done, free_us)}", stacklevel=2)
+    return done
+
+
+def _accepted_us(found: Placed, rulebook: Rulebook) -> float:
+    """What the groups would save that analysis accepts, wherever they are in the source."""
+    flow = found.originals[0][2]
+    free = group(flow, found.decided, rulebook)
+    return sum(each.saved_us_total for each in identify(flow, free, rulebook).groups)
+
+
+def _too_little(done: Applied, free_us: float) -> str:
+    """One line: how little the kernels save, and the reason that most of the others have."""
+    said = [re.sub(r"^line \d+: ", "", why) for why in done.unplaced.values()]
+    said = said or [*done.refused.values()]
+    reasons = Counter(said).most_common(1)
+    why = "".join(f": {reason} ({count} of {len(said)} sets)" for reason, count in reasons)
+    return (
+        f"kernels are in {sum(done.kernels.values())} places and save "
+        f"{wording.time(done.saved_us)} of {wording.time(free_us)} that analysis accepts; "
+        f"the source cannot express the rest{why}"
+    )
 
 
 @dataclass(frozen=True)
@@ -132,8 +167,11 @@ def placed(
     yet. The kernels are those of a package called `fused_<name>`. Raises CaptureError, and
     UsageError where a file is not what was imported."""
 
-    def flow(scenario: Scenario, given: _Given = (args, kwargs or {})) -> Dataflow:
-        return dataflow(annotate(capture_module(model, *given, scenario, trail=True), device))
+    def graph(scenario: Scenario, given: _Given = (args, kwargs or {})) -> Graph:
+        return capture_module(model, *given, scenario, trail=True, breaks=False)
+
+    def flow(scenario: Scenario) -> Dataflow:
+        return dataflow(annotate(graph(scenario), device))
 
     def editable(file: str, line: int) -> bool:
         return functions.holding(file, line) in reached
@@ -147,36 +185,22 @@ def placed(
     for said, scenario in other_scenarios(asked):
         with suppress(CaptureError):  # the model does not run so: there is nothing to keep
             originals.append((said, scenario, flow(scenario)))
-    given: _Given = args, kwargs or {}
-    leading = leading_sizes(given)
-    resized: list[Dataflow | None] = []
-    for sizes in other_sizes(leading[0], leading[1]):
-        resized.append(None)
+
+    def at(sizes: Sizes) -> Dataflow | None:
         with suppress(CaptureError):  # the model does not take that
-            resized[-1] = flow(asked, _resized(given, leading, sizes))
+            there = graph(asked, resized((args, kwargs or {}), sizes))
+            return None if there.empty else dataflow(annotate(there, device))
+        return None
+
+    at_sizes, batch = seen_at(originals[0][2], lambda wanted: [*map(at, wanted)])
     decided = deciding(originals[0][2], rulebook, Faults())
-    made, kernels, unplaced = put(originals, decided, rulebook, editable, name, children, resized)
+    made, kernels, unplaced = put(
+        originals, decided, rulebook, editable, name, children, at_sizes, batch
+    )
     holding = (functions.holding(e.file, e.lines[0]) for each in made.puts for e in each.edits)
     changed = {this for this in holding if this is not None}
     texts |= {str(path): text for path, text in made.after.items() if path in made.before}
     return Placed(functions, changed, texts, made, kernels, unplaced, originals, decided)
-
-
-def _resized(
-    given: _Given, leading: Mapping[int, int | None], sizes: tuple[int, int | None]
-) -> _Given:
-    """Inputs with other first and second dimensions, where these are as long as those of the first
-    tensor: their own elements, and again from the start."""
-
-    def changed(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        for dim, wanted in enumerate(sizes):
-            if wanted and value.dim() > dim and value.shape[dim] == leading[dim] != wanted:
-                value = torch.cat([value, value], dim).narrow(dim, 0, wanted).contiguous()
-        return value
-
-    return pytree.tree_map(changed, given)
 
 
 def _classes(model: torch.nn.Module) -> list[type]:

@@ -39,6 +39,7 @@ from fusion_advisor.scenario import (
     Limits,
     Moved,
     Scenario,
+    Sizes,
     named_by,
     parse_dtype,
     parse_input,
@@ -147,9 +148,11 @@ def capture_module(
     trail: bool = False,
     references: str | None = None,
     mask_elements: int | None = None,
+    *,
+    breaks: bool = True,
 ) -> Graph:
-    """Captures a module with the inputs given, in this process, as `capturing` does a model. Raises
-    CaptureError."""
+    """Captures a module with the inputs given, in this process, as `capturing` does a model.
+    Without `breaks` Dynamo is not asked where it breaks the graph. Raises CaptureError."""
     from fusion_advisor.models import HostFakeMode, Loaded
 
     scenario = scenario or Scenario()
@@ -157,7 +160,7 @@ def capture_module(
     was_training = module.training
     module.train(scenario.mode == "train")
     try:
-        loaded = Loaded(module, args, kwargs or {}, fake, type(module).__name__)
+        loaded = Loaded(module, args, kwargs or {}, fake, type(module).__name__, breaks=breaks)
         loaded.assumed.append(f"mode={scenario.mode}")
         return _translate(loaded, scenario, time.perf_counter(), trail, references, mask_elements)
     finally:
@@ -239,6 +242,7 @@ def _translate(
         source=loaded.source,
         assumed=tuple(loaded.assumed),
         trail=replace(traced.trail, values=launcher.values) if traced.trail else None,
+        built=loaded.built,
     )  # fmt: skip
     if mask_elements is not None:
         graph = replace(graph, masks=masks(graph, mask_elements))
@@ -516,7 +520,9 @@ def _scenario(content: dict[str, Any]) -> Scenario:
     specs = tuple(
         InputSpec(item["name"], tuple(item["shape"]), item["dtype"]) for item in content["inputs"]
     )
-    fields: dict[str, Any] = {**content, "inputs": specs}
+    inputs, built = (content["sizes"][key] for key in ("inputs", "built"))
+    sizes = Sizes(tuple((n, dim, size) for n, dim, size in inputs), tuple((a, b) for a, b in built))
+    fields: dict[str, Any] = {**content, "inputs": specs, "sizes": sizes}
     return Scenario(**fields)
 
 

@@ -133,7 +133,7 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     and what takes the other way of a kernel that has two; the graph's own on request."""
     numbers = rulebook.verify
     hints = file.region.sizes
-    free = set(file.origins)
+    free = set(file.free)
     first = file.plan.steps[0]
     inner = set(spanned(first.inner))
     outer_free = [a for g in reversed(first.outer) for a in reversed(g.axes) if a in free]

@@ -6,7 +6,7 @@ bit sets, so that reachability over thousands of nodes costs milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusion_advisor.annotate import Annotated, element_set
@@ -44,6 +44,8 @@ class Dataflow:
     returned: set[Ref] = field(default_factory=set[Ref])
     elements: dict[Ref, int] = field(default_factory=dict[Ref, int])
     """Equal for tensors that address the same elements of one storage."""
+    varied: Mapping[Ref, frozenset[int]] = field(default_factory=dict[Ref, frozenset[int]])
+    """The dimensions of tensors whose sizes were others when the model ran at other sizes."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:

@@ -62,6 +62,9 @@ def divide(
     Kernels are emitted, not proven: `analyze` does that.
     """
     flow, faults = dataflow(annotate(graph, device)), Faults()
+    # Dynamo's guards, and the symbols of sizes that no number is taken for, see to every size.
+    shapes = {ref: frozenset(range(len(t.shape))) for ref, t in flow.annotated.tensors.items()}
+    flow = replace(flow, varied=shapes)
     grouping = group(flow, lambda launches: decide(flow, launches, rulebook, faults), rulebook)
     found = identify(flow, grouping, rulebook, faults)
     places: list[Place] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from fusion_advisor.alone import alone
 from fusion_advisor.axes import NotExpressible
@@ -17,6 +18,7 @@ from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
 from fusion_advisor.express import Expressed
 from fusion_advisor.framework import Spelling
+from fusion_advisor.held import held
 from fusion_advisor.kernel_file import (
     JitFunction,
     KernelFile,
@@ -63,6 +65,7 @@ def emit(
         raise ValueError(f"{name}: a group without a plan cannot be emitted")
     unrolled = [_unrolled(step, subject.device, rulebook) for step in plan.steps]
     file = _prepare(name, plan, expressed, unrolled)
+    file = replace(file, held=_held(file, flow, rulebook))
     helpers = dict.fromkeys(["wide", *(h for k in file.kernels for h in k.body.helpers)])
     known = HELPERS | EXCHANGE | VECTORS | PLACES
     calls, reference = launcher(file), _reference(file, flow)
@@ -185,6 +188,15 @@ def _kinds(plan: Plan) -> list[str]:
         kinds.append("_parts" if partial else "_results" if last else "_rows")
     repeated = [kind for kind in kinds if kinds.count(kind) > 1]
     return [f"{kind}{n}" if kind in repeated else kind for n, kind in enumerate(kinds)]
+
+
+def _held(file: KernelFile, flow: Dataflow, rulebook: Rulebook) -> tuple[tuple[str, int, int], ...]:
+    """The dimensions of inputs that the file is held to, with their sizes."""
+    inputs, telling = file.expressed.inputs, rulebook.held.telling.count
+    return tuple(
+        (file.input_names[number], d, flow.annotated.tensors[inputs[number]].shape[d])
+        for number, d in held(flow, file.expressed, file.origins, file.indexed, telling)
+    )
 
 
 def _wish(ref: Ref) -> str:

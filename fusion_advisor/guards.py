@@ -55,6 +55,34 @@ class Guards:
         }
         return " or ".join(conditions)
 
+    # Another size.
+
+    def of_size(self, place: Place, edit: Edit, others: Sequence[Dataflow]) -> str:
+        """That a tensor has another size than it was captured in, which it has in all of some
+        graphs at other sizes. NotPlaced where no name holds one."""
+        tensors = self.flow.annotated.tensors
+        for name, word in self.sources.names.get(place, {}).get(edit.lines[0], {}).items():
+            ref = self.sources.value(word)
+            if ref is None:
+                continue
+            for dim, size in enumerate(tensors[ref].shape):
+                if all(each.annotated.tensors[ref].shape[dim] != size for each in others):
+                    return f"{name}.size({dim}) != {size}"
+        raise NotPlaced(f"line {edit.lines[0]}: it serves one size alone, which no name has there")
+
+    def notices(self, place: Place, edit: Edit, sources: Sources, flow: Dataflow) -> bool:
+        """Whether something that the condition of an edit asks for is another in the source as it
+        ran built otherwise."""
+        asked = [
+            {*guards._exchanged(place, edit, names), *guards._numbers(place, edit)}
+            for guards in (
+                Guards(self.sources, self.flow, resized=self.resized),
+                Guards(sources, flow, resized=self.resized),
+            )
+            for names in [guards.sources.names.get(place, {}).get(edit.lines[0], {})]
+        ]
+        return bool(asked[0] - asked[1])
+
     # Another mode, dtype, autocast.
 
     def _elsewhere(

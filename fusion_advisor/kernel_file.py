@@ -211,6 +211,16 @@ class KernelFile:
     """What the launcher calls the strides of each input, by its name."""
     origins: Mapping[int, tuple[str, int]]
     """Axes that are whole dimensions of an input: the input's name and the dimension."""
+    held: tuple[tuple[str, int, int], ...] = ()
+    """Dimensions of inputs that have to be as captured: the input's name, the dimension, its
+    size."""
+
+    @property
+    def free(self) -> frozenset[int]:
+        """Axes of which the file serves other sizes."""
+        names, dims = self.input_names, self.region.input_dims
+        held = {axis for name, d, _ in self.held for axis in dims[names.index(name)][d]}
+        return frozenset(self.origins.keys() - held)
 
     @property
     def region(self) -> Region:

@@ -169,6 +169,7 @@ def launcher(file: KernelFile) -> str:
         "if plan is not None:",
         f"    return do_again(plan, {given})",
         *_read(file, "\n".join(lines)),
+        *(f'held_to("{name}", {name}, {d}, {size})' for name, d, size in file.held),
         *lines,
     ]
     content = "\n".join(f"    {line}" for line in lines)
@@ -623,6 +624,16 @@ def beginning(*tensors):
     for tensor in tensors:
         found |= tensor.data_ptr()
     return found
+''',
+    "held_to": '''
+def held_to(name, tensor, dim, size):
+    """An error where a dimension has another size than was captured: numbers here, and in the
+    reference, may have been made of that."""
+    if tensor.dim() > dim and tensor.shape[dim] != size:
+        raise ValueError(
+            f"{name} has {tensor.shape[dim]} in dimension {dim}, and this was made for {size}, "
+            "which its numbers may follow from: run the model's own statements, or make it anew"
+        )
 ''',
     "divisor": f'''
 def divisor(count):

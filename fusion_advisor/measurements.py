@@ -7,11 +7,11 @@ microseconds unless a name says `_s`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fusion_advisor.kernels import Criterion, Kernel
-from fusion_advisor.scenario import Moved
+from fusion_advisor.scenario import Moved, Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +254,8 @@ class RunJob:
     """Of the patched one: the folder or the file that its kernels are in."""
     cast: str = ""
     """The dtype that its floats are cast to, in which kernels may fall back; empty where none."""
+    at: Sizes = field(default_factory=Sizes)
+    """Other sizes of its inputs and of what it is built with, at which kernels may fall back."""
 
 
 @dataclass(frozen=True)

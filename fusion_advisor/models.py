@@ -16,9 +16,11 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
 from pickle import UnpicklingError
 from types import ModuleType
@@ -33,7 +35,7 @@ from torch.utils import _pytree as pytree
 from fusion_advisor.errors import AdvisorError, CaptureError, UsageError
 from fusion_advisor.files import missing
 from fusion_advisor.frames import source_of_traceback
-from fusion_advisor.scenario import Scenario
+from fusion_advisor.scenario import Scenario, Sizes
 
 aten = torch.ops.aten
 
@@ -63,6 +65,8 @@ class Loaded:
     program: torch.export.ExportedProgram | None = None
     breaks: bool = True
     """Whether Dynamo may be asked for graph breaks, for which it forgets what was compiled."""
+    built: tuple[int, ...] = ()
+    """The whole numbers that its factory was given, each once."""
 
 
 class HostFakeMode(FakeTensorMode):
@@ -128,23 +132,29 @@ def _host(value: Any) -> Any:
 def load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
     """The model that a Python file or module defines, with its inputs; CaptureError, one line."""
     with building(scenario, fake):
-        module, draw, assumed = found_in(model)
+        module, draw, assumed, built = found_in(model, scenario.sizes)
         args, kwargs = draw()
     args, kwargs = under_scenario(module, args, kwargs, scenario, fake)
     assumed.append(f"mode={scenario.mode}")
     if scenario.dtype is None:
         assumed.append("dtype as the model has it")
-    return Loaded(module, args, kwargs, fake, model, assumed)
+    return Loaded(module, args, kwargs, fake, model, assumed, built=built)
 
 
 def found_in(
-    model: str,
-) -> tuple[torch.nn.Module, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]], list[str]]:
-    """The module that a Python file or module defines, what draws its inputs, and what was assumed
-    in finding them; CaptureError, one line."""
+    model: str, sizes: Sizes | None = None
+) -> tuple[
+    torch.nn.Module,
+    Callable[[], tuple[tuple[Any, ...], dict[str, Any]]],
+    list[str],
+    tuple[int, ...],
+]:
+    """The module that a Python file or module defines, built with other numbers where `sizes` has
+    some, what draws its inputs, what was assumed in finding them, and the whole numbers that its
+    factory was given; CaptureError, one line."""
     namespace, name, file = _import(model)
-    module, name, assumed = _find(namespace, name, file)
-    return module, lambda: inputs_of(_inputs(namespace, module, name, file), file), assumed
+    module, name, assumed, built = _find(namespace, name, file, dict(sizes.built) if sizes else {})
+    return module, lambda: inputs_of(_inputs(namespace, module, name, file), file), assumed, built
 
 
 @contextmanager
@@ -216,9 +226,13 @@ def _import_file(path: str) -> ModuleType:
     return namespace
 
 
-def _find(namespace: ModuleType, name: str, file: str) -> tuple[torch.nn.Module, str, list[str]]:
-    """The module, its name, and what was assumed in finding them."""
+def _find(
+    namespace: ModuleType, name: str, file: str, built: Mapping[int, int]
+) -> tuple[torch.nn.Module, str, list[str], tuple[int, ...]]:
+    """The module, its name, what was assumed in finding them, and the whole numbers that its
+    factory was given, of which those in `built` are others."""
     assumed: list[str] = []
+    numbers: tuple[int, ...] = ()
     if not name:
         name = next((n for n in ("Model", "model") if hasattr(namespace, n)), "")
         if not name:
@@ -230,6 +244,8 @@ def _find(namespace: ModuleType, name: str, file: str) -> tuple[torch.nn.Module,
             raise CaptureError(f"{file}: has no {name!r}; name a module, a class or a factory")
         found = getattr(found, part)
     module = found
+    if built and isinstance(found, torch.nn.Module):
+        raise CaptureError(f"{file}: {name} is there already, built of nothing")
     if not isinstance(found, torch.nn.Module):
         if not callable(found):
             raise CaptureError(
@@ -240,11 +256,24 @@ def _find(namespace: ModuleType, name: str, file: str) -> tuple[torch.nn.Module,
         if hasattr(namespace, "get_init_inputs"):
             given = guarded("get_init_inputs()", namespace.get_init_inputs)
             args, kwargs = inputs_of(given, f"{file}: get_init_inputs()")
+            numbers = tuple(dict.fromkeys(filter(_is_whole, pytree.tree_leaves((args, kwargs)))))
+        if not built.keys() <= {*numbers}:
+            raise CaptureError(f"{file}: get_init_inputs() has no {min(built.keys() - {*numbers})}")
+        if built:
+            args, kwargs = pytree.tree_map_only(int, partial(_another, built), (args, kwargs))
         _check_served(found, args, kwargs, f"{file}: {name}")
         module = guarded(f"building {name}(...)", lambda: found(*args, **kwargs))
     if not isinstance(module, torch.nn.Module):
         module = _wrap_function(module, found, file, name)
-    return module, name, assumed
+    return module, name, assumed, numbers
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int
+
+
+def _another(built: Mapping[int, int], value: int) -> int:
+    return built.get(value, value) if _is_whole(value) else value
 
 
 def _check_served(found: Any, args: tuple[Any, ...], kwargs: dict[str, Any], named: str) -> None:
@@ -376,7 +405,24 @@ def under_scenario(
         with fake:
             return torch.empty(shape, dtype=dtype)
 
-    return pytree.tree_map(adjusted, (args, kwargs))
+    return resized(pytree.tree_map(adjusted, (args, kwargs)), scenario.sizes)
+
+
+def resized(given: Any, sizes: Sizes) -> Any:
+    """Inputs of other sizes: their own elements, again from the start where these do not do."""
+    numbers = count()
+
+    def changed(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        number = next(numbers)
+        for tensor, dim, size in sizes.inputs:
+            if tensor == number and value.dim() > dim and value.shape[dim] not in (0, size):
+                places = torch.arange(size, device=value.device) % value.shape[dim]
+                value = value.index_select(dim, places)
+        return value
+
+    return pytree.tree_map(changed, given) if sizes.inputs else given
 
 
 def leading_sizes(given: Any) -> dict[int, int | None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from fusion_advisor.axes import Dims
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
 from fusion_advisor.editing.rewrite import Call, Edit, NotPlaced, rewrite
@@ -28,6 +29,7 @@ from fusion_advisor.kernels import Kernel
 from fusion_advisor.package import kernels_of, mark_of, package_files, package_name, place_of
 from fusion_advisor.records import Ref
 from fusion_advisor.reports import wording
+from fusion_advisor.resized import Resized, size_numbers, told_sizes
 from fusion_advisor.stamp import Stamp, edited, fingerprint, read_stamp, restamped, stamped
 from fusion_advisor.trail import Span
 
@@ -62,6 +64,9 @@ class Patch:
         )
 
 
+_NUMBER = "a size became a number there"
+
+
 @dataclass(frozen=True)
 class Placement:
     """What the source asks of the groups, for `group`. `editable` says which functions may change,
@@ -76,16 +81,28 @@ class Placement:
     others: tuple[Other, ...] = ()
     wary: bool = False
     operators: bool = False
-    size_numbers: frozenset[str] = frozenset()
-    """The nodes that compute with numbers which follow from sizes."""
-    told_sizes: Mapping[Ref, frozenset[int]] = field(default_factory=dict[Ref, frozenset[int]])
-    """The results that are told sizes which follow from others, and in which dimensions."""
-    resized: tuple[Sources, ...] = ()
-    """The source as it ran at other sizes."""
+    resized: tuple[Resized, ...] = ()
+    """The model at other sizes."""
+    batch: Resized | None = None
+    """Of these the one at a larger batch."""
+    seen: tuple[Sources, ...] = ()
+    """The source as it ran at each of the other sizes."""
+    general: Callable[[Decision], Decision] | None = None
+    """What a group's kernel is written from: itself, or the group at that batch."""
 
     @cached_property
     def _guards(self) -> Guards:
-        return Guards(self.sources, self.flow, self.others, self.resized, wary=self.wary)
+        pairs = zip(self.resized, self.seen, strict=True)
+        seen = [sources for each, sources in pairs if not each.sizes.built]
+        return Guards(self.sources, self.flow, self.others, seen, wary=self.wary)
+
+    @cached_property
+    def _numbers(self) -> list[dict[str, str]]:
+        return size_numbers(self.flow, self.resized)
+
+    @cached_property
+    def _told(self) -> list[dict[Ref, frozenset[int]]]:
+        return told_sizes(self.flow, self.resized)
 
     def judged(self, decision: Decision) -> Decision:
         """An accepted set with why the source cannot express it, if so."""
@@ -93,22 +110,44 @@ class Placement:
         if not decision.accepted or expressed is None:
             return decision
         try:
-            self.edited(decision.subject.border, self.call(decision.subject, expressed, "kernel"))
+            self.edited(decision, decision.subject.border, expressed, "kernel")
         except NotPlaced as reason:
             return replace(decision, unplaced=str(reason))
         return decision
 
-    def call(
+    def edited(
+        self,
+        decision: Decision,
+        border: Boundary,
+        expressed: Expressed,
+        name: str,
+        *,
+        only_dtype: bool = False,
+    ) -> tuple[Place, Edit]:
+        """Where one occurrence of a group is made, which `expressed` is, and the edit there;
+        `decision` is the group's. NotPlaced with the reason."""
+        call = self._call(decision.subject, expressed, name, only_dtype=only_dtype)
+        unserved = self._unserved(decision, expressed)
+        place, edit = rewrite(self.sources, self.flow, border.members, call)
+        if not self.editable(edit.file, edit.lines[0]):
+            raise NotPlaced(
+                f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
+            )
+        guards = [self._guards.of(place, edit, only_dtype=only_dtype)]
+        if unserved:
+            guards.append(self._guards.of_size(place, edit, unserved))
+        self._refuse_unnoticed(place, edit, expressed)
+        edit = replace(edit, guard=" or ".join(filter(None, guards)))
+        if self.wants_torch([edit]) and not self.sources.file(edit.file).may_import_torch:
+            raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
+        return place, edit
+
+    def _call(
         self, subject: Subject, expressed: Expressed, name: str, *, only_dtype: bool = False
     ) -> Call:
-        """What stands for one occurrence of a group, which `expressed` is; `subject` is the group.
-        NotPlaced where there is nothing."""
+        """What stands for one occurrence of a group. NotPlaced where there is nothing."""
         if expressed.draws:
             raise NotPlaced("it draws random numbers, which would be others than torch's")
-        for ref in expressed.dims:
-            if ref not in expressed.inputs and ref.node in self.size_numbers:
-                raise NotPlaced(f"{ref.node} computes with a number that follows from a size")
-        self._refuse_one_size(subject, expressed)
         for ref in expressed.inputs:
             node = self.flow.nodes[self.flow.position[ref.node]]
             if node.kind == "constant" and not node.out.shape:
@@ -121,30 +160,52 @@ class Placement:
             raise NotPlaced("no PyTorch op computes exactly this")
         return replace(call, line=spelling.framework, names=spelling.names)
 
-    def _refuse_one_size(self, subject: Subject, expressed: Expressed) -> None:
-        """NotPlaced where the group has a view of a size that is another for other inputs, and that
-        cannot be read off what the kernel takes: neither it nor its reference would serve them."""
-        if subject.plan is None:
-            return
-        read = origins(expressed.region, fixed_axes(subject.plan))
-        for ref, dims in expressed.dims.items():
-            inside = ref not in expressed.inputs
-            for d in self.told_sizes.get(ref, ()) if inside else ():
-                if not dims[d] or any(axis not in read for axis in dims[d]):
-                    size = self.flow.annotated.tensors[ref].shape[d]
-                    raise NotPlaced(f"{ref.node} is told a size, {size}, that its inputs lack")
+    def _unserved(self, decision: Decision, expressed: Expressed) -> list[Dataflow]:
+        """The model at the other sizes of its inputs at which neither a group's kernel nor its
+        reference computes what it does there, for a dimension of one element has another size.
+        NotPlaced where it is any other number, or a size that the kernel's inputs lack."""
+        plan, found = decision.subject.plan, list[Dataflow]()
+        read = origins(expressed.region, fixed_axes(plan)) if plan else {}
+        widens = self.general is not None and self.general(decision) is not decision
+        for each, numbers, told in zip(self.resized, self._numbers, self._told, strict=True):
+            if each.sizes.built:
+                continue
+            for ref, dims in expressed.dims.items():
+                if ref in expressed.inputs:
+                    continue
+                if ref.node in numbers:
+                    raise NotPlaced(f"{ref.node}: {_NUMBER}: {numbers[ref.node]}")
+                sizes = self.flow.annotated.tensors[ref].shape
+                for d in self._unread(ref, dims, told, read):
+                    if sizes[d] != 1:
+                        raise NotPlaced(
+                            f"{ref.node}: {_NUMBER}: {sizes[d]} in dimension {d}, which is no size "
+                            "of what the kernel takes"
+                        )
+                    if not (widens and each is self.batch) and each.flow not in found:
+                        found.append(each.flow)
+        return found
 
-    def edited(self, border: Boundary, call: Call) -> tuple[Place, Edit]:
-        """Where a group is made, and the edit there. NotPlaced with the reason."""
-        place, edit = rewrite(self.sources, self.flow, border.members, call)
-        if not self.editable(edit.file, edit.lines[0]):
-            raise NotPlaced(
-                f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
-            )
-        edit = replace(edit, guard=self._guards.of(place, edit, only_dtype=call.only_dtype))
-        if self.wants_torch([edit]) and not self.sources.file(edit.file).may_import_torch:
-            raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
-        return place, edit
+    @staticmethod
+    def _unread(
+        ref: Ref, dims: Dims, told: Mapping[Ref, frozenset[int]], read: Collection[int]
+    ) -> list[int]:
+        """The dimensions of a result whose other sizes cannot be read off what the kernel takes."""
+        differing = sorted(told.get(ref, ()))
+        return [d for d in differing if not dims[d] or any(axis not in read for axis in dims[d])]
+
+    def _refuse_unnoticed(self, place: Place, edit: Edit, expressed: Expressed) -> None:
+        """NotPlaced where a model that is built with other numbers has others in the group, and
+        nothing that the guard asks for is another there."""
+        rows = zip(self.resized, self.seen, self._numbers, self._told, strict=True)
+        for each, sources, numbers, told in rows:
+            inside = [ref for ref in expressed.dims if ref not in expressed.inputs]
+            ref = next((r for r in inside if r.node in numbers or r in told), None)
+            if not each.sizes.built or ref is None:
+                continue
+            if not self._guards.notices(place, edit, sources, each.flow):
+                why = numbers.get(ref.node, f"a view has another size {each.said}")
+                raise NotPlaced(f"{ref.node}: {_NUMBER}: {why}")
 
     def wants_torch(self, edits: Sequence[Edit]) -> bool:
         """Whether edits of a file name torch, and the file does not."""
@@ -330,9 +391,10 @@ def _edits(
         expressed = express(flow, border)
         if served.form != expressed.form:
             raise NotPlaced("its occurrences take their operands in different orders")
-        name, subject = f"{package}.{finding.name}", finding.decision.subject
-        call = placement.call(subject, expressed, name, only_dtype=only_dtype)
-        place, edit = placement.edited(border, call)
+        name = f"{package}.{finding.name}"
+        place, edit = placement.edited(
+            finding.decision, border, expressed, name, only_dtype=only_dtype
+        )
         here = found.setdefault(place.block, {})
         for other in (*chosen.get(place, ()), *here.get(place, ())):
             if _overlap(edit.touched, other.touched):

@@ -32,10 +32,10 @@ from fusion_advisor.patch import Patch, Placement, patch, replaced_nodes
 from fusion_advisor.pipeline import Listener, Silent, emitted, searched, stamp_of, written
 from fusion_advisor.records import Graph
 from fusion_advisor.reports import wording
-from fusion_advisor.resized import other_sizes, size_numbers, told_sizes, widened
+from fusion_advisor.resized import Resized, seen_at, varied, widened
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Moved, Request, Scenario
+from fusion_advisor.scenario import Moved, Request, Scenario, Sizes
 from fusion_advisor.search import Searched, Searcher
 from fusion_advisor.stamp import Stamp, does, stamped
 from fusion_advisor.trial import Runs, Trial, tried, tried_alone
@@ -116,9 +116,10 @@ def patched(
     ) -> Dataflow:
         return dataflow(annotate(captured(model, scenario, references, moved), device))
 
-    def resized(batch: int, length: int | None) -> Dataflow | None:
+    def resized(sizes: Sizes) -> Dataflow | None:
         with suppress(CaptureError):  # the model does not take that
-            return flow_of(request.model, replace(request.scenario, batch=batch, seq=length))
+            graph = captured(request.model, replace(request.scenario, sizes=sizes), None, None)
+            return None if graph.empty else dataflow(annotate(graph, device))
         return None
 
     with (
@@ -134,20 +135,23 @@ def patched(
             (said, scenario, pool.submit(flow_of, request.model, scenario))
             for said, scenario in other_scenarios(request.scenario, _other_dtype(flow))
         ]
-        sizes = [pool.submit(resized, *each) for each in other_sizes(*_leading(flow))]
+        at_sizes, batch = seen_at(flow, lambda wanted: [*pool.map(resized, wanted)])
+        flow = replace(flow, varied=varied(flow, at_sizes))
         listener.assumed((chosen, *flow.annotated.graph.assumed))
         originals = [("as asked", request.scenario, flow)]
         for said, scenario, answer in others:
             with suppress(CaptureError):  # the model does not run so: there is nothing to keep
                 originals.append((said, scenario, answer.result()))
         within = _within(root if diff else model, folder)
-        at_sizes = [answer.result() for answer in sizes]
+        at_other_sizes = [
+            (each.said, replace(request.scenario, sizes=each.sizes), each.flow) for each in at_sizes
+        ]
         placement = _placement(originals, within, at_sizes, operators=operators)
         listener.stage("group")
         decided = deciding(flow, rulebook, Faults(strict=request.strict))
         free = group(flow, decided, rulebook)
-        wider = None if operators else _wider(flow, at_sizes)
-        at = widened(flow, wider, rulebook)
+        at = widened(flow, None if operators or batch is None else batch.flow, rulebook)
+        placement = replace(placement, batch=batch, general=at)
         found = _named_apart(_cut(placement, decided, rulebook), kernels_of(standing), at, rulebook)
         general = tuple(replace(each, decision=at(each.decision)) for each in found.groups)
         listener.stage("emit")
@@ -190,6 +194,7 @@ def patched(
         wrong: dict[str, str] = {}
         ran = new_ran = ""
         unfused = partial(flow_of, references=folder.name)
+        originals += at_other_sizes
         if standing and (text or alone):
             # operators so far, they are their references in what is compared
             asked = [pool.submit(unfused, request.model, each) for _, each, _ in originals]
@@ -198,7 +203,7 @@ def patched(
                 for (said, scenario, _), answer in zip(originals, asked, strict=True)
             ]
         package = "" if operators else folder.relative_to(root).as_posix()
-        runs = _runs(request, flow, package, rulebook)
+        runs = _runs(request, flow, package, rulebook, at_sizes)
         for edited, trials in _trials(placement, originals, made, proven, model) if text else ():
             diff_of, paths = edited.diff(root), edited.after
             found_wrong, ran = tried(
@@ -223,7 +228,13 @@ def patched(
     )  # fmt: skip
 
 
-def _runs(request: Request, flow: Dataflow, package: str, rulebook: Rulebook) -> Runs | None:
+def _runs(
+    request: Request,
+    flow: Dataflow,
+    package: str,
+    rulebook: Rulebook,
+    resized: Sequence[Resized],
+) -> Runs | None:
     """How the model of a patch is run on numbers: at small sizes first where there is no GPU, since
     the interpreter takes its time for each program. None where nothing is to be checked."""
     if not request.verify:
@@ -245,6 +256,7 @@ def _runs(request: Request, flow: Dataflow, package: str, rulebook: Rulebook) ->
         sizes, request.scenario, package, numbers.seeds.count,
         numbers.timeout.value, criterion_of(rulebook.verify),
         tuple(dtype for dtype in numbers.dtypes if given and dtype != given), too_large,
+        tuple((each.said, each.sizes) for each in resized if each.beyond_rows),
     )  # fmt: skip
 
 
@@ -265,7 +277,7 @@ def _trials(
     findings = [put.finding for put in made.puts]
     edits = [edit for put in made.puts for edit in put.edits]
     yield patch(replace(placement, operators=False), findings, kernels, model), equal
-    seen = [placement.sources, *(other.sources for other in placement.others)]
+    seen = [placement.sources, *(other.sources for other in placement.others), *placement.seen]
     yield (
         made,
         [
@@ -303,18 +315,6 @@ def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
     return inline(made.after[model], package_name(model), texts) if texts else ""
 
 
-def _leading(flow: Dataflow) -> tuple[int | None, int | None]:
-    """The first and the second dimension of a model's inputs, as scenarios have them."""
-    given = [node.out.shape for node in flow.nodes if node.kind == "input" and node.outputs]
-    batch, length = (next((s[dim] for s in given if len(s) > dim), None) for dim in (0, 1))
-    return batch, length
-
-
-def _wider(flow: Dataflow, resized: Sequence[Dataflow | None]) -> Dataflow | None:
-    """The model at a larger batch, where it was given a batch of one."""
-    return resized[0] if resized and _leading(flow)[0] == 1 else None
-
-
 def _other_dtype(flow: Dataflow) -> str:
     """A dtype that a model may be asked in, and was not."""
     return "bfloat16" if _given_dtype(flow) == "float32" else "float32"
@@ -345,16 +345,21 @@ def put(
     editable: Callable[[str, int], bool],
     name: str,
     children: Provers,
-    resized: Sequence[Dataflow | None] = (),
+    resized: Sequence[Resized] = (),
+    batch: Resized | None = None,
 ) -> tuple[Patch, dict[Kernel, Check | None], dict[str, str]]:
     """The groups of a model that is there already, put into its source as it ran: the edited texts,
     the kernels that they call, of a package called `fused_<name>`, with their checks, and what the
-    source cannot express. Nothing is written. `resized` is the model at `other_sizes`, None
-    where it does not take them."""
-    placement = replace(_placement(originals, editable, resized), wary=True)
-    flow = placement.flow
+    source cannot express. Nothing is written. `resized` is the model at other sizes, `batch` the
+    one of them at a larger batch."""
+    (said, asked, flow), *others = originals
+    flow = replace(flow, varied=varied(flow, resized))
+    at = widened(flow, batch and batch.flow, rulebook)
+    placement = replace(
+        _placement([(said, asked, flow), *others], editable, resized),
+        wary=True, batch=batch, general=at,
+    )  # fmt: skip
     found = _cut(placement, decided, rulebook)
-    at = widened(flow, _wider(flow, resized), rulebook)
     decisions = {f.name: at(f.decision) for f in found.groups}
     made = {n: attempt(d.subject.flow, d, n, rulebook) for n, d in decisions.items()}
     kernels = {name: each for name, each in made.items() if isinstance(each, Kernel)}
@@ -437,7 +442,7 @@ def _within(root: Path, package: Path) -> Callable[[str, int], bool]:
 def _placement(
     originals: Sequence[tuple[str, Scenario, Dataflow]],
     editable: Callable[[str, int], bool],
-    resized: Sequence[Dataflow | None] = (),
+    resized: Sequence[Resized] = (),
     *,
     operators: bool = False,
 ) -> Placement:
@@ -460,9 +465,8 @@ def _placement(
             for seen, (_, scenario, _) in zip(sources[1:], others, strict=True)
         ),
         operators=operators,
-        size_numbers=size_numbers(flow, [each for each in resized if each]),
-        told_sizes=told_sizes(flow, [each for each in resized if each]),
-        resized=tuple(_sources(each, files) for each in resized if each),
+        resized=tuple(resized),
+        seen=tuple(_sources(each.flow, files) for each in resized),
     )
 
 

@@ -214,3 +214,10 @@ class Graph:
     """The user's own modules that were loaded with the model."""
     masks: tuple[Mask, ...] = ()
     """Of the attentions that take one."""
+    built: tuple[int, ...] = ()
+    """The whole numbers that the model's factory was given, each once."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether some tensor has no elements: no model is run for what costs nothing."""
+        return any(t is not None and not t.numel for node in self.nodes for t in node.outputs)

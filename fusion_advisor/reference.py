@@ -24,12 +24,33 @@ _DROPPED = ("layout", "pin_memory", "non_blocking")
 """Keywords that say where a tensor lives, not what it holds."""
 _LISTS = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.unbind.int")
 """What these return is a list, however short."""
-_RESHAPES = (
+RESHAPES = (
     *("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"),
     *("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"),
 )
 """Views that need dimensions to lie as the graph has them, or drop what depends on the sizes:
 written so that tensors laid out otherwise, for which a launcher calls the reference, are served."""
+
+
+Numbers = tuple[int | float | None, ...]
+
+
+def numbers_of(node: Node) -> Numbers:
+    """What the reference of a node has in it beside tensors, and sizes that it reads off them; None
+    for what is no number."""
+    op = REGISTRY.get(node.op)
+    if op is None or node.op in RESHAPES:
+        return ()
+    given = tuple(arg for place, arg in enumerate(node.args) if place not in op.sizes)
+    return tuple(_plain((*given, *(value for _, value in node.kwargs))))
+
+
+def _plain(arg: Arg) -> Iterator[int | float | None]:
+    if isinstance(arg, tuple):
+        for each in arg:
+            yield from _plain(each)
+    else:
+        yield arg if isinstance(arg, int | float) else None
 
 
 def reference_lines(
@@ -108,7 +129,7 @@ def _needed(flow: Dataflow, expressed: Expressed) -> list[int]:
 
 def _call(node: Node, operands: list[str], shape: list[str], device: str, stream: int) -> str:
     """One aten call. An in-place op is called by its functional overload."""
-    if node.op in _RESHAPES:
+    if node.op in RESHAPES:
         return f"{operands[0]}.reshape({_tuple(shape)})"
     op = REGISTRY[node.op]
     namespace, base, overload = node.op.split(".", 2)

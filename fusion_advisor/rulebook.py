@@ -433,6 +433,13 @@ class Verify(Table):
     niceness: Count
 
 
+class Held(Table):
+    """What an emitted file is held to where the model was seen at one size alone; `telling` is the
+    least size that an equal number is taken to follow from."""
+
+    telling: Elements
+
+
 class Run(Table):
     """How a patched model is run on numbers beside the original; `memory` is of the limit, `dtypes`
     are those that its floats are cast to beside its own."""
@@ -443,6 +450,12 @@ class Run(Table):
     dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...]
     timeout: Seconds
     memory: Share
+
+
+class Apply(Table):
+    """What `apply` tells; under `told` of the time that analysis would save it warns."""
+
+    told: Share
 
 
 class Record(Table):
@@ -516,6 +529,8 @@ class Rulebook(Table):
     cache: Cache
     capture: Capture
     verify: Verify
+    held: Held
+    apply: Apply
     run: Run
     record: Record
     measure: Measure

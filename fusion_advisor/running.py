@@ -5,7 +5,7 @@ weights and for each run inputs, results and those of a float64 run in a folder;
 takes the weights and inputs from there, and its results are held to both. Both begin every job with
 those weights. Models lie on the GPU where there is one; elsewhere their kernels run through
 Triton's interpreter. Kernels may not fall back, but where the model and its inputs are cast to
-another dtype than they were asked for in.
+another dtype than they were asked for in, or have other sizes.
 """
 # A model file is somebody's code: everything that comes out of it is Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -35,8 +35,8 @@ from fusion_advisor.counting import counted
 from fusion_advisor.emitted import Fault, cause
 from fusion_advisor.kernels import from_json, to_json
 from fusion_advisor.measurements import Ran, RunJob
-from fusion_advisor.models import OnHost, defaults, found_in, leading_sizes
-from fusion_advisor.scenario import Scenario
+from fusion_advisor.models import OnHost, defaults, found_in, leading_sizes, resized
+from fusion_advisor.scenario import Scenario, Sizes
 from fusion_advisor.stepping import truth_of
 from fusion_advisor.workers import protocol
 
@@ -57,7 +57,7 @@ def _loaded(job: RunJob, device: str) -> _Model:
         relocate(*job.moved)
     with defaults(_scenario(job)), _on(device), _marked():
         torch.manual_seed(0)
-        module, draw, _ = found_in(job.model)
+        module, draw, *_ = found_in(job.model, job.at)
         for each in (*module.parameters(), *module.buffers()):
             held = each.data
             if (numbers := _written(held)) is not held:
@@ -90,13 +90,13 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
     """Runs the original and leaves what the patched model is held to."""
     folder = Path(job.folder)
     try:
-        _same_weights(model, folder)
+        _same_weights(job, model, folder)
         module = _cast(model.module, job.cast)
         wide = _cast(module, "float64")
         for number, (size, seed) in enumerate(_runs(job)):
             torch.manual_seed(seed)
             with defaults(_scenario(job)), _on(device), _marked():
-                given = _sized(model.draw(), size, device)
+                given = _sized(resized(model.draw(), job.at), size, device)
             given = _in_dtype(given, job.cast or job.dtype)
             known = truth_of(
                 partial(_results, job, module, given, device),
@@ -111,10 +111,11 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
 def _patched(job: RunJob, model: _Model, place: str, device: str) -> Ran:
     """Runs the patched model on what the original left."""
     folder = Path(job.folder)
-    strict = {"FUSION_ADVISOR_STRICT": "0" if job.cast else "1"}
+    lenient = bool(job.cast) or job.at != Sizes()
+    strict = {"FUSION_ADVISOR_STRICT": "0" if lenient else "1"}
     with counted(Path(job.kernels)) as launches, mock.patch.dict(os.environ, strict):
         try:
-            _same_weights(model, folder)
+            _same_weights(job, model, folder)
             module = _cast(model.module, job.cast)
             for number, (_, seed) in enumerate(_runs(job)):
                 kept = folder / f"{job.cast}{number}.pt"
@@ -127,7 +128,7 @@ def _patched(job: RunJob, model: _Model, place: str, device: str) -> Ran:
         except Exception as error:  # noqa: BLE001 the user's code, edited
             trace = traceback.extract_tb(error.__traceback__)
             # of several kernels in one file each has a function of its own to fall back
-            if not job.cast and any(frame.name.endswith("fall_back") for frame in trace):
+            if not lenient and any(frame.name.endswith("fall_back") for frame in trace):
                 return Ran(place, unfit=cause(error))
             return Ran(place, wrong=cause(error))
         return Ran(place, launches.total())
@@ -146,9 +147,10 @@ def _cast(module: torch.nn.Module, dtype: str) -> torch.nn.Module:
     return _DTYPES[dtype](copy.deepcopy(module)) if dtype else module
 
 
-def _same_weights(model: _Model, folder: Path) -> None:
+def _same_weights(job: RunJob, model: _Model, folder: Path) -> None:
     """The weights that the original was built with: a run may change them."""
-    weights = folder / "weights.pt"
+    built = "".join(f"_{other}_for_{one}" for one, other in job.at.built)
+    weights = folder / f"weights{built}.pt"
     if weights.exists():
         model.module.load_state_dict(torch.load(weights, weights_only=False))
     else:
@@ -179,7 +181,7 @@ def _sized(given: _Given, size: tuple[int, int], device: str) -> _Given:
     Numbers that say little, as those of `torch.empty`, are drawn anew."""
     leading = leading_sizes(given)
 
-    def resized(value: Any) -> Any:
+    def changed(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         for dim, wanted in enumerate(size):
@@ -189,7 +191,7 @@ def _sized(given: _Given, size: tuple[int, int], device: str) -> _Given:
             value = torch.randn(value.shape).to(value.dtype)
         return _written(value).to(device)
 
-    return pytree.tree_map(resized, given)
+    return pytree.tree_map(changed, given)
 
 
 def _says_little(value: torch.Tensor) -> bool:
@@ -223,17 +225,18 @@ def _in_dtype(given: _Given, dtype: str | None) -> _Given:
 
 
 def main() -> None:
-    """The child's life: one model, and its jobs."""
+    """The child's life: one model, built once with the same numbers, and its jobs."""
     warnings.simplefilter("ignore")
     place, device = prepare("auto")
-    model: _Model | None = None
+    models: dict[object, _Model] = {}
     with protocol() as (lines, answer):
         for line in lines:
             job = from_json(RunJob, line)
             try:
-                model = model or _loaded(job, device)
+                if job.at.built not in models:
+                    models[job.at.built] = _loaded(job, device)
             except Exception as error:  # noqa: BLE001 the user's code
                 answer(to_json(Ran(place, unfit=f"it cannot be built: {cause(error)}")))
                 continue
             run = _patched if job.moved else _original
-            answer(to_json(run(job, model, place, device)))
+            answer(to_json(run(job, models[job.at.built], place, device)))

@@ -36,6 +36,16 @@ class InputSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """Where a model is built or run at other sizes than its file says: `inputs` has the number of
+    an input's tensor, a dimension and its size; `built` has whole numbers among what a factory is
+    given (`get_init_inputs()`), and what is given in their place."""
+
+    inputs: tuple[tuple[int, int, int], ...] = ()
+    built: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """How the model is run. None means: as the model's own file has it."""
 
@@ -49,6 +59,7 @@ class Scenario:
     phase: Literal["forward", "prefill", "decode"] = "forward"
     kv_len: int | None = None
     grad: bool | None = None
+    sizes: Sizes = Sizes()
 
     @property
     def gradients(self) -> bool:

@@ -25,6 +25,8 @@ _AUDIO_SAMPLES = 16_000
 def load_config(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
     """Builds `config.json` or `config.json#AutoClass` and derives its inputs."""
     path, _, wanted = model.partition("#")
+    if scenario.sizes.built:
+        raise CaptureError(f"hf:{path}: is built of its configuration, of no get_init_inputs()")
     content = read_json(path)
     try:
         import transformers

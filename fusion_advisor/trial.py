@@ -21,13 +21,14 @@ from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.kernels import Criterion, from_json, to_json
 from fusion_advisor.measurements import Ran, RunJob
-from fusion_advisor.scenario import Moved, Scenario
+from fusion_advisor.scenario import Moved, Scenario, Sizes
 from fusion_advisor.workers import Worker, WorkerError
 
 Capture = Callable[[str, Scenario, Moved | None], Dataflow]
 """The dataflow of the model in a file, in a scenario. Raises CaptureError."""
 
 _Sizes = tuple[tuple[int, int], ...]
+_AS_ASKED = Sizes()
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Runs:
     criterion: Criterion
     dtypes: tuple[str, ...] = ()
     too_large: str = ""
+    others: tuple[tuple[str, Sizes], ...] = ()
+    """Other sizes of the inputs and of what the model is built with, in words, too."""
 
     def job(
         self,
@@ -65,13 +68,14 @@ class Runs:
         moved: Moved | None = None,
         kernels: str = "",
         cast: str = "",
+        at: Sizes = _AS_ASKED,
     ) -> RunJob:
         """For the original, or with a copy of the tree and where the kernels are in it for the
         model that was edited there."""
         asked = self.scenario
         return RunJob(
             model, folder, sizes, self.seeds, self.criterion,
-            asked.mode, asked.dtype, asked.autocast, moved, kernels, cast,
+            asked.mode, asked.dtype, asked.autocast, moved, kernels, cast, at,
         )  # fmt: skip
 
 
@@ -115,12 +119,12 @@ def _run(
         tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder,
     ):
 
-        def ran(sizes: _Sizes, cast: str = "") -> Ran:
+        def ran(sizes: _Sizes, cast: str = "", at: Sizes = _AS_ASKED) -> Ran:
             """The patched model, or the original where that does not run. Raises WorkerError."""
             found = Ran("")
             jobs = (
-                (original, runs.job(model, folder, sizes, cast=cast)),
-                (edited, runs.job(patched, folder, sizes, moved, str(kernels), cast)),
+                (original, runs.job(model, folder, sizes, cast=cast, at=at)),
+                (edited, runs.job(patched, folder, sizes, moved, str(kernels), cast, at)),
             )
             for worker, job in jobs:
                 left = max(deadline - time.monotonic(), 1.0)
@@ -142,6 +146,8 @@ def _run(
                 return {f"run at {at}": "none of its kernels is launched"}, ""
             if not why:
                 wrong, also = _cast(runs, sizes, ran)
+                elsewhere, at_others = _elsewhere(runs, sizes, ran)
+                wrong, also = {**wrong, **elsewhere}, also + at_others
                 by = "the GPU" if first.place.startswith("cuda") else "Triton's interpreter"
                 launches = f", {first.launches} launches of kernels on {by}" if runs.package else ""
                 said = f"run at {at} with {runs.seeds} seeds{launches}{also}"
@@ -168,6 +174,29 @@ def _cast(
         else:
             served.append(dtype)
     return wrong, (f"; in {' and '.join(served)}, too" if served else "") + left
+
+
+def _elsewhere(
+    runs: Runs, sizes: _Sizes, ran: Callable[[_Sizes, str, Sizes], Ran]
+) -> tuple[dict[str, str], str]:
+    """What is wrong where both have other sizes, with as few rows as they were run with; at how
+    many of these they ran, in words."""
+    wrong: dict[str, str] = {}
+    served, left = 0, ""
+    rows = ((sizes[-1][0], 0),)
+    for said, at in runs.others:
+        try:
+            found = ran(rows, "", at)
+        except WorkerError as error:
+            left = f"; not {said} and what follows: {error}"
+            break
+        if found.wrong:
+            wrong[f"run {said}"] = found.wrong
+        elif found.unfit:
+            left += f"; not {said}: {found.unfit}"
+        else:
+            served += 1
+    return wrong, (f"; at {served} other sizes" if served else "") + left
 
 
 def _at(sizes: Sequence[tuple[int, int]]) -> str:

@@ -38,6 +38,7 @@ def graph_to_data(graph: Graph) -> dict[str, Any]:
         "trail": _encode_trail(graph.trail) if graph.trail else None,
         "files": graph.files,
         "masks": [[mask.node, mask.says, mask.why] for mask in graph.masks],
+        "built": graph.built,
     }
 
 
@@ -55,6 +56,7 @@ def graph_from_data(content: Mapping[str, Any]) -> Graph:
         trail=_decode_trail(content["trail"]) if content.get("trail") else None,
         files=tuple(content.get("files", ())),
         masks=tuple(Mask(*mask) for mask in content.get("masks", ())),
+        built=tuple(content.get("built", ())),
     )
 
 

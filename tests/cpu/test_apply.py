@@ -577,7 +577,7 @@ def test_a_batch_of_one_says_nothing_of_others(tmp_path: Path) -> None:
             x = torch.randn(batch, 40, 96)
             done = fusion_advisor.apply(model, (x,), device="h200", verify=False)
             assert done.kernels, done
-            assert any("follows from a size" in why for why in done.unplaced.values()), done
+            assert any("a size became a number there" in why for why in done.unplaced.values())
             files = [
                 each.__globals__
                 for name, space in vars(sized).items()
@@ -971,7 +971,7 @@ def test_a_batch_that_no_input_has_stays_with_the_source(tmp_path: Path) -> None
         model, plain, x = Model().eval(), Model().eval(), torch.randn(8, 5, 96)
         plain.load_state_dict(model.state_dict())
         done = fusion_advisor.apply(model, (x,), device="h200", verify=False)
-        assert any("is told a size, 8" in why for why in done.unplaced.values()), done
+        assert any("became a number there: 8 in" in why for why in done.unplaced.values()), done
         assert done.kernels
         same(model, plain)
         x = torch.randn(3, 5, 96)

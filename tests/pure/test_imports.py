@@ -64,8 +64,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "group neighbours",
         "framework",
         "kernel_file",
-        "launcher cases reference resized",
-        "alone",
+        "launcher cases reference",
+        "resized",
+        "alone held",
         "emit",
         "stamp",
         # proof: `checking` and `compiling` are the child processes of `verify`

@@ -169,6 +169,10 @@ def rotated(args_0, args_2, args_3, args_1):
     args_0_strides = ranked(args_0.stride(), 4)
     n2, n3, _, _ = ranked(args_1.shape, 4)
     args_1_strides = ranked(args_1.stride(), 4)
+    held_to("args_0", args_0, 3, 32)
+    held_to("args_2", args_2, 1, 32)
+    held_to("args_3", args_3, 1, 32)
+    held_to("args_1", args_1, 3, 32)
     problem = (
         serves("args_0", args_0, torch.float32, (n0, n1, n4, 32), (n1 * n4 * 32, n4 * 32, 32, 1))
         or serves("args_2", args_2, torch.float32, (n4, 32), (32, 1))
@@ -260,6 +264,16 @@ def beyond_int32(tensors, *counted):
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         most.append(sum([(size - 1) * step for size, step in steps]))
     return max(most) >= 2**31 - 1048576
+
+
+def held_to(name, tensor, dim, size):
+    """An error where a dimension has another size than was captured: numbers here, and in the
+    reference, may have been made of that."""
+    if tensor.dim() > dim and tensor.shape[dim] != size:
+        raise ValueError(
+            f"{name} has {tensor.shape[dim]} in dimension {dim}, and this was made for {size}, "
+            "which its numbers may follow from: run the model's own statements, or make it anew"
+        )
 
 
 def cdiv(count, size):

@@ -1,0 +1,265 @@
+"""Sizes that become numbers in torch or in Python: a patched model is the original at other sizes,
+or the place is left with its reason; an emitted file does not serve sizes that it was not made for.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fusion_advisor import apply
+from fusion_advisor.annotate import annotate
+from fusion_advisor.capture import capture_module
+from fusion_advisor.dataflow import dataflow
+from fusion_advisor.decide import decide
+from fusion_advisor.emit import emit
+from fusion_advisor.emitted import load_module
+from fusion_advisor.group import group
+from fusion_advisor.identify import identify
+from fusion_advisor.patching import Patched, patched
+from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.scenario import Request
+from fusion_advisor.trial import patched_copy
+
+from .in_process import captured
+
+REASON = "a size became a number there"
+
+GLU = """
+import torch
+import torch.nn.functional as F
+
+
+def glu(x):
+    a, b = x.chunk(2, dim=-1)
+    return a * torch.sigmoid(b)
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return glu(x * 2 + 1)
+
+
+def get_inputs():
+    return [torch.randn(4096, 2048)]
+"""
+
+SCALED = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self, width, parts):
+        super().__init__()
+        self.weight, self.parts = torch.nn.Parameter(torch.ones(width)), {held}
+
+    def forward(self, x):
+        return {body}
+
+
+def get_init_inputs():
+    return [1024, 4]
+
+
+def get_inputs():
+    return [torch.randn(4096, 1024)]
+"""
+
+FORWARD = """
+import torch
+import torch.nn.functional as F
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        {body}
+
+
+def get_inputs():
+    return [torch.randn({shape})]
+"""
+
+
+def made(folder: Path, text: str) -> Patched:
+    """The patch of a file with a model, kernels unchecked; it has to hold."""
+    file = folder / "model.py"
+    file.write_text(text)
+    request = Request(str(file), device="h200", verify=False, compile=False)
+    patch = patched(request, folder.resolve(), captured)
+    assert patch.wrong == {}
+    return patch
+
+
+def reasons(patch: Patched) -> str:
+    return "\n".join([*patch.unplaced.values(), *patch.patch.refused.values()])
+
+
+def loaded(file: Path, *given: int) -> torch.nn.Module:
+    """The model of a file; where there is no GPU its kernels run as their references."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(file.parent))
+        try:
+            return load_module(file.read_text(), file.parent).Model(*given)
+        finally:
+            for name in [name for name in sys.modules if name.startswith("fused_model")]:
+                del sys.modules[name]
+
+
+def assert_same(
+    patch: Patched, folder: Path, shapes: Sequence[tuple[int, ...]], *given: int
+) -> None:
+    """Where the original runs at a size the patched model gives its shape and numbers."""
+    original = loaded(folder / "model.py", *given)
+    if not patch.diff:
+        return
+    with patched_copy(patch.diff, patch.patch.after, folder.resolve()) as copy:
+        edited = loaded(copy / "model.py", *given)
+        ran = 0
+        for shape in shapes:
+            x = torch.randn(shape)
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    wanted = original(x)
+                except (RuntimeError, ValueError, ArithmeticError):  # it does not take that
+                    continue
+                found = edited(x)
+            assert found.shape == wanted.shape
+            torch.testing.assert_close(found, wanted, equal_nan=True)
+            ran += 1
+        assert ran > 1, "the sizes show something"
+
+
+def test_the_patched_model_is_the_original_at_other_widths(tmp_path: Path) -> None:
+    """The chunk of a width is in no kernel; what stands before and behind it is."""
+    patch = made(tmp_path, GLU)
+    assert f"chunk: {REASON}: it has 1024 for add of 4096 x 2048" in reasons(patch)
+    assert_same(patch, tmp_path, [(4, 4096), (4, 1024), (4, 2048), (1, 2), (1, 2048), (3, 6)])
+    assert {"at 2048 x 1024", "at 1 x 2048"} <= {*patch.tried}
+
+
+QUICK = {
+    "chunk": ("a, b = (x + 1).chunk(2, 1); return a * torch.sigmoid(b)", "512, 1024"),
+    "mean by hand": ("return torch.exp(x - x.sum(-1, keepdim=True) / x.shape[-1])", "512, 1024"),
+    "computed view": (
+        "y = torch.tanh(x + 1); return (y.view(y.shape[0], 2, y.shape[1] // 2) * 2).sum(1)",
+        "512, 1024",
+    ),
+}
+DEEP = {
+    "unflatten": ("return torch.tanh(x + 1).unflatten(-1, (4, -1)).softmax(-1) * 2", "512, 1024"),
+    "repeat": ("y = torch.exp(x) + 1; return y.repeat(1, 2) * torch.sigmoid(y.sum())", "512, 1024"),
+    "arange": ("return torch.exp(x) * torch.arange(x.shape[1]) + 1", "512, 1024"),
+    "arange of another": ("return torch.exp(x) + 1 + torch.arange(x.shape[0]).sum()", "512, 1024"),
+    "expand": (
+        "y = torch.exp(x.sum(1, keepdim=True)); return y.expand(-1, x.shape[1]) + torch.tanh(x)",
+        "512, 1024",
+    ),
+    "interpolate": ("return torch.exp(F.interpolate(x + 1, scale_factor=2) * 2)", "8, 4, 64, 64"),
+    "interpolate to a size": (
+        "return torch.exp(F.interpolate(x + 1, (x.shape[2] * 2, x.shape[3] * 2)) * 2)",
+        "8, 4, 64, 64",
+    ),
+    "pool": ("return torch.tanh(F.adaptive_avg_pool2d(torch.exp(x), 4) + 1)", "8, 4, 64, 64"),
+    "pool to a size": (
+        "return torch.tanh(F.adaptive_avg_pool2d(torch.exp(x), x.shape[-1] // 2) + 1)",
+        "8, 4, 64, 64",
+    ),
+    "slice": (
+        "h = x.shape[-1] // 2; y = x + 1; return y[:, :h] * torch.tanh(y[:, h:])",
+        "512, 1024",
+    ),
+    "narrow": ("y = torch.exp(x); return y.narrow(1, x.shape[1] // 4, 8) * 2 + 1", "512, 1024"),
+    "literal slice": ("y = x + 1; return torch.tanh(y[:, :64]) * y[:, 64:128]", "512, 1024"),
+    "scale": ("return torch.softmax(torch.exp(x) * x.shape[-1] ** -0.5, -1)", "512, 1024"),
+    "variance": ("return (x - x.mean(-1, keepdim=True)) / (x.shape[-1] - 1)", "512, 1024"),
+    "window": ("return torch.exp(x + 1).unfold(1, x.shape[1] // 4, 2).sum(-1) * 2", "64, 256"),
+    "pad": ("return F.pad(torch.exp(x), (0, x.shape[1])) * 2 + 1", "512, 1024"),
+    "row of one": ("return torch.tanh(x).view(1, 2, -1) * 2 + 1", "1, 4096"),
+}  # fmt: skip
+SHAPES = {
+    2: [(1, 1024), (3, 512), (5, 2048), (2, 16), (4, 1), (7, 48), (512, 1024), (512, 130)],
+    4: [(1, 4, 64, 64), (2, 3, 32, 16), (1, 1, 8, 8), (2, 4, 64, 32), (2, 4, 65, 66)],
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.deep) for name in DEEP)]
+)
+def test_a_size_that_becomes_a_number(tmp_path: Path, name: str) -> None:
+    """The patched model is the original at other sizes, or the place is left with its reason."""
+    body, shape = (QUICK | DEEP)[name]
+    patch = made(tmp_path, FORWARD.format(body=body.replace("; ", "\n        "), shape=shape))
+    assert patch.diff or REASON in reasons(patch)
+    assert_same(patch, tmp_path, SHAPES[len(shape.split(", "))])
+
+
+@pytest.mark.parametrize(
+    ("held", "body", "placed"),
+    [
+        ("None", "torch.tanh((torch.exp(x) * self.weight).chunk(2, -1)[0])", False),
+        ("parts", "torch.exp(x * self.weight) * self.parts + 1", True),
+    ],
+    ids=["nothing asks", "a guard asks"],
+)
+def test_a_number_of_the_configuration(tmp_path: Path, held: str, body: str, placed: bool) -> None:
+    """What a factory is given is varied, too: a guard asks for what the model holds of it."""
+    patch = made(tmp_path, SCALED.format(held=held, body=body))
+    assert_same(patch, tmp_path, [(4, 1024), (1, 1024)], 1024, 4)
+    assert_same(patch, tmp_path, [(4, 512), (1, 512)], 512, 2)
+    if placed:
+        assert "if self.parts != 4:" in patch.diff
+    else:
+        assert f"{REASON}: it has 512 for mul of 4096 x 1024" in reasons(patch)
+    assert any("in get_init_inputs()" in said for said in patch.tried)
+
+
+def kernels(model: torch.nn.Module, x: torch.Tensor, folder: Path) -> Iterator[Any]:
+    """What `emit` writes for a model that was seen at one size, as loaded modules."""
+    rulebook = load_rulebook()
+    device = rulebook.device("h200")
+    flow = dataflow(annotate(capture_module(model, (x,)), device))
+    found = identify(flow, group(flow, lambda n: decide(flow, n, rulebook), rulebook), rulebook)
+    for finding in found.groups:
+        kernel = emit(flow, finding.decision, finding.name, rulebook)
+        yield getattr(load_module(kernel.text, folder), kernel.entry)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a, b = (x * 2 + 1).chunk(2, dim=-1)\n        return a * torch.sigmoid(b)",
+        "return torch.exp(x - x.sum(-1, keepdim=True) / x.shape[-1])",
+    ],
+    ids=["chunk", "mean by hand"],
+)
+@pytest.mark.filterwarnings("ignore:.*running eager instead")
+def test_an_emitted_file_refuses_a_size_that_is_a_number_in_it(tmp_path: Path, body: str) -> None:
+    """Its reference holds the number, too, and may not run in its place."""
+    (tmp_path / "model.py").write_text(FORWARD.format(body=body, shape="4096, 2048"))
+    model = loaded(tmp_path / "model.py")
+    (kernel,) = kernels(model, torch.empty(4096, 2048), tmp_path)
+    x = torch.randn(8, 2048)
+    torch.testing.assert_close(kernel(x), model(x))
+    for width in (4096, 1024):
+        with pytest.raises(ValueError, match=f"has {width} in dimension 1, and this was made for"):
+            kernel(torch.randn(8, width))
+
+
+@pytest.mark.filterwarnings("ignore:.*running eager instead")
+def test_an_applied_model_is_the_original_at_other_widths(tmp_path: Path) -> None:
+    """In memory, too."""
+    (tmp_path / "model.py").write_text(GLU)
+    plain, model = loaded(tmp_path / "model.py"), loaded(tmp_path / "model.py")
+    applied = apply(model, (torch.empty(4096, 2048),), device="h200", verify=False)
+    assert applied.kernels
+    assert any(REASON in why for why in applied.unplaced.values())
+    for shape in [(4, 4096), (4, 1024), (4, 2048)]:
+        x = torch.randn(shape)
+        torch.testing.assert_close(model(x), plain(x))
