@@ -262,6 +262,7 @@ def _make_fx(
             result = torch.func.functional_call(module, state, inner_args, inner_kwargs)
             return list(_tensors_in(result))
 
+        vars(run)["_orig_mod"] = module  # whose modules torch notes in the nodes
         traced = make_fx(
             run,
             pre_dispatch=True,

@@ -480,7 +480,8 @@ class _Rewriter:
                 leaf = next(leaf for leaf in top.leaves if not self._only_views(leaf))
                 value = self._value(leaf)
                 word = self._sources.word(value) if value is not None else ""
-                changed = dict.fromkeys(changed, word)
+                bound = _targets(statement) or ()  # of others a view that hands on made the word
+                changed = {n: word if n in bound else w for n, w in changed.items()}
             names |= changed
         return names
 
