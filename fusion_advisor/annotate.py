@@ -1,9 +1,9 @@
 """Stage: what each launch costs. Records in, costs out; no torch.
 
-Bytes are HBM bytes as eager launches the op: every element that it addresses once, every fresh
-output once; an in-place op reads and writes its target; a view is free. FLOPs come from the op's
-meaning, or from its formula where it has none. An op that nobody modelled is counted by its
-tensors, marked, and never fused.
+Bytes are HBM bytes as eager launches the op: every element that it addresses once, in however many
+views of one storage, every fresh output once; an in-place op reads and writes its target; a view is
+free. FLOPs come from the op's meaning, or from its formula where it has none. An op that nobody
+modelled is counted by its tensors, marked, and never fused.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from fusion_advisor.addressed import together
 from fusion_advisor.axes import NotExpressible
 from fusion_advisor.builder import Builder, Value
 from fusion_advisor.device import Device, Unit
@@ -212,18 +213,14 @@ def _traffic(call: Call, op: Op | None) -> tuple[int, int]:
     if op is not None and op.traffic is not None:
         return op.traffic(call)
     node = call.node
-    read: dict[object, int] = {}
-    for tensor in call.operands:
-        read[element_set(tensor)] = tensor.bytes
-    owned = {tensor.storage for tensor in call.operands}
-    written: dict[object, int] = {}
-    for tensor in node.outputs:
-        if tensor is not None and tensor.storage not in owned:
-            written[element_set(tensor)] = tensor.bytes
-    for tensor in call.operands:
-        if tensor.storage in node.mutates:
-            written[element_set(tensor)] = tensor.bytes
-    return sum(read.values()), sum(written.values())
+    results = [tensor for tensor in node.outputs if tensor is not None]
+    owned = {tensor.storage for tensor in call.operands} - {*node.mutates}
+    written = [tensor for tensor in results if tensor.storage not in owned]
+    told = {tensor.storage for tensor in results}
+    for tensor in call.operands:  # which of them is not told where no result is
+        if tensor.storage in node.mutates and tensor.storage not in told:
+            written.append(tensor)
+    return together(call.operands), together(written)
 
 
 def element_set(tensor: Tensor) -> object:

@@ -23,7 +23,14 @@ from fusion_advisor.philox import STATE
 from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Rulebook, Verify
-from fusion_advisor.schedules.base import WORD_BYTES, Step, by_tensor, loaded_bytes, words
+from fusion_advisor.schedules.base import (
+    WORD_BYTES,
+    Step,
+    by_storage,
+    by_tensor,
+    loaded_bytes,
+    words,
+)
 from fusion_advisor.schedules.layout import Access, gaps, reach
 from fusion_advisor.schedules.spelling import TRITON_DTYPES
 from fusion_advisor.schedules.vectors import COPIED, copied_elements, taken_elements
@@ -256,7 +263,7 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
     sizes = {**sizes, **_parts(file, sizes)}
     loaded: int | None = 0
     stored = 0
-    seen: set[str] = set()
+    tensors = _laid_out(file, sizes, most)
     for kernel in file.kernels:
         step = kernel.step
         rows, cols = (
@@ -266,17 +273,16 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
             loaded = None if loaded is None else loaded + cols * access.tensor.itemsize
             stored += copied_elements(cols, step.vector) * access.tensor.itemsize
         for read, written, word_bytes in _launched(kernel, sizes):
-            for read_name, loads in by_tensor(read).items():
-                if file.together and read_name in seen:
-                    continue  # by another one of the same launch
-                seen.add(read_name)
-                tensor = _resized(file, kernel, loads, sizes, most)
-                region = step.region
-                if file.together:
-                    region, loads = file.region, _in_one_launch(file, read_name)
-                touched = loaded_bytes(region, loads, tensor, sizes)
-                if read_name in step.copied:
-                    touched = taken_elements(rows, cols, step.vector) * tensor.itemsize
+            region = file.region if file.together else step.region
+            if file.together:  # one launch reads for all of them
+                read = _in_one_launch(file) if kernel is file.kernels[0] else []
+            for access in {load.name: load for load in read}.values():
+                if access.name in step.copied and loaded is not None:
+                    taken = taken_elements(rows, cols, step.vector)
+                    loaded += taken * access.tensor.itemsize
+            for loads in by_storage([load for load in read if load.name not in step.copied]):
+                own = {load.name: tensors[load.name] for load in loads}
+                touched = loaded_bytes(region, loads, own, sizes)
                 loaded = None if loaded is None or touched is None else loaded + touched
             loaded = None if loaded is None else loaded + word_bytes[0]
             stored += word_bytes[1] + sum(
@@ -304,33 +310,75 @@ def _summed(region: Region, sizes: Mapping[int, int]) -> int:
     return max(behind.values(), default=1)
 
 
-def _in_one_launch(file: KernelFile, name: str) -> list[Access]:
-    """Every load of a tensor by the kernels that are launched together."""
-    return [load for kernel in file.kernels for load in kernel.step.loads if load.name == name]
+def _in_one_launch(file: KernelFile) -> list[Access]:
+    """Every load of the kernels that are launched together."""
+    return [load for kernel in file.kernels for load in kernel.step.loads]
 
 
 def _inputs(file: KernelFile, name: str, sizes: Mapping[int, int], most: int) -> Case:
     """The inputs at some sizes, and the values that integers among them may have."""
     sizes = {**sizes, **_parts(file, sizes)}
+    read = _laid_out(file, sizes, most)
+    tensors: dict[str, Tensor] = {}
+    for number, given in enumerate(file.input_names):
+        if f"in{number}" in read:
+            tensors[given] = read[f"in{number}"]
+        else:
+            access = file.unread[given]
+            pairs = zip(access.dims, access.tensor.shape, strict=True)
+            shape = tuple(prod(sizes[axis] for axis in dim) if dim else n for dim, n in pairs)
+            tensors[given] = dense(access.tensor, shape)
+    inputs = tuple(tensors[given] for given in file.input_names)
+    ranges = [_range(file, number, tensors, sizes) for number in range(len(inputs))]
+    return Case(name=name, inputs=inputs, ranges=tuple(_in_common(inputs, ranges)))
+
+
+def _in_common(
+    inputs: Sequence[Tensor], ranges: Sequence[tuple[int, int] | None]
+) -> Iterator[tuple[int, int] | None]:
+    """The values of each tensor, that may have elements in common with others of its storage."""
+    for tensor, own in zip(inputs, ranges, strict=True):
+        alike = [
+            values
+            for other, values in zip(inputs, ranges, strict=True)
+            if values and tensor.storage >= 0
+            if (other.storage, other.dtype) == (tensor.storage, tensor.dtype)
+        ]
+        yield (max(v[0] for v in alike), min(v[1] for v in alike)) if alike else own
+
+
+def _laid_out(file: KernelFile, sizes: Mapping[int, int], most: int) -> dict[str, Tensor]:
+    """Every tensor that a kernel reads at some sizes, by the name of its accesses: those of one
+    storage where they lie in it."""
     tensors: dict[str, Tensor] = {}
     for kernel in file.kernels:
-        for read, _, _ in _launched(kernel, sizes):
-            for loads in by_tensor(read).values():
-                tensor = _resized(file, kernel, loads, sizes, most)
-                given = kernel.named(loads[0])
-                if tensors.setdefault(given, tensor) != tensor:  # kernels that ask for different
-                    tensors[given] = _following(loads[0].tensor, tensor.shape)
-    for given, access in file.unread.items():
-        pairs = zip(access.dims, access.tensor.shape, strict=True)
-        shape = tuple(prod(sizes[axis] for axis in dim) if dim else n for dim, n in pairs)
-        tensors[given] = dense(access.tensor, shape)
-    return Case(
-        name=name,
-        inputs=tuple(tensors[given] for given in file.input_names),
-        ranges=tuple(
-            _range(file, number, tensors, sizes) for number in range(len(file.input_names))
-        ),
-    )
+        for name, loads in by_tensor(kernel.step.loads).items():
+            tensor = _resized(file, kernel, loads, sizes, most)
+            if tensors.setdefault(name, tensor) != tensor:  # kernels that ask for different
+                tensors[name] = _following(loads[0].tensor, tensor.shape)
+    of_graph = {f"in{n}": tensor for n, tensor in enumerate(file.region.inputs)}
+    for views in by_storage([load for kernel in file.kernels for load in kernel.step.loads]):
+        names = {load.name for load in views}
+        if len(names) > 1:
+            first = min(of_graph[name].offset for name in names)
+            for name in names:
+                offset = _moved(of_graph[name], tensors[name], of_graph[name].offset - first)
+                storage = of_graph[name].storage
+                tensors[name] = replace(tensors[name], storage=storage, offset=offset)
+    return tensors
+
+
+def _moved(graph: Tensor, tensor: Tensor, offset: int) -> int:
+    """An offset of the graph's as so many steps along each dimension, of a tensor at other sizes.
+    What begins behind a dimension's end does so where that is shorter, too."""
+    found = 0
+    for d in memory_order(graph):
+        if graph.stride[d] and graph.shape[d] > 1:
+            steps, offset = divmod(offset, graph.stride[d])
+            if tensor.shape[d] < graph.shape[d]:
+                steps = min(steps, tensor.shape[d])
+            found += steps * tensor.stride[d]
+    return found + offset
 
 
 def _launched(

@@ -26,7 +26,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
@@ -125,19 +125,27 @@ def _poison(storage: torch.Tensor) -> torch.Tensor:
     return storage
 
 
-def _lay_out(spec: Tensor, values: torch.Tensor, device: str) -> torch.Tensor:
-    """`values` at the spec's strides and alignment, with poison in every gap.
+def _lay_out(
+    spec: Tensor, others: Sequence[Tensor], values: torch.Tensor, held: dict[object, torch.Tensor]
+) -> torch.Tensor:
+    """`values` at the spec's strides and alignment, with poison in every gap: in memory of their
+    own, or in that `held` for all `others` of the spec's storage.
 
     A broadcast dimension (stride 0) takes the values of its first index. A large offset is cut to
     the same alignment, so that a slice of a huge tensor stays small.
     """
-    guard = _GUARD if device != "cpu" else 0
-    offset = spec.offset
-    if offset >= 2 * _ALIGNMENT:
-        offset = _ALIGNMENT + offset % _ALIGNMENT
-    storage = torch.empty(guard + offset + spec.extent + guard, dtype=values.dtype, device=device)
-    _poison(storage)
-    view = storage.as_strided(spec.shape, spec.stride, guard + offset)
+    guard = _GUARD if values.device.type != "cpu" else 0
+    first = min(other.offset for other in others)
+    moved = _ALIGNMENT + first % _ALIGNMENT - first if first >= 2 * _ALIGNMENT else 0
+    key = spec.storage, spec.dtype
+    storage = held.get(key)
+    if storage is None:
+        extent = max(other.offset + other.extent for other in others) + moved
+        storage = torch.empty(guard + extent + guard, dtype=values.dtype, device=values.device)
+        _poison(storage)
+        if len(others) > 1:
+            held[key] = storage
+    view = storage.as_strided(spec.shape, spec.stride, guard + spec.offset + moved)
     narrow = tuple(slice(None) if stride else slice(0, 1) for stride in spec.stride)
     view[narrow].copy_(values[narrow])
     return view
@@ -147,16 +155,15 @@ def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") 
     """The case's tensors filled with random data: the same for the same arguments."""
     gen = torch.Generator(device).manual_seed(seed)
     bounds = case.ranges or (None,) * len(case.inputs)
-    return tuple(
-        _lay_out(
-            spec,
-            _floats(spec, distribution, gen)
-            if getattr(torch, spec.dtype).is_floating_point
-            else _integers(spec, limit, gen),
-            device,
-        )
-        for spec, limit in zip(case.inputs, bounds, strict=True)
-    )
+    held: dict[object, torch.Tensor] = {}
+    made: list[torch.Tensor] = []
+    for spec, limit in zip(case.inputs, bounds, strict=True):
+        floats = getattr(torch, spec.dtype).is_floating_point
+        values = _floats(spec, distribution, gen) if floats else _integers(spec, limit, gen)
+        alike = (spec.storage, spec.dtype)
+        others = [x for x in case.inputs if x.storage >= 0 and (x.storage, x.dtype) == alike]
+        made.append(_lay_out(spec, others or [spec], values, held))
+    return tuple(made)
 
 
 # --- references ----------------------------------------------------------------------------------

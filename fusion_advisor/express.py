@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from fusion_advisor.addressed import together
 from fusion_advisor.axes import Dims, NotExpressible
 from fusion_advisor.builder import Builder, Value
 from fusion_advisor.dataflow import Dataflow
@@ -82,10 +83,12 @@ def fused_traffic(flow: Dataflow, border: Boundary) -> int:
     and read only among themselves, and less what several of them read. Of a tensor that a launch
     wrote a part of, a cache say, the rest is still read."""
     annotated = flow.annotated
+    tensors = annotated.tensors
     made = {flow.nodes[i].name for i in border.members if flow.launches(i)}
     kept = set(border.outputs)
     shared: dict[int, int] = {}
     read_of: dict[Ref, int] = {}
+    seen_of: dict[Ref, list[Tensor]] = {}
     total = 0
     for number in border.members:
         node, cost = flow.nodes[number], annotated.costs[flow.nodes[number].name]
@@ -95,20 +98,30 @@ def fused_traffic(flow: Dataflow, border: Boundary) -> int:
         for i, tensor in enumerate(node.outputs):
             if tensor is not None and Ref(node.name, i) not in kept:
                 total -= min(tensor.bytes, cost.bytes_written)
-        for element, ref in {flow.elements[ref]: ref for ref in flow.operands[number]}.items():
-            read = min(annotated.tensors[ref].bytes, cost.bytes_read)
-            maker = flow.base(ref).node
-            if maker in made:
-                total -= min(read, annotated.costs[maker].bytes_written)
-            else:
-                again = min(read, shared.get(element, 0))
-                total -= again
-                shared[element] = max(read, shared.get(element, 0))
-                base = flow.base(ref)
-                read_of[base] = read_of.get(base, 0) + read - again
-    # Views that overlap, a tensor and its halves say, are together no more than what they look at.
-    wholes = ((read, annotated.tensors[base].bytes) for base, read in read_of.items())
-    return total - sum(max(read - whole, 0) for read, whole in wholes)
+        for base, refs in _by_base(flow, number).items():
+            read = min(together(tensors[ref] for ref in refs), cost.bytes_read)
+            if base.node in made:
+                total -= min(read, annotated.costs[base.node].bytes_written)
+                continue
+            first = 0
+            for element, ref in {flow.elements[ref]: ref for ref in refs}.items():
+                own, before = min(tensors[ref].bytes, cost.bytes_read), shared.get(element, 0)
+                first += max(own - before, 0)
+                shared[element] = max(own, before)
+            first = min(first, read)
+            total -= read - first
+            read_of[base] = read_of.get(base, 0) + first
+            seen_of.setdefault(base, []).extend(tensors[ref] for ref in refs)
+    # Views that overlap, a tensor and its halves say, are read once, whichever launches read them.
+    return total - sum(max(read - together(seen_of[base]), 0) for base, read in read_of.items())
+
+
+def _by_base(flow: Dataflow, number: int) -> dict[Ref, list[Ref]]:
+    """What a launch reads, by the tensor that it looks at."""
+    found: dict[Ref, list[Ref]] = {}
+    for ref in flow.operands[number]:
+        found.setdefault(flow.base(ref), []).append(ref)
+    return found
 
 
 def express(flow: Dataflow, border: Boundary) -> Expressed:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from fusion_advisor.device import SECTOR_BYTES, VECTOR_BYTES
-from fusion_advisor.records import Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.schedules.base import DIVISOR, Step
 from fusion_advisor.schedules.layout import Access, Group, evaluates, gaps, index_of, stepped_over
@@ -100,31 +99,6 @@ def _division(step: Step, group: Group) -> float:
 
 def _accesses(step: Step) -> tuple[Access, ...]:
     return (*step.loads, *step.stores)
-
-
-def seen_twice(loads: Sequence[Access]) -> int:
-    """Bytes of tensors that lie within others that are read at the same time."""
-    tensors = {access.name: access.tensor for access in loads}
-    return sum(
-        tensor.bytes
-        for tensor in tensors.values()
-        if any(_within(tensor, other) for other in tensors.values())
-    )
-
-
-def _within(part: Tensor, whole: Tensor) -> bool:
-    """Does a tensor lie within another that is larger?"""
-    if part.storage != whole.storage or part.storage < 0 or part.bytes >= whole.bytes:
-        return False
-    if part.stride != whole.stride or part.dtype != whole.dtype:
-        return False
-    left = part.offset - whole.offset
-    dims = zip(part.shape, whole.shape, whole.stride, strict=True)
-    for size, held, stride in sorted(dims, key=lambda dim: -dim[2]):
-        start, left = divmod(left, stride) if stride else (0, left)
-        if start < 0 or start + size > held:
-            return False
-    return not left
 
 
 def lane_of(step: Step, access: Access) -> Group:

@@ -14,7 +14,7 @@ from fusion_advisor.instructions import precise
 from fusion_advisor.issue import Program, tally, wavefronts
 from fusion_advisor.predict import Work, kept, narrow
 from fusion_advisor.records import Ref
-from fusion_advisor.requests import scattered, seen_twice, torn
+from fusion_advisor.requests import scattered, torn
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.reducing import walks
 
@@ -72,18 +72,19 @@ def _plan_works(plan: Plan, device: Device, registers: Sequence[int]) -> tuple[W
             for name, (size, before) in left.items()
             if name in names
         )
-        resident += seen_twice(step.loads) + sum(step.shared.values())
+        resident += step.in_common + sum(step.shared.values())
+        read = step.bytes_read + step.in_common
         kind, program = _kind(step), Program(step, device.warp_size)
         done = tally(program, device, precise=precise(plan.region))
         found.append(
             Work(
                 kind=f"kernel.{kind}",
                 op=kind + NARROW if narrow(load.tensor for load in step.loads) else "",
-                bytes_read=step.bytes_read,
+                bytes_read=read,
                 bytes_written=step.bytes_written - sum(copied.values()),
                 instructions=int(done.instructions(device)),
                 wavefronts=wavefronts(program),
-                resident=min(resident, step.bytes_read),
+                resident=min(resident, read),
                 programs=step.programs,
                 warps=step.warps,
                 at_once=at_once(step, device, compiled),

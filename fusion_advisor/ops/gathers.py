@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fusion_advisor.addressed import together
 from fusion_advisor.axes import Dims, NotExpressible
 from fusion_advisor.builder import INTEGER_DTYPES, Builder, Value
 from fusion_advisor.ops.registry import Call, meaning_of
@@ -22,7 +23,7 @@ def _gather(call: Call) -> tuple[int, int]:
 
 def _index(call: Call) -> tuple[int, int]:
     source = call.operand(0)
-    places = sum(t.bytes for t in call.operands[1:])
+    places = together(call.operands[1:])
     return places + min(call.out.numel * source.itemsize, source.bytes), call.out.bytes
 
 

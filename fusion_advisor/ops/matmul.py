@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from fusion_advisor.addressed import together
 from fusion_advisor.ops.registry import Call, formula
 from fusion_advisor.ops.windows import Windows
 from fusion_advisor.records import Ref, Tensor
@@ -79,7 +80,7 @@ def _convolution(call: Call) -> int:
 def _windows(call: Call) -> tuple[int, int]:
     """The input's positions that some window touches; transposed, every one is."""
     x, weight, out = call.operand(0), call.operand(1), call.out
-    rest = sum(tensor.bytes for tensor in call.operands[1:])
+    rest = together(call.operands[1:])
     if call.arg(6, "transposed", False):
         return x.bytes + rest, out.bytes
     windows = Windows.laid(

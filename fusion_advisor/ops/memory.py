@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fusion_advisor.addressed import together
 from fusion_advisor.ops.registry import Call, Traffic, formula
 
 # -- scatters: the places written ------------------------------------------------------------------
@@ -12,7 +13,7 @@ def _scatter_into(copied: bool) -> Traffic:
         """Out of place the target is copied first; a value replaces, an addition reads too."""
         target, operands = call.operand(0), call.operands[1:]
         values = operands[-1].numel if operands else 0
-        read = sum(t.bytes for t in operands)
+        read = together(operands)
         base = target.bytes if copied else 0
         return read + base, base + values * target.itemsize
 
@@ -43,7 +44,7 @@ def _accumulate(copied: bool) -> Traffic:
         target, operands = call.operand(0), call.operands[1:]
         places = min(operands[-1].numel, target.numel) * target.itemsize
         base = target.bytes if copied else 0
-        return sum(t.bytes for t in operands) + base + places, base + places
+        return together(operands) + base + places, base + places
 
     return traffic
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 
+from fusion_advisor.addressed import together
 from fusion_advisor.builder import FLOAT_DTYPES, Builder, Scalar, Value, floats_only
 from fusion_advisor.ops.registry import Call, Meaning, meaning_of, pointwise
 from fusion_advisor.ops.views import parts
@@ -518,7 +519,7 @@ def clone(b: Builder, x: Value, memory_format: Arg = None) -> Value:
 
 def _overwritten(call: Call) -> tuple[int, int]:
     """The target is written and not read."""
-    return sum(t.bytes for t in call.operands[1:]), call.operand(0).bytes
+    return together(call.operands[1:]), call.operand(0).bytes
 
 
 def _overwriting(name: str) -> Callable[[Meaning], Meaning]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from fusion_advisor.addressed import View, distinct, of_tensor, together
 from fusion_advisor.records import DTYPE_BYTES, Tensor
 from fusion_advisor.region import Region
 from fusion_advisor.rulebook import Device, Rulebook
@@ -156,8 +157,14 @@ class Step:
     def bytes_read(self) -> int:
         """HBM bytes; what hangs on data is taken as one element for each place that asks. Words
         that programs exchange are read where they were just left, in the L2."""
-        read = sum(self._estimate(loads) for loads in by_tensor(self.loads).values())
-        return read + self.read_again
+        return sum(self._estimate(loads) for loads in by_storage(self.loads)) + self.read_again
+
+    @property
+    def in_common(self) -> int:
+        """Bytes that several of its tensors have in common: each asks for them, and all but the
+        first find them in the L2."""
+        apart = sum(self._estimate(loads) for loads in by_tensor(self.loads).values())
+        return apart + self.read_again - self.bytes_read
 
     @property
     def bytes_written(self) -> int:
@@ -169,12 +176,16 @@ class Step:
         return {load.name: load.tensor.bytes for load in self.loads if load.name in self.copied}
 
     def _estimate(self, loads: Sequence[Access]) -> int:
-        tensor = loads[0].tensor
-        found = loaded_bytes(self.region, loads, tensor, self.region.sizes)
+        """Bytes that some loads of one storage read."""
+        tensors = {load.name: load.tensor for load in loads}
+        found = loaded_bytes(self.region, loads, tensors, self.region.sizes)
         if found is not None:
             return found
-        asked = sum(prod(self.region.sizes[a] for a in self._walked(load)) for load in loads)
-        return min(asked * tensor.itemsize, tensor.bytes)
+        asked = 0
+        for name, of_one in by_tensor(loads).items():
+            places = sum(prod(self.region.sizes[a] for a in self._walked(load)) for load in of_one)
+            asked += min(places * tensors[name].itemsize, tensors[name].bytes)
+        return min(asked, together(tensors.values()))
 
     def _walked(self, load: Access) -> frozenset[int]:
         axes = load.walks
@@ -262,14 +273,43 @@ def by_tensor(loads: Sequence[Access]) -> dict[str, list[Access]]:
     return found
 
 
+def by_storage(loads: Sequence[Access]) -> list[list[Access]]:
+    """Loads by the memory that they read: views of one storage may have elements in common."""
+    found: dict[object, list[Access]] = {}
+    for load in loads:
+        known = load.tensor.storage >= 0 and load.name.startswith("in")
+        key = (load.tensor.storage, load.tensor.dtype) if known else load.name
+        found.setdefault(key, []).append(load)
+    return list(found.values())
+
+
 def loaded_bytes(
-    region: Region, loads: Sequence[Access], tensor: Tensor, sizes: Mapping[int, int]
+    region: Region,
+    loads: Sequence[Access],
+    tensors: Mapping[str, Tensor],
+    sizes: Mapping[int, int],
 ) -> int | None:
-    """Distinct bytes that some loads of one tensor touch; None where that hangs on data."""
-    if any(not load.pulled for load in loads):
-        return tensor.bytes
-    found = touched(region, loads, sizes)
-    return None if found is None else found * tensor.itemsize
+    """Distinct bytes that some loads of one storage touch, of tensors that may have other sizes
+    than the graph's; None where that hangs on data. Where they are too many to tell apart, elements
+    that several tensors have in common count for each."""
+    apart, views = 0, list[View]()
+    for name, of_one in by_tensor(loads).items():
+        tensor = tensors[name]
+        whole = any(not load.pulled for load in of_one)
+        found = _whole(tensor) if whole else touched(region, of_one, tensor, sizes)
+        if found is None:
+            return None
+        count = tensor.addressed if whole else distinct(found)
+        apart += tensor.numel if count is None else count
+        views += found
+    if len(tensors) > 1:
+        apart = min(apart, distinct(views) or apart)
+    return apart * loads[0].tensor.itemsize
+
+
+def _whole(tensor: Tensor) -> list[View]:
+    found = of_tensor(tensor)
+    return [found] if found else []
 
 
 class Refused(Exception):

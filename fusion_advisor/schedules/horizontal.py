@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusion_advisor.addressed import together
 from fusion_advisor.exprs import INDEX
 from fusion_advisor.region import Output, Region
 from fusion_advisor.rulebook import Device, Rulebook
@@ -18,6 +19,7 @@ from fusion_advisor.schedules.base import (
     Planner,
     Refused,
     Step,
+    by_storage,
     by_tensor,
     loaded_bytes,
 )
@@ -103,17 +105,17 @@ def _shared(steps: Sequence[Step]) -> dict[str, list[Access]]:
 def _met(region: Region, steps: Sequence[Step], device: Device) -> int:
     """Bytes that a kernel finds in the L2, where another one has read them."""
     found = 0
-    for name, loads in _shared(steps).items():
-        tensor = loads[0].tensor
-        if tensor.bytes > device.memory.l2.count:
+    for loads in by_storage([load for step in steps for load in step.loads]):
+        tensors = {load.name: load.tensor for load in loads}
+        if together(tensors.values()) > device.memory.l2.count:
             continue
         each = [
-            loaded_bytes(step.region, own, tensor, region.sizes)
+            loaded_bytes(step.region, own, tensors, region.sizes)
             for step in steps
-            if (own := by_tensor(step.loads).get(name))
+            if (own := [load for load in step.loads if load.name in tensors])
         ]
         known = [count for count in each if count is not None]
-        union = loaded_bytes(region, loads, tensor, region.sizes)
+        union = loaded_bytes(region, loads, tensors, region.sizes)
         if union is not None and len(known) == len(each):
             found += sum(known) - union
     return found

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, product
+from itertools import product
 from math import prod
+from operator import mul
 from typing import Any
 
+from fusion_advisor.addressed import Dim, View, view
 from fusion_advisor.axes import AxisList, Dims
 from fusion_advisor.exprs import FOLD
 from fusion_advisor.records import Tensor
@@ -131,35 +133,27 @@ def accesses(region: Region) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
 # -- what is touched -------------------------------------------------------------------------------
 
 
-def touched(region: Region, loads: Sequence[Access], sizes: Mapping[int, int]) -> int | None:
-    """Distinct elements of one tensor that some pulled loads read at certain sizes of the axes;
-    None where that hangs on data."""
-    found: list[dict[AxisList, _Places]] = []
+def touched(
+    region: Region, loads: Sequence[Access], tensor: Tensor, sizes: Mapping[int, int]
+) -> list[View] | None:
+    """What some pulled loads of a tensor address at certain sizes of the axes, where it lies as
+    `tensor` says; None where that hangs on data."""
+    found: list[View] = []
     for load in loads:
         places = _touched_by(region, load, sizes)
         if places is None:
             return None
-        found.append(places)
-    if all(places.keys() == found[0].keys() for places in found):
-        columns = [[places[dims] for places in found] for dims in found[0]]
-        differing = [n for n, column in enumerate(columns) if any(p != column[0] for p in column)]
-        if len(differing) <= 1:
-            return prod(
-                len(frozenset[object]().union(*column)) if n in differing else len(column[0])
-                for n, column in enumerate(columns)
-            )
-    return len(frozenset[AxisList]().union(*map(_elements, found)))
-
-
-def _elements(places: Mapping[AxisList, _Places]) -> Iterator[AxisList]:
-    """Where every element that a load reads lies along all dimensions, in their order."""
-    order = [d for dims in places for d in dims]
-    spelled: list[Iterable[Any]] = [
-        ((place,) for place in along) if len(dims) == 1 else along for dims, along in places.items()
-    ]
-    for chosen in product(*spelled):
-        where = dict(zip(order, chain.from_iterable(chosen), strict=True))
-        yield tuple(where[d] for d in sorted(order))
+        along: list[Dim] = []
+        for dims, each in places.items():
+            steps = [tensor.stride[d] for d in dims]
+            if len(steps) == 1:
+                along.append((each, steps[0]))
+            else:
+                apart: Iterable[AxisList] = each  # type: ignore[assignment]
+                along.append((frozenset(sum(map(mul, at, steps)) for at in apart), 1))
+        if seen := view(tensor.offset, along):
+            found.append(seen)
+    return found
 
 
 def _touched_by(

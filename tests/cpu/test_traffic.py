@@ -66,6 +66,12 @@ def half_updated(a: torch.Tensor) -> torch.Tensor:
     return c
 
 
+def half_scaled(a: torch.Tensor) -> torch.Tensor:
+    c = a.clone()
+    c[:, ::2].mul_(c[:, 1::2])
+    return c
+
+
 IMAGE = 2 * 4 * 9 * 9 * 4
 POOLED = 2 * 4 * 4 * 4 * 4
 
@@ -78,8 +84,23 @@ CASES: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...], list[Lau
     "scalar tensor": (torch.mul, (x(), torch.empty(())), [(FULL + 4, FULL)]),
     "one tensor twice": (lambda a: a * a, (x(),), [(FULL, FULL)]),
     "a square and its transpose": (lambda a: a + a.t(), (x(M, M),), [(4 * M * M, 4 * M * M)]),
-    "two slices that overlap": (  # two tensors to the kernel, so counted as two
-        lambda a: a[:, 1:] + a[:, :-1], (x(),), [(2 * 4 * M * (N - 1), 4 * M * (N - 1))],
+    "two slices that overlap": (
+        lambda a: a[:, 1:] + a[:, :-1], (x(),), [(FULL, 4 * M * (N - 1))],
+    ),
+    "a chosen neighbour": (
+        lambda a: torch.where(a[:, :-2] > 0, a[:, 2:], a[:, 1:-1]), (x(),),
+        [(4 * M * (N - 2), M * (N - 2)), (M * (N - 2) + 4 * M * (N - 1), 4 * M * (N - 2))],
+    ),
+    "both of every two columns": (
+        lambda a: a[:, ::2] + a[:, 1::2], (x(),), [(FULL, HALF)],
+    ),
+    "a tensor and a part of it": (
+        lambda a: a[:, : N // 2] + a.sum(1, keepdim=True), (x(),),
+        [(FULL, COLUMN), (HALF + COLUMN, HALF)],
+    ),
+    "slices in one loss": (
+        lambda a: F.mse_loss(a[:, 1:], a[:, :-1], reduction="none"), (x(),),
+        [(FULL, 4 * M * (N - 1))],
     ),
     "views are free": (
         lambda a: F.relu(a.view(2, 4, N).permute(2, 0, 1).unsqueeze(0).squeeze(0)),
@@ -127,6 +148,9 @@ CASES: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...], list[Lau
     ),
     "one column set": (column_set, (x(), x(M)), [(FULL, FULL), (COLUMN, COLUMN)]),
     "half in place": (half_updated, (x(),), [(FULL, FULL), (HALF, HALF)]),
+    "one half by the other": (  # 3/2 of what the tensor has: both halves read, one written
+        half_scaled, (x(),), [(FULL, FULL), (FULL, HALF)],
+    ),
     "made from nothing": (
         lambda a: a + torch.arange(N, dtype=torch.float32), (x(),),
         [(0, VECTOR), (FULL + VECTOR, FULL)],

@@ -11,9 +11,6 @@ import torch.nn.functional as F
 from fusion_advisor.device import LINE_BYTES
 from fusion_advisor.issue import Program
 from fusion_advisor.predict import Work
-from fusion_advisor.records import Tensor
-from fusion_advisor.requests import seen_twice
-from fusion_advisor.schedules.layout import Access
 from fusion_advisor.works import eager_works
 
 from .launches import empty, of_eager, of_kernels
@@ -41,15 +38,13 @@ def test_what_the_l1_serves_for_each_line(
     assert least < served_per_line(work) < most
 
 
-def test_halves_of_what_is_read_are_read_once() -> None:
-    def access(name: str, width: int, offset: int) -> Access:
-        tensor = Tensor((64, width), (128, 1), "float32", storage=0, offset=offset)
-        return Access(name, tensor, ((0,), (1,)), {0: 128, 1: 1})
+def test_what_several_tensors_have_in_common_is_found_in_the_l2() -> None:
+    def steps(a: torch.Tensor) -> torch.Tensor:
+        return torch.exp(a[:, 1:] - a[:, :-1])
 
-    whole, left, right = access("whole", 128, 0), access("left", 64, 0), access("right", 64, 64)
-    assert seen_twice((whole, left, right)) == whole.tensor.bytes
-    assert seen_twice((left, right)) == 0
-    assert seen_twice((access("apart", 64, 0), access("wider", 96, 32))) == 0
+    (work,) = of_kernels(steps, empty(64, 128))
+    asked = 2 * 4 * 64 * 127
+    assert (work.bytes_read, work.resident) == (asked, asked - 4 * 64 * 128)
 
 
 def test_eager_converts_types_by_a_slower_kernel() -> None:

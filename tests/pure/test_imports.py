@@ -19,7 +19,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # shared knowledge
         "errors axes philox trail ignores",
         "records scaffold faults",
-        "primitives",
+        "primitives addressed",
         "exprs",
         "bounds builder",
         "renaming",
