@@ -20,13 +20,10 @@ from fusion_advisor.pipeline import analyze
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
 from fusion_advisor.trial import Runs, patched_copy, tried
-from fusion_advisor.verify import criterion_of
 
 from .checks import CRITERION
 from .forks import run_script
 from .in_process import captured
-
-CRITERION = criterion_of(load_rulebook().verify)
 
 HEAD = """
 import torch
