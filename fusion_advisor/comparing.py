@@ -22,7 +22,7 @@ use that is counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,10 @@ class Truth:
     eager: Tensors
     exact: Tensors
     moved: Tensors | None = None
+
+
+class TooFew(Fault):
+    """A result that is too far by what one draw says, which has too few elements to say it."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,11 @@ def compare(
     truth: Truth,
     criterion: Criterion,
     summed: int = 0,
-    further: Iterator[Truth] | None = None,
+    further: Iterable[Truth] = (),
 ) -> Error:
     """The error of the result that is furthest off. Fault names the first result that does not
-    hold. `further` are other draws of the same distribution."""
+    hold. `further` are other draws of the same distribution; TooFew where they end before eager's
+    error is taken over enough elements."""
     if len(ours) != len(truth.eager):
         raise Fault(f"{len(ours)} outputs, the reference has {len(truth.eager)}")
     found: list[Error] = []
@@ -86,16 +91,23 @@ def compare(
         moved = None if truth.moved is None else truth.moved[index]
         if mine.is_floating_point():
             found.append(_floats(index, mine, theirs, exact, moved, criterion, summed))
-        elif mine.numel():
-            found.append(_whole(index, mine, theirs, exact, moved))
-    over = [index for index, error in enumerate(found) if error.ours > error.tolerance]
-    if over and further is not None:
-        found = _drawn_further(found, over, truth, further, criterion)
-        over = [index for index in over if found[index].ours > found[index].tolerance]
-    for index in over:
+        else:
+            found.append(_whole(index, mine, theirs, exact, moved) if mine.numel() else Error())
+    over = {index for index, error in enumerate(found) if error.ours > error.tolerance}
+    seen = {index: truth.eager[index].numel() for index in over}
+    draws = iter(further)
+    while few := {index for index in over if seen[index] < criterion.eager_elements}:
+        draw = next(draws, None)
+        if draw is None:
+            break
+        for index in few:
+            found[index] = _beside(found[index], draw, index, criterion)
+            seen[index] += draw.eager[index].numel()
+        over = {index for index in over if found[index].ours > found[index].tolerance}
+    for index in sorted(over, key=lambda index: (index in few, index)):
         error, exact = found[index], truth.exact[index]
         off = _gap(ours[index], exact)
-        raise Fault(
+        raise (TooFew if index in few else Fault)(
             f"{_at(index, off == off.max(), ours[index], exact)} (error {error.ours:.3g}, "
             f"eager's {error.eager:.3g}, allowed {error.tolerance:.3g})"
         )
@@ -105,34 +117,21 @@ def compare(
     )
 
 
-def _drawn_further(
-    found: list[Error],
-    over: list[int],
-    truth: Truth,
-    further: Iterator[Truth],
-    criterion: Criterion,
-) -> list[Error]:
-    """The errors beside eager's largest over more draws, as many as settle it."""
-    found = list(found)
-    seen = {index: truth.eager[index].numel() for index in over}
-    open_ = [index for index in over if seen[index] < criterion.eager_elements]
-    while open_:
-        draw = next(further)
-        for index in open_:
-            eager, exact = draw.eager[index], draw.exact[index]
-            moved = None if draw.moved is None else draw.moved[index]
-            own = _largest(_excused(eager, exact, moved), eager, exact)
-            error = found[index]
-            if own > error.eager:
-                allowed = error.tolerance + criterion.factor * (own - error.eager)
-                found[index] = Error(error.ours, own, allowed, error.stepped)
-            seen[index] += max(eager.numel(), 1)
-        open_ = [
-            index
-            for index in open_
-            if found[index].ours > found[index].tolerance and seen[index] < criterion.eager_elements
-        ]
-    return found
+def missing_draws(result: torch.Tensor, criterion: Criterion) -> int:
+    """How many more draws of a result have as many elements as eager's error is taken over; 0 of an
+    empty one, which cannot be off."""
+    return -(-criterion.eager_elements // result.numel()) - 1 if result.numel() else 0
+
+
+def _beside(error: Error, draw: Truth, index: int, criterion: Criterion) -> Error:
+    """An error beside eager's in another draw, where that is larger."""
+    eager, exact = draw.eager[index], draw.exact[index]
+    moved = None if draw.moved is None else draw.moved[index]
+    own = _largest(_excused(eager, exact, moved), eager, exact)
+    if own <= error.eager:
+        return error
+    allowed = error.tolerance + criterion.factor * (own - error.eager)
+    return Error(error.ours, own, allowed, error.stepped)
 
 
 def _floats(

@@ -256,6 +256,10 @@ class RunJob:
     """The dtype that its floats are cast to, in which kernels may fall back; empty where none."""
     at: Sizes = field(default_factory=Sizes)
     """Other sizes of its inputs and of what it is built with, at which kernels may fall back."""
+    summed: int = 0
+    """Elements of the largest sum behind a result."""
+    further: int = 0
+    """How often eager alone draws again at most, where one draw has too few elements."""
 
 
 @dataclass(frozen=True)
@@ -267,3 +271,5 @@ class Ran:
     launches: int = 0
     unfit: str = ""
     wrong: str = ""
+    few: bool = False
+    """Of `wrong`: whether eager has to draw further before that can be said."""

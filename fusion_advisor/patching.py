@@ -203,7 +203,7 @@ def patched(
                 for (said, scenario, _), answer in zip(originals, asked, strict=True)
             ]
         package = "" if operators else folder.relative_to(root).as_posix()
-        runs = _runs(request, flow, package, rulebook, at_sizes)
+        runs = _runs(request, flow, package, rulebook, at_sizes, proven.values())
         for edited, trials in _trials(placement, originals, made, proven, model) if text else ():
             diff_of, paths = edited.diff(root), edited.after
             found_wrong, ran = tried(
@@ -234,6 +234,7 @@ def _runs(
     package: str,
     rulebook: Rulebook,
     resized: Sequence[Resized],
+    kernels: Iterable[Kernel],
 ) -> Runs | None:
     """How the model of a patch is run on numbers: at small sizes first where there is no GPU, since
     the interpreter takes its time for each program. None where nothing is to be checked."""
@@ -241,7 +242,7 @@ def _runs(
         return None
     numbers, limit = rulebook.run, request.limits.memory_bytes
     tensors = (t for node in flow.nodes if node.kind != "call" for t in node.outputs if t)
-    held, given = sum(tensor.bytes for tensor in tensors), _given_dtype(flow)
+    held, given = sum(tensor.bytes for tensor in tensors), _given_dtypes(flow)
     too_large = ""
     if held > numbers.memory.value * limit:
         too_large = (
@@ -255,8 +256,9 @@ def _runs(
     return Runs(
         sizes, request.scenario, package, numbers.seeds.count,
         numbers.timeout.value, criterion_of(rulebook.verify),
-        tuple(dtype for dtype in numbers.dtypes if given and dtype != given), too_large,
+        tuple(dtype for dtype in numbers.dtypes if given and dtype != given[0]), too_large,
         tuple((each.said, each.sizes) for each in resized if each.beyond_rows),
+        max((case.summed for kernel in kernels for case in kernel.cases), default=0),
     )  # fmt: skip
 
 
@@ -316,14 +318,15 @@ def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
 
 
 def _other_dtype(flow: Dataflow) -> str:
-    """A dtype that a model may be asked in, and was not."""
-    return "bfloat16" if _given_dtype(flow) == "float32" else "float32"
+    """A dtype that a model may be asked in, and that none of its weights and inputs has."""
+    known = ("bfloat16", "float32", "float16", "float64")
+    return next(dtype for dtype in known if dtype not in _given_dtypes(flow)[:3])
 
 
-def _given_dtype(flow: Dataflow) -> str:
-    """That of a model's first weight or input of floats; empty where there is none."""
+def _given_dtypes(flow: Dataflow) -> list[str]:
+    """Those of a model's weights and inputs of floats, each once, in their order."""
     tensors = (node.out.dtype for node in flow.nodes if node.kind != "call" and node.outputs)
-    return next((dtype for dtype in tensors if "float" in dtype), "")
+    return [*dict.fromkeys(dtype for dtype in tensors if "float" in dtype)]
 
 
 def other_scenarios(asked: Scenario, dtype: str | None = None) -> list[tuple[str, Scenario]]:

@@ -29,8 +29,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fusion_advisor.capture import relocate
-from fusion_advisor.checking import prepare
-from fusion_advisor.comparing import compare
+from fusion_advisor.checking import Float64Mode, prepare
+from fusion_advisor.comparing import TooFew, Truth, compare, missing_draws
 from fusion_advisor.counting import counted
 from fusion_advisor.emitted import Fault, cause
 from fusion_advisor.kernels import from_json, to_json
@@ -50,6 +50,8 @@ class _Model:
 
 
 _Given = tuple[tuple[Any, ...], dict[str, Any]]
+_FURTHER = 1000
+"""Between the seeds of further draws."""
 
 
 def _loaded(job: RunJob, device: str) -> _Model:
@@ -93,16 +95,23 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
         _same_weights(job, model, folder)
         module = _cast(model.module, job.cast)
         wide = _cast(module, "float64")
-        for number, (size, seed) in enumerate(_runs(job)):
+
+        def drawn(size: tuple[int, int], seed: int) -> tuple[_Given, Truth]:
             torch.manual_seed(seed)
             with defaults(_scenario(job)), _on(device), _marked():
                 given = _sized(resized(model.draw(), job.at), size, device)
             given = _in_dtype(given, job.cast or job.dtype)
-            known = truth_of(
+            return given, truth_of(
                 partial(_results, job, module, given, device),
                 partial(_results, job, wide, _in_dtype(given, "float64"), device, wide=True),
             )
-            torch.save((given, known), folder / f"{job.cast}{number}.pt")
+
+        for number, (size, seed) in enumerate(_runs(job)):
+            given, known = drawn(size, seed)
+            missing = [missing_draws(each, job.criterion) for each in known.eager]
+            draws = range(1, 1 + min(max(missing, default=0), job.further))
+            further = [drawn(size, seed + _FURTHER * draw)[1] for draw in draws]
+            torch.save((given, known, further), folder / f"{job.cast}{number}.pt")
     except Exception as error:  # noqa: BLE001 the user's code, at sizes that it may not know
         return Ran(place, unfit=f"the original does not run so: {cause(error)}")
     return Ran(place)
@@ -119,12 +128,12 @@ def _patched(job: RunJob, model: _Model, place: str, device: str) -> Ran:
             module = _cast(model.module, job.cast)
             for number, (_, seed) in enumerate(_runs(job)):
                 kept = folder / f"{job.cast}{number}.pt"
-                given, known = torch.load(kept, weights_only=False)
+                given, known, further = torch.load(kept, weights_only=False)
                 torch.manual_seed(seed)
                 found = _results(job, module, given, device)
-                compare(found, known, job.criterion)
+                compare(found, known, job.criterion, job.summed, further)
         except Fault as fault:
-            return Ran(place, wrong=str(fault))
+            return Ran(place, wrong=str(fault), few=isinstance(fault, TooFew))
         except Exception as error:  # noqa: BLE001 the user's code, edited
             trace = traceback.extract_tb(error.__traceback__)
             # of several kernels in one file each has a function of its own to fall back
@@ -170,6 +179,7 @@ def _results(
     with (
         torch.no_grad(), _on(device), defaults(Scenario(dtype="float64" if wide else job.dtype)),
         torch.autocast(device, dtype=dtype, enabled=dtype is not None),
+        Float64Mode() if wide else nullcontext(),
     ):  # fmt: skip
         result = module(*args, **kwargs)
     return tuple(each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor))

@@ -29,6 +29,8 @@ Capture = Callable[[str, Scenario, Moved | None], Dataflow]
 
 _Sizes = tuple[tuple[int, int], ...]
 _AS_ASKED = Sizes()
+_FURTHER = (0, 64, 4096)
+"""How often eager alone draws again where one draw has too few elements: most is settled early."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Runs:
     too_large: str = ""
     others: tuple[tuple[str, Sizes], ...] = ()
     """Other sizes of the inputs and of what the model is built with, in words, too."""
+    summed: int = 0
+    """Elements of the largest sum in a kernel."""
 
     def job(
         self,
@@ -69,6 +73,7 @@ class Runs:
         kernels: str = "",
         cast: str = "",
         at: Sizes = _AS_ASKED,
+        further: int = 0,
     ) -> RunJob:
         """For the original, or with a copy of the tree and where the kernels are in it for the
         model that was edited there."""
@@ -76,6 +81,7 @@ class Runs:
         return RunJob(
             model, folder, sizes, self.seeds, self.criterion,
             asked.mode, asked.dtype, asked.autocast, moved, kernels, cast, at,
+            self.summed, further,
         )  # fmt: skip
 
 
@@ -120,16 +126,23 @@ def _run(
     ):
 
         def ran(sizes: _Sizes, cast: str = "", at: Sizes = _AS_ASKED) -> Ran:
-            """The patched model, or the original where that does not run. Raises WorkerError."""
+            """The patched model, or the original where that does not run; with further draws where
+            one has too few elements. Raises WorkerError."""
             found = Ran("")
-            jobs = (
-                (original, runs.job(model, folder, sizes, cast=cast, at=at)),
-                (edited, runs.job(patched, folder, sizes, moved, str(kernels), cast, at)),
-            )
-            for worker, job in jobs:
-                left = max(deadline - time.monotonic(), 1.0)
-                found = from_json(Ran, worker.submit(to_json(job), left).result())
-                if found.unfit or found.wrong:
+            for further in _FURTHER:
+                jobs = (
+                    (original, runs.job(model, folder, sizes, None, "", cast, at, further)),
+                    (
+                        edited,
+                        runs.job(patched, folder, sizes, moved, str(kernels), cast, at, further),
+                    ),
+                )
+                for worker, job in jobs:
+                    left = max(deadline - time.monotonic(), 1.0)
+                    found = from_json(Ran, worker.submit(to_json(job), left).result())
+                    if found.unfit or found.wrong:
+                        break
+                if not found.few:
                     break
             unfit, wrong = (s.replace(f"{moved[1]}/", "") for s in (found.unfit, found.wrong))
             return replace(found, unfit=unfit, wrong=wrong)

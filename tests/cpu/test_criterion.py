@@ -8,7 +8,7 @@ from itertools import repeat
 import pytest
 import torch
 
-from fusion_advisor.comparing import Truth, compare, ulp, ulps_of
+from fusion_advisor.comparing import TooFew, Truth, compare, ulp, ulps_of
 from fusion_advisor.emitted import Fault
 from fusion_advisor.stepping import as_tuple, truth_of
 
@@ -62,15 +62,23 @@ def test_eager_is_drawn_further_where_a_draw_has_few_elements() -> None:
             yield truth(few, error if number == 7 else 0.0)
 
     ours = off(few, 1.5 * error)
-    with pytest.raises(Fault):
+    with pytest.raises(TooFew):
         compare(ours, truth(few), CRITERION)
     assert compare(ours, truth(few), CRITERION, further=further()).eager == error
     assert len(asked) == 8  # as many as settle it
 
     asked.clear()
-    with pytest.raises(Fault):
+    with pytest.raises(Fault) as wrong:
         compare(off(few, 3 * error), truth(few), CRITERION, further=further())
     assert len(asked) == MANY // 16 - 1  # with the first draw so many elements
+    assert not isinstance(wrong.value, TooFew)
+
+
+def test_an_empty_result_of_integers_stands_beside_others() -> None:
+    empty = torch.empty(0, dtype=torch.int32)
+    known = Truth((empty, *truth(EXACT).eager), (empty, EXACT))
+    with pytest.raises(Fault, match="output 1"):
+        compare((empty, *off(EXACT, 1.0)), known, CRITERION)
 
 
 def test_enough_elements_ask_for_no_other_draw() -> None:

@@ -86,6 +86,24 @@ def test_statements_become_a_call(tmp_path: Path) -> None:
     assert "if x.dtype != torch.float32:" in text, "in another dtype it upcasts"
 
 
+def test_a_dtype_that_follows_an_input_is_asked_for(tmp_path: Path) -> None:
+    """Weights of another dtype than the inputs': the third one tells what follows which."""
+    body = """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(1024, dtype=torch.float32))
+
+            def forward(self, x):
+                x = x.bfloat16() if x.dtype == torch.float32 else x
+                h = x.float()
+                h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * (1 + self.weight)
+                return h.to(x.dtype)
+        """
+    text = changed(made(tmp_path, body, shape="64, 128, 1024, dtype=torch.bfloat16"))
+    assert "if x.dtype != torch.bfloat16:" in text
+
+
 def test_the_frameworks_own_norm_becomes_a_part_of_a_kernel(tmp_path: Path) -> None:
     """The reference calls it by the name that it has in the graph, and is the same there."""
     patch = made(

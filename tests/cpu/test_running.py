@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from fusion_advisor.kernels import from_json, to_json
@@ -57,3 +58,47 @@ def test_memory_that_nothing_was_written_to_is_given_numbers(tmp_path: Path) -> 
         assert not weights["chosen"].any()
         kept.append((x, scale, weights["weight"]))
     assert all(map(torch.equal, *kept)), "and the same ones in every run"
+
+
+SCALAR = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return {body}
+
+
+def get_inputs():
+    return [torch.randn(3, 33)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "further", "wrong", "few"),
+    [
+        ("x.exp().mean()", 0, False, False),
+        ("x.exp().mean() * (1 + 2**-22)", 0, True, True),
+        ("x.exp().mean() * (1 + 2**-22)", 64, False, False),
+        ("x.exp().mean() * 1.01", 4096, True, False),
+    ],
+)
+def test_a_single_number_is_held_to_many_draws_of_eager(
+    body: str, further: int, wrong: bool, few: bool, tmp_path: Path
+) -> None:
+    """Eager hits one number exactly by luck, and not all of many."""
+    original, edited = tmp_path / "model.py", tmp_path / "copy" / "model.py"
+    edited.parent.mkdir()
+    original.write_text(SCALAR.format(body="x.exp().mean()"))
+    edited.write_text(SCALAR.format(body=body))
+    moved = str(tmp_path), str(edited.parent)
+    found: list[Ran] = []
+    for file, tree in ((original, None), (edited, moved)):
+        with Worker("fusion_advisor.running") as worker:
+            job = RunJob(
+                str(file), str(tmp_path), ((0, 0),), 1, CRITERION, moved=tree, further=further
+            )
+            found.append(from_json(Ran, worker.submit(to_json(job), 600.0).result()))
+    first, second = found
+    assert (first.unfit, first.wrong) == ("", "")
+    assert (bool(second.wrong), second.few) == (wrong, few), second
