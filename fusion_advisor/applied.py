@@ -48,7 +48,7 @@ from fusion_advisor.patch import Patch
 from fusion_advisor.patching import other_scenarios, put
 from fusion_advisor.records import Graph
 from fusion_advisor.reports import wording
-from fusion_advisor.resized import seen_at
+from fusion_advisor.resized import Resized, seen_at
 from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario, Sizes
@@ -142,6 +142,8 @@ class Placed:
     originals: Sequence[tuple[str, Scenario, Dataflow]]
     decided: Callable[[Iterable[int]], Decision]
     """What was decided of the first of them."""
+    resized: Sequence[Resized] = ()
+    """The first of them at other sizes of its inputs."""
 
     @property
     def callers(self) -> dict[Key, dict[str, Any]]:
@@ -200,7 +202,7 @@ def placed(
     holding = (functions.holding(e.file, e.lines[0]) for each in made.puts for e in each.edits)
     changed = {this for this in holding if this is not None}
     texts |= {str(path): text for path, text in made.after.items() if path in made.before}
-    return Placed(functions, changed, texts, made, kernels, unplaced, originals, decided)
+    return Placed(functions, changed, texts, made, kernels, unplaced, originals, decided, at_sizes)
 
 
 def _classes(model: torch.nn.Module) -> list[type]:

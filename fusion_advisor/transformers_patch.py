@@ -39,6 +39,7 @@ from fusion_advisor.group import group
 from fusion_advisor.identify import identify
 from fusion_advisor.loading import load
 from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.models import resized
 from fusion_advisor.package import package_files
 from fusion_advisor.patch import Patch
 from fusion_advisor.patching import Patched
@@ -90,14 +91,20 @@ def patched_family(request: Request, root: Path, listener: Listener | None = Non
     listener.stage("try")
     flow = found.originals[0][2]
     wrong: dict[str, str] = {}
+    given = loaded.args, loaded.kwargs
+    trials = [(said, scenario, before, given) for said, scenario, before in found.originals]
+    trials += [
+        (each.said, found.originals[0][1], each.flow, resized(given, each.sizes))
+        for each in found.resized
+    ]
     if made.puts:
         with patched_copy(diff, made.after, root) as copy, _imported(copy, package.name) as fused:
             if fused.fuse(loaded.module) is not loaded.module:
                 raise AssertionError("fuse gives its model back")
-            for said, scenario, before in found.originals:
+            for said, scenario, before, inputs in trials:
                 try:
                     graph = capture_module(
-                        loaded.module, loaded.args, loaded.kwargs, scenario, references=package.name
+                        loaded.module, *inputs, scenario, references=package.name, breaks=False
                     )
                     differs = difference(before, dataflow(annotate(graph, device)))
                 except CaptureError as error:
@@ -108,7 +115,7 @@ def patched_family(request: Request, root: Path, listener: Listener | None = Non
     free = group(flow, found.decided, rulebook)
     return Patched(
         made, diff if made.puts else "", "", root,
-        tuple(said for said, _, _ in found.originals), wrong,
+        tuple(said for said, *_ in trials), wrong,
         found.unplaced,
         sum(finding.saved_us_total for finding in identify(flow, free, rulebook).groups),
         sum(put.finding.saved_us_total for put in made.puts),
