@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import prod
 
+from fusion_advisor.asked import Asked
 from fusion_advisor.bounds import data_below
 from fusion_advisor.kernel_file import (
     INT32_MAX,
@@ -262,7 +263,7 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
     most = _largest(file) if name == FULL_SIZE else numbers.indexed_places.count
     sizes = {**sizes, **_parts(file, sizes)}
     loaded: int | None = 0
-    stored = 0
+    stored = loads_asked = stores_asked = 0
     tensors = _laid_out(file, sizes, most)
     for kernel in file.kernels:
         step = kernel.step
@@ -272,7 +273,13 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
         for access in kernel.copied:
             loaded = None if loaded is None else loaded + cols * access.tensor.itemsize
             stored += copied_elements(cols, step.vector) * access.tensor.itemsize
-        for read, written, word_bytes in _launched(kernel, sizes):
+            loads_asked += copied_elements(cols, step.vector)
+            stores_asked += copied_elements(cols, step.vector)
+        asked = Asked(step, sizes, kernel.body.near)
+        for number, (read, written, word_bytes) in enumerate(_launched(kernel, sizes)):
+            loads_asked += asked.about(number)
+            loads_asked += asked.by(read) + asked.parts * word_bytes[0] // WORD_BYTES
+            stores_asked += asked.left(written) + word_bytes[1] // WORD_BYTES
             region = file.region if file.together else step.region
             if file.together:  # one launch reads for all of them
                 read = _in_one_launch(file) if kernel is file.kernels[0] else []
@@ -293,6 +300,8 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
         _inputs(file, name, sizes, most),
         loaded_bytes=loaded,
         stored_bytes=stored,
+        loads=loads_asked,
+        stores=stores_asked,
         costly=prod(sizes.values()) > numbers.costly_elements.count,
         summed=_summed(file.region, sizes),
     )

@@ -10,7 +10,8 @@ What is held, for each case and seed:
   as the graph's fake tensors do. A CPU's eager may lay results out otherwise (a batch norm of a
   permuted tensor, a padding of channels-last images), so only its values are asked;
 - inputs stay bit for bit as they were;
-- interpreter: addresses in bounds, no races, traffic equal to the plan's to the byte;
+- interpreter: addresses in bounds, no races, traffic equal to the plan's to the byte, and no more
+  elements asked for than the plan says, repeats included;
   GPU: a second launch gives the same bits.
 """
 
@@ -382,6 +383,13 @@ def _check_traffic(case: Case, loaded: int, stored: int) -> None:
             raise Fault(f"{what} {seen} bytes, the plan says {planned}")
 
 
+def _check_requests(case: Case, loads: int, stores: int) -> None:
+    """Fault where a kernel asks for elements more often than its plan does."""
+    for what, planned, seen in (("loads", case.loads, loads), ("stores", case.stores, stores)):
+        if planned is not None and seen > planned:
+            raise Fault(f"{what} {seen} elements, repeats included; the plan at most {planned}")
+
+
 def _launch_twice(kernel: Kernel, module: ModuleType, inputs: Tensors) -> Tensors:
     """Launch on a GPU; Fault when a second launch gives other bits."""
     ours, again = (_launch(module, kernel.entry, inputs) for _ in range(2))
@@ -430,6 +438,7 @@ def _check_once(
         error = _judge(yardstick, case, run, inputs, ours)
         _check_layouts(yardstick, inputs, ours)
         _check_traffic(case, traffic.loaded, traffic.stored)
+        _check_requests(case, traffic.loads, traffic.stores)
         return error
     except Fault as fault:
         raise Fault(f"{_drawn(case, run)}: {fault}") from fault

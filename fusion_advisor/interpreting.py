@@ -14,7 +14,7 @@ Import this in a process that has `TRITON_INTERPRET=1` set before Triton is impo
 
 And what is added: while a kernel runs, every address it touches must lie inside the storage of a
 tensor that the launch was given; programs may not depend on each other's order; and the
-distinct bytes loaded and stored are counted (`Traffic`).
+distinct bytes loaded and stored are counted, and the elements asked for (`Traffic`).
 """
 
 # The interpreter is untyped and private: its types are unknown to pyright.
@@ -62,10 +62,13 @@ _NOBODY, _SEVERAL = -1, -2
 
 @dataclass
 class Traffic:
-    """Distinct bytes, summed over the launches seen."""
+    """Distinct bytes, and the elements that were asked for, as often as they were, summed over the
+    launches seen. Lanes that are masked ask for nothing."""
 
     loaded: int = 0
     stored: int = 0
+    loads: int = 0
+    stores: int = 0
     launches: int = 0
 
 
@@ -98,6 +101,7 @@ class Memory:
             if base and base not in regions:
                 regions[base] = _Region(base, storage.nbytes(), tensor.element_size())
         self.regions = sorted(regions.values(), key=lambda region: region.base)
+        self.loads = self.stores = 0
 
     def _locate(self, addresses: np.ndarray, itemsize: int, what: str) -> tuple[_Region, Any]:
         low, high = int(addresses.min()), int(addresses.max()) + itemsize
@@ -127,6 +131,7 @@ class Memory:
         """Record a load; Violation when it is out of bounds or reads another program's store."""
         if not addresses.size:
             return
+        self.loads += addresses.size
         region, index = self._locate(addresses, itemsize, "load")
         writer = region.writer[index]
         if ((writer != _NOBODY) & (writer != program)).any():
@@ -142,6 +147,7 @@ class Memory:
         """Record a store; Violation when it is out of bounds or clashes with another access."""
         if not addresses.size:
             return
+        self.stores += addresses.size
         region, index = self._locate(addresses, values.itemsize, "store")
         reader = region.reader[index]
         if ((reader != _NOBODY) & (reader != program)).any():
@@ -163,8 +169,10 @@ class Memory:
             region.reader[index] = region.writer[index] = _SEVERAL
 
     def add_to(self, traffic: Traffic) -> None:
-        """Add this launch's distinct bytes."""
+        """Add this launch's distinct bytes, and what it asked for."""
         traffic.launches += 1
+        traffic.loads += self.loads
+        traffic.stores += self.stores
         for region in self.regions:
             traffic.loaded += int(np.count_nonzero(region.reader != _NOBODY)) * region.grain
             traffic.stored += int(np.count_nonzero(region.writer != _NOBODY)) * region.grain

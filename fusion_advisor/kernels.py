@@ -24,7 +24,7 @@ class Case:
     """One set of inputs to check a kernel with.
 
     `loaded_bytes` and `stored_bytes` are what the plan predicts: for each launch, distinct
-    addresses × itemsize, summed over the tensor arguments. None: not to be compared.
+    addresses × itemsize, summed over the storages of the arguments. None: not to be compared.
     `ranges` bounds the values of integer inputs, half open (indices into a table); empty or
     None: the checker chooses small ones.
     """
@@ -38,6 +38,10 @@ class Case:
     """Takes the interpreter long: it is checked with the first two seeds alone."""
     summed: int = 0
     """Elements of the largest sum behind a result."""
+    loads: int | None = None
+    """Elements that the kernels ask for at the most, as often as they do. None: not to be held."""
+    stores: int | None = None
+    """Elements that they store, likewise."""
 
 
 @dataclass(frozen=True, slots=True)

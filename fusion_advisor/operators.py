@@ -29,7 +29,10 @@ def operator(kernel: Kernel, spelling: Spelling) -> Kernel:
         kernel,
         entry=_ENTRY,
         text=kernel.text + "\n\n" + "\n".join(lines) + "\n",
-        cases=tuple(replace(c, loaded_bytes=None, stored_bytes=None) for c in kernel.cases),
+        cases=tuple(
+            replace(c, loaded_bytes=None, stored_bytes=None, loads=None, stores=None)
+            for c in kernel.cases
+        ),
         launches=(),
     )
 

@@ -71,7 +71,7 @@ def chunks(
     warps = rows * block // (each * device.warp_size)
     warps = min(max(1, warps), rulebook.schedules.row.max_warps.count)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, stages=stages)
-    again = _read_again(region, inner, _walks(region, inner), rows, device, rulebook)
+    again = _read_again(region, inner, row_walks(region, inner), rows, device, rulebook)
     taken = vector(laid, rulebook) if rows == 1 else 0
     return replace(step, serial=serial, read_again=again, vector=taken)
 
@@ -108,7 +108,7 @@ def _check_scans(region: Region) -> None:
         raise Refused("no-schedule", "scans in both directions need the whole row on chip")
 
 
-def _walks(region: Region, inner: frozenset[int]) -> list[set[int]]:
+def row_walks(region: Region, inner: frozenset[int]) -> list[set[int]]:
     """What each walk over a row needs: the operands of a pass, or the results along the row."""
     found: list[set[int]] = []
     known: set[int] = set()
@@ -133,7 +133,7 @@ def _until(region: Region, number: int, known: set[int]) -> set[int]:
 
 def walked_twice(region: Region, inner: frozenset[int], device: Device, rulebook: Rulebook) -> bool:
     """Are rows so long that programs which walk them again find nothing in the L2?"""
-    return bool(_read_again(region, inner, _walks(region, inner), 1, device, rulebook))
+    return bool(_read_again(region, inner, row_walks(region, inner), 1, device, rulebook))
 
 
 def _read_again(

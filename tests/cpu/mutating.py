@@ -19,7 +19,6 @@ dropped. The arguments are:
 - NAN_AGAIN: a softmax's maximum only shifts: every NaN of the row reaches its sum anyway;
 - SENTINEL: a masked score of −10⁴ or less; its exponential is 0 either way, and among fp16
   scores it is no row's maximum;
-- WRAPPED: the load's index is taken modulo the size, so it is in range on every lane;
 - CORRECTED: a mean whose remainder is taken back from the deviations: `p = x - sum(x) / n`, then
   `p - sum(p) / n`. The first sum may be off in proportion; the second one is a rounding's worth;
 - WAITING: it only says whether programs wait for each other; those of the interpreter never do, and
@@ -53,7 +52,6 @@ NEUTRAL_ALREADY = "masked lanes hold the neutral element already, from their loa
 PROMOTED = "the other operand is fp32, to which Triton widens this one"
 NAN_AGAIN = "the maximum only shifts a softmax, whose sum sees every NaN itself"
 SENTINEL = "a masked score, whose exponential is 0 either way"
-WRAPPED = "the index is taken modulo the size: in range on every lane"
 CORRECTED = "the mean's remainder is taken back from the deviations, to within a rounding"
 WAITING = "only whether programs wait hangs on it, and those of the interpreter never do"
 MARGIN = "float64 keeps a margin here that the criterion does not ask for"
@@ -304,14 +302,6 @@ def _promoted(scope: _Scope, cast: ast.Call) -> str | None:
     return PROMOTED if reads and all(id(use) in met for use in reads) else None
 
 
-def _wrapped(scope: _Scope, load: ast.Call) -> str | None:
-    """Every index in the load's address is `something % size`."""
-    names = {name for name, _ in scope.assignments()} & _names(load.args[0])
-    definitions = [scope.definition(name) for name in names]
-    wrapped = all(isinstance(d, ast.BinOp) and isinstance(d.op, ast.Mod) for d in definitions)
-    return WRAPPED if definitions and wrapped and _callee(load) == "tl.load" else None
-
-
 def _sentinel(scope: _Scope, constant: ast.Constant) -> str | None:
     """A large constant in a kernel that takes exponentials."""
     assert isinstance(constant.value, float)
@@ -413,7 +403,7 @@ def _masks(scope: _Scope) -> Iterator[_Edit]:
             if isinstance(meaning, ast.Name):
                 meaning = scope.definition(meaning.id) or meaning
             changed = _copy_without_keywords(node, "mask", "other")
-            why = _always_true(scope, meaning) or _wrapped(scope, node)
+            why = _always_true(scope, meaning)
             yield _Edit("mask dropped", node, changed, why)
 
 
@@ -497,11 +487,17 @@ def _tiles(scope: _Scope) -> Iterator[_Edit]:
         for argument in node.args
     }
     for node in scope.nodes():
-        if isinstance(node, ast.BinOp) and _callee(node.left) == "tl.program_id":
+        if isinstance(node, ast.BinOp) and _is_program(node.left):
             further = ast.BinOp(node.right, ast.Add(), ast.Constant(1))
             changed = ast.BinOp(node.left, node.op, further)
             yield _Edit("wrong tile", node, changed, IN_BLOCKS if id(node) in counted else None)
             yield _Edit("wrong tile", node, ast.Constant(0))
+
+
+def _is_program(node: ast.expr) -> bool:
+    """The number of the program, as wide as offsets have to be."""
+    wide = isinstance(node, ast.Call) and _callee(node) == "wide"
+    return _callee(node.args[0] if wide else node) == "tl.program_id"
 
 
 def _offsets(scope: _Scope) -> Iterator[_Edit]:

@@ -38,7 +38,14 @@ def _constexprs(names: str) -> tuple[tuple[str, str], ...]:
 
 def softmax(sizes: tuple[tuple[int, int], ...] = SIZES) -> Kernel:
     cases = tuple(
-        Case(f"{m}x{n}", (_matrix(m, n, "float32", gap=i),), m * n * 4, m * n * 4)
+        Case(
+            f"{m}x{n}",
+            (_matrix(m, n, "float32", gap=i),),
+            m * n * 4,
+            m * n * 4,
+            loads=m * n,
+            stores=m * n,
+        )
         for i, (m, n) in enumerate(sizes)
     )
     launch = Launch(
@@ -64,6 +71,8 @@ def add_rms_norm(sizes: tuple[tuple[int, int], ...] = SIZES) -> Kernel:
             ),
             2 * (2 * m * n + n),
             2 * (2 * m * n),
+            loads=3 * m * n,
+            stores=2 * m * n,
         )
         for m, n in sizes
     )
@@ -91,6 +100,8 @@ def swiglu(sizes: tuple[tuple[int, int], ...] = (*SIZES, (7, 300))) -> Kernel:
             ),
             2 * (2 * m * n),
             2 * m * n,
+            loads=2 * m * n,
+            stores=m * n,
         )
         for i, (m, n) in enumerate(sizes)
     )
@@ -113,6 +124,8 @@ def layer_norm(sizes: tuple[tuple[int, int], ...] = SIZES) -> Kernel:
             (_matrix(m, n, "float32", gap=5), _vector(n, "float32"), _vector(n, "float32")),
             4 * (m * n + 2 * n),
             4 * m * n,
+            loads=m * n + -(-m // 4) * 2 * n,
+            stores=m * n,
         )
         for m, n in sizes
     )
@@ -136,6 +149,8 @@ def masked_softmax(sizes: tuple[tuple[int, int], ...] = SIZES) -> Kernel:
             (_matrix(m, n, "float16", gap=2), _matrix(m, n, "bool", gap=1)),
             3 * m * n,
             2 * m * n + 8 * m,
+            loads=2 * m * n,
+            stores=m * n + m,
         )
         for m, n in sizes
     )
@@ -166,6 +181,8 @@ def gelu_bias(sizes: tuple[tuple[int, int], ...] = (*SIZES, (9, 250))) -> Kernel
             ),
             4 * (2 * m * n + n),
             4 * 2 * m * n,
+            loads=2 * 2 * m * n,
+            stores=2 * m * n,
         )
         for m, n in sizes
     )

@@ -64,6 +64,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "group neighbours",
         "framework",
         "kernel_file",
+        "asked",
         "launcher cases reference",
         "resized",
         "alone held",
