@@ -265,7 +265,7 @@ class Program:
             return float(UNKNOWN) if on else 1.0
         width = (min(one.whole, spread.vector) if on else 1) * access.tensor.itemsize
         asked = (
-            [None if at is None else address(at) for at in lanes]
+            tuple(None if at is None else address(at) for at in lanes)
             for lanes in self._lanes[side].warps
         )
         return sum(wavefronts_of(addresses, width) for addresses in asked) / WARPS_SEEN

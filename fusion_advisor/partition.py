@@ -2,9 +2,10 @@
 
 A partition cuts a component's launches into disjoint sets whose quotient graph is acyclic. A set of
 several launches must be connected and pass the judge. The search minimises the sum of the sets'
-times. Up to `exact` launches it is exact: every connected set is judged and the best packing found;
-beyond that, or with more than `most_sets` such sets, it is a greedy agglomeration whose distance to
-a lower bound is reported.
+times. Up to `exact` launches it is exact: every connected set is judged and the best packing found.
+Beyond that, or with more than `most_sets` such sets, it is not, and its distance to a lower bound
+is reported: more launches are first gathered greedily into sets, and what is still too much to
+search is halved in the launches' order until it is not.
 """
 
 from __future__ import annotations
@@ -90,11 +91,20 @@ def partition(component: Component, judge: Judge, exact: int, most_sets: int) ->
         verdict = judged(whole)
         if verdict.accepted and verdict.time_us <= sum(component.alone_us):
             return Partition((whole,), verdict.time_us, verdict.time_us, True)
-    if component.count <= exact:
-        found = _exact(component, judged, most_sets)
-        if found is not None:
-            return found
-    return _greedy(component, judged)
+    saves: dict[int, float] = {}
+    complete = component.count <= exact
+    for piece in (whole,) if complete else _greedy(component, judged):
+        if piece != whole and judged(piece).accepted:
+            saves[piece] = _alone_us(component, piece) - judged(piece).time_us
+        else:
+            found = _cut(component, piece, judged, exact, most_sets)
+            saves |= found.saves
+            complete &= found.complete
+    time = sum(component.alone_us) - sum(saves.values())
+    if complete:
+        return Partition(tuple(sorted(saves)), time, time, True)
+    bound = least_us(component, whole, whole)
+    return Partition(tuple(sorted(saves)), time, bound, False)
 
 
 def joined(component: Component, mask: int) -> bool:
@@ -168,42 +178,67 @@ def least_us(component: Component, mask: int, decided: int) -> float:
     return total + sum(read.values())
 
 
-def _exact(component: Component, judge: Judge, most_sets: int) -> Partition | None:
-    """Every set that the judge accepts, then the packing of them that saves most. None when there
-    are more than `most_sets` connected sets to judge."""
-    accepted = _accepted_sets(component, judge, most_sets)
-    if accepted is None:
-        return None
-    chosen = _best_packing(component, accepted)
-    time = sum(component.alone_us) - sum(accepted[mask] for mask in chosen)
-    return Partition(tuple(sorted(chosen)), time, time, True)
+@dataclass(frozen=True)
+class _Cut:
+    """Chosen sets, each with the time that it saves; whether no others save more."""
+
+    saves: dict[int, float]
+    complete: bool
 
 
-def _accepted_sets(component: Component, judge: Judge, most_sets: int) -> dict[int, float] | None:
-    """Accepted connected sets with the time that each saves. A hopeless set is not grown; what a
-    path leaves and enters again, and so cannot share a kernel, is grown to hold that path."""
+def _cut(component: Component, piece: int, judge: Judge, exact: int, most_sets: int) -> _Cut:
+    """The best packing of the accepted sets within a piece that no path leaves and enters again; of
+    a piece that has too many that of those which were judged, in it and in its halves."""
+    small = piece.bit_count() <= max(exact, 1)
+    known = _accepted_sets(component, piece, judge, most_sets) if small else _Cut({}, False)
+    saves = dict(known.saves)
+    if not known.complete:
+        for half in _halves(piece):
+            saves |= _cut(component, half, judge, exact, most_sets).saves
+    if small:
+        chosen = _best_packing(component, piece, saves)
+        saves = {mask: saves[mask] for mask in chosen}
+    return _Cut(saves, known.complete)
+
+
+def _halves(piece: int) -> tuple[int, int]:
+    """The first launches, and those behind them."""
+    numbers = list(bits(piece))
+    first = sum(1 << number for number in numbers[: len(numbers) // 2])
+    return first, piece & ~first
+
+
+def _alone_us(component: Component, mask: int) -> float:
+    return sum(component.alone_us[i] for i in bits(mask))
+
+
+def _accepted_sets(component: Component, piece: int, judge: Judge, most_sets: int) -> _Cut:
+    """Accepted connected sets within a piece, those of few launches first; not complete where there
+    are more than `most_sets` to judge. A hopeless set is not grown; what a path leaves and enters
+    again, and so cannot share a kernel, is grown to hold that path."""
     saves: dict[int, float] = {}
-    seen = {1 << i for i in range(component.count)}
+    seen = {1 << i for i in bits(piece)}
+    judged = 0
     frontier = sorted(seen)
     while frontier:
         grown: list[int] = []
         for mask in frontier:
-            for number in bits(_neighbours(component, mask)):
+            for number in bits(_neighbours(component, mask) & piece):
                 larger = _closed(component, mask | 1 << number)
                 if larger in seen or any(component.apart[i] & larger for i in bits(larger)):
                     continue
+                if judged == most_sets:
+                    return _Cut(saves, False)
                 seen.add(larger)
-                if len(seen) > most_sets:
-                    return None
+                judged += 1
                 verdict = judge(larger)
                 if not verdict.hopeless:
                     grown.append(larger)
-                alone = sum(component.alone_us[i] for i in bits(larger))
-                saved = alone - verdict.time_us
+                saved = _alone_us(component, larger) - verdict.time_us
                 if verdict.accepted and saved > 0 and joined(component, larger):
                     saves[larger] = saved
         frontier = grown
-    return saves
+    return _Cut(saves, True)
 
 
 def _closed(component: Component, mask: int) -> int:
@@ -219,10 +254,11 @@ def _neighbours(component: Component, mask: int) -> int:
     return around & ~mask
 
 
-def _best_packing(component: Component, saves: dict[int, float]) -> tuple[int, ...]:
-    """Disjoint sets that save most and close no cycle. A packing that closes one is branched on:
-    each branch gives one of the cycle's sets up, so the first without a cycle is the best."""
-    queue = [_packing(component, saves, frozenset())]
+def _best_packing(component: Component, piece: int, saves: dict[int, float]) -> tuple[int, ...]:
+    """Disjoint sets of a piece that save most and close no cycle. A packing that closes one is
+    branched on: each branch gives one of the cycle's sets up, so the first without a cycle is the
+    best."""
+    queue = [_packing(piece, saves, frozenset())]
     branches = {frozenset[int]()}
     forbidden = [frozenset[int]()]
     while True:
@@ -236,12 +272,12 @@ def _best_packing(component: Component, saves: dict[int, float]) -> tuple[int, .
             fewer = without | {mask}
             if fewer not in branches:
                 branches.add(fewer)
-                queue.append(_packing(component, saves, fewer))
+                queue.append(_packing(piece, saves, fewer))
                 forbidden.append(fewer)
 
 
 def _packing(
-    component: Component, saves: dict[int, float], without: frozenset[int]
+    piece: int, saves: dict[int, float], without: frozenset[int]
 ) -> tuple[float, tuple[int, ...]]:
     """The most that disjoint sets save, cycles ignored, and the sets."""
     lowest: dict[int, list[int]] = {}
@@ -263,12 +299,12 @@ def _packing(
             memo[remaining] = found
         return found
 
-    return best(component.everything)
+    return best(piece)
 
 
-def _greedy(component: Component, judge: Judge) -> Partition:
-    """Grow sets in topological order, each launch joining the set where it saves most; then
-    dissolve what the judge does not accept."""
+def _greedy(component: Component, judge: Judge) -> tuple[int, ...]:
+    """Sets of several launches, grown in topological order, each launch joining the set where it
+    saves most; the judge may not accept them."""
     growing = _Growing(component)
     for number in range(component.count):
         one, decided = 1 << number, (1 << (number + 1)) - 1
@@ -287,15 +323,7 @@ def _greedy(component: Component, judge: Judge) -> Partition:
             options.append((saved, k))
         gain, k = max(options, default=(0.0, -1))
         growing.place(number, k if gain > 0 else -1)
-    chosen = tuple(mask for mask in growing.sets if mask & (mask - 1) and judge(mask).accepted)
-    covered = 0
-    total = 0.0
-    for mask in chosen:
-        covered |= mask
-        total += judge(mask).time_us
-    total += sum(component.alone_us[i] for i in bits(component.everything & ~covered))
-    bound = least_us(component, component.everything, component.everything)
-    return Partition(chosen, total, bound, False)
+    return tuple(mask for mask in growing.sets if mask & (mask - 1))
 
 
 class _Growing:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 from fusion_advisor.device import LINE_BYTES
 
@@ -21,7 +22,8 @@ BANKS = 32
 TAG_BANKS = 4
 
 
-def wavefronts_of(addresses: Sequence[int | None], width: int) -> int:
+@lru_cache(maxsize=1 << 14)  # the sets that a search judges ask for the same few again and again
+def wavefronts_of(addresses: tuple[int | None, ...], width: int) -> int:
     """Of one request for `width` bytes at each lane's address; None of a lane that asks for
     nothing. One in which no lane asks takes one, too."""
     at_once = max(1, len(addresses) * WORD_BYTES // max(width, WORD_BYTES))

@@ -143,18 +143,53 @@ def test_sets_that_no_kernel_could_be_are_not_judged(
     partition(component, strict, exact=20, most_sets=1 << 20)
 
 
-@settings(max_examples=200, deadline=None)
-@given(problems(most=12))
-def test_greedy_is_legal_and_above_its_bound(problem: tuple[Component, frozenset[int]]) -> None:
+@settings(max_examples=300, deadline=None)
+@given(problems(most=12), st.sampled_from([0, 3, 6, 20]), st.sampled_from([0, 4, 40]))
+def test_a_bounded_search_is_legal_and_above_its_bound(
+    problem: tuple[Component, frozenset[int]], exact: int, most_sets: int
+) -> None:
     component, hopeless = problem
     judge = judge_of(component, hopeless)
-    found = partition(component, judge, exact=0, most_sets=0)
+    asked: list[int] = []
+
+    def counted(mask: int) -> Verdict:
+        asked.append(mask)
+        return judge(mask)
+
+    found = partition(component, counted, exact, most_sets)
+    assert len(asked) == len(set(asked)) <= 2 * component.count * (most_sets + component.count)
     assert found.time_us >= found.bound_us - 1e-9
+    assert found.time_us <= sum(component.alone_us) + 1e-9
+    covered = 0
+    for mask in found.sets:
+        assert not mask & covered
+        covered |= mask
     assert acyclic(component, found.sets)
     for mask in found.sets:
         assert judge(mask).accepted
         assert joined(component, mask)
         assert compatible(component, mask)
+
+
+def test_what_is_too_much_together_is_cut_into_parts() -> None:
+    """Of 24 launches in a row three share a kernel: neither all of them nor none do."""
+    count = 24
+    component = Component(
+        above=[(1 << i) - 1 for i in range(count)],
+        apart=[0] * count,
+        near=[(1 << i >> 1) | (1 << i + 1 & (1 << count) - 1) for i in range(count)],
+        alone_us=[3.0] * count,
+        traffic=[Traffic(((i, 1.0),), ((i + 1, 1.0, 1 << i + 1, False),)) for i in range(count)],
+        launch_us=LAUNCH_US,
+    )
+
+    def judge(mask: int) -> Verdict:
+        return Verdict(mask.bit_count() <= 3, False, 3.0)
+
+    found = partition(component, judge, exact=20, most_sets=500)
+    assert sum(mask.bit_count() for mask in found.sets) == count
+    assert found.time_us == count / 3 * 3.0
+    assert not found.exact
 
 
 def test_two_convex_sets_that_form_a_cycle_are_not_chosen() -> None:
