@@ -223,6 +223,20 @@ def test_scans_are_held_to_what_cuda_rounds(worker: Worker) -> None:
     assert check.failure is None
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_a_softmax_that_widens_half_precision_needs_no_gpu(worker: Worker, name: str) -> None:
+    """A CPU's eager has no kernel for it, CUDA's widens first."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return getattr(torch.nn.functional, name)(x * 0.5, -1, dtype=torch.float32)
+
+    kernel = kernel_of(function, torch.randn(64, 200, dtype=torch.float16))
+    assert kernel.outputs == ("float32",)
+    assert f"_{name}.default" in kernel.text
+    (check,) = checked(worker, kernel)
+    assert check.failure is None
+
+
 def test_a_broken_file_is_named(worker: Worker) -> None:
     kernel = softmax()
     assert "does not import" in failure(worker, replace(kernel, text="import nowhere\n"))
