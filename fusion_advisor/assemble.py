@@ -125,10 +125,13 @@ def assemble(
             )
             for number, a in enumerate(advice, start=1)
         ],
-        totals=_totals(flow, grouping, found.groups, eager_us, len(faults.found)),
+        totals=_totals(
+            flow, grouping, found.groups, eager_us, len(faults.found), scenario.gradients
+        ),
         search_gap=grouping.gap,
         unmodelled=_unmodelled(annotated),
         no_schedule=_no_schedule(found),
+        not_run=list(graph.not_run),
         faults=[FaultRow(why=fault.why, nodes=list(fault.nodes)) for fault in faults.found],
     )
 
@@ -531,12 +534,16 @@ def _by_cause(rows: Iterable[tuple[str, int, float]]) -> list[CauseRow]:
 # -- totals ----------------------------------------------------------------------------------------
 
 
+_UNDER_NO_GRAD = "under torch.no_grad() alone: with gradients eager's own launches run"
+
+
 def _totals(
     flow: Dataflow,
     grouping: Grouping,
     groups: Sequence[Finding],
     eager_us: Mapping[str, float],
     faults: int,
+    gradients: bool,
 ) -> TotalsRow:
     total_us = sum(eager_us.values())
     costs = [flow.annotated.costs[node.name] for node in flow.nodes]
@@ -558,10 +565,11 @@ def _totals(
         predicted_speedup=_ratio(total_us, total_us - saved_us),
         coverage=_ratio(sum(c.time_us for c in costs if c.modelled), sum(c.time_us for c in costs)),
         saveable_bytes=grouping.saveable_bytes,
-        ceiling_speedup=_ratio(total_us, _least_us(flow)),
+        ceiling_speedup=_ratio(total_us, _least_us(flow, eager_us)),
         peak_activation_bytes=peak_activation_bytes(flow.annotated.graph),
         time_by_bound=by_bound,
         faults=faults,
+        condition=_UNDER_NO_GRAD if gradients else "",
     )
 
 
@@ -587,27 +595,42 @@ def _ratio(over: float, under: float) -> float:
     return over / under if under > 0 else 1.0
 
 
-def _least_us(flow: Dataflow) -> float:
-    """What stays when all memory-bound work is fused away: the compute-bound launches, or reading
-    what is there before and writing what is returned, whichever takes longer; a launch at least."""
-    annotated = flow.annotated
-    computing = sum(
-        cost.time_us for cost in annotated.costs.values() if cost.launches and not cost.memory_bound
-    )
-    crossing: dict[object, int] = {}
-    for i in range(len(flow.nodes)):
-        for ref in flow.operands[i] if flow.launches(i) else ():
-            if flow.nodes[flow.position[flow.base(ref).node]].kind != "call":
-                tensor = annotated.tensors[ref]
-                read = min(tensor.bytes, annotated.costs[flow.nodes[i].name].bytes_read)
+def _least_us(flow: Dataflow, eager_us: Mapping[str, float]) -> float:
+    """What stays when all is fused that may be: the call, every launch that is never fused, and of
+    the others to read once what those and the caller give and to write once what those and the
+    caller get, in no fewer launches than lie one behind the other with a launch that is never fused
+    between them."""
+    annotated, device = flow.annotated, flow.annotated.device
+    names = [node.name for node in flow.nodes]
+    stays = [flow.launches(i) and not flow.fusible[i] for i in range(len(names))]
+    left_us = sum(us for name, us in eager_us.items() if not name or stays[flow.position[name]])
+    written = 0
+    read: dict[Ref, dict[object, int]] = {}
+    turns = [0] * len(names)  # odd within a fused launch, even behind one that is never fused
+    for i, name in enumerate(names):
+        turn = max((turns[p] for p in flow.before[i]), default=0)
+        turns[i] = turn + turn % 2 if stays[i] else turn | int(flow.fusible[i])
+        if not flow.fusible[i]:
+            continue
+        cost = annotated.costs[name]
+        for ref in flow.operands[i]:
+            base = flow.base(ref)
+            maker = flow.position[base.node]
+            if stays[maker] or flow.nodes[maker].kind != "call":
+                parts, tensor = read.setdefault(base, {}), annotated.tensors[ref]
                 key = element_set(tensor)
-                crossing[key] = max(crossing.get(key, 0), read)
-    for ref in flow.returned:
-        if flow.nodes[flow.position[flow.base(ref).node]].kind == "call":
-            crossing[element_set(annotated.tensors[ref])] = annotated.tensors[ref].bytes
-    fastest = annotated.device.bandwidth * annotated.device.times.fastest
-    least = max(computing, sum(crossing.values()) / fastest * 1e6)
-    return max(least, annotated.device.launch_us)
+                parts[key] = max(parts.get(key, 0), min(tensor.bytes, cost.bytes_read))
+        for n, tensor in enumerate(flow.nodes[i].outputs):
+            ref = Ref(name, n)
+            if tensor is not None and any(use < 0 or stays[use] for use in flow.uses(ref)):
+                written += min(tensor.bytes, cost.bytes_written)
+    fastest = device.bandwidth * device.times.fastest
+    # Views that overlap are together no more than what they look at.
+    taken = sum(min(sum(parts.values()), annotated.tensors[b].bytes) for b, parts in read.items())
+    moving_us = (taken + written) / fastest * 1e6
+    least_launch = min(device.times.eager_launch.value, device.times.kernel_launch.value)
+    launches = (max(turns, default=0) + 1) // 2
+    return left_us + max(moving_us, launches * least_launch)
 
 
 def peak_activation_bytes(graph: Graph) -> int:

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from fusion_advisor.files import missing
 from fusion_advisor.forks import Fork, Forks, end_with_parent
 from fusion_advisor.frames import choose_from_dump, has_source, is_user, source_of_traceback
 from fusion_advisor.recording import names_json, recorded_graph
-from fusion_advisor.records import Graph
+from fusion_advisor.records import Graph, Node
 from fusion_advisor.scenario import (
     InputSpec,
     Limits,
@@ -243,6 +243,7 @@ def _translate(
         assumed=tuple(loaded.assumed),
         trail=replace(traced.trail, values=launcher.values) if traced.trail else None,
         built=loaded.built,
+        not_run=_not_run(loaded.module, launcher.nodes),
     )  # fmt: skip
     if mask_elements is not None:
         graph = replace(graph, masks=masks(graph, mask_elements))
@@ -251,6 +252,33 @@ def _translate(
             f"{loaded.source}: the model launches no kernel; give a model that computes something"
         )
     return replace(graph, seconds=time.perf_counter() - started)
+
+
+def _not_run(module: torch.nn.Module, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The topmost modules that have parameters of which no launch reads one. None of a model of
+    which none reads any: it computes with what it is given."""
+    from fusion_advisor.expansions import identifier
+
+    read = {ref.node for node in nodes for ref in node.refs()}
+    named = module.named_parameters(remove_duplicate=False)  # one that is tied has several names
+    used = {_memory(parameter) for name, parameter in named if identifier(name) in read}
+    found: list[str] = []
+
+    def look(name: str, part: torch.nn.Module) -> None:
+        own = [_memory(parameter) for parameter in part.parameters()]
+        if own and used.isdisjoint(own):
+            found.append(name)
+            return
+        for key, child in part.named_children():
+            look(f"{name}.{key}" if name else key, child)
+
+    if used:
+        look("", module)
+    return tuple(found)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
 # The parent's side.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
+from networkx.utils import UnionFind
 
 from fusion_advisor.dataflow import Dataflow, bits, widened
 from fusion_advisor.decide import Decision
@@ -327,8 +328,6 @@ def _launch_together(flow: Dataflow, decide: Decide, result: Grouping) -> None:
     for found, sides in kept:
         for side in sides:
             side.found.instances.remove(side.place)
-            result.saveable_bytes += side.found.decision.fused_bytes
-        result.saveable_bytes -= found.decision.fused_bytes
         (place,) = found.instances
         shape = _shape(flow, place)
         if shape in alike:
@@ -403,10 +402,9 @@ def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping) -> None:
     fused = {place for g in result.groups for place in g.instances}
     known = fused | {place for c in result.candidates for place in c.instances}
     seen: dict[object, Found] = {}
-    for region in _convex_regions(wide):
-        if len(region) > 1:
-            unfused = sum(costs[i].bytes for i in region)
-            result.saveable_bytes += unfused - fused_traffic(wide, boundary(wide, region))
+    regions = tuple(_convex_regions(wide))
+    result.saveable_bytes = _saveable_bytes(wide, regions, result.groups)
+    for region in regions:
         ends = tuple(sorted({*region, *_ends(flow, region, compute_bound)}))
         for place in dict.fromkeys((region, ends)):
             if len(place) < 2 or place in known:
@@ -417,6 +415,27 @@ def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping) -> None:
             else:
                 seen[shape] = Found(decide(place), [place])
     result.candidates.extend(f for f in seen.values() if not f.decision.accepted)
+
+
+def _saveable_bytes(
+    wide: Dataflow, regions: Sequence[tuple[int, ...]], groups: Sequence[Found]
+) -> int:
+    """What one launch for each region would save; regions that a group reaches over count as one.
+    No less than what the groups save, whose plans may leave out what launches are counted with."""
+    joint: UnionFind[int] = UnionFind()
+    for place in (*regions, *(place for found in groups for place in found.instances)):
+        joint.union(*place)
+    saved: dict[int, int] = {}
+    for found in groups:
+        for place in found.instances:
+            more = found.decision.unfused_bytes - found.decision.fused_bytes
+            saved[joint[place[0]]] = saved.get(joint[place[0]], 0) + more
+    total = 0
+    for together in joint.to_sets():
+        unfused = sum(wide.annotated.costs[wide.nodes[i].name].bytes for i in together)
+        most = unfused - fused_traffic(wide, boundary(wide, together))
+        total += max(most, saved.get(joint[next(iter(together))], 0))
+    return total
 
 
 def _convex_regions(wide: Dataflow) -> Iterable[tuple[int, ...]]:

@@ -216,6 +216,8 @@ class Graph:
     """Of the attentions that take one."""
     built: tuple[int, ...] = ()
     """The whole numbers that the model's factory was given, each once."""
+    not_run: tuple[str, ...] = ()
+    """The model's topmost modules of which no launch reads a parameter: `model.vision_tower`."""
 
     @property
     def empty(self) -> bool:

@@ -380,8 +380,10 @@ class CauseRow(_Row):
 
 
 class TotalsRow(_Row):
-    """Of the whole model, all instances counted. `ceiling_speedup` is Amdahl's: memory-bound work
-    costs nothing beyond reading what is there before and writing what is returned, once."""
+    """Of the whole model, all instances counted. `ceiling_speedup` is Amdahl's: launches that are
+    never fused stay, the others cost nothing beyond reading what they are given and writing what
+    others get, once. `saveable_bytes` is what one launch for each maximal region of modelled
+    memory-bound ones would save, if any schedule existed: no grouping saves more."""
 
     flops: int
     hbm_bytes_unfused: int
@@ -397,6 +399,8 @@ class TotalsRow(_Row):
     time_by_bound: dict[str, float] = {}
     faults: int = 0
     """Regions that were not analysed for a fault of ours."""
+    condition: str = ""
+    """When the kernels run of which these are the figures; empty where they do in this scenario."""
 
 
 class FaultRow(_Row):
@@ -466,7 +470,8 @@ class ReviewRow(_Row):
 
 class Report(_Row):
     """One model, one scenario, one device. `search_gap` is the share by which the partition may
-    be slower than the best; 0 when it is the best."""
+    be slower than the best; 0 when it is the best. `not_run` names the topmost modules that the
+    scenario does not reach: no launch reads a parameter of theirs."""
 
     schema_version: int = SCHEMA_VERSION
     tool: Tool
@@ -484,6 +489,7 @@ class Report(_Row):
     unmodelled: list[CauseRow] = []
     no_schedule: list[CauseRow] = []
     faults: list[FaultRow] = []
+    not_run: list[str] = []
     graph: dict[str, Any] | None = None
     bench: BenchRow | None = None
     review: ReviewRow | None = None

@@ -39,6 +39,7 @@ def graph_to_data(graph: Graph) -> dict[str, Any]:
         "files": graph.files,
         "masks": [[mask.node, mask.says, mask.why] for mask in graph.masks],
         "built": graph.built,
+        "not_run": graph.not_run,
     }
 
 
@@ -57,6 +58,7 @@ def graph_from_data(content: Mapping[str, Any]) -> Graph:
         files=tuple(content.get("files", ())),
         masks=tuple(Mask(*mask) for mask in content.get("masks", ())),
         built=tuple(content.get("built", ())),
+        not_run=tuple(content.get("not_run", ())),
     )
 
 

@@ -28,6 +28,9 @@ def render(report: Report) -> str:
 def _lines(report: Report, top: int) -> Iterator[str]:
     yield f"# {_code(report.model.source)} on {_text(report.device.title)}"
     yield ""
+    for what, said in wording.notes(report):
+        yield f"**{what.capitalize()}**: {_text(said)}."
+        yield ""
     yield from _table(("", ""), [(name, _text(said)) for name, said in wording.totals(report)])
     yield ""
     yield from _fuse(report, top)

@@ -68,7 +68,8 @@ def _headline(report: Report) -> str:
         f"Fuse {count} group{'s' if count > 1 else ''}: {wording.size(saved)} of"
         f" {wording.size(row.hbm_bytes_unfused)} less through HBM,"
         f" {row.kernels_unfused} kernels become {row.kernels_fused},"
-        f" {row.predicted_speedup:.2f}x predicted."
+        f" {row.predicted_speedup:.2f}x predicted"
+        + (f", {row.condition}." if row.condition else ".")
     )
 
 
@@ -80,6 +81,7 @@ def _about(report: Report) -> list[tuple[str, str]]:
         ("scenario", wording.scenario(report)),
         ("inputs", ", ".join(f"{name} {shape}" for name, shape in report.scenario.shapes.items())),
         ("assumed", "; ".join(report.scenario.defaults)),
+        *wording.notes(report),
         ("captured by", report.model.captured_by),
         ("graph breaks", "; ".join(report.model.graph_breaks)),
         ("differs from eager", "; ".join(report.model.differs_from_eager)),

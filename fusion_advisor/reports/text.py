@@ -43,6 +43,8 @@ def _parts(report: Report, top: int, gates: bool) -> Iterator[RenderableType]:
     yield _line("scenario: " + wording.scenario(report), "dim")
     yield _line("assumed: " + "; ".join(report.scenario.defaults), "dim")
     yield _line("device: " + wording.device(report), "dim")
+    for what, said in wording.notes(report):
+        yield _line(f"{what}: {said}", "yellow")
     for broken in report.model.graph_breaks:
         yield _line(f"graph break: {broken}", "yellow")
     yield from _section("Totals", [_pairs(wording.totals(report))])

@@ -128,6 +128,16 @@ def scenario(report: Report) -> str:
     return ", ".join(said)
 
 
+def notes(report: Report) -> list[tuple[str, str]]:
+    """What a reader has to know before any figure: each with what it is about."""
+    condition, missed = report.totals.condition, report.not_run
+    found = [("kernels run", condition)] if condition and report.groups else []
+    if missed:
+        others = f" and {len(missed) - _NAMED} more" if len(missed) > _NAMED else ""
+        found += [("not run", f"{', '.join(missed[:_NAMED])}{others}: no launch reads from them")]
+    return found
+
+
 def device(report: Report) -> str:
     """How fast the device is taken to be, and where that is from."""
     row = report.device
@@ -199,6 +209,8 @@ def timed(report: Report) -> list[GroupRow]:
 
 
 _MOST_REASONS = 3
+_NAMED = 4
+"""Modules that a line names."""
 """Of Inductor's, for one group; all are in the JSON."""
 
 
@@ -265,7 +277,8 @@ def totals(report: Report) -> list[tuple[str, str]]:
         (
             "time",
             f"{time(row.time_us)} → {time(after)} predicted{by}"
-            f" ({row.predicted_speedup:.2f}x, ceiling {row.ceiling_speedup:.2f}x)",
+            f" ({row.predicted_speedup:.2f}x, ceiling {row.ceiling_speedup:.2f}x)"
+            + (f", {row.condition}" if row.condition else ""),
         ),
         ("FLOPs", f"{row.flops:.4g}"),
         ("coverage", f"{percent(row.coverage)} of the time is in modelled ops"),
