@@ -79,3 +79,25 @@ def test_a_wrong_config_is_one_line(tmp_path: Path, content: dict[str, Any], exp
 def test_a_missing_config() -> None:
     with pytest.raises(CaptureError, match="give the path of a config"):
         capture_here("hf:nowhere/config.json")
+
+
+GEMMA = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "mm_tokens_per_image": 4,
+    "text_config": {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+    },
+    "vision_config": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 56, "patch_size": 14,
+    },
+}  # fmt: skip
+
+
+def test_the_tower_that_text_alone_does_not_reach_is_named(tmp_path: Path) -> None:
+    graph = capture_here(write(tmp_path, GEMMA), Scenario(batch=1, seq=16))
+    assert graph.not_run == ("model.vision_tower", "model.multi_modal_projector")
+    (tmp_path / "text").mkdir()
+    assert capture_here(write(tmp_path / "text", LLAMA), Scenario(batch=1, seq=16)).not_run == ()
