@@ -85,24 +85,23 @@ def test_it_warns_where_most_is_not_placed() -> None:
     assert done.share == 0
 
 
-def scaled(places: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    freqs = places[..., None].float() * by.to(dtype=torch.float)
-    return freqs.cos() * 2 + freqs
-
-
 class Scaled(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("by", torch.randn(64))
+        self.register_buffer("by", torch.randn(512))
 
-    def forward(self, places: torch.Tensor) -> torch.Tensor:
-        return scaled(places, self.by)
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        by = self.by
+        turned = (x @ x) * by.to(device=x.device, dtype=torch.float)
+        cos = turned.cos() * 2
+        sin = turned.sin() * 2
+        return cos, sin
 
 
 @pytest.mark.filterwarnings("ignore:.*running eager instead")
 def test_a_name_whose_tensor_is_handed_on_keeps_it() -> None:
     """`by.to(...)` launches nothing: the statement binds another tensor, and `by` stays."""
-    model, places = Scaled(), torch.randint(0, 9, (64, 512))
-    wanted = model(places)
-    assert apply(model, (places,), device="h200", verify=False).kernels
-    torch.testing.assert_close(model(places), wanted)
+    model, x = Scaled(), torch.randn(512, 512)
+    wanted = model(x)
+    assert apply(model, (x,), device="h200", verify=False).kernels
+    torch.testing.assert_close(model(x), wanted)
