@@ -172,18 +172,24 @@ def measure_model(
     timeout_s: float,
 ) -> Measurement:
     """The whole graph in one way, with `replaced` in place of their launches."""
+    return _answered(model_job(flow, replaced, way, rules), "model", way, worker, timeout_s)
+
+
+def model_job(
+    flow: Dataflow, replaced: Sequence[Replacement], way: Way, rules: TimingRules
+) -> ModelJob:
+    """What a child is told of a whole graph in one way, with `replaced` in place of their
+    launches."""
     graph = graph_to_json(flow.annotated.graph).decode()
     job = ModelJob(way, graph, tuple(replaced), rules)
-    if replaced:
-        groups = [
-            Replaced(
-                {flow.position[name] for name in one.members}, [Ref(*ref) for ref in one.inputs]
-            )
-            for one in replaced
-        ]
-        rest, after = beside(flow, groups)
-        job = replace(job, rest=graph_to_json(rest).decode(), after=after)
-    return _answered(job, "model", way, worker, timeout_s)
+    if not replaced:
+        return job
+    groups = [
+        Replaced({flow.position[name] for name in one.members}, [Ref(*ref) for ref in one.inputs])
+        for one in replaced
+    ]
+    rest, after = beside(flow, groups)
+    return replace(job, rest=graph_to_json(rest).decode(), after=after)
 
 
 def _answered(

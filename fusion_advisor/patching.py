@@ -136,6 +136,8 @@ def patched(
             for said, scenario in other_scenarios(request.scenario, _other_dtype(flow))
         ]
         at_sizes, batch = seen_at(flow, lambda wanted: [*pool.map(resized, wanted)])
+        if operators:  # PyTorch's own refuse to broadcast a weight along a row of one element
+            at_sizes = [each for each in at_sizes if not each.has_one]
         flow = replace(flow, varied=varied(flow, at_sizes))
         listener.assumed((chosen, *flow.annotated.graph.assumed))
         originals = [("as asked", request.scenario, flow)]

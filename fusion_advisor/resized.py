@@ -47,6 +47,11 @@ class Resized:
         return f"at {' and '.join([*shapes, *built])}"
 
     @property
+    def has_one(self) -> bool:
+        """Whether a dimension has one element that had more."""
+        return any(size == 1 for _, _, size in self.sizes.inputs)
+
+    @property
     def beyond_rows(self) -> bool:
         """Whether it is more than another number of rows."""
         return bool(self.sizes.built) or any(dim for _, dim, _ in self.sizes.inputs)

@@ -45,7 +45,7 @@ CAUGHT = {
         "below_peak", ("- mul", "+ mul"), ("aten.sub.Tensor", "aten.add.Tensor")
     ),
     "a reference that is given the kernel's results": edited(
-        "layer_norm", ("    return add_1\n\n\ndef within", "    return mul_2\n\n\ndef within")
+        "layer_norm", ("aten.add.Tensor(mul_2, args_2)", "aten.add.Tensor(mul_1, args_2)")
     ),
     "no reference": edited("softmax", ("def reference(", "def another(")),
     # Small numbers hid behind the error of large ones in the same draw.
@@ -95,7 +95,10 @@ SURVIVORS = {
     # launchers
     "a guard dropped": edited(
         "softmax",
-        ('problem = serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1)) or ', "problem = "),
+        ('problem = serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))', "problem = None"),
+    ),
+    "a reach that is not asked": edited(
+        "softmax", ("far = beyond_int32((args_0, div_out))", "far = False")
     ),
     "a dtype that nobody asks for": edited(
         "softmax", ("tensor.dtype is dtype", "True"), ("tensor.dtype != dtype", "False")

@@ -117,7 +117,7 @@ def one(function: object, inputs: tuple[torch.Tensor, ...]) -> Step:
 
 def test_no_lane_divides_for_the_row_of_a_whole_tile(worker: Worker) -> None:
     text = kernel_of(rotated, *tiled(32)).text
-    assert "row_0, row_1 = rows_of_plane(row_1_size, ROWS, PLANES)" in text
+    assert "row_0, row_1 = rows_of_plane(row_1_size, ROWS, PLANES, FAR)" in text
     assert "// row_1_size" not in text
     assert checked(rotated, tiled(32), worker) is None
 
@@ -207,7 +207,7 @@ def test_rows_do_not_pass_on_what_they_share() -> None:
     """A tile of the weights alone, one row high, would be laid out otherwise than the tile, and
     all be passed from the one to the other."""
     kernel = kernel_of(lambda a, w: F.layer_norm(a, (96,), w) * 2, x(4096, 96), x(96))
-    assert "    col = tl.arange(0, COLS)\n" in kernel.text
+    assert "    col = wide(tl.arange(0, COLS), FAR)\n" in kernel.text
     assert "_ptr + col, mask=col_mask, other=0.0)" in kernel.text
 
 

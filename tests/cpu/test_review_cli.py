@@ -127,7 +127,7 @@ def test_an_unknown_code_in_the_table_is_told_before_any_work(repository: Path) 
     file.write_text(TABLE.replace('device = "h200"', 'ignore = ["FA9"]'))
     done = analyze(repository)
     assert done.returncode == 2
-    assert "pyproject.toml [tool.fusion-advisor] ignore: unknown gate 'fa9'" in one_line(done)
+    assert "pyproject.toml [tool.fusion-advisor] ignore: unknown rule 'FA9'" in one_line(done)
 
 
 def test_diff_fails_on_what_it_is_told_to(repository: Path) -> None:

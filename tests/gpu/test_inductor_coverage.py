@@ -9,11 +9,10 @@ import torch
 
 from fusion_advisor.decide import decide
 from fusion_advisor.emit import emit
-from fusion_advisor.measure import Subject, in_place, timing_rules
-from fusion_advisor.measurements import COMPILED, KERNEL_COMPILED, ModelJob, Way
+from fusion_advisor.measure import Subject, in_place, model_job, timing_rules
+from fusion_advisor.measurements import COMPILED, KERNEL_COMPILED, Way
 from fusion_advisor.measuring import model
 from fusion_advisor.timing import DeviceClock
-from fusion_advisor.wire import graph_to_json
 
 from ..cpu.regions import H200, RULES, flow_of
 
@@ -33,7 +32,6 @@ class Block(torch.nn.Module):
 def test_every_launch_is_in_a_kernel(way: Way, tmp_path: Path) -> None:
     with torch.no_grad():
         flow = flow_of(Block(), torch.randn(1024, 512), torch.randn(512, 256))
-        graph = graph_to_json(flow.annotated.graph).decode()
         places = {node.name: number for number, node in enumerate(flow.nodes)}
         launches = (places["sin"], places["softmax"])
         decision = decide(flow, launches, RULES)
@@ -41,7 +39,7 @@ def test_every_launch_is_in_a_kernel(way: Way, tmp_path: Path) -> None:
         subject = Subject("g1", "chain", decision, kernel, (launches,))
         emitted = way is KERNEL_COMPILED
         replaced = tuple(in_place(flow, [subject], RULES)) if emitted else ()
-        job = ModelJob(way, graph, replaced, TIMING)
+        job = model_job(flow, replaced, way, TIMING)
         found = model(job, tmp_path, DeviceClock(TIMING))
     assert found.timing is not None
     assert found.inductor is not None
