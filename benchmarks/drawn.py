@@ -269,6 +269,7 @@ def drawn(seed: str, count: int, jobs: int, folder: Path) -> Row:
     return {
         "seed": seed,
         "date": datetime.date.today().isoformat(),
+        "commit": _commit(),
         "modules": count,
         **{name: sum(row.get(name, 0) for row in rows) for name in summed},
         "failures": failures,
@@ -283,9 +284,9 @@ def _told(call: Callable[[Path], Row], file: Path) -> Row:
 
 
 def _commit() -> str:
-    """The first eight digits of the commit that is looked at."""
+    """The first eight digits of the commit that is looked at; empty outside of a checkout."""
     head = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(head, cwd=HERE, check=True, capture_output=True, text=True).stdout[:8]
+    return subprocess.run(head, cwd=HERE, check=False, capture_output=True, text=True).stdout[:8]
 
 
 def main() -> int:
@@ -301,6 +302,8 @@ def main() -> int:
         print(json.dumps(beside(options.beside)))
         return 0
     began, seed = time.monotonic(), options.seed or _commit()
+    if not seed:
+        parser.error("--seed is missing: this is no checkout whose commit could be the seed")
     with tempfile.TemporaryDirectory() as folder:
         row = drawn(seed, options.count, options.jobs, options.keep or Path(folder))
     row["minutes"] = round((time.monotonic() - began) / 60, 1)
