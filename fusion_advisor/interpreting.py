@@ -5,7 +5,9 @@ Import this in a process that has `TRITON_INTERPRET=1` set before Triton is impo
 
 - fp32 → bf16 and fp8 round to nearest even instead of truncating; bf16 arithmetic is done in
   fp32 and rounded, instead of on the bit patterns;
-- `tl.maximum` without `propagate_nan` drops NaN as the hardware does (3.6 propagates it);
+- `tl.maximum` and `tl.clamp` without `propagate_nan` drop NaN as the hardware does (3.6 propagates
+  it);
+- a tensor of one element is a number wherever Python asks for one (3.6 refuses with numpy 2.4);
 - `tl.reduce` and `tl.associative_scan` run the real combine function on whole halves of the
   array, O(log n) calls, instead of once an element;
 - `libdevice` exists: computed in float64 by torch, rounded to the operand's type;
@@ -332,6 +334,13 @@ def _select(_self: Any, condition: Any, left: Any, right: Any) -> Any:
     return TensorHandle(np.where(condition.data, left.data, right.data), right.dtype.scalar)
 
 
+def _clamp(self: Any, value: Any, low: Any, high: Any, propagate_nan: Any) -> Any:
+    """The nearest number between two; of NaN the lower one, unless it is to be kept."""
+    if propagate_nan == tl.PropagateNan.NONE:
+        return self.binary_op(self.binary_op(value, low, np.fmax), high, np.fmin)
+    return self.ternary_op(value, low, high, np.clip)
+
+
 # --- reductions and scans by their real combine functions ----------------------------------------
 
 
@@ -518,6 +527,7 @@ def _patch_language_once() -> None:
         return core
 
     interpreter._patch_lang(example)
+    tl.core.tensor.__index__ = lambda self: int(self.handle.data.item())
     interpreter._patch_lang = lambda _fn: _Forever()
 
 
@@ -551,6 +561,7 @@ def install() -> None:
     builder.create_select = _select
     builder.create_splat = _splat
     builder.create_maxnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax)
+    builder.create_clampf = _clamp
     builder.create_minnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin)
     reduce: Any = ReduceOps
     reduce.apply_impl = _reduce(reduce.apply_impl)

@@ -121,6 +121,33 @@ def reference(x):
     assert checked(worker, whole)[0].failure is None
 
 
+def test_a_clamp_drops_nan_as_the_hardware_does(worker: Worker) -> None:
+    """Emitted logistic functions rely on it. Programs walk rows by numbers that are tensors."""
+    clamp = """
+import torch, triton, triton.language as tl
+@triton.jit
+def clamp_kernel(x_ptr, y_ptr, rows, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
+        x = tl.load(x_ptr + row * n + i, mask=i < n)
+        y = tl.clamp(tl.where(x != x, x, x * 0.0), -1.0, 1.0)
+        tl.store(y_ptr + row * n + i, y, mask=i < n)
+def clamp(x):
+    y = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    clamp_kernel[(2,)](x, y, *x.shape, 128)
+    return y
+def reference(x):
+    zero = torch.ops.aten.zeros_like.default(x)
+    return torch.ops.aten.where.ScalarOther(torch.ops.aten.ne.Tensor(x, x), zero - 1.0, 0.0)
+"""
+    case = Case("n", (Tensor((5, 100), (100, 1), "float32"),), 2000, 2000)
+    kernel = Kernel("clamp", "clamp", clamp, ("x",), ("float32",), (case,))
+    wrong = "x * 0.0), -1.0, 1.0, tl.PropagateNan.ALL)"
+    assert "expected -1" in failure(worker, changed(kernel, "x * 0.0), -1.0, 1.0)", wrong))
+    (check,) = checked(worker, changed(kernel, "x * 0.0", "0.0"))
+    assert check.failure is None
+
+
 def test_bf16_stores_round_to_nearest_even(worker: Worker) -> None:
     copy = """
 import torch, triton, triton.language as tl
