@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, cast
@@ -247,11 +247,13 @@ def _computed(
     for place, held in sources.held.items():
         if place.block != block or only not in (None, place):
             continue
-        for step, standing in held.items():
-            if edit.takes(standing.span):
-                for node in sources.made.get(step, ()):
-                    key = standing.span, node.op, _plain(node.args), _plain(node.kwargs)
-                    found.setdefault(key, set()).add(node.module)
+        taken = [(step, standing.span) for step, standing in held.items()]
+        taken = [(step, span) for step, span in taken if edit.takes(span)]
+        made = [(span, node) for step, span in taken for node in sources.made.get(step, ())]
+        own = {node.name for _, node in made}
+        for span, node in made:
+            key = span, node.op, _plain(node.args, own), _plain(node.kwargs, own)
+            found.setdefault(key, set()).add(node.module)
     return found
 
 
@@ -264,8 +266,11 @@ def _given(computed: object) -> Iterator[str]:
         yield computed
 
 
-def _plain(arg: Arg) -> object:
-    """An argument without which tensor stands where."""
+def _plain(arg: Arg, own: Collection[str]) -> object:
+    """An argument; of a tensor whether one of the `own` nodes made it. What lies between two parts
+    of an edit may compute nothing in one dtype, and a tensor of its own in another."""
     if isinstance(arg, tuple):
-        return tuple(map(_plain, arg))
-    return "tensor" if isinstance(arg, Ref) else repr(arg)
+        return tuple(_plain(each, own) for each in arg)
+    if isinstance(arg, Ref):
+        return "own tensor" if arg.node in own else "tensor"
+    return repr(arg)

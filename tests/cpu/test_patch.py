@@ -104,6 +104,19 @@ def test_a_dtype_that_follows_an_input_is_asked_for(tmp_path: Path) -> None:
     assert "if x.dtype != torch.bfloat16:" in text
 
 
+def test_a_cast_between_two_parts_that_does_nothing_in_one_dtype(tmp_path: Path) -> None:
+    """Nothing of what goes is launched otherwise in another dtype: it is handed another tensor."""
+    body = """
+        class Model(nn.Module):
+            def forward(self, x):
+                x = x + torch.tanh(x)
+                h = x.float()
+                return x, F.normalize(h, dim=-1).to(x.dtype)
+        """
+    text = changed(made(tmp_path, body))
+    assert "if x.dtype != torch.float32" in text
+
+
 def test_the_frameworks_own_norm_becomes_a_part_of_a_kernel(tmp_path: Path) -> None:
     """The reference calls it by the name that it has in the graph, and is the same there."""
     patch = made(
