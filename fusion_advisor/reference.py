@@ -1,14 +1,15 @@
 """The eager reference of a group as Python: the same aten calls that eager launches, in order.
 
 Sizes that a call repeats (the shape given to a view) are written in terms of the inputs' sizes, so
-that the reference serves every size that the kernel serves.
+that the reference serves every size that the kernel serves; where several inputs have a size, in
+terms of what was made of them, so that it serves those that are broadcast, too.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from fusion_advisor.builder import NARROW_FLOATS
 from fusion_advisor.dataflow import Dataflow
@@ -71,7 +72,21 @@ def reference_lines(
         for d, dim in enumerate(expressed.dims.get(ref, ()))
     }
 
-    def shape_of(ref: Ref) -> list[str]:
+    read = [expressed.dims.get(ref, ()) for ref in expressed.inputs]
+    shared = {axis for axis in extents if sum(any(axis in d for d in dims) for dims in read) > 1}
+
+    def length(axis: int, near: Sequence[Ref]) -> str:
+        """The size along an axis. One of several inputs that have the axis may be broadcast along
+        it: what was made of them has the size."""
+        for ref in near if axis in shared else ():
+            shape = flow.annotated.tensors[ref].shape
+            for d, dim in enumerate(expressed.dims.get(ref, ())):
+                if factors(dim, shape[d], extents) == ((axis,), 1):
+                    return f"{texts[ref]}.shape[{d}]"
+        return sizes[axis]
+
+    def shape_of(ref: Ref, near: Sequence[Ref]) -> list[str]:
+        """The sizes of a result, where they can be read off what is `near`, the nearest first."""
         shape = flow.annotated.tensors[ref].shape
         dims = expressed.dims.get(ref) or ((),) * len(shape)
         texts: list[str] = []
@@ -80,14 +95,19 @@ def reference_lines(
             if dim and not known and dim in given:  # only data indexes it
                 texts.append(given[dim])
             else:
-                texts.append(product([*(sizes[axis] for axis in known), str(rest)]))
+                texts.append(product([*(length(axis, near) for axis in known), str(rest)]))
         return texts
 
     def state(number: int) -> None:
         node = flow.nodes[number]
-        operands = [texts[ref] for ref in flow.operands[number]]
+        taken = flow.operands[number]
+        operands = [texts[ref] for ref in taken]
+        near = taken  # a view has the places of its operand; so have numbers drawn for it
+        if node.op not in RESHAPES and not (taken and REGISTRY[node.op].reference):
+            near = [ref for ref in reversed(texts) if ref not in inputs and ref not in taken]
+        shape = shape_of(Ref(node.name), near)
         stream, _ = expressed.draws.get(node.name, (0, None))
-        call = _call(node, operands, shape_of(Ref(node.name)), device, stream)
+        call = _call(node, operands, shape, device, stream)
         name = names.claim(node.name)
         lines.append(f"{name} = {call}")
         single = len(node.outputs) == 1 and node.op not in _LISTS

@@ -115,21 +115,27 @@ def assert_same(
     patch: Patched, folder: Path, shapes: Sequence[tuple[int, ...]], *given: int
 ) -> None:
     """Where the original runs at a size the patched model gives its shape and numbers."""
+    assert_same_for(patch, folder, [(torch.randn(shape),) for shape in shapes], *given)
+
+
+def assert_same_for(
+    patch: Patched, folder: Path, inputs: Sequence[tuple[torch.Tensor, ...]], *given: int
+) -> None:
+    """As `assert_same`, of whole inputs."""
     original = loaded(folder / "model.py", *given)
     if not patch.diff:
         return
     with patched_copy(patch.diff, patch.patch.after, folder.resolve()) as copy:
         edited = loaded(copy / "model.py", *given)
         ran = 0
-        for shape in shapes:
-            x = torch.randn(shape)
+        for each in inputs:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    wanted = original(x)
+                    wanted = original(*each)
                 except (RuntimeError, ValueError, ArithmeticError):  # it does not take that
                     continue
-                found = edited(x)
+                found = edited(*each)
             assert found.shape == wanted.shape
             torch.testing.assert_close(found, wanted, equal_nan=True)
             ran += 1
@@ -198,6 +204,61 @@ def test_a_size_that_becomes_a_number(tmp_path: Path, name: str) -> None:
     patch = made(tmp_path, FORWARD.format(body=body.replace("; ", "\n        "), shape=shape))
     assert patch.diff or REASON in reasons(patch)
     assert_same(patch, tmp_path, SHAPES[len(shape.split(", "))])
+
+
+SHARED = """
+import torch
+import torch.nn.functional as F
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        {body}
+
+
+def get_inputs():
+    return [{drawn}]
+"""
+ROTATED = (
+    "x = F.rms_norm(x, (64,)); p, q = x[..., ::2], x[..., 1::2]; y = y[None, None]; "
+    "return torch.stack((p * y - q * y, q * y + p * y), -1).flatten(-2).bfloat16()"
+)
+TOWARDS = "z = x * y; return F.leaky_relu(F.normalize(z, dim=-1), 0.1)"
+LOSS = "return -F.log_softmax(x, -1).gather(1, y[:, None]).squeeze(1)"
+
+
+@pytest.mark.parametrize(
+    ("body", "shapes", "others"),
+    [
+        (ROTATED, ((4, 8, 128, 64), (128, 32)), [((4, 8, 1, 64), (128, 32))]),
+        (TOWARDS, ((64, 8, 128), (64, 8, 128)), [((1, 8, 128), (64, 8, 128)), ((64, 8, 1),) * 2]),
+        (LOSS, ((512, 320), (512,)), [((7, 320), (6,)), ((6, 320), (1,)), ((6, 320), (0,))]),
+    ],
+    ids=["view of what was broadcast", "expanded towards a result", "fewer targets than rows"],
+)
+def test_inputs_that_share_a_size_and_differ_in_it(
+    tmp_path: Path,
+    body: str,
+    shapes: tuple[tuple[int, ...], ...],
+    others: list[tuple[tuple[int, ...], ...]],
+) -> None:
+    """The size of one input is not that of the result: eager broadcasts it, or takes a part."""
+
+    def drawn(shape: tuple[int, ...]) -> str:
+        randint = len(shape) == 1
+        return f"torch.randint(0, 8, {shape})" if randint else f"torch.randn({shape})"
+
+    body = body.replace("; ", "\n        ")
+    text = SHARED.format(body=body, drawn=", ".join(map(drawn, shapes)))
+    patch = made(tmp_path, text)
+    assert patch.diff, reasons(patch)
+    inputs = [
+        tuple(
+            torch.randint(0, 8, shape) if len(shape) == 1 else torch.randn(shape) for shape in each
+        )
+        for each in (shapes, *others)
+    ]
+    assert_same_for(patch, tmp_path, inputs)
 
 
 @pytest.mark.parametrize(

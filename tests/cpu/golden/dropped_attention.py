@@ -231,14 +231,12 @@ def dropped(x, bits, p):
 def reference(args_0, args_1, seed, offset):
     """What eager launches, on the kernels' random bits."""
     n0 = args_0.shape[0]
-    n1 = args_0.shape[1]
-    n2 = args_0.shape[2]
     mul = torch.ops.aten.mul.Tensor(args_0, 0.125)
     add = torch.ops.aten.add.Tensor(mul, args_1)
     softmax = torch.ops.aten._softmax.default(add, -1, False)
     native_dropout = dropped(
         softmax,
-        random_bits((n0, n1, n2), 8, seed, offset, 0, args_0.device),
+        random_bits((n0, softmax.shape[1], softmax.shape[2]), 8, seed, offset, 0, args_0.device),
         0.2,
     )
     return native_dropout[0], native_dropout[1]
