@@ -1,6 +1,6 @@
 """Modules that nobody has seen, through `analyze`, `verify` and `patch`: nothing wrong gets out.
 
-    python benchmarks/drawn.py [--seed HEX] [--count 120] [--jobs 2] [--keep DIR]
+    python benchmarks/drawn.py [--seed HEX] [--first 0] [--count 120] [--jobs 2] [--keep DIR]
 
 `fresh/draw.py` composes the modules from a seed, which is the first eight digits of the commit: no
 code can have been fitted to them. Each module lies in a git repository of its own, is analysed with
@@ -57,7 +57,9 @@ def seen(file: Path) -> Row:
     row["failures"] += analyzed
     if not analyzed:
         row |= _read(json.loads((file.parent / "report.json").read_text()), row["failures"])
-    patched = _run(["patch", file.name, "--device", "h200", "--out", "x.patch"], file)
+    # its kernels are those that `analyze` has compiled
+    words = ["patch", file.name, "--device", "h200", "--out", "x.patch", "--no-compile"]
+    patched = _run(words, file)
     row["failures"] += patched
     edited = file.parent / "x.patch"
     row["patched"] = not patched and edited.is_file() and edited.stat().st_size > 0
@@ -251,11 +253,11 @@ def _drawn_again(inputs: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
 # --- a seed --------------------------------------------------------------------------------------
 
 
-def drawn(seed: str, count: int, jobs: int, folder: Path) -> Row:
-    """What came of all modules of a seed."""
+def drawn(seed: str, modules: range, jobs: int, folder: Path) -> Row:
+    """What came of some modules of a seed, by their numbers."""
     draw = _loaded(HERE / "fresh" / "draw.py", "draw")
     files: list[Path] = []
-    for number in range(count):
+    for number in modules:
         name, text = draw.drawn(seed, number, True)
         home = folder / name
         home.mkdir(parents=True)
@@ -270,7 +272,7 @@ def drawn(seed: str, count: int, jobs: int, folder: Path) -> Row:
         "seed": seed,
         "date": datetime.date.today().isoformat(),
         "commit": _commit(),
-        "modules": count,
+        "modules": len(modules) if modules.start == 0 else f"{modules.start} to {modules.stop - 1}",
         **{name: sum(row.get(name, 0) for row in rows) for name in summed},
         "failures": failures,
         "versions": {name: importlib.metadata.version(name) for name in packages},
@@ -294,6 +296,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", default="")
     parser.add_argument("--count", type=int, default=120)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first module")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="a folder for the modules, else a temporary one")
     parser.add_argument("--beside", type=Path, help=argparse.SUPPRESS)
@@ -305,7 +308,8 @@ def main() -> int:
     if not seed:
         parser.error("--seed is missing: this is no checkout whose commit could be the seed")
     with tempfile.TemporaryDirectory() as folder:
-        row = drawn(seed, options.count, options.jobs, options.keep or Path(folder))
+        modules = range(options.first, options.first + options.count)
+        row = drawn(seed, modules, options.jobs, options.keep or Path(folder))
     row["minutes"] = round((time.monotonic() - began) / 60, 1)
     with RESULTS.open("a", encoding="utf-8") as log:
         log.write(json.dumps(row) + "\n")
