@@ -50,7 +50,7 @@ class _Model:
 
 
 _Given = tuple[tuple[Any, ...], dict[str, Any]]
-_FURTHER = 1000
+_SEEDS_APART = 1000
 """Between the seeds of further draws."""
 
 
@@ -110,7 +110,7 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
             given, known = drawn(size, seed)
             missing = [missing_draws(each, job.criterion) for each in known.eager]
             draws = range(1, 1 + min(max(missing, default=0), job.further))
-            further = [drawn(size, seed + _FURTHER * draw)[1] for draw in draws]
+            further = [drawn(size, seed + _SEEDS_APART * draw)[1] for draw in draws]
             torch.save((given, known, further), folder / f"{job.cast}{number}.pt")
     except Exception as error:  # noqa: BLE001 the user's code, at sizes that it may not know
         return Ran(place, unfit=f"the original does not run so: {cause(error)}")

@@ -29,7 +29,7 @@ Capture = Callable[[str, Scenario, Moved | None], Dataflow]
 
 _Sizes = tuple[tuple[int, int], ...]
 _AS_ASKED = Sizes()
-_FURTHER = (0, 64, 4096)
+_DRAWS = (0, 64, 4096)
 """How often eager alone draws again where one draw has too few elements: most is settled early."""
 
 
@@ -129,7 +129,7 @@ def _run(
             """The patched model, or the original where that does not run; with further draws where
             one has too few elements. Raises WorkerError."""
             found = Ran("")
-            for further in _FURTHER:
+            for further in _DRAWS:
                 jobs = (
                     (original, runs.job(model, folder, sizes, None, "", cast, at, further)),
                     (
