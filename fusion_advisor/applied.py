@@ -188,10 +188,9 @@ def placed(
         with suppress(CaptureError):  # the model does not run so: there is nothing to keep
             originals.append((said, scenario, flow(scenario)))
 
-    def at(sizes: Sizes) -> Dataflow | None:
+    def at(sizes: Sizes) -> Graph | None:
         with suppress(CaptureError):  # the model does not take that
-            there = graph(asked, resized((args, kwargs or {}), sizes))
-            return None if there.empty else dataflow(annotate(there, device))
+            return graph(asked, resized((args, kwargs or {}), sizes))
         return None
 
     at_sizes, batch = seen_at(originals[0][2], lambda wanted: [*map(at, wanted)])

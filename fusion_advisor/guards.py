@@ -70,6 +70,26 @@ class Guards:
                     return f"{name}.size({dim}) != {size}"
         raise NotPlaced(f"line {edit.lines[0]}: it serves one size alone, which no name has there")
 
+    def of_held(
+        self, place: Place, edit: Edit, held: Sequence[tuple[Ref, int]], asked: str
+    ) -> Iterator[str]:
+        """That dimensions of what a kernel takes have other sizes than they were captured in, where
+        the condition `asked` does not ask it already. NotPlaced where no name holds such a tensor.
+        """
+        words = self.sources.names.get(place, {}).get(edit.lines[0], {})
+        names = {self.sources.value(word): name for name, word in words.items()}
+        for ref, dim in held:
+            shape = self.flow.annotated.tensors[ref].shape
+            size, spelt = shape[dim], (dim, dim - len(shape))
+            if ref not in names:
+                raise NotPlaced(
+                    f"line {edit.lines[0]}: it serves {size} alone in dimension {dim} of "
+                    f"{ref.node}, for its numbers may follow from that, and no name there holds it"
+                )
+            known = (f"{names[ref]}.{t}" for d in spelt for t in (f"size({d})", f"shape[{d}]"))
+            if not any(f"{text} != {size}" in asked for text in known):
+                yield f"{names[ref]}.size({dim}) != {size}"
+
     def notices(self, place: Place, edit: Edit, sources: Sources, flow: Dataflow) -> bool:
         """Whether something that the condition of an edit asks for is another in the source as it
         ran built otherwise."""

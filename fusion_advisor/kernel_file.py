@@ -289,27 +289,8 @@ class KernelFile:
 
     @cached_property
     def indexed(self) -> frozenset[tuple[str, int]]:
-        """Dimensions of inputs that only data indexes: the kernels do not need their sizes. None
-        that lines up with a dimension of an input that is read otherwise, or of random numbers."""
-        region = self.region
-        if self.random:
-            return frozenset()
-        known: dict[tuple[str, int], bool] = {}
-        for number in region.all("load"):
-            expr = region.exprs[number]
-            for d, index in enumerate(expr.indices):
-                key = (region.input_names[expr.input], d)
-                known[key] = known.get(key, True) and region.exprs[index].op in ("load", "cast")
-        dims = {
-            (name, d): frozenset(axes)
-            for name, tensor_dims in zip(region.input_names, region.input_dims, strict=True)
-            for d, axes in enumerate(tensor_dims)
-        }
-        others = [axes for key, axes in dims.items() if not known.get(key)]
-        needed = frozenset[int]().union(*others)
-        return frozenset(
-            key for key, only_data in known.items() if only_data and not dims[key] & needed
-        )
+        """Dimensions of inputs that only data indexes; none in a file that draws random numbers."""
+        return frozenset() if self.random else only_indexed(self.region)
 
     @property
     def stores(self) -> list[tuple[str, Access]]:
@@ -332,6 +313,27 @@ def origins(region: Region, fixed: Collection[int]) -> dict[int, tuple[int, int]
             if len(dim) == 1 and dim[0] not in fixed and dim[0] in region.sizes:
                 found.setdefault(dim[0], (number, d))
     return found
+
+
+def only_indexed(region: Region) -> frozenset[tuple[str, int]]:
+    """Dimensions of inputs, by name, that only data indexes: the kernels do not need their sizes.
+    None that lines up with a dimension of an input that is read otherwise."""
+    known: dict[tuple[str, int], bool] = {}
+    for number in region.all("load"):
+        expr = region.exprs[number]
+        for d, index in enumerate(expr.indices):
+            key = (region.input_names[expr.input], d)
+            known[key] = known.get(key, True) and region.exprs[index].op in ("load", "cast")
+    dims = {
+        (name, d): frozenset(axes)
+        for name, tensor_dims in zip(region.input_names, region.input_dims, strict=True)
+        for d, axes in enumerate(tensor_dims)
+    }
+    others = [axes for key, axes in dims.items() if not known.get(key)]
+    needed = frozenset[int]().union(*others)
+    return frozenset(
+        key for key, only_data in known.items() if only_data and not dims[key] & needed
+    )
 
 
 def factors(dim: AxisList, size: int, extents: Mapping[int, int]) -> tuple[AxisList, int]:

@@ -22,9 +22,10 @@ from fusion_advisor.express import Boundary, Expressed, boundary, express
 from fusion_advisor.framework import exact
 from fusion_advisor.gates import Subject
 from fusion_advisor.guards import Guards, Other, check_shared
+from fusion_advisor.held import held as held_to
 from fusion_advisor.identify import Finding
 from fusion_advisor.idiom import name_of
-from fusion_advisor.kernel_file import fixed_axes, origins
+from fusion_advisor.kernel_file import fixed_axes, only_indexed, origins
 from fusion_advisor.kernels import Kernel
 from fusion_advisor.package import kernels_of, mark_of, package_files, package_name, place_of
 from fusion_advisor.records import Ref
@@ -136,6 +137,9 @@ class Placement:
         guards = [self._guards.of(place, edit, only_dtype=only_dtype)]
         if unserved:
             guards.append(self._guards.of_size(place, edit, unserved))
+        if not self.operators:
+            held = self._held(decision, expressed)
+            guards += self._guards.of_held(place, edit, held, " or ".join(guards))
         self._refuse_unnoticed(place, edit, expressed)
         edit = replace(edit, guard=" or ".join(filter(None, guards)))
         if self.wants_torch([edit]) and not self.sources.file(edit.file).may_import_torch:
@@ -185,6 +189,20 @@ class Placement:
                     if not (widens and each is self.batch) and each.flow not in found:
                         found.append(each.flow)
         return found
+
+    def _held(self, decision: Decision, expressed: Expressed) -> list[tuple[Ref, int]]:
+        """The dimensions of what an occurrence's kernel takes in which it serves one size."""
+        subject = (self.general(decision) if self.general else decision).subject
+        plan, written = subject.plan, subject.expressed
+        if plan is None or written is None:
+            return []
+        return [
+            (expressed.inputs[number], d)
+            for number, d in held_to(
+                subject.flow, written, origins(plan.region, fixed_axes(plan)),
+                only_indexed(plan.region), subject.rulebook.held.telling.count,
+            )
+        ]  # fmt: skip
 
     @staticmethod
     def _unread(

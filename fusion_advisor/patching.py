@@ -116,10 +116,9 @@ def patched(
     ) -> Dataflow:
         return dataflow(annotate(captured(model, scenario, references, moved), device))
 
-    def resized(sizes: Sizes) -> Dataflow | None:
+    def resized(sizes: Sizes) -> Graph | None:
         with suppress(CaptureError):  # the model does not take that
-            graph = captured(request.model, replace(request.scenario, sizes=sizes), None, None)
-            return None if graph.empty else dataflow(annotate(graph, device))
+            return captured(request.model, replace(request.scenario, sizes=sizes), None, None)
         return None
 
     with (
@@ -260,7 +259,7 @@ def _runs(
         numbers.timeout.value, criterion_of(rulebook.verify),
         tuple(dtype for dtype in numbers.dtypes if given and dtype != given[0]), too_large,
         tuple((each.said, each.sizes) for each in resized if each.beyond_rows),
-        max((case.summed for kernel in kernels for case in kernel.cases), default=0),
+        max((case.summed for kernel in kernels for case in kernel.cases), default=0), bool(resized),
     )  # fmt: skip
 
 

@@ -221,5 +221,7 @@ class Graph:
 
     @property
     def empty(self) -> bool:
-        """Whether some tensor has no elements: no model is run for what costs nothing."""
-        return any(t is not None and not t.numel for node in self.nodes for t in node.outputs)
+        """Whether a node has results, and none of them has elements: no model is run for what costs
+        nothing. One empty result beside others is how an op leaves out what its device lacks."""
+        made = ([t.numel for t in node.outputs if t is not None] for node in self.nodes)
+        return any(counts and not any(counts) for counts in made)

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.annotate import annotate
+from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, deciding
 from fusion_advisor.kernel_file import fixed_axes, origins
 from fusion_advisor.ops import REGISTRY
-from fusion_advisor.records import Node, Ref
+from fusion_advisor.records import Graph, Node, Ref
 from fusion_advisor.reference import RESHAPES, Numbers, numbers_of
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.scenario import Sizes
@@ -27,7 +28,7 @@ SIZED = ("aten.view.default", "aten._unsafe_view.default", "aten.expand.default"
 
 _Place = tuple[int, int]
 """An input's tensor by its number, and a dimension of it."""
-Captures = Callable[[Sequence[Sizes]], Sequence[Dataflow | None]]
+Captures = Callable[[Sequence[Sizes]], Sequence[Graph | None]]
 """The model at other sizes, None where it does not take them."""
 
 
@@ -68,10 +69,14 @@ def seen_at(flow: Dataflow, captures: Captures) -> tuple[list[Resized], Resized 
         if size
     }
     known: dict[Sizes, Dataflow | None] = {}
+    empty = flow.annotated.graph.empty
 
     def capture(wanted: Iterable[Sizes]) -> None:
         new = [each for each in dict.fromkeys(wanted) if each not in known and each != Sizes()]
-        known.update(zip(new, captures(new), strict=True))
+        for sizes, graph in zip(new, captures(new), strict=True):
+            known[sizes] = None
+            if graph is not None and (empty or not graph.empty):
+                known[sizes] = dataflow(annotate(graph, flow.annotated.device))
 
     def taken(sizes: Sizes) -> bool:
         """Whether the model launches the same there, so that the two can be compared."""

@@ -63,6 +63,8 @@ class Runs:
     """Other sizes of the inputs and of what the model is built with, in words, too."""
     summed: int = 0
     """Elements of the largest sum in a kernel."""
+    taken: bool = True
+    """Whether the model takes any other sizes that were tried, of rows alone as well."""
 
     def job(
         self,
@@ -209,6 +211,8 @@ def _elsewhere(
             left += f"; not {said}: {found.unfit}"
         else:
             served += 1
+    if not runs.taken:
+        left = "; at no other sizes, for it takes none of those that were tried"
     return wrong, (f"; at {served} other sizes" if served else "") + left
 
 

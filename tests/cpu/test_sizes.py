@@ -157,6 +157,10 @@ QUICK = {
         "y = torch.tanh(x + 1); return (y.view(y.shape[0], 2, y.shape[1] // 2) * 2).sum(1)",
         "512, 1024",
     ),
+    "roll and an op with an empty result": (
+        "return F.logsigmoid(torch.roll(x, (1, -2), (2, 3))) * 2 + 1",
+        "8, 4, 64, 64",
+    ),
 }
 DEEP = {
     "unflatten": ("return torch.tanh(x + 1).unflatten(-1, (4, -1)).softmax(-1) * 2", "512, 1024"),
@@ -204,6 +208,14 @@ def test_a_size_that_becomes_a_number(tmp_path: Path, name: str) -> None:
     patch = made(tmp_path, FORWARD.format(body=body.replace("; ", "\n        "), shape=shape))
     assert patch.diff or REASON in reasons(patch)
     assert_same(patch, tmp_path, SHAPES[len(shape.split(", "))])
+
+
+def test_sizes_that_were_not_tried_are_asked_for(tmp_path: Path) -> None:
+    """A model that takes multiples of 3 alone was seen at one width; the kernel serves that one."""
+    body = "y = torch.exp(x).view(x.shape[0], 3, -1); return torch.tanh(y) * 2 + y.sum(1, True)"
+    patch = made(tmp_path, FORWARD.format(body=body.replace("; ", "\n        "), shape="512, 9"))
+    assert "x.size(1) != 9" in patch.diff
+    assert_same(patch, tmp_path, [(512, 9), (4, 9), (4, 18), (1, 12), (7, 27)])
 
 
 SHARED = """
