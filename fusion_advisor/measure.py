@@ -120,10 +120,14 @@ def _at_full_size(kernel: Kernel) -> Kernel:
 
 
 def _least_bytes(decision: Decision, kernel: Kernel) -> int:
-    """What every way must move at the graph's sizes: inputs and results, once."""
+    """What every way must move at the graph's sizes: results, and inputs that none of them can do
+    without, once."""
     inside = decision.subject
-    crossing = fused_traffic(inside.flow, inside.border)
-    return min(crossing, decision.fused_bytes) if kernel.cases[0].name == FULL_SIZE else 0
+    if kernel.cases[0].name != FULL_SIZE or inside.plan is None:
+        return 0
+    region = inside.plan.region
+    crossing = min(fused_traffic(inside.flow, inside.border), decision.fused_bytes)
+    return max(crossing - sum(region.inputs[n].bytes for n in region.discarded), 0)
 
 
 def _draws(decision: Decision) -> bool:

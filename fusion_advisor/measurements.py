@@ -93,7 +93,7 @@ class GroupJob:
     """One line to the child: compute a group in one way, check and time it.
 
     `kernel` is the emitted file, whose `reference` is what eager launches; its one case has the
-    sizes to measure at. `least_bytes` is what every way must move: inputs and results, once.
+    sizes to measure at. `least_bytes` is what every way must move, once.
     """
 
     subject: str

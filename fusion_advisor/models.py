@@ -133,6 +133,8 @@ def load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
     """The model that a Python file or module defines, with its inputs; CaptureError, one line."""
     with building(scenario, fake):
         module, draw, assumed, built = found_in(model, scenario.sizes)
+        if scenario.cast and scenario.dtype is not None:
+            module = module.to(getattr(torch, scenario.dtype))
         args, kwargs = draw()
     args, kwargs = under_scenario(module, args, kwargs, scenario, fake)
     assumed.append(f"mode={scenario.mode}")

@@ -143,6 +143,9 @@ def patched(
         for said, scenario, answer in others:
             with suppress(CaptureError):  # the model does not run so: there is nothing to keep
                 originals.append((said, scenario, answer.result()))
+                if scenario.dtype != request.scenario.dtype and _keeps(originals[-1][2], scenario):
+                    cast = f"cast to {scenario.dtype}", replace(scenario, cast=True)
+                    originals.append((*cast, flow_of(request.model, cast[1])))
         within = _within(root if diff else model, folder)
         at_other_sizes = [
             (each.said, replace(request.scenario, sizes=each.sizes), each.flow) for each in at_sizes
@@ -322,6 +325,11 @@ def _other_dtype(flow: Dataflow) -> str:
     """A dtype that a model may be asked in, and that none of its weights and inputs has."""
     known = ("bfloat16", "float32", "float16", "float64")
     return next(dtype for dtype in known if dtype not in _given_dtypes(flow)[:3])
+
+
+def _keeps(flow: Dataflow, scenario: Scenario) -> bool:
+    """Whether a model that is built for a dtype has weights of floats in another one."""
+    return any(dtype != scenario.dtype for dtype in _given_dtypes(flow))
 
 
 def _given_dtypes(flow: Dataflow) -> list[str]:

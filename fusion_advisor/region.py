@@ -89,6 +89,21 @@ class Region:
         )
 
     @property
+    def discarded(self) -> frozenset[int]:
+        """The inputs that every result may do without: each element read of them is behind a guard,
+        or one of the two values that a `where` chooses from."""
+        certain: set[int] = set()
+        waiting = [output.value for output in self.outputs]
+        while waiting:
+            number = waiting.pop()
+            if number not in certain:
+                certain.add(number)
+                expr = self.exprs[number]
+                waiting += expr.args[:1] if expr.op == "where" else expr.args
+        read = {self.exprs[n].input for n in certain if self.exprs[n].guard is None}
+        return frozenset(self.exprs[n].input for n in self.all("load")) - read
+
+    @property
     def reduced(self) -> frozenset[int]:
         """Axes of every live reduction and scan."""
         return frozenset(

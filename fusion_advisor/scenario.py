@@ -60,6 +60,8 @@ class Scenario:
     kv_len: int | None = None
     grad: bool | None = None
     sizes: Sizes = Sizes()
+    cast: bool = False
+    """Whether the floats of a built module are cast to `dtype`, too, which its file may name."""
 
     @property
     def gradients(self) -> bool:

@@ -333,6 +333,27 @@ def test_a_number_that_cannot_be_asked_is_left(tmp_path: Path) -> None:
     assert any("the 128 of line 22 cannot be asked there" in why for why in reasons), reasons
 
 
+def test_weights_of_a_dtype_that_the_file_names_may_be_cast(tmp_path: Path) -> None:
+    """`.float()` launches nothing where all is float32; cast to 16 bits the module has it."""
+    text = changed(
+        made(
+            tmp_path,
+            """
+            class Model(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.w = nn.Parameter(torch.rand(1024, dtype=torch.float32))
+
+                def forward(self, a):
+                    a = a * self.w
+                    y = a.float() + 1
+                    return torch.exp(y) * 2
+            """,
+        )
+    )
+    assert "if a.dtype != torch.float32:" in text
+
+
 def test_batch_norm_is_guarded_by_its_mode(tmp_path: Path) -> None:
     text = changed(
         made(
