@@ -9,17 +9,16 @@ modelled is counted by its tensors, marked, and never fused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from fusion_advisor.addressed import together
 from fusion_advisor.axes import NotExpressible
 from fusion_advisor.builder import Builder, Value
 from fusion_advisor.device import Device, Unit
-from fusion_advisor.launched import launched
 from fusion_advisor.ops import REGISTRY, Call, Op, state
-from fusion_advisor.predict import NOTHING, Work, launch_us
 from fusion_advisor.records import OWN_OPS, Arg, Graph, Node, Ref, Tensor
+from fusion_advisor.times import Launch, time_model
 
 Bound = Literal["compute", "memory", "overhead", "free"]
 
@@ -27,7 +26,7 @@ Bound = Literal["compute", "memory", "overhead", "free"]
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What one node costs on one device. `intensity` and `ridge` are FLOP/B; `time_us` is that of
-    the launch among others, with nothing of it in the L2, and `work` is what it was predicted from.
+    the launch among others, with nothing of it in the L2, and `work` the time model's notes on it.
     `fusible` nodes have a meaning that the region form can express."""
 
     flops: int
@@ -43,7 +42,7 @@ class Cost:
     launches: int
     intensity: float
     ridge: float
-    work: Work
+    work: object
     time_us: float
     bound: Bound
 
@@ -134,11 +133,8 @@ def _cost(call: Call, device: Device) -> Cost:
     if not launches or not read + written:
         return _free(node, op)
     arithmetic_us = seconds_of_arithmetic(device, unit, dtype, flops, special) * 1e6
-    work = launched(call, op, (read, written), device)
-    if op is not None and op.pattern == "pointwise":
-        work = replace(work, instructions=made.instructions(device))
-    if unit == "tensor" or device.times.named(work.kind, work.op) == "other":
-        work = replace(work, arithmetic_us=arithmetic_us)  # of others instructions are counted
+    launch = Launch(call, op, read, written, unit, arithmetic_us, made.instructions(device))
+    time_us, work = time_model().launch(launch, device)
     intensity, ridge = flops / (read + written), device.ridge(unit, dtype)
     bound: Bound = "memory" if intensity < ridge else "compute"
     if max((read + written) / device.bandwidth * 1e6, arithmetic_us) < device.launch_us:
@@ -158,7 +154,7 @@ def _cost(call: Call, device: Device) -> Cost:
         intensity=intensity,
         ridge=ridge,
         work=work,
-        time_us=launch_us(work, device),
+        time_us=time_us,
         bound=bound,
     )
 
@@ -168,9 +164,7 @@ def _free(node: Node, op: Op | None, fusible: bool = False) -> Cost:
     pattern = "view" if node.kind == "call" else node.kind
     if op is not None and op.pattern in ("view", "allocation"):
         pattern = op.pattern
-    return Cost(
-        0, 0, 0, 0, "cuda", "", pattern, "", True, fusible, 0, 0.0, 0.0, NOTHING, 0.0, "free"
-    )
+    return Cost(0, 0, 0, 0, "cuda", "", pattern, "", True, fusible, 0, 0.0, 0.0, None, 0.0, "free")
 
 
 def is_view(node: Node, operands: tuple[Tensor, ...]) -> bool:

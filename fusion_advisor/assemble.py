@@ -21,9 +21,8 @@ from fusion_advisor.faults import Faults
 from fusion_advisor.group import Grouping
 from fusion_advisor.identify import Finding, Identified
 from fusion_advisor.kernels import Check, Compiled, Kernel
-from fusion_advisor.machine import version
+from fusion_advisor.machine import versions
 from fusion_advisor.ops import REGISTRY
-from fusion_advisor.predict import speedup_interval
 from fusion_advisor.quantities import told_apart
 from fusion_advisor.records import Graph, Node, Ref, Source, Tensor
 from fusion_advisor.report import (
@@ -57,6 +56,7 @@ from fusion_advisor.routing import action, fix
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.scenario import Scenario
 from fusion_advisor.search import Searched
+from fusion_advisor.times import time_model
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def assemble(
     grouped = {i for finding in found.groups for place in finding.instances for i in place}
     advice = advise(flow, grouped, scenario.gradients, rulebook, faults)
     return Report(
-        tool=tool(),
+        tool=Tool.model_validate(versions()),
         rules=_rules(rulebook),
         device=_device(annotated),
         scenario=_scenario(graph, scenario, assumed),
@@ -137,16 +137,6 @@ def assemble(
 
 
 # -- what was run ----------------------------------------------------------------------------------
-
-
-def tool() -> Tool:
-    """This package and what it stands on, without importing it."""
-    return Tool(
-        name="fusion-advisor",
-        version=version("fusion-advisor") or "unknown",
-        torch=version("torch"),
-        triton=version("triton"),
-    )
 
 
 def _rules(rulebook: Rulebook) -> Rules:
@@ -356,7 +346,7 @@ def _predicted(decision: Decision) -> PredictedRow:
         unfused_us=unfused_us,
         fused_us=fused_us,
         speedup=unfused_us / fused_us,
-        interval=speedup_interval(unfused_us, fused_us, decision.subject.device),
+        interval=time_model().interval(unfused_us, fused_us, decision.subject.device),
         worthwhile=decision.worthwhile,
     )
 

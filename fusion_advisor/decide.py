@@ -4,11 +4,12 @@ is enough not to fuse."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from fusion_advisor.annotate import seconds_of_arithmetic
 from fusion_advisor.axes import NotExpressible
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import boundary, express
@@ -16,9 +17,8 @@ from fusion_advisor.faults import Faults
 from fusion_advisor.gates import GATES, Subject
 from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.plan import plan
-from fusion_advisor.predict import call_us
 from fusion_advisor.rulebook import Comparison, Rulebook
-from fusion_advisor.works import eager_works, fused_works
+from fusion_advisor.times import Fused, time_model
 
 Outcome = Literal["holds", "fails", "unknown"]
 
@@ -63,13 +63,14 @@ class Decision:
     def unfused_us(self) -> float:
         if self.fault:
             return sum(self.subject.cost(launch).time_us for launch in self.subject.launches)
-        return call_us(eager_works(self.subject), self.subject.device)
+        return time_model().eager_us(self.subject.flow, self.subject.launches)
 
     @cached_property
     def fused_us(self) -> float:
         if self.fault:
             return self.unfused_us
-        return call_us(fused_works(self.subject, self.registers), self.subject.device)
+        fused = fused_of(self.subject, self.registers)
+        return time_model().fused_us(fused, self.subject.device)
 
     @property
     def accepted(self) -> bool:
@@ -99,6 +100,18 @@ class Decision:
         return self.subject.hopeless or any(
             gate.outcome == "fails" and gate.name in growing for gate in self.gates
         )
+
+
+def fused_of(subject: Subject, registers: Sequence[int] = ()) -> Fused:
+    """What the time model is told of a set's kernels, of so many registers per thread each where
+    they are compiled."""
+    device, plan = subject.device, subject.plan
+    arithmetic_us = 1e6 * sum(
+        seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
+        for cost in map(subject.cost, subject.launches)
+    )
+    launches = len(plan.steps) if plan and not plan.together else 1
+    return Fused(plan, fused_bytes(subject), arithmetic_us, launches, registers)
 
 
 def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> Subject:

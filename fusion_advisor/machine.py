@@ -61,3 +61,13 @@ def version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def versions() -> dict[str, str | None]:
+    """This package and what it stands on, without importing it; None where it is not installed."""
+    return {
+        "name": "fusion-advisor",
+        "version": version("fusion-advisor") or "unknown",
+        "torch": version("torch"),
+        "triton": version("triton"),
+    }

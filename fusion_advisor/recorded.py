@@ -46,11 +46,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fusion_advisor.assemble import tool
 from fusion_advisor.capture import capture_loaded
 from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.files import content_hash, require_folder
 from fusion_advisor.frames import is_user
+from fusion_advisor.machine import versions
 from fusion_advisor.models import HostFakeMode, Loaded
 from fusion_advisor.recording import Call, LeftOut, Recording, write_recording
 from fusion_advisor.records import Graph
@@ -115,9 +115,7 @@ def _recording(seen: _Seen, rulebook: Rulebook, file: Path) -> Recording:
         _call(f"call-{number}", seen, each, rulebook) for number, each in enumerate(chosen, start=1)
     ]
     left_out = LeftOut(sum(map(len, rest)), sum(counts.total() for counts in rest))
-    return Recording(
-        tool().model_dump(), _name(seen.bare), tuple(calls), left_out, _sources(calls), file
-    )
+    return Recording(versions(), _name(seen.bare), tuple(calls), left_out, _sources(calls), file)
 
 
 def _alike(counts: Counter[_Made], most: int) -> list[Counter[_Made]]:

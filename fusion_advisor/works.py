@@ -6,30 +6,56 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.annotate import seconds_of_arithmetic
+from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.device import NARROW, Device
-from fusion_advisor.gates.base import Subject
-from fusion_advisor.gates.traffic_saving import fused_bytes
 from fusion_advisor.instructions import precise
 from fusion_advisor.issue import Program, tally, wavefronts
-from fusion_advisor.predict import Work, kept, narrow
+from fusion_advisor.launched import launched
+from fusion_advisor.predict import NOTHING, Work, call_us, kept, launch_us, narrow, speedup_interval
 from fusion_advisor.records import Ref
 from fusion_advisor.requests import scattered, torn
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.reducing import walks
+from fusion_advisor.times import Fused, Launch
 
 
-def eager_works(subject: Subject) -> tuple[Work, ...]:
+class Fitted:
+    """The time model whose figures were fitted to measurements: `times.TimeModel`."""
+
+    def launch(self, launch: Launch, device: Device) -> tuple[float, Work]:
+        op, moved = launch.op, (launch.bytes_read, launch.bytes_written)
+        work = launched(launch.call, op, moved, device)
+        if op is not None and op.pattern == "pointwise":
+            work = replace(work, instructions=launch.instructions)
+        if launch.unit == "tensor" or device.times.named(work.kind, work.op) == "other":
+            work = replace(work, arithmetic_us=launch.arithmetic_us)  # instructions: not counted
+        return launch_us(work, device), work
+
+    def eager_us(self, flow: Dataflow, launches: Sequence[int]) -> float:
+        return call_us(eager_works(flow, launches), flow.annotated.device)
+
+    def fused_us(self, fused: Fused, device: Device) -> float:
+        return call_us(fused_works(fused, device), device)
+
+    def interval(self, unfused_us: float, fused_us: float, device: Device) -> tuple[float, float]:
+        return speedup_interval(unfused_us, fused_us, device)
+
+
+MODEL = Fitted()
+
+
+def eager_works(flow: Dataflow, launches: Sequence[int]) -> tuple[Work, ...]:
     """The launches in eager's order, each with what the ones before left for it in the L2. Between
     two uses of an element lie the rest of the launch that touched it first, and the beginning of
     the one that reads it: on average half of each."""
-    flow, device = subject.flow, subject.device
-    tensors = flow.annotated.tensors
+    device, tensors = flow.annotated.device, flow.annotated.tensors
     moved = 0
     seen: dict[int, tuple[int, int]] = {}
     found: list[Work] = []
-    for number in subject.launches:
-        node, work = flow.nodes[number], subject.cost(number).work
+    for number in launches:
+        node = flow.nodes[number]
+        work = flow.annotated.costs[node.name].work
+        work = work if isinstance(work, Work) else NOTHING
         read = {flow.elements[flow.base(ref)]: tensors[ref].bytes for ref in flow.operands[number]}
         resident = 0
         for element, size in read.items():
@@ -44,17 +70,12 @@ def eager_works(subject: Subject) -> tuple[Work, ...]:
     return tuple(found)
 
 
-def fused_works(subject: Subject, registers: Sequence[int] = ()) -> tuple[Work, ...]:
+def fused_works(fused: Fused, device: Device) -> tuple[Work, ...]:
     """The kernels of the plan, of so many registers each where they are compiled; without a plan, a
     kernel that moves what crosses the border."""
-    device = subject.device
-    if subject.plan is not None:
-        return _plan_works(subject.plan, device, registers)
-    arithmetic_us = 1e6 * sum(
-        seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
-        for cost in map(subject.cost, subject.launches)
-    )
-    return (Work("kernel.other", fused_bytes(subject), 0, arithmetic_us=arithmetic_us),)
+    if isinstance(fused.plan, Plan):
+        return _plan_works(fused.plan, device, fused.registers)
+    return (Work("kernel.other", fused.moved, 0, arithmetic_us=fused.arithmetic_us),)
 
 
 def _plan_works(plan: Plan, device: Device, registers: Sequence[int]) -> tuple[Work, ...]:

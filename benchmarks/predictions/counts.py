@@ -186,7 +186,8 @@ def _launches(arguments: argparse.Namespace, device: Device, rules: Rulebook) ->
     found = counted(arguments.alone, (INSTRUCTIONS,))
     for case in read(arguments.cases):
         if case.launches == 1 and not case.reported and case.name in found:
-            (work,) = eager_works(decided(case, device, rules).subject)
+            subject = decided(case, device, rules).subject
+            (work,) = eager_works(subject.flow, subject.launches)
             yield _Launch(work, found[case.name][0])
 
 

@@ -20,7 +20,7 @@ from cases import DEVICE, Case, decided, read
 from gpu import Timed
 from torch import Tensor
 
-from fusion_advisor.decide import Decision
+from fusion_advisor.decide import Decision, fused_of
 from fusion_advisor.device import Device, Speed, Times
 from fusion_advisor.kernels import from_json
 from fusion_advisor.predict import Work, call_us, launch_us
@@ -61,14 +61,14 @@ def samples(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> l
         )
         registers = tuple(each[0] for each in kernel.compiled) if kernel else ()
         decision = replace(decided(case, device, rules), registers=registers)
-        plan = decision.subject.plan
+        subject, plan = decision.subject, decision.subject.plan
         if case.text and (plan is None or plan.schedule != case.schedule):
             continue
         found_samples.append(
             Sample(
                 case,
-                eager_works(decision.subject),
-                fused_works(decision.subject, registers) if case.text else (),
+                eager_works(subject.flow, subject.launches),
+                fused_works(fused_of(subject, registers), device) if case.text else (),
                 eager.us,
                 kernel.us if kernel else 0.0,
                 compiled.us if compiled else 0.0,

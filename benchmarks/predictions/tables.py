@@ -14,6 +14,7 @@ from cases import DEVICE, decided, read
 from counts import counted
 from fitting import Sample, samples, speedup
 
+from fusion_advisor.decide import fused_of
 from fusion_advisor.device import Device
 from fusion_advisor.judge import Chosen, verdicts
 from fusion_advisor.predict import (
@@ -87,7 +88,11 @@ def _traffic(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> 
         if case.name not in counts:
             continue
         subject = decided(case, device, rules).subject
-        works = fused_works(subject) if case.text else eager_works(subject)
+        works = (
+            fused_works(fused_of(subject), device)
+            if case.text
+            else eager_works(subject.flow, subject.launches)
+        )
         reads, writes = sum(w.bytes_read for w in works), sum(w.bytes_written for w in works)
         hbm_read, hbm_written = counts[case.name]
         most = hbm_read + hbm_written + min(device.memory.l2.base, writes)

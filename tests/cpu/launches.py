@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from fusion_advisor.decide import Decision, fused_of
 from fusion_advisor.predict import Work
 from fusion_advisor.works import eager_works, fused_works
 
@@ -19,9 +20,15 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def of_kernels(function: Callable[..., object], *inputs: torch.Tensor) -> tuple[Work, ...]:
     """The kernels of a function's plan."""
-    return fused_works(decided(flow_of(function, *inputs)).subject)
+    subject = decided(flow_of(function, *inputs)).subject
+    return fused_works(fused_of(subject), subject.device)
 
 
 def of_eager(function: Callable[..., object], *inputs: torch.Tensor) -> Work:
     """The first of eager's launches."""
-    return eager_works(decided(flow_of(function, *inputs)).subject)[0]
+    return eager_of(decided(flow_of(function, *inputs)))[0]
+
+
+def eager_of(decision: Decision) -> tuple[Work, ...]:
+    """All of eager's launches in a set."""
+    return eager_works(decision.subject.flow, decision.subject.launches)

@@ -72,7 +72,7 @@ def test_a_region_that_fails_costs_that_region_alone(
         case "plan":
             monkeypatch.setattr(decide, "plan", broken)
         case "times":
-            monkeypatch.setattr(decide, "fused_works", broken)
+            monkeypatch.setattr(decide, "fused_of", broken)
         case "name":
             monkeypatch.setattr(identify, "name_of", broken)
         case "mark":

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from fusion_advisor.device import LINE_BYTES
 from fusion_advisor.issue import Program
 from fusion_advisor.predict import Work
-from fusion_advisor.works import eager_works
 
-from .launches import empty, of_eager, of_kernels
+from .launches import eager_of, empty, of_eager, of_kernels
 from .regions import H200, decided, flow_of
 
 
@@ -281,8 +280,7 @@ def test_narrow_elements_are_read_by_kernels_of_their_own() -> None:
 @pytest.mark.parametrize(("rows", "share"), [(2048, 1.0), (8192, 0.0)])
 def test_what_a_launch_leaves_in_the_l2(rows: int, share: float) -> None:
     """A launch that reads and writes 16 MiB leaves what it wrote; one of 64 MiB nothing."""
-    subject = decided(flow_of(lambda a: torch.tanh(torch.exp(a)), empty(rows, 1024))).subject
-    _, second = eager_works(subject)
+    _, second = eager_of(decided(flow_of(lambda a: torch.tanh(torch.exp(a)), empty(rows, 1024))))
     assert second.resident == share * second.bytes_read
 
 

@@ -47,6 +47,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "lowering forks",
         "capture",
         # the stages on records
+        "times",
         "blocks",
         "launched",
         "annotate",
@@ -157,9 +158,15 @@ def module_of(file: Path) -> str:
 
 
 def imports(file: Path) -> Iterator[tuple[int, str]]:
-    """Line and absolute dotted name of everything a file imports, wherever it does."""
+    """Line and absolute dotted name of everything a file imports when it runs, wherever it does."""
     package = file.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
+    tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    typing = (n for n in ast.walk(tree) if isinstance(n, ast.If))
+    typing = (n for n in typing if ast.unparse(n.test) == "TYPE_CHECKING")
+    left = {each for node in typing for each in ast.walk(node)}
+    for node in ast.walk(tree):
+        if node in left:
+            continue
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
