@@ -314,7 +314,8 @@ class BenchRow(_Row):
 
 
 class GroupRow(_Row):
-    """An accepted group or a rejected candidate."""
+    """An accepted group or a rejected candidate. `computes` says in words what it computes,
+    `layers` in which numbered modules of the model; both are empty where that is not known."""
 
     id: str
     fingerprint: str
@@ -335,6 +336,8 @@ class GroupRow(_Row):
     sources: list[LineRow]
     parent: str | None = None
     launches: int = 0
+    computes: str = ""
+    layers: str = ""
 
     @property
     def code(self) -> str:

@@ -125,7 +125,7 @@ def emit(
     from fusion_advisor.reports import wording
 
     for group in analysis.report.groups:
-        tell(f"{group.kernel.file or group.id}: {group.pattern}: {wording.kernel(group)}")
+        tell(f"{group.kernel.file or group.id}: {wording.named(group)}: {wording.kernel(group)}")
         for line in searched_lines(analysis.searches.get(group.id)):
             tell(line)
     return 0

@@ -152,6 +152,7 @@ def _search(run: Run, out: Path) -> dict[str, str]:
     """Writes each group's kernel in its fastest configuration as soon as that is found; the texts
     by the groups."""
     from fusion_advisor.bench import searched
+    from fusion_advisor.reports import wording
     from fusion_advisor.search import searching
     from fusion_advisor.verify import provers
 
@@ -165,7 +166,7 @@ def _search(run: Run, out: Path) -> dict[str, str]:
             if not found.failure:
                 write(out / str(group.kernel.file), text)
                 texts[group.id] = group.kernel.text = text
-            tell(f"{group.kernel.file}: {group.pattern}")
+            tell(f"{group.kernel.file}: {wording.named(group)}")
             for line in searched_lines(found):
                 tell(line)
     return texts

@@ -120,7 +120,7 @@ def _written(
     for put in made.patch.puts:
         places = ", ".join(f"{_beneath(e.file, made.root)}:{e.lines[0]}" for e in put.edits)
         tell(
-            f"{put.finding.id} {put.finding.pattern}: {places}, saves "
+            f"{put.finding.id} {put.finding.computes}: {places}, saves "
             f"{wording.time(put.finding.saved_us_total)} in {put.occurrences} "
             f"{'places that run' if put.occurrences > 1 else 'place that runs'}"
         )

@@ -161,7 +161,8 @@ def _group(report: Report, row: GroupRow, place: Mapping[str, int], kind: str) -
     deciding = row.deciding
     return {
         "id": row.id,
-        "pattern": row.pattern,
+        "name": wording.computes(row),
+        "layers": row.layers,
         "kind": kind,
         "route": row.route,
         "parent": row.parent,

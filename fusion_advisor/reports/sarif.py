@@ -119,7 +119,7 @@ def _message(group: GroupRow) -> str:
     """What it is, what it saves, what decides, what to do."""
     share = wording.percent(group.impact.share)
     text = (
-        f"{group.pattern}: {wording.launches(group)} would save {wording.gain(group)},"
+        f"{wording.computes(group)}: {wording.launches(group)} would save {wording.gain(group)},"
         f" {share} of the step. {wording.gate(group.deciding)}. {group.action.text}"
     )
     return _plain(text)

@@ -108,7 +108,7 @@ def _accepted(report: Report, group: GroupRow) -> Iterator[RenderableType]:
     low, high = group.predicted.interval
     yield Text.assemble(
         (f"{group.id} ", "bold"),
-        (group.pattern, "green"),
+        (wording.named(group), "green"),
         f" saves {wording.gain(group)}, {wording.percent(group.impact.share)} of the step:"
         f" {wording.launches(group)},"
         f" {group.predicted.speedup:.2f}x predicted ({low:.2f} to {high:.2f})",
@@ -152,8 +152,8 @@ def _columns(rows: Iterable[tuple[str, ...]]) -> RenderableType:
 def _rejected(group: GroupRow) -> Iterator[RenderableType]:
     yield Text.assemble(
         (f"{group.id} ", "bold"),
-        (group.pattern, "red"),
-        f" {group.launches} kernels at {wording.place(group)}: {wording.gate(group.deciding)}",
+        (wording.named(group), "red"),
+        f", {group.launches} kernels: {wording.gate(group.deciding)}",
     )
     if said := wording.disagreement(group):
         yield from _details(said)

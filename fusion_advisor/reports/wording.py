@@ -4,9 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import PurePath
 
 from fusion_advisor.quantities import said, told_apart
-from fusion_advisor.report import AdviceRow, GateRow, GroupRow, Report, WayRow
+from fusion_advisor.report import AdviceRow, GateRow, GroupRow, Report, SourceRow, WayRow
+
+
+def computes(group: GroupRow) -> str:
+    """What a group computes; in reports that do not say, its idiom."""
+    return group.computes or group.pattern
+
+
+def named(row: GroupRow | AdviceRow) -> str:
+    """What it is and where: `residual + RMSNorm at model.py:94 (layers 0–31)`."""
+    what = computes(row) if isinstance(row, GroupRow) else row.code
+    at = f" at {short(row.sources[0])}" if row.sources else ""
+    layers = row.layers if isinstance(row, GroupRow) else ""
+    return f"{what}{at}" + (f" ({layers})" if layers else "")
+
+
+def short(source: SourceRow) -> str:
+    """A line without the folders of its file: `model.py:94`."""
+    return f"{PurePath(source.file).name}:{source.line}"
 
 
 def size(count: float) -> str:
@@ -198,9 +217,9 @@ def measured(group: GroupRow) -> str:
 
 
 def marked(group: GroupRow) -> str:
-    """Its id and idiom, and that it was rejected, if it was."""
+    """Its id and name, and that it was rejected, if it was."""
     rejected = "" if group.verdict == "fuse" else ", rejected"
-    return f"{group.id} {group.pattern}{rejected}"
+    return f"{group.id} {named(group)}{rejected}"
 
 
 def timed(report: Report) -> list[GroupRow]:
@@ -209,9 +228,10 @@ def timed(report: Report) -> list[GroupRow]:
 
 
 _MOST_REASONS = 3
+"""Of Inductor's, for one group; all are in the JSON."""
+
 _NAMED = 4
 """Modules that a line names."""
-"""Of Inductor's, for one group; all are in the JSON."""
 
 
 def inductor(group: GroupRow) -> list[str]:

@@ -105,7 +105,7 @@ def test_the_waterfall_leads_from_before_to_after(opened: Open, plain: Report) -
     for above, below in pairwise(bars):  # each step begins where the last one ended
         assert below["x"] + below["width"] == pytest.approx(above["x"], abs=2.5)
     page.locator("#waterfall .step").first.click()
-    assert plain.groups[0].pattern in text(page, "#details h2")
+    assert wording.computes(plain.groups[0]) in text(page, "#details h2")
 
 
 def test_bytes_are_ranked_by_operator_module_and_line(opened: Open, plain: Report) -> None:
@@ -195,7 +195,7 @@ def test_the_roofline_names_launches_and_groups(opened: Open, plain: Report) -> 
         page.keyboard.press("ArrowRight")
         seen.add(text(page, "#roofline-tip b"))
     names = {f"{op}_0 ({op}) and {LAYERS - 1} more like it" for op in LAYER}
-    fused = {f"{row.id} {row.pattern}, fused: {LAYERS} instances" for row in plain.groups}
+    fused = {f"{row.id} {row.computes}, fused: {LAYERS} instances" for row in plain.groups}
     assert seen == names | fused
     box = page.locator("#roofline-tip").bounding_box()
     assert box["width"] > 100
@@ -379,7 +379,8 @@ def test_strings_of_a_model_are_shown_and_not_run(opened: Open, plain: Report) -
         node.module = f"{HOSTILE}.{node.module}"
         node.op = HOSTILE
     group = report.groups[0]
-    group.pattern = group.kernel.text = group.action.text = group.action.code = HOSTILE
+    group.computes = group.layers = group.kernel.text = HOSTILE
+    group.action.text = group.action.code = HOSTILE
     group.gates[0].why = HOSTILE
     group.sources = [LineRow(file=HOSTILE, line=1, text=HOSTILE)]
     page = opened(report)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fusion_advisor.annotate import annotate
-from fusion_advisor.assemble import assemble, peak_activation_bytes
+from fusion_advisor.assemble import assemble, layers, peak_activation_bytes
 from fusion_advisor.compare import compare
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import decide
@@ -254,6 +254,31 @@ def test_a_rejection_says_what_would_flip_it() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        (["", "norm", "head.proj"], ""),
+        (["layers.0.norm", "layers.0"], "layers.0"),
+        ([f"layers.{i}.mlp.act" for i in range(32)], "layers 0–31"),
+        (["h.3", "h.1.mlp", "norm", "h.2", "h.11"], "h 1–3, 11"),
+        (["model.layers.0.experts.7.act", "model.layers.1.experts.3"], "model.layers 0–1"),
+        (["encoder.block.0", "decoder.block.0", "decoder.block.1"],
+         "encoder.block.0, decoder.block 0–1"),
+        (["0.conv", "1.conv"], ""),
+    ],
+)  # fmt: skip
+def test_a_group_says_in_which_layers_it_is(modules: list[str], said: str) -> None:
+    assert layers(modules) == said
+
+
+def test_a_name_says_what_and_where() -> None:
+    (group,) = mixed().groups
+    group.layers = "layers 0–31"
+    assert wording.named(group) == "cos + add at model.py:1 (layers 0–31)"
+    earlier = group.model_copy(update={"computes": "", "layers": "", "sources": []})
+    assert wording.named(earlier) == "pointwise-chain"
+
+
 def test_float64_is_advised_against() -> None:
     codes = [row.code for row in report_of("aten.cos.default", dtype="float64").advice]
     assert codes == ["float64"]
@@ -269,7 +294,7 @@ def test_a_chain_holds_two_tensors_at_once() -> None:
 def test_every_format_says_what_was_found(name: str) -> None:
     text = render(mixed(), name)
     assert text.endswith("\n")
-    assert "pointwise-chain" in text
+    assert "cos + add" in text
     assert "/elsewhere/model.py" in text or name == "model-explorer"
 
 

@@ -64,7 +64,7 @@ def test_what_is_new_is_a_result_and_what_is_known_is_none() -> None:
     run = run_of(reviewed(("new", None), ("known", None), ("known", COMMENT)))
     (result,) = run["results"]
     assert (result["ruleId"], result["baselineState"]) == ("FA401", "new")
-    assert result["message"]["text"].startswith("pointwise-chain: 3 kernels in one would save ")
+    assert result["message"]["text"].startswith("cos + add: 3 kernels in one would save ")
     assert run_of(reviewed())["results"] == []
 
 

@@ -51,7 +51,7 @@ function groupTitle(group) {
   swatch.style.background = group.kind === "fuse" ? groupPaint(group.index) : "var(--plain)";
   return [
     swatch,
-    `${group.id} ${group.pattern}`,
+    `${group.id} ${group.name}`,
     el("span", { class: `verdict ${group.kind}` }, group.kind === "fuse" ? "fuse" : "rejected"),
   ];
 }
@@ -271,7 +271,7 @@ function groupLink(group, state) {
   return el(
     "button",
     { type: "button", class: "link", onclick: () => state.set({ selected: selection(group) }) },
-    `${group.id} ${group.pattern}`,
+    `${group.id} ${group.name}`,
   );
 }
 

@@ -19,11 +19,11 @@ export function createGroups(model, state) {
   const columns = [
     { key: "id", label: "id", width: "4.6em", value: (g) => g.index, cell: (g) => named(g) },
     {
-      key: "pattern",
-      label: "pattern",
+      key: "name",
+      label: "what",
       width: "11em",
-      value: (g) => g.pattern,
-      cell: (g) => g.pattern,
+      value: (g) => g.name,
+      cell: (g) => g.name,
     },
     {
       key: "kind",
@@ -265,7 +265,7 @@ export function createLaunches(model, state) {
 function named(group, long = false) {
   const swatch = el("i", { class: "swatch" });
   if (group.kind === "fuse") swatch.style.background = groupPaint(group.index);
-  return el("span", {}, swatch, long ? `${group.id} ${group.pattern}` : group.id);
+  return el("span", {}, swatch, long ? `${group.id} ${group.name}` : group.id);
 }
 
 // What a rejected candidate would save if it could be fused is said softly.

@@ -58,7 +58,7 @@ export function nodeText(node) {
     node.source,
     node.bound,
     node.reason,
-    node.group ? `${node.group.id} ${node.group.pattern}` : "",
+    node.group ? `${node.group.id} ${node.group.name}` : "",
   ]
     .join(" ")
     .toLowerCase();
@@ -68,7 +68,7 @@ export function nodeText(node) {
 export function groupText(group) {
   group.text ??= [
     group.id,
-    group.pattern,
+    group.name,
     group.kind,
     group.route,
     group.decided,

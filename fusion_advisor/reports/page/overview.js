@@ -71,7 +71,7 @@ function drawWaterfall(model, state) {
 
 function stepOf(group, saved, rest, before, state) {
   const count = group.instances.length;
-  const name = `${group.id} ${group.pattern}${count > 1 ? ` ×${count}` : ""}`;
+  const name = `${group.id} ${group.name}${count > 1 ? ` ×${count}` : ""}`;
   const row = bar(
     name,
     saved,
