@@ -330,14 +330,16 @@ _NUMBERED = re.compile(r"((?:.*?\.)?[^.\d][^.]*)\.(\d+)(?=\.|$)")
 
 def layers(modules: Iterable[str]) -> str:
     """The outermost numbered modules that some modules lie in: `layers 0–31`, of one
-    `layers.0`; empty for none."""
+    `layers.0`; empty for none. Their owner's path is told where its last name is another's, too."""
     numbers: dict[str, set[int]] = {}
     for found in map(_NUMBERED.match, modules):
         if found:
             numbers.setdefault(found[1], set()).add(int(found[2]))
+    last = [owner.rpartition(".")[2] for owner in numbers]
+    names = last if len(set(last)) == len(last) else list(numbers)
     return ", ".join(
-        f"{owner}{'.' if len(these) == 1 else ' '}{_ranges(sorted(these))}"
-        for owner, these in numbers.items()
+        f"{name}{'.' if len(these) == 1 else ' '}{_ranges(sorted(these))}"
+        for name, these in zip(names, numbers.values(), strict=True)
     )
 
 

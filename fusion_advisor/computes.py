@@ -15,7 +15,7 @@ from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.express import Expressed, boundary, express
 from fusion_advisor.gates import Subject
 from fusion_advisor.idiom import Form, gated, normalised, softmaxes, tanh_gelus
-from fusion_advisor.records import Ref
+from fusion_advisor.records import FLOATS, Ref
 
 _MOST = 4
 """Words of a name. Of more, neighbours that are but ops are counted, then the last left out."""
@@ -95,7 +95,7 @@ def _wholes(subject: Subject) -> Iterator[tuple[str, list[int]]]:
     ends = _Ends(subject.flow, expressed, form)
     for i in form.region.all("add"):  # a part of a norm is called by that, below
         made = ends.launch_of(i)
-        if made is not None and any(_by_a_row(form, i, arg) for arg in form.args(i)):
+        if made is not None and _is_bias(form, i):
             yield "bias", [made]
     found = [
         *_norms(form),
@@ -225,11 +225,35 @@ def _affine(form: Form, number: int) -> int:
 
 
 def _by_a_row(form: Form, number: int, of: int) -> bool:
-    depends = form.region.depends
-    if form.region.exprs[number].op not in ("mul", "add"):
+    """Is a value scaled or shifted by what is the same in every row?"""
+    expr = form.region.exprs[number]
+    if expr.op not in ("mul", "add") or expr.dtype not in FLOATS:
         return False
     others = [arg for arg in form.args(number) if arg != of]
-    return len(others) == 1 and not form.constant(others[0]) and depends[others[0]] < depends[of]
+    return len(others) == 1 and not form.constant(others[0]) and _is_a_row(form, others[0], of)
+
+
+def _is_a_row(form: Form, number: int, of: int) -> bool:
+    """Does a value vary along fewer axes than another? Where there is but one row, and so as many
+    axes: is it made of vectors alone, and the other is not?"""
+    depends = form.region.depends
+    if depends[number] != depends[of]:
+        return depends[number] < depends[of]
+    return _rank(form, number) == 1 < _rank(form, of)
+
+
+def _rank(form: Form, number: int) -> int:
+    """The most dimensions of what a value is made of; 0 of a constant."""
+    inputs = form.region.inputs
+    return max((len(inputs[form.expr(i).input].shape) for i in _loads(form, number)), default=0)
+
+
+def _is_bias(form: Form, number: int) -> bool:
+    """A sum with a vector."""
+    return any(
+        _by_a_row(form, number, arg) and min(_rank(form, side) for side in form.args(number)) == 1
+        for arg in form.args(number)
+    )
 
 
 def _is_residual(form: Form, row: int) -> bool:
@@ -238,7 +262,7 @@ def _is_residual(form: Form, row: int) -> bool:
     if form.expr(row).op != "add":
         return False
     sides = form.args(row)
-    alike = all(depends[side] == depends[row] and not form.constant(side) for side in sides)
+    alike = all(depends[side] == depends[row] and not _is_a_row(form, side, row) for side in sides)
     return alike and any(form.expr(side).op == "load" for side in sides)
 
 
@@ -288,16 +312,18 @@ def _rotations(form: Form, ends: _Ends) -> Iterator[_Whole]:
 
 
 def _turned(form: Form, ends: _Ends, terms: Sequence[tuple[int, ...]]) -> frozenset[int]:
-    """The loads of the tensor that is turned; empty where none is."""
+    """The two values that are turned; empty where none are."""
     for x in terms[0]:
         for y in terms[1]:
             cos, sin = _other(terms[0], x), _other(terms[1], y)
             if x == y or cos == sin:
                 continue
-            loads, others = _loads(form, (x, y)), _loads(form, (cos, sin))
-            bases = {ends.base(i) for i in loads}
-            if len(bases) == 1 and len(loads) > 1 and bases.isdisjoint(map(ends.base, others)):
-                return loads
+            first, second = _loads(form, x), _loads(form, y)
+            others = _loads(form, cos) | _loads(form, sin)
+            bases = set(map(ends.base, first))
+            same = bases and bases == set(map(ends.base, second)) and first != second
+            if same and bases.isdisjoint(map(ends.base, others)):
+                return frozenset({x, y})
     return frozenset()
 
 
@@ -306,7 +332,14 @@ def _other(factors: tuple[int, ...], one: int) -> int:
     return next((factor for factor in factors if factor != one), one)
 
 
-def _loads(form: Form, values: Iterable[int]) -> frozenset[int]:
-    """The loads of which some values are elements, maybe of the other sign."""
-    behind = (form.behind(value, ("neg", "where", "add", "mul")) for value in values)
-    return frozenset(i for found in behind for i in found if form.expr(i).op == "load")
+def _loads(form: Form, value: int) -> frozenset[int]:
+    """The loads that a value is made of."""
+    exprs = form.region.exprs
+    found: set[int] = set()
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo.extend(exprs[one].args)
+    return frozenset(i for i in found if exprs[i].op == "load")

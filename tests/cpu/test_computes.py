@@ -64,6 +64,10 @@ def mixed_halves(x: Any, r: Any, y: Any) -> Any:
     return x * y + r * y
 
 
+def offset(x: Any, g: Any) -> Any:
+    return g.int().cumsum(0) + x.int()
+
+
 def narrowed(x: Any) -> Any:
     return x.half().float()
 
@@ -92,6 +96,7 @@ CALLED: list[tuple[Callable[..., Any], str, tuple[Callable[..., torch.Tensor], .
     (turned_by_halves, "rotary embedding", (full, vector, vector)),
     (mixed_halves, "mul + add", (full, full, full)),
     (gated_by_half, "sigmoid + mul", FULL),
+    (offset, "cumsum + add", (full, vector)),
     (narrowed, "cast", FULL),
     (cosines, "cos", FULL),
     (six, "sin + cos + tan + 3 more", FULL),
@@ -119,3 +124,17 @@ def test_a_candidate_with_a_product_is_called_by_all_of_it() -> None:
     found = findings(projected, full(), square, full(), vector())
     whole = next(row for row in found.candidates if row.pattern == "gemm-norm")
     assert whole.computes == "matrix product + residual + RMSNorm"
+
+
+def test_one_row_is_called_as_many_are() -> None:
+    """As in decode: a weight is a vector, and the row has as many elements."""
+
+    def normed_and_turned(x: Any, r: Any, g: Any, c: Any, s: Any) -> Any:
+        h = rms_norm(x + r, g)
+        left, right = h.chunk(2, -1)
+        return h * c + torch.cat((-right, left), -1) * s
+
+    shapes = ((1, 1, 256), (1, 1, 256), (256,), (1, 256), (1, 256))
+    inputs = (torch.empty(shape, device="meta") for shape in shapes)
+    (finding,) = findings(normed_and_turned, *inputs).groups
+    assert finding.computes == "residual + RMSNorm + rotary embedding"

@@ -261,7 +261,7 @@ def test_a_rejection_says_what_would_flip_it() -> None:
         (["layers.0.norm", "layers.0"], "layers.0"),
         ([f"layers.{i}.mlp.act" for i in range(32)], "layers 0–31"),
         (["h.3", "h.1.mlp", "norm", "h.2", "h.11"], "h 1–3, 11"),
-        (["model.layers.0.experts.7.act", "model.layers.1.experts.3"], "model.layers 0–1"),
+        (["model.layers.0.experts.7.act", "model.layers.1.experts.3"], "layers 0–1"),
         (["encoder.block.0", "decoder.block.0", "decoder.block.1"],
          "encoder.block.0, decoder.block 0–1"),
         (["0.conv", "1.conv"], ""),
