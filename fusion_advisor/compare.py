@@ -118,6 +118,6 @@ def _places(rows: dict[str, GroupRow]) -> dict[object, list[str]]:
 
 def _described(row: GroupRow) -> str:
     return (
-        f"{row.verdict} {row.pattern} at {wording.place(row)}, {len(row.instances)} instances:"
+        f"{row.verdict} {wording.named(row)}, {len(row.instances)} instances:"
         f" {wording.gate(row.deciding)}"
     )

@@ -151,8 +151,11 @@ def _advised(row: AdviceRow) -> Iterator[str]:
 def _assumed(report: Report) -> Iterator[str]:
     rows = wording.bottlenecks(report)
     yield from _table(
-        ("bound", "time", "share"),
-        [(_text(name), wording.time(us), wording.percent(share)) for name, us, share in rows],
+        ("bound", "time", "share", "HBM bytes"),
+        [
+            (_text(name), wording.time(us), wording.percent(share), wording.size(moved))
+            for name, us, share, moved in rows
+        ],
     )
     yield ""
     yield f"- Scenario: {_text(wording.scenario(report))}."

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import assemble, layers, peak_activation_bytes
@@ -20,7 +19,6 @@ from fusion_advisor.identify import Identified, identify, with_registers
 from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Tensor
 from fusion_advisor.report import Report, load_report
 from fusion_advisor.reports import FORMATS, render, wording
-from fusion_advisor.reports.text import document
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 
@@ -295,7 +293,7 @@ def test_every_format_says_what_was_found(name: str) -> None:
     text = render(mixed(), name)
     assert text.endswith("\n")
     assert "cos + add" in text
-    assert "/elsewhere/model.py" in text or name == "model-explorer"
+    assert "model.py" in text or name == "model-explorer"
 
 
 def test_text_fits_sixty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,16 +301,6 @@ def test_text_fits_sixty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = render(mixed(), "text").splitlines()
     assert max(map(len, lines)) <= 60
     assert "\x1b" not in "".join(lines)
-
-
-def test_every_gate_is_told_on_request() -> None:
-    report = mixed()
-    console = Console(width=100, color_system=None)
-    with console.capture() as captured:
-        console.print(document(report, gates=True))
-    text = captured.get()
-    told = text.count("holds: ") + text.count("fails: ") + text.count("unknown: ")
-    assert told == sum(len(row.gates) for row in (*report.groups, *report.candidates))
 
 
 def test_an_unknown_format_names_the_known() -> None:
@@ -375,5 +363,5 @@ def test_equal_reports_do_not_differ() -> None:
 def test_a_new_group_is_a_difference() -> None:
     before = report_of("aten.cos.default")
     lines = list(compare(before, report_of("aten.cos.default", "aten.cos.default")))
-    assert any(line.startswith("new      fuse pointwise-chain") for line in lines)
+    assert any(line.startswith("new      fuse cos at model.py:1") for line in lines)
     assert any(line.startswith("kernels: ") for line in lines)
