@@ -25,6 +25,7 @@ from fusion_advisor.commands.options import (
 from fusion_advisor.commands.outcome import (
     analyzed,
     outcome_of,
+    require_room,
     searched_lines,
     searcher_of,
     write_folder,
@@ -68,7 +69,8 @@ def analyze(
     if several and any(output.file is None for output in outputs):
         raise UsageError("several scenarios: give each format =FILE, or choose one: --scenario")
     if out is not None:
-        require_folder(out)
+        for name in settings.scenarios:
+            require_room(out / name if several else out)
     tree = tree_of(Path.cwd() / "any")
     reviewing = Reviewing(settings, rulebook_of(settings.rules), tree)
     kernels = "kernels" if out else None

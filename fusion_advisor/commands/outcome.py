@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fusion_advisor.commands.options import rulebook_of
 from fusion_advisor.commands.output import following, tell
 from fusion_advisor.errors import UsageError
-from fusion_advisor.files import write
+from fusion_advisor.files import require_file, require_folder, write
 
 if TYPE_CHECKING:
     from fusion_advisor.cache import Outcome
@@ -82,6 +82,16 @@ def _failed_check(report: Report) -> bool:
     """Did a check fail, which may have been for want of time or memory?"""
     checks = [group.kernel.check for group in report.groups]
     return any(check is not None and not check.passed for check in checks)
+
+
+def require_room(out: Path) -> None:
+    """UsageError, before any work is done, when `write_folder` could not write."""
+    from fusion_advisor.reports import EXTENSIONS
+
+    require_folder(out)
+    require_folder(out / "kernels")
+    for name in ("graph.json", *(f"report.{extension}" for extension in EXTENSIONS.values())):
+        require_file(out / name)
 
 
 def write_folder(out: Path, outcome: Outcome) -> None:

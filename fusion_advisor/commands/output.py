@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusion_advisor.errors import UsageError
-from fusion_advisor.files import write
+from fusion_advisor.files import require_file, write
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,8 @@ class Output:
 
 
 def asked_outputs(formats: list[str], json: str | None) -> list[Output]:
-    """What `--format` and `--json` ask for. UsageError for an unknown format."""
+    """What `--format` and `--json` ask for. UsageError for an unknown format, and for a file that
+    cannot be written."""
     from fusion_advisor.reports import FORMATS
 
     if json is not None:
@@ -45,7 +46,10 @@ def asked_outputs(formats: list[str], json: str | None) -> list[Output]:
         name, _, file = text.partition("=")
         if name not in FORMATS:
             raise UsageError(f"--format {text!r}: expected {', '.join(FORMATS)}, with =FILE or not")
-        outputs.append(Output(name, Path(file) if file and file != "-" else None))
+        place = Path(file) if file and file != "-" else None
+        if place is not None:
+            require_file(place)
+        outputs.append(Output(name, place))
     if sum(output.file is None for output in outputs) > 1:
         raise UsageError("only one format can go to standard output: give the others =FILE")
     return outputs
