@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from fusion_advisor.quantities import said, told_apart
-from fusion_advisor.report import AdviceRow, GateRow, GroupRow, Report, SourceRow, WayRow
+from fusion_advisor.report import (
+    AdviceRow,
+    FindingRow,
+    GateRow,
+    GroupRow,
+    Report,
+    SourceRow,
+    WayRow,
+)
 
 
 def computes(group: GroupRow) -> str:
@@ -449,6 +457,14 @@ def reasons(report: Report, top: int) -> list[tuple[str, int]]:
     return Counter(kinds).most_common(top)
 
 
+def cost(finding: FindingRow) -> str:
+    """What the change that brought it costs; empty where that is not known."""
+    if finding.cost_us is None:
+        return ""
+    more = f"{time(finding.cost_us)} more" if finding.cost_us > 0 else "no more"
+    return f"costs {more} than the baseline"
+
+
 def noted(report: Report, subject: GroupRow | AdviceRow) -> str:
     """What a reviewer is told of a group or advice beside its figures: that it is new, who ignores
     it."""
@@ -458,7 +474,7 @@ def noted(report: Report, subject: GroupRow | AdviceRow) -> str:
     if row is None:
         return "no finding" if report.review else ""
     if row.ignored is None:
-        return row.state
+        return ", ".join(part for part in (row.state, cost(row)) if part)
     source = row.ignored.source
     where = f" ({source.file}:{source.line})" if source else ""
     return f"ignored: {row.ignored.reason}{where}"

@@ -10,15 +10,16 @@ import pytest
 
 from fusion_advisor.annotate import annotate
 from fusion_advisor.assemble import assemble, layers, peak_activation_bytes
-from fusion_advisor.compare import compare
+from fusion_advisor.compare import compare, cost_us
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import decide
 from fusion_advisor.errors import UsageError
 from fusion_advisor.group import Grouping, group
 from fusion_advisor.identify import Identified, identify, with_registers
 from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Tensor
-from fusion_advisor.report import Report, load_report
+from fusion_advisor.report import LineRow, Report, load_report
 from fusion_advisor.reports import FORMATS, render, wording
+from fusion_advisor.review import Policy, review
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 
@@ -365,3 +366,53 @@ def test_a_new_group_is_a_difference() -> None:
     lines = list(compare(before, report_of("aten.cos.default", "aten.cos.default")))
     assert any(line.startswith("new      fuse cos at model.py:1") for line in lines)
     assert any(line.startswith("kernels: ") for line in lines)
+
+
+def rejecting(fingerprint: str, *texts: str, code: str = "traffic-saving") -> Report:
+    """A report whose one candidate has these lines, and is rejected by a gate."""
+    report = mixed()
+    (group,) = report.groups
+    gates = [
+        gate.model_copy(update={"outcome": "fails" if gate.name == code else "holds"})
+        for gate in group.gates
+    ]
+    sources = [LineRow(file="model.py", line=n, text=text) for n, text in enumerate(texts, 1)]
+    report.candidates = [
+        group.model_copy(
+            update={
+                "id": "c1", "fingerprint": fingerprint, "verdict": "reject", "gates": gates,
+                "sources": sources,
+            }
+        )
+    ]  # fmt: skip
+    return report
+
+
+def test_a_region_that_is_rejected_as_before_is_no_difference() -> None:
+    before = rejecting("one", "x = x.cos()", "x = x + y")
+    grown = rejecting("other", "z = 1", "x = x.cos()", "x = x + y")
+    assert list(compare(before, grown)) == ["no difference in traffic or verdicts"]
+    elsewhere = list(compare(before, rejecting("other", "q = k @ v")))
+    assert [line.split()[:2] for line in elsewhere] == [["new", "reject"], ["gone", "reject"]]
+    otherwise = rejecting("other", "x = x.cos()", code="on-chip")
+    assert len(list(compare(before, otherwise))) == 2
+
+
+def test_what_a_change_costs_is_counted_in_the_modules_that_it_is_in() -> None:
+    old, new = report_of("aten.cos.default"), report_of(*["aten.cos.default"] * 3)
+    for report in (old, new):
+        for node in report.nodes:
+            node.module = "mlp"
+    elsewhere = new.nodes[0].model_copy(update={"name": "far", "module": "far", "time_us": 1e6})
+    new.nodes.append(elsewhere)
+    (group,) = new.groups
+    grown = sum(node.time_us for node in new.nodes[:3]) - old.nodes[0].time_us
+    assert cost_us(old, new, group) == pytest.approx(grown)
+    whole = new.totals.time_us - old.totals.time_us
+    old.nodes[0].module = "renamed"
+    assert cost_us(old, new, group) == pytest.approx(whole)
+    review_of_new = review(new, Policy(), Path("/"), ("base.json", old))
+    (finding,) = review_of_new.findings
+    assert (finding.state, finding.cost_us) == ("new", pytest.approx(whole))
+    known = review(new, Policy(), Path("/"), ("base.json", new))
+    assert [row.cost_us for row in known.findings] == [None]
