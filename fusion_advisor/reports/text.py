@@ -73,7 +73,8 @@ def several(
         head=[
             Text(f"{first.model.source} on {first.device.title}", style="bold"),
             _Cropped(Text(whole), _INTRODUCING),
-            *(_Cropped(line, 1, 2) for line in lines),
+            *_bottlenecks(_weighed(weights, reports)),
+            *(_Cropped(line, 1) for line in [Text(), *lines]),
         ],
         todo=items[:top],
         count=len(items),
@@ -107,6 +108,20 @@ class _Item:
         )
         note = f"{self.note}; " if self.note else ""
         yield _Cropped(_dim(f"{note}{wording.action(self.row)}"), _INTRODUCING, 19)
+
+
+def _weighed(
+    weights: Mapping[str, float], reports: Mapping[str, Report]
+) -> list[tuple[str, float, float, float]]:
+    """The bottlenecks of all scenarios, each by its weight, as `wording.bottlenecks` has them."""
+    sums: dict[str, tuple[float, float]] = {}
+    for name, report in reports.items():
+        for bound, us, _, moved in wording.bottlenecks(report):
+            before, bytes_before = sums.get(bound, (0.0, 0.0))
+            sums[bound] = before + weights[name] * us, bytes_before + weights[name] * moved
+    whole = sum(us for us, _ in sums.values()) or 1.0
+    ranked = sorted(sums.items(), key=lambda item: -item[1][0])
+    return [(bound, us, us / whole, moved) for bound, (us, moved) in ranked]
 
 
 def _over_all(weights: Mapping[str, float], reports: Mapping[str, Report]) -> list[_Item]:
@@ -208,13 +223,17 @@ def _totals(report: Report) -> Iterator[RenderableType]:
         whole = name == "coverage" and report.totals.coverage == 1.0
         if name not in _SAID_BELOW and not whole:
             yield _Cropped(Text(f"{name:<11}{value}"), _INTRODUCING)
-    for name, us, share, moved in wording.bottlenecks(report):
-        if us:
-            times = f"  {name:<9}{wording.time(us):>9} {wording.percent(share):>6}"
-            yield _Cropped(Text(f"{times}  {wording.size(moved):>8}  {'█' * round(20 * share)}"), 1)
+    yield from _bottlenecks(wording.bottlenecks(report))
     if found := wording.beyond(report):
         said = ", ".join(f"{name} {wording.time(us)}" for name, us in found)
         yield _Cropped(_dim(f"  beyond fusion: {said}"), 1)
+
+
+def _bottlenecks(rows: Iterable[tuple[str, float, float, float]]) -> Iterator[RenderableType]:
+    for name, us, share, moved in rows:
+        if us:
+            times = f"  {name:<9}{wording.time(us):>9} {wording.percent(share):>6}"
+            yield _Cropped(Text(f"{times}  {wording.size(moved):>8}  {'█' * round(20 * share)}"), 1)
 
 
 def _tail(report: Report) -> Iterator[RenderableType]:

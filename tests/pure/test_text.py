@@ -97,6 +97,10 @@ def test_what_several_scenarios_have_in_common_is_one_thing_to_do() -> None:
     assert f"{wording.time(3 * group.impact.saved_us_total)} " in text
     assert f"{wording.named(group)}, in 2 scenarios" in text
     assert ids(lines) == ["g1", "a1"]
+    for name, us, share, moved in wording.bottlenecks(reports["long"]):
+        figures = [name, wording.time(3 * us), wording.percent(share), wording.size(3 * moved)]
+        told = " ".join(figures).split()
+        assert not us or any(line.split()[: len(told)] == told for line in lines)
 
 
 def test_all_the_rest_is_there_on_request() -> None:
