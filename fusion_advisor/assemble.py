@@ -6,6 +6,7 @@ import linecache
 import math
 import operator
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -308,7 +309,39 @@ def _group(
         sources=_sources(node.source for node in members),
         parent=finding.parent,
         launches=len(decision.subject.launches),
+        computes=finding.computes,
+        layers=layers(flow.nodes[i].module for place in finding.instances for i in place),
     )
+
+
+_NUMBERED = re.compile(r"((?:.*?\.)?[^.\d][^.]*)\.(\d+)(?=\.|$)")
+"""A module that its owner has by number: the path of the owner, and the number."""
+
+
+def layers(modules: Iterable[str]) -> str:
+    """The outermost numbered modules that some modules lie in: `layers 0–31`, of one
+    `layers.0`; empty for none. Their owner's path is told where its last name is another's, too."""
+    numbers: dict[str, set[int]] = {}
+    for found in map(_NUMBERED.match, modules):
+        if found:
+            numbers.setdefault(found[1], set()).add(int(found[2]))
+    last = [owner.rpartition(".")[2] for owner in numbers]
+    names = last if len(set(last)) == len(last) else list(numbers)
+    return ", ".join(
+        f"{name}{'.' if len(these) == 1 else ' '}{_ranges(sorted(these))}"
+        for name, these in zip(names, numbers.values(), strict=True)
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`0–3, 7` for 0, 1, 2, 3 and 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{low}" if low == high else f"{low}–{high}" for low, high in runs)
 
 
 def _gate(gate: GateResult) -> GateRow:

@@ -229,7 +229,7 @@ def _translate(
         traced = trace(
             loaded.module, loaded.args, loaded.kwargs, loaded.fake,
             grad=scenario.gradients, dynamic=scenario.dynamic, autocast=bool(scenario.autocast),
-            trail=trail, references=references, breaks=loaded.breaks,
+            trail=trail, references=references, breaks=loaded.breaks, hint=loaded.hint,
         )  # fmt: skip
     autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
     launcher = Launcher(autocast)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fusion_advisor.report import AdviceRow, GroupRow, Report
 from fusion_advisor.reports import wording
@@ -59,6 +59,21 @@ def _advised(row: AdviceRow) -> object:
     return row.code, tuple((source.file, source.line) for source in row.sources)
 
 
+def cost_us(old: Report, new: Report, row: GroupRow | AdviceRow) -> float:
+    """What eager takes more for a row of the new report: in the modules that a group lies in; in
+    the whole step for advice, and where the old report has no such modules."""
+    places = row.instances if isinstance(row, GroupRow) else []
+    inside = {name for place in places for name in place}
+    modules = {node.module for node in new.nodes if node.name in inside}
+    if not modules or not modules <= {node.module for node in old.nodes}:
+        return new.totals.time_us - old.totals.time_us
+    before, after = (
+        sum(node.time_us for node in report.nodes if node.module in modules)
+        for report in (old, new)
+    )
+    return after - before
+
+
 def growth(old: Report, new: Report) -> dict[str, float]:
     """The shares by which eager's predicted time and HBM bytes grew."""
     was, now = old.totals, new.totals
@@ -71,19 +86,37 @@ def growth(old: Report, new: Report) -> dict[str, float]:
 
 def _verdicts(old: Report, new: Report) -> Iterator[str]:
     was, now = _paired(old, new)
+    gone = [row for mark, row in was.items() if mark not in now]
+    fresh = [row for mark, row in now.items() if mark not in was]
     for mark, row in now.items():
         known = was.get(mark)
         if known is None:
-            yield f"new      {_described(row)}"
+            if not _renamed(row, gone):
+                yield f"new      {_described(row)}"
         elif known.verdict != row.verdict:
             yield f"changed  {known.verdict} => {_described(row)}"
         elif len(known.instances) != len(row.instances):
             yield f"changed  {len(known.instances)} instances => {_described(row)}"
-    for mark, row in was.items():
-        if mark not in now:
+    for row in gone:
+        if not _renamed(row, fresh):
             yield f"gone     {_described(row)}"
     yield from (f"new      {row.code}: {row.message}" for row in _advice_beyond(old, new))
     yield from (f"gone     {row.code}: {row.message}" for row in _advice_beyond(new, old))
+
+
+def _renamed(row: GroupRow, others: Iterable[GroupRow]) -> bool:
+    """Is a region rejected as one of others was, of the same lines in part: one launch more or less
+    in it, which changes no verdict?"""
+    lines = _lines(row)
+    return row.verdict != "fuse" and any(
+        other.verdict != "fuse" and other.code == row.code and not lines.isdisjoint(_lines(other))
+        for other in others
+    )
+
+
+def _lines(row: GroupRow) -> set[tuple[str, str]]:
+    """The lines of a region by what they say, which survives that they are moved."""
+    return {(source.file, source.text or str(source.line)) for source in row.sources}
 
 
 def _paired(old: Report, new: Report) -> tuple[dict[str, GroupRow], dict[str, GroupRow]]:
@@ -118,6 +151,6 @@ def _places(rows: dict[str, GroupRow]) -> dict[object, list[str]]:
 
 def _described(row: GroupRow) -> str:
     return (
-        f"{row.verdict} {row.pattern} at {wording.place(row)}, {len(row.instances)} instances:"
+        f"{row.verdict} {wording.named(row)}, {len(row.instances)} instances:"
         f" {wording.gate(row.deciding)}"
     )

@@ -85,9 +85,15 @@ def _open(report: Report) -> list[FindingRow]:
 
 def _listed(report: Report, found: list[FindingRow]) -> str:
     """Each by its place, as many as fit into a line."""
-    places = [f"{row.group or row.code} at {wording.place(report.subject(row))}" for row in found]
+    places = [_told(report, row) for row in found]
     more = f" and {len(places) - _MOST_LISTED} others" if len(places) > _MOST_LISTED else ""
     return f"{', '.join(places[:_MOST_LISTED])}{more}"
+
+
+def _told(report: Report, row: FindingRow) -> str:
+    """Its id, name and place, and what it costs."""
+    told = f"{row.group or row.advice} {wording.named(report.subject(row))}"
+    return f"{told}, {cost}" if (cost := wording.cost(row)) else told
 
 
 def _regression(condition: Condition, report: Report, baseline: Report) -> str:

@@ -11,13 +11,27 @@ from fusion_advisor.errors import UsageError
 
 
 def require_folder(folder: Path) -> None:
-    """UsageError, before any work is done, when nothing can be written into a folder."""
+    """UsageError, before any work is done, when nothing can be written into a folder: a file is
+    written there, or where the folder would be made, and is gone again."""
     whole = folder.absolute()
-    place = next(path for path in (whole, *whole.parents) if path.exists())
-    if not place.is_dir():
-        raise UsageError(f"{folder}: {place} is a file; give a folder")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UsageError(f"{folder}: {place} cannot be written into; give another folder")
+    place = whole
+    try:
+        place = next(path for path in (whole, *whole.parents) if path.exists())
+        if not place.is_dir():
+            raise UsageError(f"{folder}: {place} is a file; give a folder")
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".fusion-advisor."):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: {place} cannot be written into: {error.strerror}; give another folder"
+        ) from error
+
+
+def require_file(file: Path) -> None:
+    """UsageError, before any work is done, when a file cannot be written."""
+    if file.is_dir():
+        raise UsageError(f"{file}: a folder; give a file")
+    require_folder(file.parent)
 
 
 def missing(path: str) -> str:

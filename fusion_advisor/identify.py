@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 
+from fusion_advisor.computes import computed
 from fusion_advisor.dataflow import Dataflow
 from fusion_advisor.decide import Decision
 from fusion_advisor.express import boundary
@@ -25,7 +26,8 @@ class Finding:
 
     `instances` are positions of launches and of the views between them; `name` is a Python
     identifier, unique among the groups; `framework` the PyTorch line that computes exactly the
-    same, if there is one; `parent` the id of the finding that this one was cut from.
+    same, if there is one; `parent` the id of the finding that this one was cut from; `computes`
+    what it computes, in words.
     """
 
     id: str
@@ -37,6 +39,7 @@ class Finding:
     instances: tuple[tuple[int, ...], ...]
     parent: str | None = None
     rank: int = 0
+    computes: str = ""
 
     @property
     def saved_us(self) -> float:
@@ -115,6 +118,7 @@ def identify(
             instances=same.instances(flow),
             parent=ids.get(id(same.founds[0].parent)),
             rank=int(ids[id(same.founds[0])][1:]),
+            computes=tried(partial(computed, same.decision.subject), same.founds[0], pattern),
         )
         for same, pattern, name in zip(
             (*groups, *candidates), patterns, (*named, *[""] * len(candidates)), strict=True

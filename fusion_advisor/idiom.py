@@ -19,7 +19,7 @@ _TRANSPARENT = ("cast", "round")
 
 
 @dataclass(frozen=True)
-class _Form:
+class Form:
     """A region with what the recognisers ask of it."""
 
     region: Region
@@ -42,6 +42,10 @@ class _Form:
     def reductions(self, monoid: str) -> Iterator[int]:
         return (i for i in self.all("reduce") if self.region.exprs[i].monoid == monoid)
 
+    def users(self, number: int) -> Iterator[int]:
+        """The values made of one, looking through conversions."""
+        return (i for i in self.region.live if self.bare(i) == i and number in self.args(i))
+
     def behind(self, number: int, ops: Sequence[str]) -> set[int]:
         """Everything that a value is made from, looked through `ops` alone."""
         found: set[int] = set()
@@ -60,7 +64,7 @@ class _Form:
 
 def name_of(subject: Subject, rulebook: Rulebook) -> str:
     """The first idiom, in the rulebook's order, that the region fits."""
-    form = _Form(subject.expressed.region) if subject.expressed else None
+    form = Form(subject.expressed.region) if subject.expressed else None
     for name in rulebook.patterns:
         by_launches = _BY_LAUNCHES.get(name)
         by_form = _BY_FORM.get(name)
@@ -119,19 +123,26 @@ _BY_LAUNCHES: dict[str, Callable[[Subject], bool]] = {
 # -- by the form -----------------------------------------------------------------------------------
 
 
-def _is_softmax(form: _Form) -> bool:
-    """exp(x - max x) over the sum of those."""
+def softmaxes(form: Form) -> Iterator[tuple[int, int]]:
+    """exp(x - max x) over the sum of those: x, and the quotient."""
     shifted = {
-        i
+        i: form.args(arg)[0]
         for i in form.all("exp")
         for arg in form.args(i)
         if form.expr(arg).op == "sub" and form.expr(form.args(arg)[1]).op == "reduce"
     }
     sums = {i for i in form.reductions("sum") if form.args(i)[0] in shifted}
-    return any(form.args(i)[0] in shifted and form.args(i)[1] in sums for i in form.all("div"))
+    for i in form.all("div"):
+        over, under = form.args(i)
+        if over in shifted and under in sums:
+            yield shifted[over], i
 
 
-def _mean_squares(form: _Form) -> Iterator[int]:
+def _is_softmax(form: Form) -> bool:
+    return any(softmaxes(form))
+
+
+def _mean_squares(form: Form) -> Iterator[int]:
     """What is squared, summed along a row, and ends under a root."""
     roots = [i for op in ("sqrt", "rsqrt") for i in form.all(op)]
     under = set[int]().union(
@@ -145,7 +156,7 @@ def _mean_squares(form: _Form) -> Iterator[int]:
                 yield left
 
 
-def _mean_of(form: _Form, number: int) -> int | None:
+def _mean_of(form: Form, number: int) -> int | None:
     """x, where the value is the mean of x along a row."""
     if form.expr(number).op in ("div", "mul"):
         number, count = form.args(number)
@@ -154,66 +165,76 @@ def _mean_of(form: _Form, number: int) -> int | None:
     return None
 
 
-def _normalised(form: _Form) -> Iterator[tuple[int, bool]]:
-    """The rows that norms work on, and whether they are centred first."""
+def normalised(form: Form) -> Iterator[tuple[int, int, bool]]:
+    """The rows that norms work on, what is squared of each, and whether it is centred first."""
     for squared in _mean_squares(form):
         if form.expr(squared).op == "sub":
             row, centre = form.args(squared)
             if _mean_of(form, centre) == row:
-                yield row, True
+                yield row, squared, True
                 continue
         sums = (form.args(i)[0] for i in form.reductions("sum"))
-        yield squared, squared in sums
+        yield squared, squared, squared in sums
 
 
-def _is_layer_norm(form: _Form) -> bool:
-    return any(centred for _, centred in _normalised(form))
+def _is_layer_norm(form: Form) -> bool:
+    return any(centred for _, _, centred in normalised(form))
 
 
-def _is_rms_norm(form: _Form) -> bool:
-    return any(not centred for _, centred in _normalised(form))
+def _is_rms_norm(form: Form) -> bool:
+    return any(not centred for _, _, centred in normalised(form))
 
 
-def _is_residual_norm(form: _Form) -> bool:
+def _is_residual_norm(form: Form) -> bool:
     """The row is a sum of two tensors of its own size."""
     depends = form.region.depends
     return any(
         form.expr(row).op == "add"
         and all(form.expr(a).op == "load" and depends[a] == depends[row] for a in form.args(row))
-        for row, _ in _normalised(form)
+        for row, _, _ in normalised(form)
     )
 
 
-def _is_gelu_tanh(form: _Form) -> bool:
-    """A tanh of sqrt(2/pi) (u + 0.044715 u^3) of some value u."""
+def tanh_gelus(form: Form) -> Iterator[tuple[int, int]]:
+    """A tanh of sqrt(2/pi) (u + 0.044715 u^3) of some value u: the tanh, and u."""
     wanted = gelu_tanh_argument(symbol("u"))
-    return any(
-        equal(Forms(form.region, {u: symbol("u")}).of(arg), wanted)
-        for tanh in form.all("tanh")
-        for arg in form.args(tanh)
-        for u in form.behind(arg, ("add", "mul", "pow"))
-    )
+    for tanh in form.all("tanh"):
+        for arg in form.args(tanh):
+            for u in form.behind(arg, ("add", "mul", "pow")):
+                if equal(Forms(form.region, {u: symbol("u")}).of(arg), wanted):
+                    yield tanh, u
 
 
-def _factors(form: _Form, number: int) -> list[int]:
+def _is_gelu_tanh(form: Form) -> bool:
+    return any(tanh_gelus(form))
+
+
+def _factors(form: Form, number: int) -> Iterator[int]:
+    """What a value is a product of, and every product on the way to it."""
     number = form.bare(number)
-    if form.expr(number).op != "mul":
-        return [number]
-    return [factor for arg in form.args(number) for factor in _factors(form, arg)]
+    yield number
+    if form.expr(number).op == "mul":
+        for arg in form.args(number):
+            yield from _factors(form, arg)
 
 
-def _is_swiglu(form: _Form) -> bool:
-    """A product of a, sigmoid(a) and something else."""
+def gated(form: Form) -> Iterator[tuple[int, int, bool]]:
+    """A product of a and sigmoid(a): the product, a, and whether something else is a factor."""
     for product in form.all("mul"):
-        factors = _factors(form, product)
-        gates = [form.args(i)[0] for i in factors if form.expr(i).op == "sigmoid"]
-        others = [i for i in factors if form.expr(i).op != "sigmoid" and not form.constant(i)]
-        if any(gate in others and len(others) > 1 for gate in gates):
-            return True
-    return False
+        factors = set(_factors(form, product))
+        for gate in {form.args(i)[0] for i in factors if form.expr(i).op == "sigmoid"}:
+            if gate not in factors - {product}:
+                continue
+            own = {*_factors(form, gate)}
+            others = (i for i in factors - own if form.expr(i).op not in ("mul", "sigmoid"))
+            yield product, gate, any(not form.constant(i) for i in others)
 
 
-_BY_FORM: dict[str, Callable[[_Form], bool]] = {
+def _is_swiglu(form: Form) -> bool:
+    return any(more for _, _, more in gated(form))
+
+
+_BY_FORM: dict[str, Callable[[Form], bool]] = {
     "softmax": _is_softmax,
     "residual-norm": _is_residual_norm,
     "rms-norm": _is_rms_norm,

@@ -67,6 +67,8 @@ class Loaded:
     """Whether Dynamo may be asked for graph breaks, for which it forgets what was compiled."""
     built: tuple[int, ...] = ()
     """The whole numbers that its factory was given, each once."""
+    hint: str = ""
+    """What to do where forward raises: which inputs it takes that it was not given."""
 
 
 class HostFakeMode(FakeTensorMode):

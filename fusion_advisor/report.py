@@ -314,7 +314,8 @@ class BenchRow(_Row):
 
 
 class GroupRow(_Row):
-    """An accepted group or a rejected candidate."""
+    """An accepted group or a rejected candidate. `computes` says in words what it computes,
+    `layers` in which numbered modules of the model; both are empty where that is not known."""
 
     id: str
     fingerprint: str
@@ -335,6 +336,8 @@ class GroupRow(_Row):
     sources: list[LineRow]
     parent: str | None = None
     launches: int = 0
+    computes: str = ""
+    layers: str = ""
 
     @property
     def code(self) -> str:
@@ -423,7 +426,9 @@ class FindingRow(_Row):
     """An accepted group, or advice that saves time, as reviewers are told of it: with the code of
     the gate that decides, or of the advice; the id of the other is empty. `state` is `new` or
     `known` against the baseline, empty without one. The files of `sources` are seen from the root
-    of the repository, where they lie in it."""
+    of the repository, where they lie in it. `cost_us` is what a new one costs: microseconds that
+    its modules take beyond the baseline's, or the whole step where the baseline has no such
+    modules; None of what is not new."""
 
     group: str
     code: str
@@ -431,6 +436,7 @@ class FindingRow(_Row):
     ignored: IgnoredRow | None
     sources: list[SourceRow]
     advice: str = ""
+    cost_us: float | None = None
 
     @classmethod
     def of(
@@ -439,12 +445,13 @@ class FindingRow(_Row):
         sources: Sequence[SourceRow],
         state: str = "",
         ignored: IgnoredRow | None = None,
+        cost_us: float | None = None,
     ) -> FindingRow:
         """A group, or advice, as a finding."""
         advised = isinstance(row, AdviceRow)
         return cls(
             group="" if advised else row.id, advice=row.id if advised else "", code=row.code,
-            state=state, ignored=ignored, sources=[*sources],
+            state=state, ignored=ignored, sources=[*sources], cost_us=cost_us,
         )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from fusion_advisor.compare import judged_alike, unknown_to
+from fusion_advisor.compare import cost_us, judged_alike, unknown_to
 from fusion_advisor.errors import UsageError
 from fusion_advisor.ignores import Ignore, ignores
 from fusion_advisor.report import (
@@ -78,6 +78,11 @@ def review(
                 [_rooted(source, root) for source in each.row.sources or _model_file(report)],
                 state="" if new is None else "new" if each.row.id in new else "known",
                 ignored=_ignored(each, policy, modules, holding, root),
+                cost_us=(
+                    cost_us(baseline[1], report, each.row)
+                    if baseline and new and each.row.id in new
+                    else None
+                ),
             )
             for each in large
         ],

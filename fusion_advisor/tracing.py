@@ -105,11 +105,12 @@ def trace(
     trail: bool = False,
     references: str | None = None,
     breaks: bool = True,
+    hint: str = "",
 ) -> Traced:
     """The graph of one forward pass, with the trail of its nodes on request; kernels of the package
     `references` are traced by their references. Without `breaks` Dynamo is not asked for graph
     breaks, which makes it forget what the process has compiled. CaptureError names the user's line
-    when no graph can be had."""
+    when no graph can be had, with a hint at what else to give."""
     module, differs = _unwrap(module)
     if not grad:
         differs += _fast_paths(module)
@@ -147,16 +148,18 @@ def trace(
             result.differs.append(attempt.note)
         result.differs += [*differs, *dict.fromkeys(seen)]
         return result
-    raise _refusal(failures, module)
+    raise _refusal(failures, module, hint)
 
 
-def _refusal(failures: list[tuple[str, Exception]], module: torch.nn.Module) -> CaptureError:
+def _refusal(
+    failures: list[tuple[str, Exception]], module: torch.nn.Module, hint: str
+) -> CaptureError:
     """One line for what the plain run itself raises: the last attempt runs the model as eager."""
     error = failures[-1][1]
     source = source_of_traceback(error) or source_of_traceback(failures[0][1])
     source = source or _forward_source(module)
     where = f"{source.file}:{source.line}: " if source else ""
-    advice = "correct the model or its inputs"
+    advice = hint or "correct the model or its inputs"
     if _depends_on_data(error):
         advice = "a size or a branch depends on the values of a tensor: make it a Python number"
     refusal = CaptureError(

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +49,8 @@ def load_config(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
     assumed.append(f"mode={scenario.mode}")
     if scenario.dtype is None:
         assumed.append(f"dtype={str(module_dtype(module)).removeprefix('torch.')} from the config")
-    return Loaded(module, args, kwargs, fake, f"hf:{model}", assumed)
+    hint = _hint(module, config, scenario.batch or _DEFAULT_BATCH, kwargs)
+    return Loaded(module, args, kwargs, fake, f"hf:{model}", assumed, hint=hint)
 
 
 def built(
@@ -112,17 +114,8 @@ def _inputs(module: Any, config: Any, scenario: Scenario, assumed: list[str]) ->
     values: dict[str, Any] = {}
     if name == "input_ids":
         values[name] = ids
-    elif name == "pixel_values":
-        vision = getattr(config, "vision_config", config)
-        size = vision.image_size
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        channels = getattr(vision, "num_channels", 3)
-        values[name] = torch.randn(batch, channels, height, width, dtype=module_dtype(module))
-    elif name == "input_features":
-        shape = (batch, config.num_mel_bins, 2 * config.max_source_positions)
+    elif shape := _shape(name, config, batch):
         values[name] = torch.randn(shape, dtype=module_dtype(module))
-    elif name == "input_values":
-        values[name] = torch.randn(batch, _AUDIO_SAMPLES, dtype=module_dtype(module))
     else:
         raise CaptureError(f"do not know what {name} looks like; give --input {name}=SHAPE:DTYPE")
     if "decoder_input_ids" in takes and config.is_encoder_decoder:
@@ -131,6 +124,34 @@ def _inputs(module: Any, config: Any, scenario: Scenario, assumed: list[str]) ->
         values["use_cache"] = scenario.phase != "forward"
         assumed.append(f"use_cache={values['use_cache']}")
     return values
+
+
+def _shape(name: str, config: Any, batch: int) -> tuple[int, ...]:
+    """What a model takes that is no text, by its input's name; empty where that is not known."""
+    if name == "pixel_values":
+        vision = getattr(config, "vision_config", config)
+        size = getattr(vision, "image_size", None)
+        if size is None:
+            return ()
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        return batch, getattr(vision, "num_channels", 3), height, width
+    if name == "input_features" and hasattr(config, "max_source_positions"):
+        return batch, config.num_mel_bins, 2 * config.max_source_positions
+    return (batch, _AUDIO_SAMPLES) if name == "input_values" else ()
+
+
+def _hint(module: Any, config: Any, batch: int, given: Mapping[str, Any]) -> str:
+    """What else to give: the main inputs of its parts that a model takes as well and was not given;
+    empty for none."""
+    takes = inspect.signature(module.forward).parameters
+    parts = dict.fromkeys(getattr(part, "main_input_name", "") for part in module.modules())
+    dtype = str(module_dtype(module)).removeprefix("torch.")
+    told = [
+        f"--input {name}={'x'.join(map(str, _shape(name, config, batch))) or 'SHAPE'}:{dtype}"
+        for name in parts
+        if name in takes and name not in given
+    ]
+    return f"it takes more inputs: give {' '.join(told)}" if told else ""
 
 
 def _vocabulary(config: Any) -> bool:

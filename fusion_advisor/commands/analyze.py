@@ -25,11 +25,12 @@ from fusion_advisor.commands.options import (
 from fusion_advisor.commands.outcome import (
     analyzed,
     outcome_of,
+    require_room,
     searched_lines,
     searcher_of,
     write_folder,
 )
-from fusion_advisor.commands.output import asked_outputs, deliver, show, tell
+from fusion_advisor.commands.output import asked_outputs, deliver, show, show_several, tell
 from fusion_advisor.errors import UsageError
 from fusion_advisor.files import require_folder, tree_of, write
 
@@ -68,27 +69,35 @@ def analyze(
     if several and any(output.file is None for output in outputs):
         raise UsageError("several scenarios: give each format =FILE, or choose one: --scenario")
     if out is not None:
-        require_folder(out)
+        for name in settings.scenarios:
+            require_room(out / name if several else out)
     tree = tree_of(Path.cwd() / "any")
     reviewing = Reviewing(settings, rulebook_of(settings.rules), tree)
     kernels = "kernels" if out else None
     requests = {name: options.request(settings, kernels, name) for name in settings.scenarios}
+    shown = not any(output.name == "text" for output in outputs)
     reports: dict[str, Report] = {}
     for name, request in requests.items():
         if several:
             tell(f"scenario {name}")
-        outcome = outcome_of(request, options.verbose, cached=cache and not options.debug)
+        outcome = outcome_of(
+            request, options.verbose, cached=cache and not options.debug, assumed=not reports
+        )
         report = reports[name] = outcome.report
         if with_graph:
             report.graph = dict(outcome.graph)
         reviewing.review(name, report)
         if out is not None:
             write_folder(out / name if several else out, outcome)
-        deliver(report, [output.of(name) for output in outputs] if several else outputs)
-        if not any(output.name == "text" for output in outputs):
-            show(report, top, gates=options.verbose)
+        asked = [output.of(name) for output in outputs] if several else outputs
+        deliver(report, asked, verbose=options.verbose)
+        if shown and not several:
+            show(report, top, verbose=options.verbose)
     if several:
-        _weigh(settings, reports, out)
+        _weigh(settings, reports, out, top)
+        for name in reports if shown and options.verbose else ():
+            tell(f"\nscenario {name}")
+            show(reports[name], top, verbose=True)
     for line in unused_comments(reports):
         tell(line)
     failures = [*reviewing.failures(reports)]
@@ -97,13 +106,13 @@ def analyze(
     return FAILED if failures else 0
 
 
-def _weigh(settings: Settings, reports: Mapping[str, Report], out: Path | None) -> None:
+def _weigh(settings: Settings, reports: Mapping[str, Report], out: Path | None, top: int) -> None:
     """Says what all scenarios come to, and leaves it beside their folders."""
     from fusion_advisor.weighted import as_data, described, weighed
 
     rows = [weighed(name, settings.scenarios[name].weight, reports[name]) for name in reports]
-    for line in described(rows):
-        tell(line)
+    weights = {name: settings.scenarios[name].weight for name in reports}
+    show_several(weights, reports, described(rows), top)
     if out is not None:
         write(out / "scenarios.json", dumps(as_data(rows), indent=1) + "\n")
 
@@ -125,7 +134,7 @@ def emit(
     from fusion_advisor.reports import wording
 
     for group in analysis.report.groups:
-        tell(f"{group.kernel.file or group.id}: {group.pattern}: {wording.kernel(group)}")
+        tell(f"{group.kernel.file or group.id}: {wording.named(group)}: {wording.kernel(group)}")
         for line in searched_lines(analysis.searches.get(group.id)):
             tell(line)
     return 0

@@ -17,10 +17,10 @@ from fusion_advisor.commands.options import (
     rulebook_of,
     takes_options,
 )
-from fusion_advisor.commands.outcome import outcome_of, searched_lines, write_folder
+from fusion_advisor.commands.outcome import outcome_of, require_room, searched_lines, write_folder
 from fusion_advisor.commands.output import show, tell
 from fusion_advisor.errors import UsageError
-from fusion_advisor.files import require_folder, write
+from fusion_advisor.files import require_file, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,7 +75,7 @@ def bench(
     else:
         folder = out or Path("bench")
         file = folder / "report.json"
-        require_folder(folder)
+        require_room(folder)
         request = options.request(settings, "kernels")
         write_folder(folder, outcome_of(request, options.verbose, cached=False))
     return _bench(
@@ -107,7 +107,7 @@ def _bench(
     from fusion_advisor.reports import EXTENSIONS, render
 
     report = load_report(file)
-    require_folder(out)
+    require_room(out)
     graph = _graph_of(report, file)
     texts = {
         group.id: (file.parent / group.kernel.file).read_text(encoding="utf-8")
@@ -152,6 +152,7 @@ def _search(run: Run, out: Path) -> dict[str, str]:
     """Writes each group's kernel in its fastest configuration as soon as that is found; the texts
     by the groups."""
     from fusion_advisor.bench import searched
+    from fusion_advisor.reports import wording
     from fusion_advisor.search import searching
     from fusion_advisor.verify import provers
 
@@ -165,7 +166,7 @@ def _search(run: Run, out: Path) -> dict[str, str]:
             if not found.failure:
                 write(out / str(group.kernel.file), text)
                 texts[group.id] = group.kernel.text = text
-            tell(f"{group.kernel.file}: {group.pattern}")
+            tell(f"{group.kernel.file}: {wording.named(group)}")
             for line in searched_lines(found):
                 tell(line)
     return texts
@@ -200,6 +201,7 @@ def calibrate(
     if not gpus:
         raise UsageError("calibrate measures a GPU and there is none here")
     rulebook = rulebook_of(rules)
+    require_file(out)
     part = rulebook.device(device or gpus[0])
     write(out, overlay(part, calibrated(part, rulebook)))
     tell(f"{out}: lay it over the rules with --rules {out}")

@@ -100,7 +100,7 @@ class Options:
     verify: Annotated[bool, typer.Option(help="check every kernel against fp64")] = True
     compile: Annotated[bool, typer.Option(help="compile every kernel for the device")] = True
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="show every gate, and each stage's time")
+        bool, typer.Option("--verbose", help="show all of the report, and each stage's time")
     ] = False
     strict: Annotated[
         bool, typer.Option("--strict", help="a fault of ours in one region ends the run (exit 4)")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fusion_advisor.commands.options import rulebook_of
 from fusion_advisor.commands.output import following, tell
 from fusion_advisor.errors import UsageError
-from fusion_advisor.files import write
+from fusion_advisor.files import require_file, require_folder, write
 
 if TYPE_CHECKING:
     from fusion_advisor.cache import Outcome
@@ -22,19 +22,21 @@ if TYPE_CHECKING:
     from fusion_advisor.search import Searched, Searcher
 
 
-def outcome_of(request: Request, verbose: bool, *, cached: bool) -> Outcome:
-    """The report, kernels and graph of a request: of the cache where it has them, else anew."""
+def outcome_of(request: Request, verbose: bool, *, cached: bool, assumed: bool = True) -> Outcome:
+    """The report, kernels and graph of a request: of the cache where it has them, else anew. Says
+    what was `assumed`, or nothing of that."""
     from fusion_advisor.cache import Outcome, cache_folder, find, keep
     from fusion_advisor.wire import graph_to_data
 
     rulebook, folder = rulebook_of(request.rules), cache_folder()
     found = find(folder, request, rulebook) if cached else None
     if found is not None:
-        tell(f"assumed: {'; '.join(found.report.scenario.defaults)}")
+        if assumed:
+            tell(f"assumed: {'; '.join(found.report.scenario.defaults)}")
         tell(f"nothing changed since an earlier run: taken from {folder}; --no-cache runs again")
         return found
     started = time.time()
-    analysis = analyzed(request, verbose)
+    analysis = analyzed(request, verbose, assumed=assumed)
     graph = analysis.flow.annotated.graph
     texts = {kernel.name: kernel.text for kernel in analysis.kernels}
     outcome = Outcome(analysis.report, texts, graph_to_data(graph))
@@ -43,7 +45,9 @@ def outcome_of(request: Request, verbose: bool, *, cached: bool) -> Outcome:
     return outcome
 
 
-def analyzed(request: Request, verbose: bool, searcher: Searcher | None = None) -> Analysis:
+def analyzed(
+    request: Request, verbose: bool, searcher: Searcher | None = None, *, assumed: bool = True
+) -> Analysis:
     """Runs the pipeline on a model that a child captures."""
     from fusion_advisor.capture import capturing
 
@@ -54,7 +58,7 @@ def analyzed(request: Request, verbose: bool, searcher: Searcher | None = None) 
         from fusion_advisor.pipeline import STAGES, analyze  # while the child imports torch
 
         stages = (*STAGES, "search") if searcher else STAGES
-        with following(stages, verbose=verbose) as listener:
+        with following(stages, verbose=verbose, assumed=assumed) as listener:
             return analyze(request, captured, listener, searcher)
 
 
@@ -78,6 +82,16 @@ def _failed_check(report: Report) -> bool:
     """Did a check fail, which may have been for want of time or memory?"""
     checks = [group.kernel.check for group in report.groups]
     return any(check is not None and not check.passed for check in checks)
+
+
+def require_room(out: Path) -> None:
+    """UsageError, before any work is done, when `write_folder` could not write."""
+    from fusion_advisor.reports import EXTENSIONS
+
+    require_folder(out)
+    require_folder(out / "kernels")
+    for name in ("graph.json", *(f"report.{extension}" for extension in EXTENSIONS.values())):
+        require_file(out / name)
 
 
 def write_folder(out: Path, outcome: Outcome) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusion_advisor.errors import UsageError
-from fusion_advisor.files import write
+from fusion_advisor.files import require_file, write
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
     from fusion_advisor.report import Report
@@ -34,7 +35,8 @@ class Output:
 
 
 def asked_outputs(formats: list[str], json: str | None) -> list[Output]:
-    """What `--format` and `--json` ask for. UsageError for an unknown format."""
+    """What `--format` and `--json` ask for. UsageError for an unknown format, and for a file that
+    cannot be written."""
     from fusion_advisor.reports import FORMATS
 
     if json is not None:
@@ -44,18 +46,23 @@ def asked_outputs(formats: list[str], json: str | None) -> list[Output]:
         name, _, file = text.partition("=")
         if name not in FORMATS:
             raise UsageError(f"--format {text!r}: expected {', '.join(FORMATS)}, with =FILE or not")
-        outputs.append(Output(name, Path(file) if file and file != "-" else None))
+        place = Path(file) if file and file != "-" else None
+        if place is not None:
+            require_file(place)
+        outputs.append(Output(name, place))
     if sum(output.file is None for output in outputs) > 1:
         raise UsageError("only one format can go to standard output: give the others =FILE")
     return outputs
 
 
-def deliver(report: Report, outputs: list[Output]) -> None:
-    """Writes the report in each format to its place."""
+def deliver(report: Report, outputs: list[Output], *, verbose: bool = False) -> None:
+    """Writes the report in each format to its place; the text under `verbose` whole."""
     from fusion_advisor.reports import render
+    from fusion_advisor.reports import text as summary
 
     for output in outputs:
-        text = render(report, output.name)
+        whole = verbose and output.name == "text"
+        text = summary.render(report, verbose=True) if whole else render(report, output.name)
         if output.file is None:
             _print(text)
         else:
@@ -73,22 +80,39 @@ def _print(text: str) -> None:
         raise UsageError(f"standard output cannot be written: {error.strerror}") from error
 
 
-def show(report: Report, top: int, *, gates: bool = False) -> None:
-    """The text on standard error, in colour on a terminal; every gate of a group on request."""
+def show(report: Report, top: int, *, verbose: bool = False) -> None:
+    """The text on standard error, in colour on a terminal, without what was assumed, which was told
+    before; under `verbose` whole."""
+    from fusion_advisor.reports.text import document
+
+    _console().print(document(report, top, verbose=verbose, assumed=False))
+
+
+def show_several(
+    weights: Mapping[str, float], reports: Mapping[str, Report], said: Sequence[str], top: int
+) -> None:
+    """The summary of several scenarios on standard error, as `show` has it of one."""
+    from fusion_advisor.reports.text import several
+
+    _console().print(several(weights, reports, said, top))
+
+
+def _console() -> Console:
     from rich.console import Console
 
-    from fusion_advisor.reports.text import MIN_WIDTH, document
+    from fusion_advisor.reports.text import MIN_WIDTH
 
     console = Console(stderr=True)
     console.width = max(MIN_WIDTH, console.width if console.is_terminal else 100)
-    console.print(document(report, top, gates=gates))
+    return console
 
 
 class Terminal:
     """Says what was assumed, and shows how far the stages are where standard error is a terminal;
     under `verbose` what each took."""
 
-    def __init__(self, shown: Progress, stages: int, *, verbose: bool) -> None:
+    def __init__(self, shown: Progress, stages: int, *, verbose: bool, assumed: bool) -> None:
+        self._assumed = assumed
         self._shown = shown
         self._task = shown.add_task("starting", total=stages)
         self._verbose = verbose
@@ -96,7 +120,8 @@ class Terminal:
         self._since = time.perf_counter()
 
     def assumed(self, facts: Sequence[str]) -> None:
-        tell(f"assumed: {'; '.join(facts)}")
+        if self._assumed:
+            tell(f"assumed: {'; '.join(facts)}")
 
     def stage(self, name: str) -> None:
         """One stage has ended and the next begins."""
@@ -109,8 +134,9 @@ class Terminal:
 
 
 @contextmanager
-def following(stages: Sequence[str], *, verbose: bool) -> Generator[Terminal]:
-    """A listener to these stages; what it shows of them is gone at the end."""
+def following(stages: Sequence[str], *, verbose: bool, assumed: bool = True) -> Generator[Terminal]:
+    """A listener to these stages; what it shows of them is gone at the end. It says what was
+    `assumed`, or nothing of that."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -120,7 +146,7 @@ def following(stages: Sequence[str], *, verbose: bool) -> Generator[Terminal]:
         *columns, TimeElapsedColumn(), console=console, transient=True,
         disable=not console.is_terminal,
     ) as shown:  # fmt: skip
-        yield Terminal(shown, len(stages), verbose=verbose)
+        yield Terminal(shown, len(stages), verbose=verbose, assumed=assumed)
 
 
 def tell(line: str) -> None:

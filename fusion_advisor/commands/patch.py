@@ -12,7 +12,7 @@ from fusion_advisor.commands.options import FAILED, Options, Search, one_of, tak
 from fusion_advisor.commands.outcome import searched_lines, searcher_of
 from fusion_advisor.commands.output import following, tell
 from fusion_advisor.errors import PatchError, UsageError
-from fusion_advisor.files import require_folder, tree_of, write
+from fusion_advisor.files import require_file, require_folder, tree_of, write
 
 if TYPE_CHECKING:
     from fusion_advisor.configuration import Settings
@@ -69,7 +69,7 @@ def patch(
         raise UsageError("--level framework: writes no kernels that --search could time")
     for written in (out, model_new):
         if written is not None:
-            require_folder(written.parent)
+            require_file(written)
     tree = (root or tree_of(file)).resolve()
     if not file.resolve().is_relative_to(tree):
         raise UsageError(f"--root {tree}: {file} is not in it")
@@ -120,7 +120,7 @@ def _written(
     for put in made.patch.puts:
         places = ", ".join(f"{_beneath(e.file, made.root)}:{e.lines[0]}" for e in put.edits)
         tell(
-            f"{put.finding.id} {put.finding.pattern}: {places}, saves "
+            f"{put.finding.id} {put.finding.computes}: {places}, saves "
             f"{wording.time(put.finding.saved_us_total)} in {put.occurrences} "
             f"{'places that run' if put.occurrences > 1 else 'place that runs'}"
         )

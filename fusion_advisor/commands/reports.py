@@ -17,13 +17,16 @@ def report(
         list[str] | None,
         typer.Option(help=f"{FORMAT_NAMES}, with =FILE (default: text)"),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="the text with every gate and all that is rejected")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Show a report again in any format, without running the model."""
     from fusion_advisor.report import load_report
 
     outputs = asked_outputs(format or ["text"], None)
-    deliver(load_report(file), outputs)
+    deliver(load_report(file), outputs, verbose=verbose)
 
 
 def diff(

@@ -35,7 +35,7 @@ def _lines(report: Report, top: int) -> Iterator[str]:
     yield ""
     yield from _fuse(report, top)
     for group in report.groups[:top]:
-        yield from _folded(f"{group.id} {group.pattern}: gates and kernel", _details(group))
+        yield from _folded(f"{group.id} {wording.named(group)}: gates and kernel", _details(group))
     if report.bench:
         yield from _folded("Measured", _measured(report, report.bench, top))
     if candidates := wording.apart(report):
@@ -57,7 +57,7 @@ def _fuse(report: Report, top: int) -> Iterator[str]:
     yield ""
     notes = {group.id: wording.noted(report, group) for group in report.groups}
     yield from _table(
-        ("id", "pattern", "saves", "kernels", "traffic", "predicted", "route", "kernel", "source"),
+        ("id", "what", "saves", "kernels", "traffic", "predicted", "route", "kernel", "source"),
         [_row(group, notes[group.id]) for group in report.groups[:top]],
     )
     yield from _more(len(report.groups), top)
@@ -66,7 +66,7 @@ def _fuse(report: Report, top: int) -> Iterator[str]:
 def _row(group: GroupRow, note: str) -> tuple[str, ...]:
     return (
         f"{group.id} **{_text(note)}**" if note else group.id,
-        _text(group.pattern),
+        _text(wording.named(group)),
         wording.gain(group),
         f"{group.launches} → {group.launches - group.impact.launches_saved}",
         f"{group.traffic.ratio:.4g}x",
@@ -126,11 +126,11 @@ def _measured(report: Report, bench: BenchRow, top: int) -> Iterator[str]:
 
 def _rejected(candidates: list[GroupRow], top: int) -> Iterator[str]:
     yield from _table(
-        ("id", "pattern", "kernels", "decided by", "fixable", "source"),
+        ("id", "what", "kernels", "decided by", "fixable", "source"),
         [
             (
                 group.id,
-                _text(group.pattern),
+                _text(wording.named(group)),
                 str(group.launches),
                 _text(wording.decided(group)),
                 _text(group.fixable.change) if group.fixable else "",
@@ -151,8 +151,11 @@ def _advised(row: AdviceRow) -> Iterator[str]:
 def _assumed(report: Report) -> Iterator[str]:
     rows = wording.bottlenecks(report)
     yield from _table(
-        ("bound", "time", "share"),
-        [(_text(name), wording.time(us), wording.percent(share)) for name, us, share in rows],
+        ("bound", "time", "share", "HBM bytes"),
+        [
+            (_text(name), wording.time(us), wording.percent(share), wording.size(moved))
+            for name, us, share, moved in rows
+        ],
     )
     yield ""
     yield f"- Scenario: {_text(wording.scenario(report))}."

@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 from fusion_advisor.report import NodeRow, Report
+from fusion_advisor.reports import wording
 
 _GROUPS = (
     "#a6cee3", "#b2df8a", "#fdbf6f", "#cab2d6", "#fb9a99", "#ffff99", "#80cdc1", "#f4a582",
@@ -61,5 +62,5 @@ def _coloured(report: Report) -> dict[str, str]:
 def _legend(report: Report) -> str:
     """Which group is which colour, as far as the colours go."""
     named = zip(report.groups, _GROUPS, strict=False)
-    said = [f"{group.id} {group.pattern} {colour}" for group, colour in named]
+    said = [f"{group.id} {wording.computes(group)} {colour}" for group, colour in named]
     return ", ".join([*said, f"none {_ALONE}"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fusion_advisor.report import GateRow, GroupRow, KernelRow, NodeRow, Report
+from fusion_advisor.report import AdviceRow, GateRow, GroupRow, KernelRow, NodeRow, Report
 from fusion_advisor.reports import wording
 from fusion_advisor.reports.repeats import label, repeats
 
@@ -18,8 +18,10 @@ def page_data(report: Report) -> dict[str, Any]:
     return {
         "model": report.model.source,
         "headline": _headline(report),
+        "setting": _setting(report),
         "about": _about(report),
         "totals": wording.totals(report),
+        "parts": wording.parts(report),
         "bottlenecks": wording.bottlenecks(report),
         "traffic": _traffic(report),
         "roofs": {
@@ -44,33 +46,69 @@ def page_data(report: Report) -> dict[str, Any]:
             }
             for repeat in repeats(report.nodes)
         ],
-        "advice": [
-            {
-                "code": row.code,
-                "message": wording.advice(row),
-                "evidence": row.evidence,
-                "sources": _lines(row.sources),
-            }
-            for row in report.advice
-        ],
+        "todo": _todo(report),
         "bench": _bench(report),
     }
 
 
 def _headline(report: Report) -> str:
-    """What to fuse and what it saves, in one sentence."""
+    """What to fuse and what it saves, and the advice that saves more than any group."""
     row = report.totals
+    first = next(iter(wording.todo(report)), None)
+    advised = ""
+    if first is not None and isinstance(first.row, AdviceRow) and first.saved_us:
+        advised = f" First {first.row.code}, worth up to {wording.time(first.saved_us)}."
     if not report.groups:
-        return "Nothing here is worth fusing."
+        return f"Nothing here is worth fusing.{advised}"
     count = len(report.groups)
     saved = row.hbm_bytes_unfused - row.hbm_bytes_fused
+    after = row.time_us / row.predicted_speedup if row.predicted_speedup else row.time_us
     return (
-        f"Fuse {count} group{'s' if count > 1 else ''}: {wording.size(saved)} of"
-        f" {wording.size(row.hbm_bytes_unfused)} less through HBM,"
-        f" {row.kernels_unfused} kernels become {row.kernels_fused},"
-        f" {row.predicted_speedup:.2f}x predicted"
+        f"Fuse {count} group{'s' if count > 1 else ''}: {wording.time(row.time_us)} →"
+        f" {wording.time(after)} predicted ({row.predicted_speedup:.2f}x),"
+        f" {row.kernels_unfused} → {row.kernels_fused} kernels,"
+        f" {wording.size(saved)} less through HBM"
         + (f", {row.condition}." if row.condition else ".")
+        + advised
     )
+
+
+def _setting(report: Report) -> list[tuple[str, str]]:
+    """What all figures are for: first of all that is said of the report."""
+    rows = [
+        ("device", report.device.title),
+        ("mode", wording.scenario(report)),
+        ("dtype", wording.dtype(report)),
+        ("inputs", wording.inputs(report)),
+        ("assumed", "; ".join(report.scenario.defaults)),
+        *wording.notes(report),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _todo(report: Report) -> list[dict[str, Any]]:
+    """What to do, ranked; a fusion by the position of its group, advice with all that is known."""
+    places = {row.id: i for i, row in enumerate(report.groups)}
+    rows: list[dict[str, Any]] = []
+    for number, todo in enumerate(wording.todo(report), 1):
+        row = todo.row
+        advised = isinstance(row, AdviceRow)
+        rows.append(
+            {
+                "id": row.id or f"a{number}",
+                "group": -1 if advised else places[row.id],
+                "name": row.code if advised else wording.computes(row),
+                "savedUs": todo.saved_us,
+                "share": todo.share,
+                "action": wording.remedy(row),
+                "note": wording.noted(report, row),
+                "place": wording.place(row),
+                "short": wording.short(row.sources[0]) if row.sources else "",
+                "evidence": row.evidence if advised else [],
+                "sources": _lines(row.sources) if advised else [],
+            }
+        )
+    return rows
 
 
 def _about(report: Report) -> list[tuple[str, str]]:
@@ -78,10 +116,7 @@ def _about(report: Report) -> list[tuple[str, str]]:
     tool, rules = report.tool, report.rules
     rows = [
         ("device", f"{report.device.title}; {wording.device(report)}"),
-        ("scenario", wording.scenario(report)),
         ("inputs", ", ".join(f"{name} {shape}" for name, shape in report.scenario.shapes.items())),
-        ("assumed", "; ".join(report.scenario.defaults)),
-        *wording.notes(report),
         ("captured by", report.model.captured_by),
         ("graph breaks", "; ".join(report.model.graph_breaks)),
         ("differs from eager", "; ".join(report.model.differs_from_eager)),
@@ -161,7 +196,9 @@ def _group(report: Report, row: GroupRow, place: Mapping[str, int], kind: str) -
     deciding = row.deciding
     return {
         "id": row.id,
-        "pattern": row.pattern,
+        "name": wording.computes(row),
+        "layers": row.layers,
+        "title": wording.named(row),
         "kind": kind,
         "route": row.route,
         "parent": row.parent,
@@ -183,13 +220,14 @@ def _group(report: Report, row: GroupRow, place: Mapping[str, int], kind: str) -
         "decided": wording.decided(row),
         "disagreement": wording.disagreement(row),
         "action": row.action.text,
-        "code": row.action.code,
+        "code": "" if row.route == "triton" else row.action.code,
         "fixable": row.fixable.change if row.fixable else "",
         "onChip": row.on_chip.bytes,
         "budget": row.on_chip.budget_bytes,
         "gates": [_gate(gate) for gate in row.gates],
         "kernel": _kernel(row),
         "place": wording.place(row),
+        "short": wording.short(row.sources[0]) if row.sources else "",
         "sources": _lines(row.sources),
         "measured": _measured(row),
     }
@@ -248,4 +286,7 @@ def _bench(report: Report) -> dict[str, Any] | None:
 
 
 def _lines(sources: Sequence[Any]) -> list[dict[str, str]]:
-    return [{"place": f"{row.file}:{row.line}", "text": row.text} for row in sources]
+    return [
+        {"place": f"{row.file}:{row.line}", "short": wording.short(row), "text": row.text}
+        for row in sources
+    ]

@@ -83,7 +83,7 @@ def _result(row: FindingRow, rule: int, subject: GroupRow | AdviceRow) -> Json:
     result: Json = {
         "ruleId": row.code,
         "ruleIndex": rule,
-        **(_grouped(subject) if isinstance(subject, GroupRow) else _advised(subject)),
+        **(_grouped(row, subject) if isinstance(subject, GroupRow) else _advised(row, subject)),
         "locations": places[:1],
         "relatedLocations": [{"id": n, **place} for n, place in enumerate(places[1:], 1)],
         "partialFingerprints": {
@@ -98,29 +98,33 @@ def _result(row: FindingRow, rule: int, subject: GroupRow | AdviceRow) -> Json:
     return result
 
 
-def _grouped(group: GroupRow) -> Json:
+def _grouped(row: FindingRow, group: GroupRow) -> Json:
     return {
         "level": "warning" if group.predicted.worthwhile else "note",
-        "message": {"text": _message(group)},
+        "message": {"text": _message(row, group)},
         "properties": {"savedMicroseconds": group.impact.saved_us_total, "idiom": group.pattern},
     }
 
 
-def _advised(advice: AdviceRow) -> Json:
+def _advised(row: FindingRow, advice: AdviceRow) -> Json:
+    said = wording.cost(row)
+    said = f"{said}: {advice.message}" if said else wording.advice(advice)
     facts = "".join(f" {fact}." for fact in advice.evidence)
     return {
         "level": "warning",
-        "message": {"text": _plain(f"{advice.code}: {wording.advice(advice)}.{facts}")},
+        "message": {"text": _plain(f"{advice.code}: {said}.{facts}")},
         "properties": {"savedMicroseconds": advice.saved_us},
     }
 
 
-def _message(group: GroupRow) -> str:
-    """What it is, what it saves, what decides, what to do."""
+def _message(row: FindingRow, group: GroupRow) -> str:
+    """What it is, what the change costs or else what the place could save, what to do."""
     share = wording.percent(group.impact.share)
+    saves = f"{wording.launches(group)} would save {wording.gain(group)}, {share} of the step"
+    if cost := wording.cost(row):
+        saves = f"{cost}. {wording.launches(group)} would do"
     text = (
-        f"{group.pattern}: {wording.launches(group)} would save {wording.gain(group)},"
-        f" {share} of the step. {wording.gate(group.deciding)}. {group.action.text}"
+        f"{wording.computes(group)}: {saves}. {wording.gate(group.deciding)}. {group.action.text}"
     )
     return _plain(text)
 

@@ -4,9 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
 
 from fusion_advisor.quantities import said, told_apart
-from fusion_advisor.report import AdviceRow, GateRow, GroupRow, Report, WayRow
+from fusion_advisor.report import (
+    AdviceRow,
+    FindingRow,
+    GateRow,
+    GroupRow,
+    Report,
+    SourceRow,
+    WayRow,
+)
+
+
+def computes(group: GroupRow) -> str:
+    """What a group computes; in reports that do not say, its idiom."""
+    return group.computes or group.pattern
+
+
+def named(row: GroupRow | AdviceRow) -> str:
+    """What it is and where: `residual + RMSNorm at model.py:94 (layers 0–31)`."""
+    what = computes(row) if isinstance(row, GroupRow) else row.code
+    at = f" at {short(row.sources[0])}" if row.sources else ""
+    layers = row.layers if isinstance(row, GroupRow) else ""
+    return f"{what}{at}" + (f" ({layers})" if layers else "")
+
+
+def short(source: SourceRow) -> str:
+    """A line without the folders of its file: `model.py:94`."""
+    return f"{PurePath(source.file).name}:{source.line}"
 
 
 def size(count: float) -> str:
@@ -198,9 +226,9 @@ def measured(group: GroupRow) -> str:
 
 
 def marked(group: GroupRow) -> str:
-    """Its id and idiom, and that it was rejected, if it was."""
+    """Its id and name, and that it was rejected, if it was."""
     rejected = "" if group.verdict == "fuse" else ", rejected"
-    return f"{group.id} {group.pattern}{rejected}"
+    return f"{group.id} {named(group)}{rejected}"
 
 
 def timed(report: Report) -> list[GroupRow]:
@@ -209,9 +237,10 @@ def timed(report: Report) -> list[GroupRow]:
 
 
 _MOST_REASONS = 3
-_NAMED = 4
-"""Modules that a line names."""
 """Of Inductor's, for one group; all are in the JSON."""
+
+_NAMED = 4
+"""Modules or inputs that a line names."""
 
 
 def inductor(group: GroupRow) -> list[str]:
@@ -300,12 +329,120 @@ def faults(report: Report) -> str:
     return f"{count} {what} not analysed: fault of ours: {each}"
 
 
-def bottlenecks(report: Report) -> list[tuple[str, float, float]]:
-    """Each bottleneck with its microseconds and share, the largest first."""
+def bottlenecks(report: Report) -> list[tuple[str, float, float, int]]:
+    """Each bottleneck with its microseconds, their share and the HBM bytes of the launches that it
+    bounds, the longest first."""
     by_bound = report.totals.time_by_bound
     total = sum(by_bound.values()) or 1.0
+    moved: Counter[str] = Counter()
+    for node in report.nodes:
+        moved[node.bound] += node.bytes_read + node.bytes_written
     ranked = sorted(by_bound.items(), key=lambda item: -item[1])
-    return [(name, us, us / total) for name, us in ranked]
+    return [(name, us, us / total, moved[name]) for name, us in ranked]
+
+
+_BEYOND = {"matmul": "matrix products", "attention": "attention", "convolution": "convolutions"}
+"""What is never fused, by the pattern of its launches."""
+
+
+def beyond(report: Report) -> list[tuple[str, float]]:
+    """What lies beyond the reach of fusion, each with its microseconds, the longest first."""
+    times: dict[str, float] = {}
+    for node in report.nodes:
+        if node.bound != "free" and (name := _BEYOND.get(node.parallelism.split(" ")[0])):
+            times[name] = times.get(name, 0.0) + node.time_us
+    return sorted(times.items(), key=lambda item: -item[1])
+
+
+def parts(report: Report) -> list[tuple[str, float, float]]:
+    """What the step's time is made of: each part with its microseconds today, and with the groups
+    fused. The last is what fusion could reach and no group does."""
+    before = report.totals.time_us
+    after = before / report.totals.predicted_speedup if report.totals.predicted_speedup else before
+    fused = {name for group in report.groups for place in group.instances for name in place}
+    never = beyond(report)
+    rest = sum(
+        node.time_us
+        for node in report.nodes
+        if node.name not in fused and node.parallelism.split(" ")[0] not in _BEYOND
+    )
+    grouped = max(before - rest - sum(us for _, us in never), 0.0)
+    known = [("in groups", grouped, max(grouped - (before - after), 0.0))]
+    known += [(name, us, us) for name, us in never]
+    return [part for part in [*known, ("left alone", rest, rest)] if part[1]]
+
+
+def rejections(report: Report) -> str:
+    """How many candidates each gate rejects: `7 candidates (compute-bound 5, on-chip 2)`."""
+    rows = apart(report)
+    gates = Counter(row.deciding.name if row.deciding else "no gate" for row in rows)
+    each = ", ".join(f"{name} {count}" for name, count in gates.most_common())
+    return f"{len(rows)} candidate{'s' if len(rows) > 1 else ''} ({each})" if rows else ""
+
+
+@dataclass(frozen=True)
+class Todo:
+    """One thing to do, a fusion or advice: `saved_us` of the step at most, None where nothing
+    predicts it; `share` is of the step's time."""
+
+    row: GroupRow | AdviceRow
+    saved_us: float | None
+    share: float
+
+
+def todo(report: Report) -> list[Todo]:
+    """The accepted groups and the advice in one list, the most time first, what nothing predicts
+    last."""
+    total = report.totals.time_us or 1.0
+    rows = [Todo(row, row.impact.saved_us_total, row.impact.share) for row in report.groups]
+    rows += [Todo(row, row.saved_us, (row.saved_us or 0.0) / total) for row in report.advice]
+    return sorted(rows, key=lambda row: (row.saved_us is None, -(row.saved_us or 0.0)))
+
+
+def action(row: GroupRow | AdviceRow) -> str:
+    """What to do about it and in how many launches and places, in one line."""
+    if isinstance(row, AdviceRow):
+        return remedy(row)
+    places = f" in each of {len(row.instances)} places" if len(row.instances) > 1 else ""
+    return f"{launches(row)}{places}: {remedy(row)}"
+
+
+def remedy(row: GroupRow | AdviceRow) -> str:
+    """What to do about it."""
+    if isinstance(row, AdviceRow):
+        return row.message
+    if row.route == "framework":
+        return f"write {row.action.code}"
+    kernel = row.kernel.file or row.kernel.entry
+    if kernel is None:
+        return "no kernel" + (f" ({row.kernel.why})" if row.kernel.why else "")
+    proof = "not checked" if row.kernel.check is None else "check FAILED"
+    proof = "checked" if verified(row) else proof
+    if row.route == "inductor":
+        return f"torch.compile fuses it, or {kernel} ({proof})"
+    return f"{kernel} ({proof})"
+
+
+def dtype(report: Report) -> str:
+    """The dtype of floats that most bytes of the results are in; empty where none is a float."""
+    moved: Counter[str] = Counter()
+    for node in report.nodes:
+        if "float" in node.dtype:
+            moved[node.dtype] += node.bytes_written
+    return moved.most_common(1)[0][0] if moved else ""
+
+
+def inputs(report: Report) -> str:
+    """The sizes that the model was given: `tokens 4x2048:int64`."""
+    shapes = [f"{name} {shape}" for name, shape in report.scenario.shapes.items()]
+    more = f" and {len(shapes) - _NAMED} more" if len(shapes) > _NAMED else ""
+    return f"{', '.join(shapes[:_NAMED])}{more}"
+
+
+def setting(report: Report) -> str:
+    """The mode, dtype and sizes that all figures are for."""
+    known = (scenario(report), dtype(report), inputs(report))
+    return "; ".join(part for part in known if part)
 
 
 def reasons(report: Report, top: int) -> list[tuple[str, int]]:
@@ -320,14 +457,24 @@ def reasons(report: Report, top: int) -> list[tuple[str, int]]:
     return Counter(kinds).most_common(top)
 
 
-def noted(report: Report, group: GroupRow) -> str:
-    """What a reviewer is told of a group beside its figures: that it is new, who ignores it."""
+def cost(finding: FindingRow) -> str:
+    """What the change that brought it costs; empty where that is not known."""
+    if finding.cost_us is None:
+        return ""
+    more = f"{time(finding.cost_us)} more" if finding.cost_us > 0 else "no more"
+    return f"costs {more} than the baseline"
+
+
+def noted(report: Report, subject: GroupRow | AdviceRow) -> str:
+    """What a reviewer is told of a group or advice beside its figures: that it is new, who ignores
+    it."""
     found = report.review.findings if report.review else []
-    row = next((row for row in found if row.group == group.id), None)
+    key = "group" if isinstance(subject, GroupRow) else "advice"
+    row = next((row for row in found if getattr(row, key) == subject.id), None)
     if row is None:
         return "no finding" if report.review else ""
     if row.ignored is None:
-        return row.state
+        return ", ".join(part for part in (row.state, cost(row)) if part)
     source = row.ignored.source
     where = f" ({source.file}:{source.line})" if source else ""
     return f"ignored: {row.ignored.reason}{where}"

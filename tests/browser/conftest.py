@@ -37,13 +37,13 @@ Open = Callable[..., Any]
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """`opened(report, **context)`: the report's page, drawn. At the end it must have asked for
+    """`opened(report, at, **context)`: the report's page, drawn. At the end it must have asked for
     nothing but itself, and neither said nor thrown anything."""
     said: list[str] = []
     asked: list[str] = []
     contexts: list[Any] = []
 
-    def visit(report: Report | Path, **context: Any) -> Any:
+    def visit(report: Report | Path, at: str = "", **context: Any) -> Any:
         file = report if isinstance(report, Path) else tmp_path / "report.html"
         if isinstance(report, Report):
             file.write_text(render(report, "html"), encoding="utf-8")
@@ -53,7 +53,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Open]:
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("dialog", lambda dialog: said.append(f"dialog: {dialog.message}"))
         page.on("request", lambda request: asked.append(request.url))
-        page.goto(file.as_uri())
+        page.goto(f"{file.as_uri()}{at}")
         page.wait_for_selector("html[data-ready]")
         return page
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fusion_advisor.report import (
+    AdviceRow,
     BenchRow,
     LineRow,
     MeasuredRow,
@@ -26,7 +27,7 @@ from ..sample_reports import LAYER, layered
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(2)>'
 LAYERS = 12
-MEASURED = 11
+MEASURED = 12
 """The column of what was measured."""
 
 KERNEL = 'def kernel():\n    """A <b>kernel</b>."""\n    return None  # nothing\n'
@@ -61,6 +62,20 @@ def timed(plain: Report) -> Report:
     return report
 
 
+@pytest.fixture(scope="module")
+def advised(plain: Report) -> Report:
+    """With advice that saves more than any group."""
+    report = plain.model_copy(deep=True)
+    report.advice = [
+        AdviceRow(
+            id="a1", code="launch-bound", message="capture a graph", evidence=["40 kernels wait"],
+            saved_us=report.totals.time_us,
+            sources=[LineRow(file="model.py", line=9, text="y = f(x)")],
+        )
+    ]  # fmt: skip
+    return report
+
+
 def rows(page: Any, table: str, column: int = 1) -> list[str]:
     """A column of the rows that a table shows."""
     cells = f"#{table} tbody tr:not(.space) td:nth-child({column})"
@@ -87,7 +102,7 @@ def test_the_first_screen_says_what_to_fuse_and_what_it_saves(opened: Open, plai
     page = opened(plain)
     headline = page.locator("h1")
     assert headline.inner_text().startswith(f"Fuse {len(plain.groups)} groups: ")
-    for selector in ("h1", "#totals", "#waterfall", "#places", "#bottlenecks"):
+    for selector in ("h1", "#setting", "#totals", "#todo", "#times", "#waterfall", "#places"):
         box = page.locator(selector).bounding_box()
         assert box["y"] + box["height"] <= page.viewport_size["height"], selector
     for name, value in wording.totals(plain):
@@ -105,7 +120,7 @@ def test_the_waterfall_leads_from_before_to_after(opened: Open, plain: Report) -
     for above, below in pairwise(bars):  # each step begins where the last one ended
         assert below["x"] + below["width"] == pytest.approx(above["x"], abs=2.5)
     page.locator("#waterfall .step").first.click()
-    assert plain.groups[0].pattern in text(page, "#details h2")
+    assert wording.computes(plain.groups[0]) in text(page, "#details h2")
 
 
 def test_bytes_are_ranked_by_operator_module_and_line(opened: Open, plain: Report) -> None:
@@ -120,32 +135,88 @@ def test_bytes_are_ranked_by_operator_module_and_line(opened: Open, plain: Repor
     assert text(page, "#found").startswith(f"{LAYERS} nodes")
 
 
-# -- groups ----------------------------------------------------------------------------------------
+# -- what to do ------------------------------------------------------------------------------------
 
 
-def test_groups_sort_and_filter(opened: Open, plain: Report) -> None:
+def test_the_header_says_what_all_figures_are_for(opened: Open, plain: Report) -> None:
+    said = text(opened(plain), "#setting")
+    for fact in (plain.device.title, "eval mode, forward", "float32", "x 2048x2048:float32"):
+        assert fact in said
+    assert f"assumed {'; '.join(plain.scenario.defaults)}" in said
+
+
+def test_the_time_before_and_after_is_one_scale(opened: Open, plain: Report) -> None:
     page = opened(plain)
-    shown = rows(page, "groups")
-    assert shown[: len(plain.groups)] == [group.id for group in plain.groups]
+    before, after = page.locator("#times li").all_inner_texts()
+    totals = plain.totals
+    assert wording.time(totals.time_us) in before
+    assert wording.time(totals.time_us / totals.predicted_speedup) in after
+    key = text(page, "#times-key")
+    beyond = dict(wording.beyond(plain))
+    assert f"matrix products {wording.time(beyond['matrix products'])}, beyond fusion" in key
+
+    def width(row: int) -> float:
+        spans = page.locator("#times li").nth(row).locator(".parts span").all()
+        return sum(span.bounding_box()["width"] for span in spans)
+
+    assert width(1) / width(0) == pytest.approx(1 / totals.predicted_speedup, abs=0.02)
+
+
+def test_fusions_and_advice_are_one_list_and_rejections_another(
+    opened: Open, advised: Report
+) -> None:
+    page = opened(advised)
+    assert rows(page, "todo") == [todo.row.id for todo in wording.todo(advised)]
+    assert rows(page, "todo")[0] == "a1"
     page.get_by_role("button", name=re.compile("^saves")).click()
-    assert page.locator("#groups th", has_text="saves").get_attribute("aria-sort") == "descending"
-    ranked = sorted(
-        (row for row in (*plain.groups, *wording.apart(plain))),
-        key=lambda row: -row.impact.saved_us_total,
-    )
-    assert rows(page, "groups") == [row.id for row in ranked]
-    page.get_by_role("button", name=re.compile("^rejected")).click()
-    assert set(rows(page, "groups")) == {row.id for row in plain.groups}
+    head = page.locator("#todo th", has_text="saves")
+    assert head.get_attribute("aria-sort") == "descending"
+    assert rows(page, "rejected") == [row.id for row in wording.apart(advised)]
+    assert page.locator("#rejected th", has_text=re.compile("save|predicted")).count() == 0
     page.fill("#search", "cos_3")
     page.locator("#found", has_text="group").wait_for()
-    found = [row for row in plain.groups if "cos_0" in row.nodes]
-    assert rows(page, "groups") == [row.id for row in found]
+    found = [row for row in advised.groups if "cos_0" in row.nodes]
+    assert rows(page, "todo") == [row.id for row in found]
+
+
+def test_advice_shows_what_it_stands_on(opened: Open, advised: Report) -> None:
+    page = opened(advised)
+    page.locator("#todo tbody tr", has_text="launch-bound").click()
+    said = text(page, "#details")
+    assert "capture a graph" in said
+    assert "40 kernels wait" in said
+    assert "model.py:9 y = f(x)" in said
+
+
+def test_an_address_opens_a_group_and_what_is_open_stands_in_it(
+    opened: Open, advised: Report
+) -> None:
+    page = opened(advised)
+    page.locator("#todo tbody tr", has_text="g1").click()
+    assert page.url.endswith("#g1")
+    page.evaluate("location.hash = '#a1'")
+    page.locator("#details h2", has_text="launch-bound").wait_for()
+    page.evaluate("location.hash = '#c1'")
+    page.locator("#details h2", has_text="rejected").wait_for()
+    assert text(opened(advised, at="#g1"), "#details h2").startswith("g1 ")
+
+
+def test_a_line_is_named_without_its_folders_which_its_title_has(
+    opened: Open, plain: Report
+) -> None:
+    report = plain.model_copy(deep=True)
+    whole = "/site-packages/deep/down/modeling.py"
+    report.groups[0].sources = [LineRow(file=whole, line=62, text="y = x")]
+    page = opened(report)
+    cell = page.locator("#todo tbody tr", has_text="g1").locator("span[title]", has_text="62")
+    assert cell.inner_text() == "modeling.py:62"
+    assert cell.get_attribute("title") == f"{whole}:62"
 
 
 def test_a_group_shows_its_evidence(opened: Open, plain: Report) -> None:
     page = opened(plain)
     group = plain.groups[0]
-    page.locator("#groups tbody tr", has_text=group.id).click()
+    page.locator("#todo tbody tr", has_text=group.id).click()
     said = text(page, "#details")
     for gate in group.gates:
         assert f"{gate.code} {gate.name}" in said
@@ -162,7 +233,7 @@ def test_a_group_shows_its_evidence(opened: Open, plain: Report) -> None:
 def test_a_rejected_candidate_says_why(opened: Open, plain: Report) -> None:
     page = opened(plain)
     candidate = wording.apart(plain)[0]
-    page.locator("#groups tbody tr", has_text=candidate.id).first.click()
+    page.locator("#rejected tbody tr", has_text=candidate.id).first.click()
     assert "rejected" in text(page, "#details h2")
     assert wording.gate(candidate.deciding) in text(page, "#details")
     assert page.locator("#details tr.fails").count() == sum(
@@ -172,9 +243,9 @@ def test_a_rejected_candidate_says_why(opened: Open, plain: Report) -> None:
 
 def test_what_was_measured_stands_beside_what_was_predicted(opened: Open, timed: Report) -> None:
     page = opened(timed)
-    assert rows(page, "groups", MEASURED)[0] == "2.50x"
+    assert rows(page, "todo", MEASURED)[0] == "2.50x"
     assert "kernels; they are the fastest" in text(page, "#bench")
-    page.locator("#groups tbody tr").nth(1).click()
+    page.locator("#todo tbody tr").nth(1).click()
     said = text(page, "#details")
     assert "kernel, predicted" in said
     assert "kernel, measured 20 µs" in said
@@ -195,7 +266,7 @@ def test_the_roofline_names_launches_and_groups(opened: Open, plain: Report) -> 
         page.keyboard.press("ArrowRight")
         seen.add(text(page, "#roofline-tip b"))
     names = {f"{op}_0 ({op}) and {LAYERS - 1} more like it" for op in LAYER}
-    fused = {f"{row.id} {row.pattern}, fused: {LAYERS} instances" for row in plain.groups}
+    fused = {f"{row.id} {row.computes}, fused: {LAYERS} instances" for row in plain.groups}
     assert seen == names | fused
     box = page.locator("#roofline-tip").bounding_box()
     assert box["width"] > 100
@@ -288,7 +359,7 @@ def test_the_graph_zooms_and_moves(opened: Open, plain: Report) -> None:
 
 def test_the_table_of_groups_needs_no_pointer(opened: Open, plain: Report) -> None:
     page = opened(plain)
-    grid = page.get_by_role("grid", name="Groups and rejected candidates")
+    grid = page.get_by_role("grid", name="What to do")
     grid.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
@@ -310,7 +381,7 @@ def test_tab_reaches_every_part(opened: Open, plain: Report) -> None:
         reached.add(
             page.evaluate("(document.activeElement.closest('[id]') ?? document.activeElement).id")
         )
-    parts = {"search", "theme", "waterfall", "places-by", "places", "groups", "roofline"}
+    parts = {"search", "theme", "waterfall", "places-by", "places", "todo", "roofline"}
     assert parts | {"graph", "graph-fold", "graph-fit", "launches"} <= reached
 
 
@@ -330,16 +401,33 @@ def test_the_theme_follows_the_system_and_can_be_changed(
     graph = page.locator("#graph")
     graph.scroll_into_view_if_needed()
     before = graph.screenshot()
+    other = {"light": "Dark theme", "dark": "Light theme"}
+    assert text(page, "#theme") == other[scheme]
     page.click("#theme")
     assert (lightness() > 128) == (scheme == "dark")
+    assert text(page, "#theme") == next(name for name in other.values() if name != other[scheme])
     assert graph.screenshot() != before
 
 
 def test_a_phone_scrolls_in_one_direction_alone(opened: Open, plain: Report) -> None:
     page = opened(plain, viewport={"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    page.locator("#groups tbody tr").nth(1).click()
+    page.locator("#todo tbody tr").nth(1).click()
     assert page.locator("#details").bounding_box()["width"] <= 390
+
+
+def test_800_pixels_have_navigation_and_every_column_in_sight(
+    opened: Open, advised: Report
+) -> None:
+    page = opened(advised, viewport={"width": 800, "height": 1000})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 800
+    assert page.locator("nav a").first.is_visible()
+    for table in ("todo", "rejected"):
+        box = page.locator(f"#{table} .scroller").bounding_box()
+        heads = [head for head in page.locator(f"#{table} th").all() if head.is_visible()]
+        last = heads[-1].bounding_box()
+        assert len(heads) >= 4
+        assert last["x"] + last["width"] <= box["x"] + box["width"] + 1
 
 
 # -- any model -------------------------------------------------------------------------------------
@@ -369,7 +457,7 @@ def test_a_model_without_groups_says_so(opened: Open) -> None:
     report.device.peaks = {}
     page = opened(report)
     assert page.locator("h1").inner_text() == "Nothing here is worth fusing."
-    assert rows(page, "groups") == []
+    assert rows(page, "todo") == []
 
 
 def test_strings_of_a_model_are_shown_and_not_run(opened: Open, plain: Report) -> None:
@@ -379,12 +467,13 @@ def test_strings_of_a_model_are_shown_and_not_run(opened: Open, plain: Report) -
         node.module = f"{HOSTILE}.{node.module}"
         node.op = HOSTILE
     group = report.groups[0]
-    group.pattern = group.kernel.text = group.action.text = group.action.code = HOSTILE
+    group.computes = group.layers = group.kernel.text = HOSTILE
+    group.action.text = group.action.code = HOSTILE
     group.gates[0].why = HOSTILE
     group.sources = [LineRow(file=HOSTILE, line=1, text=HOSTILE)]
     page = opened(report)
     assert page.locator("#model").inner_text() == HOSTILE
-    page.locator("#groups tbody tr").nth(1).click()
+    page.locator("#todo tbody tr").nth(1).click()
     assert page.locator("#details pre", has_text="alert").last.inner_text() == HOSTILE
     page.locator("#graph").focus()
     page.keyboard.press("ArrowDown")
@@ -433,6 +522,6 @@ def test_a_module_named_script_is_a_name(opened: Open, tmp_path: Path) -> None:
     page = opened(out / "report.html")
     page.select_option("#places-by", "module")
     assert "<script>alert(1)</script>" in page.locator("#places .name").all_inner_texts()
-    page.locator("#groups tbody tr").nth(1).click()
+    page.locator("#todo tbody tr", has_text="g1").click()
     assert "import triton" in page.locator("#details pre").last.inner_text()
     assert "alert" not in {page.title(), text(page, "h1")}

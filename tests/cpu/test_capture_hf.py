@@ -10,6 +10,7 @@ import pytest
 
 from fusion_advisor.capture import Scenario, capture_here
 from fusion_advisor.errors import CaptureError
+from fusion_advisor.scenario import parse_input
 
 pytest.importorskip("transformers")
 
@@ -101,3 +102,27 @@ def test_the_tower_that_text_alone_does_not_reach_is_named(tmp_path: Path) -> No
     assert graph.not_run == ("model.vision_tower", "model.multi_modal_projector")
     (tmp_path / "text").mkdir()
     assert capture_here(write(tmp_path / "text", LLAMA), Scenario(batch=1, seq=16)).not_run == ()
+
+
+CLIP = {
+    "model_type": "clip",
+    "architectures": ["CLIPModel"],
+    "text_config": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "vocab_size": 128, "max_position_embeddings": 16,
+    },
+    "vision_config": {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 56, "patch_size": 14,
+    },
+}  # fmt: skip
+
+
+def test_a_model_that_takes_images_too_says_how_to_give_them(tmp_path: Path) -> None:
+    model = write(tmp_path, CLIP)
+    with pytest.raises(CaptureError, match="give --input pixel_values=") as caught:
+        capture_here(model, Scenario(batch=2))
+    given = str(caught.value).partition("--input ")[2]
+    assert given == "pixel_values=2x3x56x56:float32"
+    graph = capture_here(model, Scenario(batch=2, inputs=(parse_input(given),)))
+    assert not graph.not_run

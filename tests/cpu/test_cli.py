@@ -251,3 +251,45 @@ def test_a_standard_output_that_is_full(softmax: tuple[Path, str]) -> None:
     assert done.stderr.splitlines() == [
         "fusion-advisor: error: standard output cannot be written: No space left on device"
     ]
+
+
+@pytest.mark.parametrize(
+    ("blocking", "option"),
+    [
+        ("out", ("--out", "out")),
+        ("out/kernels", ("--out", "out")),
+        ("out/report.json/", ("--out", "out")),
+        ("out", ("--format", "html=out/report.html")),
+        ("page.html/", ("--format", "html=page.html")),
+        ("report.json/", ("--json", "report.json")),
+        ("", ("--out", "/proc/nowhere")),
+    ],
+    ids=" ".join,
+)
+def test_where_nothing_can_be_written_the_model_is_not_run(
+    tmp_path: Path, blocking: str, option: tuple[str, ...]
+) -> None:
+    """`blocking` is a file where a folder should be, or a folder, with a slash, for a file."""
+    (tmp_path / "model.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    place = tmp_path / blocking
+    (place if blocking.endswith("/") else place.parent).mkdir(parents=True, exist_ok=True)
+    if blocking and not blocking.endswith("/"):
+        place.touch()
+    before = {*tmp_path.rglob("*")}
+    done = run("analyze", "model.py", *option, *QUICK, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "give " in one_line(done)
+    assert {*tmp_path.rglob("*")} == before
+
+
+def test_what_was_assumed_is_said_once_and_the_summary_fits_a_screen(
+    softmax: tuple[Path, str],
+) -> None:
+    _, said = softmax
+    assert said.count("assumed: ") == 1
+    assert len(said.splitlines()) <= 41
+    shown = run("report", softmax[0] / "report.json").stdout
+    assert shown.count("assumed: ") == 1
+    whole = run("report", softmax[0] / "report.json", "--verbose").stdout
+    assert "holds: " in whole
+    assert "holds: " not in shown

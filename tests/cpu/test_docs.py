@@ -123,7 +123,7 @@ def test_the_workflow_fails_for_waste_that_the_base_branch_has_not(
             assert (folder / step["with"]["sarif_file"]).is_file()
     assert codes == {"Install": 0, "Base branch": 0, "Pull request": 1, "Comment": 0}
     comment = (folder / "out/report.md").read_text()
-    assert "gelu-tanh" in comment
+    assert "GELU at model.py:14" in comment
     recorded = (folder.parent / "recorded").read_text()
     assert "gh pr comment 7 " in recorded
     assert "pip install fusion-advisor" in recorded

@@ -54,6 +54,6 @@ def test_a_narrow_terminal(tmp_path: Path, plain: bool) -> None:
     assert re.search(r"capture .*0/6", ESCAPE.sub("", text)), "no stage is shown"
     report = ESCAPE.sub("", text).partition("examples/softmax.py on ")[2]
     lines = report.splitlines()
-    assert "g1 softmax saves" in report
+    assert "g1 softmax at softmax.py:11" in report
     assert max(map(len, lines)) <= COLUMNS
     assert "0/6" not in report

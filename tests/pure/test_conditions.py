@@ -47,7 +47,7 @@ def test_a_condition_may_have_a_share() -> None:
 def test_accepted_groups_that_nobody_ignores() -> None:
     condition = Condition("accepted")
     report = reviewed(mixed())
-    assert violation(condition, report).startswith("worth fusing: g1 at /elsewhere")
+    assert violation(condition, report).startswith("worth fusing: g1 cos + add at model.py:1")
     assert violation(condition, ignored(report)) == ""
     assert violation(condition, reviewed(report_of("aten.cos.default"))) == ""
 
@@ -56,7 +56,7 @@ def test_advice_that_saves_time_and_nobody_ignores() -> None:
     condition = Condition("advice")
     report = reviewed(mixed())
     said = violation(condition, report)
-    assert said == "time to save without a fusion: hidden-copy at /elsewhere/model.py:5"
+    assert said == "time to save without a fusion: a1 hidden-copy at model.py:5"
     assert violation(condition, ignored(report)) == ""
     assert violation(condition, reviewed(report_of("aten.cos.default"))) == ""
 
@@ -65,7 +65,8 @@ def test_new_advice_fails_as_a_new_group_does() -> None:
     old = mixed()
     old.advice = []
     said = violation(Condition("new"), reviewed(mixed(), old), old)
-    assert said == "not in the baseline: hidden-copy at /elsewhere/model.py:5"
+    told = "a1 hidden-copy at model.py:5, costs no more than the baseline"
+    assert said == f"not in the baseline: {told}"
 
 
 def test_new_groups_that_nobody_ignores() -> None:

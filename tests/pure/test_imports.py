@@ -77,6 +77,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "verify",
         "checking compiling",
         "fingerprint idiom",
+        "computes",
         "operators",
         # measurement: `measuring` is the child process of `measure`
         "timing inductor_coverage",

@@ -22,7 +22,9 @@ def hostile() -> Report:
     report.model.source = HOSTILE
     report.scenario.defaults = [HOSTILE]
     for row in (*report.groups, *report.candidates):
-        row.pattern = row.action.code = row.action.text = row.kernel.why = HOSTILE
+        row.pattern = row.computes = row.layers = row.action.code = row.action.text = (
+            row.kernel.why
+        ) = HOSTILE
         row.sources = [SourceRow(file=HOSTILE, line=1)]
         for gate in row.gates:
             gate.why = HOSTILE
@@ -69,7 +71,7 @@ def test_every_row_has_the_cells_of_its_table(report: Report) -> None:
 def test_the_detail_is_folded() -> None:
     text = render(mixed(), "md")
     open_part = text.split("<details>")[0]
-    assert "pointwise-chain" in open_part
+    assert "cos + add at model.py:1" in open_part
     assert "FA401" not in open_part
     assert text.count("<details>") == text.count("</details>") >= 4
 
@@ -80,7 +82,7 @@ def test_a_comment_stays_within_the_limit(count: int, said: str) -> None:
     report = mixed()
     report.model.source = report.device.title = said
     (group,) = report.groups
-    group.gates[0].why = group.action.code = group.pattern = said
+    group.gates[0].why = group.action.code = group.computes = said
     report.groups = [group.model_copy(update={"id": f"g{n}"}) for n in range(count)]
     report.candidates = [group.model_copy(update={"id": f"c{n}"}) for n in range(count)]
     report.advice = report.advice * count

@@ -36,7 +36,7 @@ def test_each_node_has_its_time_and_its_groups_colour() -> None:
     colours = {results[node]["bgColor"] for node in group.nodes}
     assert len(colours) == 1
     assert colours.isdisjoint(results[row.node]["bgColor"] for row in report.ungrouped)
-    assert f"g1 pointwise-chain {colours.pop()}" in data(report)["name"]
+    assert f"g1 cos + add {colours.pop()}" in data(report)["name"]
 
 
 def test_launches_of_one_node_of_the_program_are_added() -> None:

@@ -7,20 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from fusion_advisor.annotate import annotate
-from fusion_advisor.assemble import assemble, peak_activation_bytes
-from fusion_advisor.compare import compare
+from fusion_advisor.assemble import assemble, layers, peak_activation_bytes
+from fusion_advisor.compare import compare, cost_us
 from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import decide
 from fusion_advisor.errors import UsageError
 from fusion_advisor.group import Grouping, group
 from fusion_advisor.identify import Identified, identify, with_registers
 from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Tensor
-from fusion_advisor.report import Report, load_report
+from fusion_advisor.report import LineRow, Report, load_report
 from fusion_advisor.reports import FORMATS, render, wording
-from fusion_advisor.reports.text import document
+from fusion_advisor.review import Policy, review
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Scenario
 
@@ -254,6 +253,31 @@ def test_a_rejection_says_what_would_flip_it() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        (["", "norm", "head.proj"], ""),
+        (["layers.0.norm", "layers.0"], "layers.0"),
+        ([f"layers.{i}.mlp.act" for i in range(32)], "layers 0–31"),
+        (["h.3", "h.1.mlp", "norm", "h.2", "h.11"], "h 1–3, 11"),
+        (["model.layers.0.experts.7.act", "model.layers.1.experts.3"], "layers 0–1"),
+        (["encoder.block.0", "decoder.block.0", "decoder.block.1"],
+         "encoder.block.0, decoder.block 0–1"),
+        (["0.conv", "1.conv"], ""),
+    ],
+)  # fmt: skip
+def test_a_group_says_in_which_layers_it_is(modules: list[str], said: str) -> None:
+    assert layers(modules) == said
+
+
+def test_a_name_says_what_and_where() -> None:
+    (group,) = mixed().groups
+    group.layers = "layers 0–31"
+    assert wording.named(group) == "cos + add at model.py:1 (layers 0–31)"
+    earlier = group.model_copy(update={"computes": "", "layers": "", "sources": []})
+    assert wording.named(earlier) == "pointwise-chain"
+
+
 def test_float64_is_advised_against() -> None:
     codes = [row.code for row in report_of("aten.cos.default", dtype="float64").advice]
     assert codes == ["float64"]
@@ -269,8 +293,8 @@ def test_a_chain_holds_two_tensors_at_once() -> None:
 def test_every_format_says_what_was_found(name: str) -> None:
     text = render(mixed(), name)
     assert text.endswith("\n")
-    assert "pointwise-chain" in text
-    assert "/elsewhere/model.py" in text or name == "model-explorer"
+    assert "cos + add" in text
+    assert "model.py" in text or name == "model-explorer"
 
 
 def test_text_fits_sixty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,16 +302,6 @@ def test_text_fits_sixty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = render(mixed(), "text").splitlines()
     assert max(map(len, lines)) <= 60
     assert "\x1b" not in "".join(lines)
-
-
-def test_every_gate_is_told_on_request() -> None:
-    report = mixed()
-    console = Console(width=100, color_system=None)
-    with console.capture() as captured:
-        console.print(document(report, gates=True))
-    text = captured.get()
-    told = text.count("holds: ") + text.count("fails: ") + text.count("unknown: ")
-    assert told == sum(len(row.gates) for row in (*report.groups, *report.candidates))
 
 
 def test_an_unknown_format_names_the_known() -> None:
@@ -350,5 +364,55 @@ def test_equal_reports_do_not_differ() -> None:
 def test_a_new_group_is_a_difference() -> None:
     before = report_of("aten.cos.default")
     lines = list(compare(before, report_of("aten.cos.default", "aten.cos.default")))
-    assert any(line.startswith("new      fuse pointwise-chain") for line in lines)
+    assert any(line.startswith("new      fuse cos at model.py:1") for line in lines)
     assert any(line.startswith("kernels: ") for line in lines)
+
+
+def rejecting(fingerprint: str, *texts: str, code: str = "traffic-saving") -> Report:
+    """A report whose one candidate has these lines, and is rejected by a gate."""
+    report = mixed()
+    (group,) = report.groups
+    gates = [
+        gate.model_copy(update={"outcome": "fails" if gate.name == code else "holds"})
+        for gate in group.gates
+    ]
+    sources = [LineRow(file="model.py", line=n, text=text) for n, text in enumerate(texts, 1)]
+    report.candidates = [
+        group.model_copy(
+            update={
+                "id": "c1", "fingerprint": fingerprint, "verdict": "reject", "gates": gates,
+                "sources": sources,
+            }
+        )
+    ]  # fmt: skip
+    return report
+
+
+def test_a_region_that_is_rejected_as_before_is_no_difference() -> None:
+    before = rejecting("one", "x = x.cos()", "x = x + y")
+    grown = rejecting("other", "z = 1", "x = x.cos()", "x = x + y")
+    assert list(compare(before, grown)) == ["no difference in traffic or verdicts"]
+    elsewhere = list(compare(before, rejecting("other", "q = k @ v")))
+    assert [line.split()[:2] for line in elsewhere] == [["new", "reject"], ["gone", "reject"]]
+    otherwise = rejecting("other", "x = x.cos()", code="on-chip")
+    assert len(list(compare(before, otherwise))) == 2
+
+
+def test_what_a_change_costs_is_counted_in_the_modules_that_it_is_in() -> None:
+    old, new = report_of("aten.cos.default"), report_of(*["aten.cos.default"] * 3)
+    for report in (old, new):
+        for node in report.nodes:
+            node.module = "mlp"
+    elsewhere = new.nodes[0].model_copy(update={"name": "far", "module": "far", "time_us": 1e6})
+    new.nodes.append(elsewhere)
+    (group,) = new.groups
+    grown = sum(node.time_us for node in new.nodes[:3]) - old.nodes[0].time_us
+    assert cost_us(old, new, group) == pytest.approx(grown)
+    whole = new.totals.time_us - old.totals.time_us
+    old.nodes[0].module = "renamed"
+    assert cost_us(old, new, group) == pytest.approx(whole)
+    review_of_new = review(new, Policy(), Path("/"), ("base.json", old))
+    (finding,) = review_of_new.findings
+    assert (finding.state, finding.cost_us) == ("new", pytest.approx(whole))
+    known = review(new, Policy(), Path("/"), ("base.json", new))
+    assert [row.cost_us for row in known.findings] == [None]

@@ -64,8 +64,26 @@ def test_what_is_new_is_a_result_and_what_is_known_is_none() -> None:
     run = run_of(reviewed(("new", None), ("known", None), ("known", COMMENT)))
     (result,) = run["results"]
     assert (result["ruleId"], result["baselineState"]) == ("FA401", "new")
-    assert result["message"]["text"].startswith("pointwise-chain: 3 kernels in one would save ")
+    assert result["message"]["text"].startswith("cos + add: 3 kernels in one would save ")
     assert run_of(reviewed())["results"] == []
+
+
+def test_what_is_new_says_what_it_costs_and_not_what_the_place_could_save() -> None:
+    report = reviewed(("new", None))
+    assert report.review
+    report.review.findings[0].cost_us = 600.0
+    (result,) = run_of(report)["results"]
+    said = result["message"]["text"]
+    assert said.startswith(
+        "cos + add: costs 600 µs more than the baseline. 3 kernels in one would do"
+    )
+    assert "save" not in said.replace("traffic-saving", "")
+    report.review.findings[0] = FindingRow(
+        group="", advice="a1", code="hidden-copy", state="new", ignored=None, sources=LINES,
+        cost_us=-1.0,
+    )  # fmt: skip
+    (result,) = run_of(report)["results"]
+    assert result["message"]["text"].startswith("hidden-copy: costs no more than the baseline: ")
 
 
 def test_a_result_stands_at_the_users_lines() -> None:

@@ -1,7 +1,7 @@
 // The panel at the side: all that is known of one group or one node.
 
 import { byId, el } from "./dom.js";
-import { bytes, micros, percent, plural, ratio, scaled, times } from "./format.js";
+import { bytes, micros, percent, plural, ratio, scaled, shortPlace, times } from "./format.js";
 import { waysTable } from "./overview.js";
 import { selection } from "./state.js";
 import { groupPaint } from "./theme.js";
@@ -23,19 +23,20 @@ export function createDetails(model, state) {
 
   state.listen((change) => {
     if (!("selected" in change) || !change.selected) return;
-    const { group, node } = change.selected;
+    const { group, advice, node } = change.selected;
     if (!panel.contains(document.activeElement)) came = document.activeElement;
-    const title = el("h2", { tabindex: "-1" }, ...(group ? groupTitle(group) : [`${node.name}`]));
+    const [titled, parts] = group
+      ? [groupTitle(group), groupParts(group, model, state)]
+      : advice
+        ? [[`${advice.id} ${advice.name}`], adviceParts(advice)]
+        : [[node.name], nodeParts(node, model, state)];
+    const title = el("h2", { tabindex: "-1" }, ...titled);
     const button = el(
       "button",
       { type: "button", class: "close", "aria-label": "Close", onclick: close },
       "✕",
     );
-    panel.replaceChildren(
-      button,
-      title,
-      ...(group ? groupParts(group, model, state) : nodeParts(node, model, state)),
-    );
+    panel.replaceChildren(button, title, ...parts);
     panel.hidden = false;
     panel.scrollTop = 0;
     document.body.classList.add("with-details");
@@ -51,9 +52,26 @@ function groupTitle(group) {
   swatch.style.background = group.kind === "fuse" ? groupPaint(group.index) : "var(--plain)";
   return [
     swatch,
-    `${group.id} ${group.pattern}`,
+    `${group.id} ${group.name}`,
     el("span", { class: `verdict ${group.kind}` }, group.kind === "fuse" ? "fuse" : "rejected"),
   ];
+}
+
+function adviceParts(advice) {
+  return [
+    el("p", {}, advice.action),
+    advice.savedUs
+      ? el("p", {}, `Saves up to ${micros(advice.savedUs)}, ${percent(advice.share)} of the time.`)
+      : null,
+    advice.evidence.length ? el("h3", {}, "What it stands on") : null,
+    el(
+      "ul",
+      {},
+      advice.evidence.map((fact) => el("li", {}, fact)),
+    ),
+    el("h3", {}, "These lines"),
+    lines(advice.sources),
+  ].filter(Boolean);
 }
 
 function groupParts(group, model, state) {
@@ -61,9 +79,10 @@ function groupParts(group, model, state) {
     el("p", {}, group.action),
     group.code ? source(group.code) : null,
     facts([
+      ["where", `${group.short}${group.layers ? `, ${group.layers}` : ""}`],
       ["decided by", group.decided],
       [
-        "saves",
+        group.kind === "fuse" ? "saves" : "",
         `${micros(group.savedUs)}, ${percent(group.share)} of the time, in ${plural(group.instances.length, "instance")}`,
       ],
       [
@@ -85,7 +104,7 @@ function groupParts(group, model, state) {
     el("h3", {}, "Gates"),
     gates(group),
     el("h3", {}, group.kind === "fuse" ? "Replaces these lines" : "These lines"),
-    lines(group),
+    lines(group.sources),
     ...instances(group, model, state),
   ];
   if (group.kind === "fuse") parts.push(...kernel(group));
@@ -166,13 +185,18 @@ function gates(group) {
   );
 }
 
-function lines(group) {
-  if (!group.sources.length) return el("p", {}, "No source is known.");
+function lines(sources) {
+  if (!sources.length) return el("p", {}, "No source is known.");
   return el(
     "ul",
     { class: "lines" },
-    group.sources.map((line) =>
-      el("li", {}, el("code", { class: "place" }, line.place), el("code", {}, line.text)),
+    sources.map((line) =>
+      el(
+        "li",
+        {},
+        el("code", { class: "place", title: line.place }, line.short),
+        el("code", {}, line.text),
+      ),
     ),
   );
 }
@@ -241,7 +265,7 @@ function nodeParts(node, model, state) {
       ["op", node.op],
       ["result", node.shape],
       ["module", node.module],
-      ["source", node.source],
+      ["source", node.source ? el("span", { title: node.source }, shortPlace(node.source)) : ""],
       ["HBM", node.us ? `${bytes(node.read)} read, ${bytes(node.written)} written` : "no launch"],
       [
         "FLOPs",
@@ -271,12 +295,12 @@ function groupLink(group, state) {
   return el(
     "button",
     { type: "button", class: "link", onclick: () => state.set({ selected: selection(group) }) },
-    `${group.id} ${group.pattern}`,
+    `${group.id} ${group.name}`,
   );
 }
 
 function facts(rows) {
-  const known = rows.filter(([, value]) => value);
+  const known = rows.filter(([name, value]) => name && value);
   return el(
     "dl",
     { class: "facts" },

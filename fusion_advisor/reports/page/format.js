@@ -40,6 +40,11 @@ export function scaled(value, unit) {
   return `${digits(value)} P${unit}`;
 }
 
+// A line without the folders of its file: modeling_qwen3.py:62.
+export function shortPlace(place) {
+  return place.replace(/^.*[/\\]/, "");
+}
+
 export function plural(count, noun) {
   return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : /(ch|s|x)$/.test(noun) ? "es" : "s"}`;
 }

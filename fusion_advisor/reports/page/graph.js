@@ -181,7 +181,7 @@ export function createGraph(model, state) {
 }
 
 function sentence(node) {
-  const where = node.group ? `in ${node.group.id} ${node.group.pattern}` : node.reason;
+  const where = node.group ? `in ${node.group.id} ${node.group.name}` : node.reason;
   const cost = node.us
     ? `${bytes(node.bytes)}, ${micros(node.us)}, ${node.bound}-bound`
     : "no launch";

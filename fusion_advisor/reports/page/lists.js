@@ -1,81 +1,182 @@
 // The two tables: groups with rejected candidates, and every launch.
 
 import { byId, el } from "./dom.js";
-import { bytes, micros, percent, plural, ratio, times } from "./format.js";
-import { isView } from "./model.js";
+import { bytes, micros, percent, plural, ratio, shortPlace, times } from "./format.js";
+import { isView, searcher, todoText } from "./model.js";
 import { largest } from "./numbers.js";
 import { selection } from "./state.js";
 import { createTable } from "./table.js";
 import { groupPaint } from "./theme.js";
 
-const KINDS = { fuse: "fuse", reject: "rejected", part: "part of a fused one" };
+const SHARED = ""; // a width: what the other columns leave
+const KINDS = { reject: "rejected", part: "part of a fused one" };
 
-export function createGroups(model, state) {
+// One ranked list: groups, and advice that is no fusion.
+export function createTodo(model, state) {
+  const groups = model.accepted;
   const most = largest(
-    model.groups.map((group) => group.savedBytes),
+    groups.map((group) => group.savedBytes),
     1,
   );
-  const timed = model.groups.some((group) => group.measured);
+  const timed = groups.some((group) => group.measured);
+  const of = (row, say) => (row.group ? say(row.group) : "");
   const columns = [
-    { key: "id", label: "id", width: "4.6em", value: (g) => g.index, cell: (g) => named(g) },
-    {
-      key: "pattern",
-      label: "pattern",
-      width: "11em",
-      value: (g) => g.pattern,
-      cell: (g) => g.pattern,
-    },
-    {
-      key: "kind",
-      label: "verdict",
-      width: "6.2em",
-      value: (g) => g.kind,
-      cell: (g) =>
-        el("span", { class: `verdict ${g.kind}` }, g.kind === "fuse" ? "fuse" : "rejected"),
-    },
+    { key: "id", label: "id", width: "4.2em", value: (r) => model.todo.indexOf(r), cell: todoId },
     {
       key: "saves",
       label: "saves",
       numeric: true,
-      width: "6em",
-      hint: "predicted, all instances",
-      value: (g) => g.savedUs,
-      cell: (g) => would(micros(g.savedUs), g),
+      width: "5.4em",
+      hint: "predicted, all places; of advice at most",
+      value: (r) => r.savedUs,
+      cell: (r) => (r.savedUs === null ? "–" : micros(r.savedUs)),
     },
     {
       key: "share",
       label: "of time",
       numeric: true,
-      width: "5em",
-      value: (g) => g.share,
-      cell: (g) => would(percent(g.share), g),
+      width: "4.8em",
+      value: (r) => r.share,
+      cell: (r) => (r.savedUs === null ? "–" : percent(r.share)),
     },
     {
-      key: "bytes",
-      label: "HBM saved",
-      numeric: true,
-      width: "9em",
-      hint: "all instances",
-      value: (g) => g.savedBytes,
-      cell: (g) => amount(g.savedBytes, most, g),
+      key: "name",
+      label: "what",
+      width: SHARED,
+      value: (r) => r.name,
+      cell: (r) => r.name,
     },
     {
-      key: "ratio",
-      label: "traffic",
+      key: "place",
+      label: "where",
+      width: "13em",
+      value: (r) => r.place,
+      cell: (r) => el("span", { title: r.place }, r.short),
+    },
+    {
+      key: "layers",
+      label: "layers",
+      extra: true,
+      width: "8em",
+      value: (r) => r.group?.layers ?? "",
+      cell: (r) => r.group?.layers ?? "",
+    },
+    {
+      key: "action",
+      label: "what to do",
+      width: SHARED,
+      value: (r) => r.action,
+      cell: (r) => (r.note ? `${r.note}; ${r.action}` : r.action),
+    },
+    {
+      key: "launches",
+      label: "kernels",
       numeric: true,
-      width: "5em",
-      hint: "bytes unfused over bytes fused",
-      value: (g) => g.ratio,
-      cell: (g) => would(times(g.ratio), g),
+      extra: true,
+      width: "5.4em",
+      hint: "in one place",
+      value: (r) => r.group?.launches ?? null,
+      cell: (r) => of(r, (g) => `${g.launches} → ${g.left}`),
     },
     {
       key: "instances",
       label: "×",
       numeric: true,
-      width: "3.4em",
-      hint: "instances",
-      value: (g) => g.instances.length,
-      cell: (g) => String(g.instances.length),
+      extra: true,
+      width: "3.2em",
+      hint: "places",
+      value: (r) => r.group?.instances.length ?? null,
+      cell: (r) => of(r, (g) => String(g.instances.length)),
+    },
+    {
+      key: "bytes",
+      label: "HBM saved",
+      numeric: true,
+      extra: true,
+      width: "7em",
+      hint: "all places",
+      value: (r) => r.group?.savedBytes ?? null,
+      cell: (r) => of(r, (g) => amount(g.savedBytes, most, g)),
+    },
+    {
+      key: "speedup",
+      label: "predicted",
+      numeric: true,
+      extra: true,
+      width: "5.8em",
+      hint: "eager's time over the kernel's, one place",
+      value: (r) => r.group?.speedup ?? null,
+      cell: (r) => of(r, (g) => times(g.speedup)),
+    },
+    {
+      key: "measured",
+      label: "measured",
+      numeric: true,
+      width: "5.8em",
+      value: (r) => r.group?.measured?.speedup ?? null,
+      cell: (r) => (r.group?.measured?.speedup ? times(r.group.measured.speedup) : "–"),
+    },
+  ];
+  const table = createTable({
+    host: byId("todo"),
+    label: "What to do",
+    columns: columns.filter((column) => column.key !== "measured" || timed),
+    open: (row) => state.set({ selected: chosenOf(row) }),
+  });
+  const show = () => {
+    const fits = state.query ? searcher(state.query) : null;
+    const rows = model.todo.filter((row) =>
+      row.group
+        ? !state.foundGroups || state.foundGroups.has(row.group)
+        : !fits || fits(todoText(row)),
+    );
+    byId("todo-count").textContent =
+      rows.length === model.todo.length ? "" : `${rows.length} of ${model.todo.length}`;
+    table.show(rows);
+  };
+  state.listen((change) => {
+    if ("query" in change) show();
+    const { group, advice } = change.selected ?? {};
+    if (group || advice) {
+      table.reveal(model.todo.find((row) => (group ? row.group === group : row === advice)));
+    }
+  });
+  show();
+}
+
+// What a row of the list opens.
+export function chosenOf(row) {
+  return row.group ? selection(row.group) : { advice: row };
+}
+
+// What could share a kernel and should not: what decides, and nothing that looks like a saving.
+export function createRejected(model, state) {
+  const candidates = model.groups.filter((group) => group.kind !== "fuse");
+  byId("rejected-section").hidden = !candidates.length;
+  const columns = [
+    { key: "id", label: "id", width: "4.2em", value: (g) => g.index, cell: (g) => named(g) },
+    { key: "name", label: "what", width: SHARED, value: (g) => g.name, cell: (g) => g.name },
+    {
+      key: "place",
+      label: "where",
+      width: "13em",
+      value: (g) => g.place,
+      cell: (g) => el("span", { title: g.place }, g.short),
+    },
+    {
+      key: "layers",
+      label: "layers",
+      extra: true,
+      width: "8em",
+      value: (g) => g.layers,
+      cell: (g) => g.layers,
+    },
+    {
+      key: "decided",
+      label: "decided by",
+      width: SHARED,
+      value: (g) => g.decided,
+      cell: (g) => g.decided,
     },
     {
       key: "launches",
@@ -83,67 +184,46 @@ export function createGroups(model, state) {
       numeric: true,
       width: "5.4em",
       value: (g) => g.launches,
-      cell: (g) => would(`${g.launches} → ${g.left}`, g),
+      cell: (g) => String(g.launches),
     },
     {
-      key: "speedup",
-      label: "predicted",
+      key: "instances",
+      label: "×",
       numeric: true,
-      width: "5.8em",
-      hint: "eager's time over the kernel's, one instance",
-      value: (g) => g.speedup,
-      cell: (g) => would(times(g.speedup), g),
+      extra: true,
+      width: "3.2em",
+      hint: "places",
+      value: (g) => g.instances.length,
+      cell: (g) => String(g.instances.length),
     },
     {
-      key: "measured",
-      label: "measured",
-      numeric: true,
-      width: "5.8em",
-      value: (g) => g.measured?.speedup ?? null,
-      cell: (g) => (g.measured?.speedup ? times(g.measured.speedup) : "–"),
-    },
-    {
-      key: "decided",
-      label: "decided by",
-      width: "9em",
-      value: (g) => g.decidedBy,
-      cell: (g) => el("span", { title: g.decided }, g.decidedBy),
-    },
-    {
-      key: "kernel",
-      label: "kernel",
-      width: "7em",
-      value: (g) => g.kernel.status,
-      cell: (g) =>
-        el("span", { title: g.kernel.said }, g.kernel.status === "none" ? "–" : g.kernel.status),
-    },
-    {
-      key: "place",
-      label: "source",
-      width: "15em",
-      value: (g) => g.place,
-      cell: (g) => g.place,
+      key: "fixable",
+      label: "what would change that",
+      extra: true,
+      width: SHARED,
+      value: (g) => g.fixable,
+      cell: (g) => g.fixable,
     },
   ];
   const table = createTable({
-    host: byId("groups"),
-    label: "Groups and rejected candidates",
-    columns: columns.filter((column) => column.key !== "measured" || timed),
+    host: byId("rejected"),
+    label: "Rejected candidates",
+    columns,
     open: (group) => state.set({ selected: selection(group) }),
   });
-  const chosen = new Set(["fuse", "reject"]);
+  const chosen = new Set(["reject"]);
   const show = () => {
-    const rows = model.groups.filter(
+    const rows = candidates.filter(
       (group) => chosen.has(group.kind) && (!state.foundGroups || state.foundGroups.has(group)),
     );
-    byId("groups-count").textContent = `${rows.length} of ${model.groups.length}`;
+    byId("rejected-count").textContent = `${rows.length} of ${candidates.length}`;
     table.show(rows);
   };
   drawChips(
-    byId("groups-kinds"),
+    byId("rejected-kinds"),
     KINDS,
     chosen,
-    (kind) => model.groups.filter((group) => group.kind === kind).length,
+    (kind) => candidates.filter((group) => group.kind === kind).length,
     show,
   );
   state.listen((change) => {
@@ -228,7 +308,7 @@ export function createLaunches(model, state) {
       label: "source",
       width: "14em",
       value: (n) => n.source,
-      cell: (n) => n.source,
+      cell: (n) => el("span", { title: n.source }, shortPlace(n.source)),
     },
   ];
   const table = createTable({
@@ -265,20 +345,17 @@ export function createLaunches(model, state) {
 function named(group, long = false) {
   const swatch = el("i", { class: "swatch" });
   if (group.kind === "fuse") swatch.style.background = groupPaint(group.index);
-  return el("span", {}, swatch, long ? `${group.id} ${group.pattern}` : group.id);
+  return el("span", {}, swatch, long ? `${group.id} ${group.name}` : group.id);
 }
 
-// What a rejected candidate would save if it could be fused is said softly.
-function would(text, group) {
-  return group.kind === "fuse"
-    ? text
-    : el("span", { class: "would", title: "if it could be fused" }, text);
+function todoId(row) {
+  return row.group ? named(row.group) : el("span", {}, el("i", { class: "swatch advised" }), row.id);
 }
 
 function amount(saved, most, group) {
   const fill = el("i", { style: { width: `${(100 * Math.max(saved, 0)) / most}%` } });
-  if (group.kind === "fuse") fill.style.background = groupPaint(group.index);
-  return el("span", { class: "within" }, fill, would(bytes(saved), group));
+  fill.style.background = groupPaint(group.index);
+  return el("span", { class: "within" }, fill, bytes(saved));
 }
 
 // Buttons that are pressed or not; those of kinds that do not occur are left out.

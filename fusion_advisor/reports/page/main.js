@@ -4,11 +4,11 @@ import { createDetails } from "./details.js";
 import { byId } from "./dom.js";
 import { plural } from "./format.js";
 import { createGraph } from "./graph.js";
-import { createGroups, createLaunches } from "./lists.js";
+import { chosenOf, createLaunches, createRejected, createTodo } from "./lists.js";
 import { groupText, nodeText, readModel, searcher } from "./model.js";
 import { drawOverview } from "./overview.js";
 import { createRoofline } from "./roofline.js";
-import { createState } from "./state.js";
+import { createState, selection } from "./state.js";
 import { watchTheme } from "./theme.js";
 
 const PAUSE = 80; // milliseconds after the last key before a search runs
@@ -18,13 +18,34 @@ function start() {
   const state = createState();
   const canvases = [];
   watchTheme(() => canvases.forEach((redraw) => redraw()));
-  createGroups(model, state);
+  createTodo(model, state);
+  createRejected(model, state);
   createLaunches(model, state);
   const graph = createGraph(model, state);
   canvases.push(graph.redraw, createRoofline(model, state));
   createDetails(model, state);
   drawOverview(model, state, createSearch(model, state, graph));
+  followLinks(model, state);
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
+}
+
+// An address that ends in #g1 opens that group, and what is open stands in the address.
+function followLinks(model, state) {
+  const open = () => {
+    const id = decodeURIComponent(location.hash.slice(1));
+    const row = model.todo.find((one) => one.id === id);
+    const group = model.groups.find((one) => one.id === id);
+    if (row) state.set({ selected: chosenOf(row) });
+    else if (group) state.set({ selected: selection(group) });
+  };
+  state.listen((change) => {
+    if (!("selected" in change)) return;
+    const { group, advice } = change.selected ?? {};
+    const id = group?.id ?? advice?.id;
+    if (id) history.replaceState(null, "", `#${encodeURIComponent(id)}`);
+  });
+  addEventListener("hashchange", open);
+  open();
 }
 
 // Returns what searches for a text as if it had been typed.

@@ -4,7 +4,8 @@ export function readModel() {
   const data = JSON.parse(document.getElementById("data").textContent);
   const groups = data.groups.map((group, index) => ({ ...group, index }));
   const nodes = readNodes(data.nodes, groups);
-  return { ...data, groups, nodes, accepted: groups.filter((group) => group.kind === "fuse") };
+  const todo = data.todo.map((row) => ({ ...row, group: groups[row.group] ?? null }));
+  return { ...data, groups, nodes, todo, accepted: groups.filter((group) => group.kind === "fuse") };
 }
 
 function readNodes(columns, groups) {
@@ -58,20 +59,27 @@ export function nodeText(node) {
     node.source,
     node.bound,
     node.reason,
-    node.group ? `${node.group.id} ${node.group.pattern}` : "",
+    node.group?.id ?? "",
   ]
     .join(" ")
     .toLowerCase();
   return node.text;
 }
 
+export function todoText(row) {
+  if (row.group) return groupText(row.group);
+  row.text ??= [row.id, row.name, row.action, row.place, ...row.evidence].join(" ").toLowerCase();
+  return row.text;
+}
+
 export function groupText(group) {
   group.text ??= [
     group.id,
-    group.pattern,
+    group.name,
     group.kind,
     group.route,
     group.decided,
+    group.layers,
     group.place,
     group.kernel.file,
     ...group.sources.map((line) => `${line.place} ${line.text}`),

@@ -8,6 +8,7 @@ import { groupPaint } from "./theme.js";
 
 const STEPS = 10; // groups with a bar of their own
 const PLACES = 9;
+const BEYOND = new Set(["matrix products", "attention", "convolutions"]);
 
 export function drawOverview(model, state, search) {
   byId("headline").textContent = model.headline;
@@ -23,25 +24,71 @@ export function drawOverview(model, state, search) {
       );
     }),
   );
-  byId("about").replaceChildren(
-    ...model.about.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]),
-  );
+  byId("setting").replaceChildren(...pairs(model.setting));
+  byId("about").replaceChildren(...pairs(model.about));
+  drawTimes(model);
   drawBottlenecks(model);
   drawWaterfall(model, state);
   drawPlaces(model, search);
-  drawAdvice(model);
   drawBench(model);
+}
+
+function pairs(rows) {
+  return rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
 }
 
 function drawBottlenecks(model) {
   const shown = model.bottlenecks.filter(([, , share]) => share > 0);
   const part = ([name, , share]) =>
     el("span", { class: `bound ${name}`, style: { flexGrow: share } });
-  const said = ([name, us, share]) =>
-    el("li", {}, el("i", { class: `swatch ${name}` }), `${name} ${micros(us)}, ${percent(share)}`);
+  const said = ([name, us, share, moved]) =>
+    el(
+      "li",
+      {},
+      el("i", { class: `swatch ${name}` }),
+      `${name} ${micros(us)}, ${percent(share)}; ${bytes(moved)}`,
+    );
   byId("bottlenecks").replaceChildren(
     el("div", { class: "stack", "aria-hidden": "true" }, shown.map(part)),
     el("ul", { class: "legend" }, shown.map(said)),
+  );
+}
+
+// The step today and with the groups fused, on one scale: what is beyond fusion stays as it is.
+function drawTimes(model) {
+  const kind = (name) => `part-${name.replace(/ /g, "-")}`;
+  const whole = model.parts.reduce((sum, [, before]) => sum + before, 0) || 1;
+  const row = (name, column) => {
+    const total = model.parts.reduce((sum, part) => sum + part[column], 0);
+    const fills = model.parts.map((part) =>
+      el("span", {
+        class: kind(part[0]),
+        title: `${part[0]} ${micros(part[column])}`,
+        style: { width: `${(100 * part[column]) / whole}%` },
+      }),
+    );
+    return el(
+      "li",
+      {},
+      el("span", { class: "name" }, name),
+      el("span", { class: "track parts" }, fills),
+      el("span", { class: "amount" }, micros(total)),
+      el("span", { class: "share" }, percent(total / whole)),
+    );
+  };
+  byId("times").replaceChildren(row("today", 1), row("groups fused", 2));
+  byId("times-key").replaceChildren(
+    ...model.parts.map(([name, before, after]) =>
+      el(
+        "li",
+        {},
+        el("i", { class: `swatch ${kind(name)}` }),
+        before === after
+          ? `${name} ${micros(before)}`
+          : `${name} ${micros(before)} → ${micros(after)}`,
+        BEYOND.has(name) ? ", beyond fusion" : "",
+      ),
+    ),
   );
 }
 
@@ -71,7 +118,7 @@ function drawWaterfall(model, state) {
 
 function stepOf(group, saved, rest, before, state) {
   const count = group.instances.length;
-  const name = `${group.id} ${group.pattern}${count > 1 ? ` ×${count}` : ""}`;
+  const name = `${group.id} ${group.name}${count > 1 ? ` ×${count}` : ""}`;
   const row = bar(
     name,
     saved,
@@ -156,30 +203,6 @@ function drawPlaces(model, search) {
 function part(kind, left, size) {
   if (!size) return null;
   return el("i", { class: kind, style: { left: `${100 * left}%`, width: `${100 * size}%` } });
-}
-
-function drawAdvice(model) {
-  byId("advice-section").hidden = !model.advice.length;
-  byId("advice").replaceChildren(
-    ...model.advice.map((row) =>
-      el(
-        "li",
-        {},
-        el("b", {}, row.code),
-        ` ${row.message}`,
-        el(
-          "ul",
-          { class: "lines" },
-          row.evidence.map((fact) => el("li", {}, fact)),
-          row.sources
-            .slice(0, 5)
-            .map((line) =>
-              el("li", {}, el("code", {}, line.place), " ", el("code", {}, line.text)),
-            ),
-        ),
-      ),
-    ),
-  );
 }
 
 function drawBench(model) {

@@ -388,14 +388,14 @@ function nodeLines({ node, nodes, x, y }) {
     `${node.shape}; ${node.bound}-bound on ${node.unit}`,
     `${ratio(x)} FLOP/B, ${scaled(y, "FLOP/s")}`,
     `${bytes(node.bytes)} in ${micros(node.us)}: ${scaled(node.bytes / (node.us * 1e-6), "B/s")}`,
-    node.group ? `in ${node.group.id} ${node.group.pattern}` : node.reason,
+    node.group ? `in ${node.group.id} ${node.group.name}` : node.reason,
     node.module ? `${node.module}, ${node.source}` : node.source,
   ];
 }
 
 function fusedLines(group) {
   return [
-    `${group.id} ${group.pattern}, fused: ${plural(group.instances.length, "instance")}`,
+    `${group.id} ${group.name}, fused: ${plural(group.instances.length, "instance")}`,
     `${bytes(group.unfusedBytes)} become ${bytes(group.fusedBytes)}`,
     `${micros(group.unfusedUs)} become ${micros(group.fusedUs)}, ${times(group.speedup)} predicted`,
     group.measured?.said ?? "not measured",

@@ -6,7 +6,7 @@ export function createState() {
     query: "",
     found: null, // the nodes that the search finds, as a Set of positions; null without a search
     foundGroups: null,
-    selected: null, // {group} or {node}
+    selected: null, // {group}, {advice} or {node}
     set(change) {
       Object.assign(state, change);
       for (const listener of listeners) listener(change);

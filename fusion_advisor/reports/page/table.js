@@ -5,7 +5,8 @@ import { eachFrame, el } from "./dom.js";
 const ROW = 30; // pixels; the style sheet has the same
 const SPARE = 8; // rows above and below those in sight
 
-// `columns` have {key, label, value, cell, numeric, width, hint}: `value` sorts, `cell` is shown.
+// `columns` have {key, label, value, cell, numeric, width, hint, extra}: `value` sorts, `cell` is
+// shown; `extra` ones only where there is room.
 // `open` is called with a row that is clicked or entered. Returns {show, reveal}.
 export function createTable({ host, label, columns, open, sorted = null }) {
   let all = [];
@@ -20,7 +21,7 @@ export function createTable({ host, label, columns, open, sorted = null }) {
     el(
       "colgroup",
       {},
-      columns.map((column) => el("col", { style: { width: column.width } })),
+      columns.map((column) => el("col", { class: extra(column), style: { width: column.width } })),
     ),
     el("thead", {}, head),
     body,
@@ -39,7 +40,7 @@ export function createTable({ host, label, columns, open, sorted = null }) {
           {
             scope: "col",
             "aria-sort": direction,
-            class: column.numeric ? "numeric" : "",
+            class: `${column.numeric ? "numeric" : ""} ${extra(column)}`,
             title: column.hint ?? "",
           },
           el("button", { type: "button", onclick: () => sortBy(column) }, column.label + arrow),
@@ -102,7 +103,8 @@ export function createTable({ host, label, columns, open, sorted = null }) {
       columns.map((column) => {
         const content = column.cell(row);
         const title = typeof content === "string" ? content : "";
-        return el("td", { class: column.numeric ? "numeric" : "", title }, content);
+        const kind = `${column.numeric ? "numeric" : ""} ${extra(column)}`;
+        return el("td", { class: kind, title }, content);
       }),
     );
   }
@@ -145,6 +147,10 @@ export function createTable({ host, label, columns, open, sorted = null }) {
       if (at >= 0) activate(at);
     },
   };
+}
+
+function extra(column) {
+  return column.extra ? "extra" : "";
 }
 
 function comparison(value, down) {

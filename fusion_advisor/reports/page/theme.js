@@ -52,7 +52,7 @@ function read() {
 
 export function watchTheme(changed) {
   const apply = () => {
-    byId("theme").setAttribute("aria-pressed", String(isDark()));
+    byId("theme").textContent = isDark() ? "Light theme" : "Dark theme";
     read();
     changed();
   };
