@@ -20,7 +20,6 @@ from typing import Any
 
 from fusion_advisor.errors import UsageError
 from fusion_advisor.files import content_hash, write
-from fusion_advisor.machine import gpu_names
 from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.scenario import Request, named_by
@@ -99,7 +98,7 @@ def _entry(folder: Path, request: Request, rulebook: Rulebook) -> Path:
         "from": os.getcwd(),
         "scenario": asdict(request.scenario),
         "device": request.device,
-        "gpus": gpu_names(),
+        "gpus": request.gpus,
         "rules": rulebook.hash,
         "proof": [request.verify, request.compile],
         "kernels": [request.folder, request.command],

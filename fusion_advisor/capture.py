@@ -162,7 +162,7 @@ def capture_module(
     try:
         loaded = Loaded(module, args, kwargs or {}, fake, type(module).__name__, breaks=breaks)
         loaded.assumed.append(f"mode={scenario.mode}")
-        return _translate(loaded, scenario, time.perf_counter(), trail, references, mask_elements)
+        return _translate(loaded, scenario, trail, references, mask_elements)
     finally:
         module.train(was_training)
 
@@ -170,7 +170,7 @@ def capture_module(
 def capture_loaded(loaded: Loaded, scenario: Scenario, mask_elements: int | None = None) -> Graph:
     """Captures what is fake already, each of its modules in the mode that it is in. Raises
     CaptureError."""
-    return _translate(loaded, scenario, time.perf_counter(), mask_elements=mask_elements)
+    return _translate(loaded, scenario, mask_elements=mask_elements)
 
 
 def capture_here(
@@ -187,9 +187,8 @@ def capture_here(
         with contextlib.suppress(ModuleNotFoundError):  # told by load, in one line
             importlib.import_module("transformers")
     scenario = scenario or Scenario()
-    started = time.perf_counter()
     loaded = load(model, scenario)
-    graph = _translate(loaded, scenario, started, trail, references, mask_elements)
+    graph = _translate(loaded, scenario, trail, references, mask_elements)
     return replace(graph, files=_loaded_files())
 
 
@@ -211,7 +210,6 @@ def _fake_mode_of(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
 def _translate(
     loaded: Loaded,
     scenario: Scenario,
-    started: float,
     trail: bool = False,
     references: str | None = None,
     mask_elements: int | None = None,
@@ -251,7 +249,7 @@ def _translate(
         raise CaptureError(
             f"{loaded.source}: the model launches no kernel; give a model that computes something"
         )
-    return replace(graph, seconds=time.perf_counter() - started)
+    return graph
 
 
 def _not_run(module: torch.nn.Module, nodes: Sequence[Node]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sysconfig
 import traceback
@@ -93,6 +94,14 @@ def _readable(file: str) -> bool:
 def is_user(file: str) -> bool:
     """Whether a file is the user's own: of no installed package."""
     return "site-packages" not in file and "dist-packages" not in file and not _is_stdlib(file)
+
+
+@lru_cache(maxsize=4096)
+def named(file: str, folder: str) -> str:
+    """A source file as reports name it, alike on every machine: one of an installed package from
+    where packages lie, one below `folder` from there, any other by its whole path."""
+    _, installed, inside = file.rpartition("-packages/")
+    return inside if installed else file.removeprefix(f"{folder}{os.sep}")
 
 
 def _is_library(file: str) -> bool:

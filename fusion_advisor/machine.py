@@ -31,14 +31,15 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def choose_device(
-    name: str | None, rulebook: Rulebook, gpus: tuple[str, ...]
+    name: str | None, rulebook: Rulebook, gpus: tuple[str, ...] = ()
 ) -> tuple[Device, str]:
-    """The device asked for, else the local GPU's, else the default; and how it was chosen."""
+    """The device asked for, else that of the first of `gpus`, else the default; and how it was
+    chosen. What has to be the same on every machine gives no `gpus`."""
     if name is not None:
         return rulebook.device(name), f"device={rulebook.device(name).name}"
     default = rulebook.device(DEFAULT_DEVICE)
     if not gpus:
-        return default, f"device={default.name} (no GPU here)"
+        return default, f"device={default.name} (the default)"
     try:
         local = rulebook.device(gpus[0])
     except UsageError:

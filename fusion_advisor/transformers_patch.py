@@ -38,7 +38,7 @@ from fusion_advisor.functions import Functions, Key
 from fusion_advisor.group import group
 from fusion_advisor.identify import identify
 from fusion_advisor.loading import load
-from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.machine import choose_device
 from fusion_advisor.models import resized
 from fusion_advisor.package import package_files
 from fusion_advisor.patch import Patch
@@ -62,7 +62,7 @@ def patched_family(request: Request, root: Path, listener: Listener | None = Non
     """
     listener = listener or Silent()
     rulebook = load_rulebook(request.rules)
-    device, chosen = choose_device(request.device, rulebook, gpu_names())
+    device, chosen = choose_device(request.device, rulebook)
     with provers(
         device.capability, rulebook.verify, check=request.verify, compile=request.compile
     ) as children:

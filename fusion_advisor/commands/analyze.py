@@ -24,6 +24,7 @@ from fusion_advisor.commands.options import (
 )
 from fusion_advisor.commands.outcome import (
     analyzed,
+    hint_at_gpu,
     outcome_of,
     searched_lines,
     searcher_of,
@@ -73,6 +74,7 @@ def analyze(
     reviewing = Reviewing(settings, rulebook_of(settings.rules), tree)
     kernels = "kernels" if out else None
     requests = {name: options.request(settings, kernels, name) for name in settings.scenarios}
+    hint_at_gpu(next(iter(requests.values())))
     reports: dict[str, Report] = {}
     for name, request in requests.items():
         if several:
@@ -117,7 +119,8 @@ def emit(
 ) -> int:
     """Write a checked Triton kernel for each accepted group of MODEL."""
     require_folder(out)
-    request = options.request(options.settings(), str(out))
+    request = options.request(options.settings(), str(out), measured=search)
+    hint_at_gpu(request)
     with searcher_of(request, search=search) as searcher:
         analysis = analyzed(request, options.verbose, searcher)
     for kernel in analysis.kernels:

