@@ -210,6 +210,41 @@ def test_only_these_import_torch_or_triton(file: Path) -> None:
     assert not wrong
 
 
+NETWORK = (
+    *("aiohttp", "asyncio", "ftplib", "http", "httpx", "huggingface_hub", "requests", "smtplib"),
+    *("socket", "socketserver", "ssl", "urllib.request", "urllib3", "webbrowser", "xmlrpc"),
+)
+LOCAL = {("forks.py", "socket")}
+"""A pair of sockets between two processes of ours, which nothing else can reach."""
+
+
+@each_source
+def test_nothing_is_sent(file: Path) -> None:
+    """SECURITY.md says that there is no telemetry and no connection."""
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line} imports {name}"
+        for line, name in imports(file)
+        for network in NETWORK
+        if f"{name}.".startswith(f"{network}.") and (file.name, network) not in LOCAL
+    ]
+    assert not wrong
+
+
+def test_sockets_are_pairs() -> None:
+    for name, module in LOCAL:
+        tree = ast.parse((PACKAGE / name).read_text(encoding="utf-8"))
+        used = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == module
+        }
+        assert used == {"socketpair", "socket", "send_fds", "recv_fds"}
+        assert not any(
+            isinstance(node, ast.Attribute) and node.attr in ("connect", "bind", "listen")
+            for node in ast.walk(tree)
+        )
+
+
 @pytest.mark.parametrize("file", sorted(Path(__file__).parent.rglob("*.py")), ids=lambda f: f.name)
 def test_this_tier_needs_no_torch(file: Path) -> None:
     for line, name in imports(file):
