@@ -24,8 +24,8 @@ from fusion_advisor.commands.options import (
 )
 from fusion_advisor.commands.outcome import (
     analyzed,
-    hint_at_gpu,
     outcome_of,
+    prepare,
     searched_lines,
     searcher_of,
     write_folder,
@@ -74,7 +74,7 @@ def analyze(
     reviewing = Reviewing(settings, rulebook_of(settings.rules), tree)
     kernels = "kernels" if out else None
     requests = {name: options.request(settings, kernels, name) for name in settings.scenarios}
-    hint_at_gpu(next(iter(requests.values())))
+    prepare(next(iter(requests.values())), checks=options.verify or options.compile)
     reports: dict[str, Report] = {}
     for name, request in requests.items():
         if several:
@@ -120,7 +120,7 @@ def emit(
     """Write a checked Triton kernel for each accepted group of MODEL."""
     require_folder(out)
     request = options.request(options.settings(), str(out), measured=search)
-    hint_at_gpu(request)
+    prepare(request, checks=options.verify or options.compile)
     with searcher_of(request, search=search) as searcher:
         analysis = analyzed(request, options.verbose, searcher)
     for kernel in analysis.kernels:

@@ -59,9 +59,10 @@ def bench(
     search: Search = False,
 ) -> int:
     """Check and time eager, its rivals and the emitted kernels of MODEL or a REPORT.json."""
-    from fusion_advisor.machine import gpu_names
+    from fusion_advisor.machine import gpu_names, require_triton
     from fusion_advisor.recording import names_json
 
+    require_triton("bench")
     if not rehearse and not gpu_names():
         raise UsageError(
             "bench times on a GPU and there is none here; take the report's folder to one, "

@@ -132,7 +132,7 @@ class Options:
         """One scenario of the settings as a request, kernels going to `folder`; judged for the GPU
         here, if no device is asked for, where it is `measured` on that. UsageError where there are
         several scenarios and none is named."""
-        from fusion_advisor.machine import gpu_names
+        from fusion_advisor.machine import gpu_names, has_triton
         from fusion_advisor.scenario import Limits, Request
 
         name = scenario or settings.only
@@ -147,8 +147,8 @@ class Options:
             limits=Limits(values.timeout, int(values.memory * GIB)),
             device=values.device,
             rules=settings.rules,
-            verify=self.verify,
-            compile=self.compile,
+            verify=self.verify and has_triton(),
+            compile=self.compile and has_triton(),
             folder=folder,
             command=regenerate(scenario if len(settings.scenarios) > 1 else None),
             debug=self.debug,

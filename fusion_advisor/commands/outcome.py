@@ -61,10 +61,22 @@ def analyzed(request: Request, verbose: bool, searcher: Searcher | None = None) 
             return analyze(request, captured, listener, searcher)
 
 
-def hint_at_gpu(request: Request) -> None:
-    """Says how to judge for the GPU here, where nobody has said for which."""
-    from fusion_advisor.machine import DEFAULT_DEVICE, choose_device, gpu_names
+def prepare(request: Request, *, checks: bool) -> None:
+    """Says once what this machine has to do with it: of a torch that nobody has tried, that kernels
+    are not checked, and how to judge for the GPU here. UsageError for a torch that is too old."""
+    from fusion_advisor.machine import (
+        DEFAULT_DEVICE,
+        choose_device,
+        gpu_names,
+        has_triton,
+        require_torch,
+        without_triton,
+    )
 
+    if newer := require_torch():
+        tell(f"not tried with {newer}")
+    if checks and not has_triton():
+        tell(f"emitted, not checked: {without_triton()}")
     if request.device is None and not request.gpus and gpu_names():
         device, _ = choose_device(None, rulebook_of(request.rules), gpu_names())
         if device.name != DEFAULT_DEVICE:
