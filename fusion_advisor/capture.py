@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from fusion_advisor import forks
 from fusion_advisor.errors import AdvisorError, CaptureError, UsageError
@@ -308,15 +308,22 @@ class _Child:
     """A process that imports what a capture needs, waits for one request and answers it."""
 
     def __init__(self) -> None:
-        request, asking = os.pipe()
-        self._request = os.fdopen(asking, "wb")
         # Files, for a pipe lasts as long as any process that the model started.
-        self._reply = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self._own = ExitStack()
-        ends = (request, self._reply.fileno())
-        self.process = self._forked(*ends) if forks.HERE else self._started(*ends)
-        os.close(request)
+        self._log = self._own.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        if forks.HERE:
+            request, asking = os.pipe()
+            self._request: IO[bytes] = os.fdopen(asking, "wb")
+            self._reply = self._own.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            self.process = self._forked(request, self._reply.fileno())
+            os.close(request)
+        else:
+            reply = Path(self._own.enter_context(_folder()), "reply")
+            reply.touch()
+            self.process = self._started(reply)
+            assert self.process.stdin is not None  # it is a pipe
+            self._request = self.process.stdin
+            self._reply = self._own.enter_context(reply.open("rb"))
 
     def _forked(self, *ends: int) -> Fork:
         """From the process that is there for it, where that has what this one has, or its own."""
@@ -327,11 +334,12 @@ class _Child:
         template = self._own.enter_context(Forks(_COMMAND, _environment()))
         return template.fork(*ends, self._log.fileno())
 
-    def _started(self, *ends: int) -> subprocess.Popen[bytes]:
+    def _started(self, reply: Path) -> subprocess.Popen[bytes]:
+        """Of its own, where processes cannot be forked; Windows passes no other descriptors on."""
         return subprocess.Popen(
-            [*_COMMAND, *map(str, ends)],
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-            pass_fds=ends, start_new_session=True, env=_environment(),
+            [*_COMMAND, str(reply)],
+            stdin=subprocess.PIPE, stdout=self._log, stderr=self._log,
+            start_new_session=True, env=_environment(),
         )  # fmt: skip
 
     def ask(self, request: str) -> None:
@@ -359,14 +367,19 @@ class _Child:
             _kill(self.process)
         self.process.wait()
         self._own.close()
-        self._reply.close()
-        self._log.close()
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="fusion-advisor-", ignore_cleanup_errors=True)
 
 
 def _kill(child: subprocess.Popen[bytes] | Fork) -> None:
     """Ends a child, and what is left of its process group."""
     if isinstance(child, Fork):
         child.kill_group()
+        return
+    if not hasattr(os, "killpg"):  # Windows has no process groups
+        child.kill()
         return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
@@ -405,7 +418,8 @@ class _Watch:
 
     def _end(self, verdict: str) -> None:
         self.verdict = verdict
-        self._child.send_signal(signal.SIGUSR1)
+        if hasattr(signal, "SIGUSR1"):  # on Windows nothing asks it where it is
+            self._child.send_signal(signal.SIGUSR1)
         try:
             self._child.wait(_DUMP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -451,10 +465,14 @@ def _read_reply(reply: bytes, model: str, code: int, verdict: str, printed: str)
 # The child's side.
 
 
-def serve(request: int, reply: int) -> None:
-    """Reads a request from a pipe, captures as it says and writes the answer to a file."""
+def serve(reply: str) -> None:
+    """Reads a request from standard input, captures as it says and writes the answer to a file."""
     end_with_parent()
-    _answer_one(request, reply, _import)
+    request, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # the model reads nothing
+    os.close(nothing)
+    binary: int = getattr(os, "O_BINARY", 0)
+    _answer_one(request, os.open(reply, os.O_WRONLY | binary), _import)
 
 
 def serve_forks(number: int) -> None:
@@ -473,7 +491,8 @@ def serve_forks(number: int) -> None:
 
 def _answer_one(request: int, reply: int, imported: Callable[[], bytes]) -> NoReturn:
     faulthandler.enable(all_threads=False)
-    faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
     leave = os._exit
 
     def leave_with_a_trace(status: int) -> NoReturn:
@@ -554,5 +573,5 @@ def _scenario(content: dict[str, Any]) -> Scenario:
 
 if __name__ == "__main__":
     # Under its own name, so that its classes exist once.
-    module, ends = importlib.import_module("fusion_advisor.capture"), map(int, sys.argv[1:])
-    (module.serve_forks if len(sys.argv) == 2 else module.serve)(*ends)
+    module, (_, given) = importlib.import_module("fusion_advisor.capture"), sys.argv
+    module.serve_forks(int(given)) if given.isdigit() else module.serve(given)

@@ -250,7 +250,7 @@ def test_checkpointing_is_stated(reentrant: bool) -> None:
         return checkpoint(torch.exp, x, use_reentrant=reentrant)
 
     graph = captured(forward, torch.randn(4))
-    assert ops(graph) == ["exp"]
+    assert [op for op in ops(graph) if op != "empty"] == ["exp"]  # torch 2.11 makes empty tensors
     assert any("checkpoint" in line for line in graph.differs_from_eager)
 
 

@@ -29,6 +29,31 @@ class Blocked(MetaPathFinder):
 sys.meta_path.insert(0, Blocked())
 """
 
+NO_FORKS = """
+from fusion_advisor import forks
+
+forks.HERE = False
+"""
+
+NO_POSIX = """
+import faulthandler
+import os
+import signal
+import subprocess
+
+
+class Popen(subprocess.Popen):
+    def __init__(self, *args, pass_fds=(), **options):
+        assert not pass_fds, "pass_fds not supported on Windows."
+        super().__init__(*args, **options)
+
+
+subprocess.Popen = Popen
+del faulthandler.register, signal.SIGUSR1
+for name in ("fork", "killpg", "setpriority", "setpgid"):
+    delattr(os, name)
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -64,6 +89,23 @@ def test_analysis_works_and_says_once_what_is_not_checked(folder: Path) -> None:
     assert group["kernel"]["status"] == "emitted"
     assert group["kernel"]["check"] is None
     assert "@triton.jit" in (folder / "out" / "kernels" / "softmax.py").read_text()
+
+
+@pytest.mark.parametrize("lacks", [NO_FORKS, NO_FORKS + NO_POSIX], ids=["macos", "windows"])
+def test_what_other_systems_lack_is_not_missed(folder: Path, lacks: str) -> None:
+    (folder / "blocked" / "sitecustomize.py").write_text(BLOCK + lacks)
+    done = run(folder, "analyze", SOFTMAX, "--json", "r.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(ONCE) == 1
+    assert json.loads((folder / "r.json").read_text())["groups"][0]["verdict"] == "fuse"
+    (folder / "endless.py").write_text(
+        "import torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
+        "        while True:\n            x = x + 1\n\n\n"
+        "def get_inputs():\n    return [torch.randn(2)]\n"
+    )
+    done = run(folder, "analyze", "endless.py", "--timeout", "8")
+    assert done.returncode == 3, done.stderr
+    assert "ran longer than 8 s" in done.stderr
 
 
 def test_a_run_that_asks_for_no_check_says_nothing_of_it(folder: Path) -> None:

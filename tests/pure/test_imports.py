@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -208,6 +210,16 @@ def test_only_these_import_torch_or_triton(file: Path) -> None:
         if name.split(".")[0] in ("torch", "triton")
     ]
     assert not wrong
+
+
+def test_what_is_imported_is_asked_for() -> None:
+    """And nothing hangs on what another package brings along, as torch once did NumPy."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["hf"]]
+    known = {re.split(r"[^\w-]", name)[0] for name in asked} | {PACKAGE.name}
+    used = {name.split(".")[0] for file in SOURCES for _, name in imports(file)}
+    assert used - sys.stdlib_module_names - {"pydantic_core"} == known & used  # pydantic's own half
+    assert known - used == set()
 
 
 NETWORK = (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +55,16 @@ def test_the_pinned_torch_is_a_supported_one() -> None:
     assert machine.torch_fault(pinned.partition("==")[2]) == ""
 
 
+def test_the_package_asks_for_those() -> None:
+    project = tomllib.loads((CONSTRAINTS.parent / "pyproject.toml").read_text())["project"]
+    first, last = machine.TORCH_VERSIONS[0], machine.TORCH_VERSIONS[-1]
+    major, minor = last.split(".")
+    assert f"torch>={first},<{major}.{int(minor) + 1}" in project["dependencies"]
+    readme = (CONSTRAINTS.parent / "README.md").read_text()
+    assert "torch 2.11, 2.12 and 2.13" in readme
+    assert f"sm_{machine.LEAST_CAPABILITY}" in readme
+
+
 def test_capabilities_are_those_that_the_driver_tells(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -68,5 +80,9 @@ def test_capabilities_are_those_that_the_driver_tells(
 
 
 def test_triton_is_not_imported_to_see_whether_it_is_there() -> None:
-    machine.has_triton()
-    assert "triton" not in sys.modules
+    code = (
+        "import sys; from fusion_advisor import machine; machine.has_triton(); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "fusion_advisor.machine" in done.stdout.split()
+    assert "triton" not in done.stdout.split()
