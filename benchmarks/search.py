@@ -64,7 +64,9 @@ def main() -> int:
     rows: list[Row] = []
     with (
         Worker("fusion_advisor.measuring", "rehearse" if asked.tiny else "gpu") as worker,
-        provers(DEVICE.capability, RULES.verify, check=True, compile=False) as children,
+        provers(
+            DEVICE.capability, RULES.verify, check=True, compile=False, where="auto"
+        ) as children,
     ):
         top = ceilings(worker, rules, SECONDS)
         search = searcher(worker, DEVICE, RULES)

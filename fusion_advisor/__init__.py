@@ -19,4 +19,5 @@ def __getattr__(name: str) -> Any:
     """What is offered needs torch, which the command line must not pay for."""
     if name not in _OFFERED:
         raise AttributeError(f"module 'fusion_advisor' has no attribute {name!r}")
+    import_module("fusion_advisor.machine").require_torch()
     return getattr(import_module(f"fusion_advisor.{_OFFERED[name]}"), name)

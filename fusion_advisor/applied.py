@@ -93,7 +93,9 @@ def apply(
     part, _ = choose_device(device, rulebook, gpu_names())
     asked = Scenario(mode="train" if model.training else "eval")
     name = f"kernels_{next(_numbers)}"
-    with provers(part.capability, rulebook.verify, check=verify, compile=False) as children:
+    with provers(
+        part.capability, rulebook.verify, check=verify, compile=False, where="auto"
+    ) as children:
         found = placed(model, example_inputs, example_kwargs, asked, part, rulebook, name, children)
     _put_in(model, found, name)
     puts = found.made.puts

@@ -19,6 +19,7 @@ from fusion_advisor.decide import Decision, GateResult
 from fusion_advisor.device import Device
 from fusion_advisor.explanation import explanation
 from fusion_advisor.faults import Faults
+from fusion_advisor.frames import named
 from fusion_advisor.group import Grouping
 from fusion_advisor.identify import Finding, Identified
 from fusion_advisor.kernels import Check, Compiled, Kernel
@@ -213,7 +214,6 @@ def _model(graph: Graph) -> ModelRow:
         nodes=sum(map(_listed, graph.nodes)),
         graph_breaks=list(graph.graph_breaks),
         differs_from_eager=list(graph.differs_from_eager),
-        capture_seconds=graph.seconds,
     )
 
 
@@ -249,13 +249,12 @@ def _node(node: Node, cost: Cost, device: Device) -> NodeRow:
 
 
 def _source(source: Source) -> SourceRow:
-    """A line by its path from the working directory, where it lies below that."""
-    return _source_row(source, f"{os.getcwd()}{os.sep}")
+    return _source_row(source, os.getcwd())
 
 
 @lru_cache(maxsize=4096)  # a layer's lines come back in every layer
 def _source_row(source: Source, folder: str) -> SourceRow:
-    return SourceRow(file=source.file.removeprefix(folder), line=source.line)
+    return SourceRow(file=named(source.file, folder), line=source.line)
 
 
 def _sources(sources: Iterable[Source | None]) -> list[LineRow]:

@@ -20,7 +20,6 @@ from typing import Any
 
 from fusion_advisor.errors import UsageError
 from fusion_advisor.files import content_hash, write
-from fusion_advisor.machine import gpu_names
 from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.scenario import Request, named_by
@@ -49,7 +48,7 @@ def find(folder: Path, request: Request, rulebook: Rulebook) -> Outcome | None:
     entry that cannot be read, and where the folder is another user's."""
     file = _entry(folder, request, rulebook)
     try:
-        if folder.stat().st_uid != os.getuid():
+        if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
             return None
         content = json.loads(file.read_text(encoding="utf-8"))
         if any(content_hash(Path(name)) != mark for name, mark in content["files"].items()):
@@ -99,7 +98,7 @@ def _entry(folder: Path, request: Request, rulebook: Rulebook) -> Path:
         "from": os.getcwd(),
         "scenario": asdict(request.scenario),
         "device": request.device,
-        "gpus": gpu_names(),
+        "gpus": request.gpus,
         "rules": rulebook.hash,
         "proof": [request.verify, request.compile],
         "kernels": [request.folder, request.command],

@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from fusion_advisor import forks
 from fusion_advisor.errors import AdvisorError, CaptureError, UsageError
@@ -162,7 +162,7 @@ def capture_module(
     try:
         loaded = Loaded(module, args, kwargs or {}, fake, type(module).__name__, breaks=breaks)
         loaded.assumed.append(f"mode={scenario.mode}")
-        return _translate(loaded, scenario, time.perf_counter(), trail, references, mask_elements)
+        return _translate(loaded, scenario, trail, references, mask_elements)
     finally:
         module.train(was_training)
 
@@ -170,7 +170,7 @@ def capture_module(
 def capture_loaded(loaded: Loaded, scenario: Scenario, mask_elements: int | None = None) -> Graph:
     """Captures what is fake already, each of its modules in the mode that it is in. Raises
     CaptureError."""
-    return _translate(loaded, scenario, time.perf_counter(), mask_elements=mask_elements)
+    return _translate(loaded, scenario, mask_elements=mask_elements)
 
 
 def capture_here(
@@ -187,9 +187,8 @@ def capture_here(
         with contextlib.suppress(ModuleNotFoundError):  # told by load, in one line
             importlib.import_module("transformers")
     scenario = scenario or Scenario()
-    started = time.perf_counter()
     loaded = load(model, scenario)
-    graph = _translate(loaded, scenario, started, trail, references, mask_elements)
+    graph = _translate(loaded, scenario, trail, references, mask_elements)
     return replace(graph, files=_loaded_files())
 
 
@@ -211,7 +210,6 @@ def _fake_mode_of(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
 def _translate(
     loaded: Loaded,
     scenario: Scenario,
-    started: float,
     trail: bool = False,
     references: str | None = None,
     mask_elements: int | None = None,
@@ -251,7 +249,7 @@ def _translate(
         raise CaptureError(
             f"{loaded.source}: the model launches no kernel; give a model that computes something"
         )
-    return replace(graph, seconds=time.perf_counter() - started)
+    return graph
 
 
 def _not_run(module: torch.nn.Module, nodes: Sequence[Node]) -> tuple[str, ...]:
@@ -310,15 +308,22 @@ class _Child:
     """A process that imports what a capture needs, waits for one request and answers it."""
 
     def __init__(self) -> None:
-        request, asking = os.pipe()
-        self._request = os.fdopen(asking, "wb")
         # Files, for a pipe lasts as long as any process that the model started.
-        self._reply = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self._own = ExitStack()
-        ends = (request, self._reply.fileno())
-        self.process = self._forked(*ends) if forks.HERE else self._started(*ends)
-        os.close(request)
+        self._log = self._own.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        if forks.HERE:
+            request, asking = os.pipe()
+            self._request: IO[bytes] = os.fdopen(asking, "wb")
+            self._reply = self._own.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            self.process = self._forked(request, self._reply.fileno())
+            os.close(request)
+        else:
+            reply = Path(self._own.enter_context(_folder()), "reply")
+            reply.touch()
+            self.process = self._started(reply)
+            assert self.process.stdin is not None  # it is a pipe
+            self._request = self.process.stdin
+            self._reply = self._own.enter_context(reply.open("rb"))
 
     def _forked(self, *ends: int) -> Fork:
         """From the process that is there for it, where that has what this one has, or its own."""
@@ -329,11 +334,12 @@ class _Child:
         template = self._own.enter_context(Forks(_COMMAND, _environment()))
         return template.fork(*ends, self._log.fileno())
 
-    def _started(self, *ends: int) -> subprocess.Popen[bytes]:
+    def _started(self, reply: Path) -> subprocess.Popen[bytes]:
+        """Of its own, where processes cannot be forked; Windows passes no other descriptors on."""
         return subprocess.Popen(
-            [*_COMMAND, *map(str, ends)],
-            stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-            pass_fds=ends, start_new_session=True, env=_environment(),
+            [*_COMMAND, str(reply)],
+            stdin=subprocess.PIPE, stdout=self._log, stderr=self._log,
+            start_new_session=True, env=_environment(),
         )  # fmt: skip
 
     def ask(self, request: str) -> None:
@@ -361,14 +367,19 @@ class _Child:
             _kill(self.process)
         self.process.wait()
         self._own.close()
-        self._reply.close()
-        self._log.close()
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="fusion-advisor-", ignore_cleanup_errors=True)
 
 
 def _kill(child: subprocess.Popen[bytes] | Fork) -> None:
     """Ends a child, and what is left of its process group."""
     if isinstance(child, Fork):
         child.kill_group()
+        return
+    if not hasattr(os, "killpg"):  # Windows has no process groups
+        child.kill()
         return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
@@ -407,7 +418,8 @@ class _Watch:
 
     def _end(self, verdict: str) -> None:
         self.verdict = verdict
-        self._child.send_signal(signal.SIGUSR1)
+        if hasattr(signal, "SIGUSR1"):  # on Windows nothing asks it where it is
+            self._child.send_signal(signal.SIGUSR1)
         try:
             self._child.wait(_DUMP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -453,10 +465,14 @@ def _read_reply(reply: bytes, model: str, code: int, verdict: str, printed: str)
 # The child's side.
 
 
-def serve(request: int, reply: int) -> None:
-    """Reads a request from a pipe, captures as it says and writes the answer to a file."""
+def serve(reply: str) -> None:
+    """Reads a request from standard input, captures as it says and writes the answer to a file."""
     end_with_parent()
-    _answer_one(request, reply, _import)
+    request, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # the model reads nothing
+    os.close(nothing)
+    binary: int = getattr(os, "O_BINARY", 0)
+    _answer_one(request, os.open(reply, os.O_WRONLY | binary), _import)
 
 
 def serve_forks(number: int) -> None:
@@ -475,7 +491,8 @@ def serve_forks(number: int) -> None:
 
 def _answer_one(request: int, reply: int, imported: Callable[[], bytes]) -> NoReturn:
     faulthandler.enable(all_threads=False)
-    faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
     leave = os._exit
 
     def leave_with_a_trace(status: int) -> NoReturn:
@@ -556,5 +573,5 @@ def _scenario(content: dict[str, Any]) -> Scenario:
 
 if __name__ == "__main__":
     # Under its own name, so that its classes exist once.
-    module, ends = importlib.import_module("fusion_advisor.capture"), map(int, sys.argv[1:])
-    (module.serve_forks if len(sys.argv) == 2 else module.serve)(*ends)
+    module, (_, given) = importlib.import_module("fusion_advisor.capture"), sys.argv
+    module.serve_forks(int(given)) if given.isdigit() else module.serve(given)

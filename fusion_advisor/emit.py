@@ -27,7 +27,7 @@ from fusion_advisor.kernel_file import (
     fixed_axes,
     origins,
 )
-from fusion_advisor.kernels import Kernel
+from fusion_advisor.kernels import LICENSE, Kernel
 from fusion_advisor.launcher import launcher, support
 from fusion_advisor.philox import STATE, reference_helpers
 from fusion_advisor.primitives import HELPERS
@@ -251,7 +251,7 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> str:
     ]
     if any("libdevice." in line for line in written):
         imports.append("from triton.language.extra import libdevice")
-    return "\n".join(_wrapped(doc)) + "\n\n" + "\n".join(imports)
+    return "\n".join([LICENSE, *_wrapped(doc), "", *imports])
 
 
 _RANDOM = (

@@ -28,6 +28,8 @@ from typing import NoReturn
 HERE = sys.platform == "linux"
 """Can processes be forked on this system?"""
 
+SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""Windows ends a process for any signal."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.02
@@ -121,7 +123,7 @@ class Forks:
         self._process.wait()
 
 
-def end_with_parent(number: int = signal.SIGKILL) -> None:
+def end_with_parent(number: int = SIGKILL) -> None:
     """Linux: a parent that is killed cannot end its child, which may run for ever; the child gets
     this signal then."""
     if HERE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sysconfig
 import traceback
@@ -13,9 +14,12 @@ from fusion_advisor.records import Source
 
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+)', re.MULTILINE)
 _STDLIB = tuple(
-    {sysconfig.get_path("stdlib") + "/", str(Path(sysconfig.get_path("stdlib")).resolve()) + "/"}
+    {
+        sysconfig.get_path("stdlib") + os.sep,
+        f"{Path(sysconfig.get_path('stdlib')).resolve()}{os.sep}",
+    }
 )
-_OURS = str(Path(__file__).parent) + "/"
+_OURS = str(Path(__file__).parent) + os.sep
 _INFRASTRUCTURE = re.compile(r"/(torch|triton|torchgen|functorch)/")
 
 
@@ -95,10 +99,19 @@ def is_user(file: str) -> bool:
     return "site-packages" not in file and "dist-packages" not in file and not _is_stdlib(file)
 
 
+@lru_cache(maxsize=4096)
+def named(file: str, folder: str) -> str:
+    """A source file as reports name it, alike on every machine: one of an installed package from
+    where packages lie, one below `folder` from there, any other by its whole path."""
+    file, folder = file.replace(os.sep, "/"), folder.replace(os.sep, "/")
+    _, installed, inside = file.rpartition("-packages/")
+    return inside if installed else file.removeprefix(f"{folder}/")
+
+
 def _is_library(file: str) -> bool:
-    packages = file.rsplit("-packages", 1)[-1]
+    packages = file.replace(os.sep, "/").rsplit("-packages", 1)[-1]
     return not _INFRASTRUCTURE.match(packages) and not _is_stdlib(file)
 
 
 def _is_stdlib(file: str) -> bool:
-    return file.startswith(_STDLIB) and "-packages/" not in file
+    return file.startswith(_STDLIB) and f"-packages{os.sep}" not in file

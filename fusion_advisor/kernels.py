@@ -15,6 +15,9 @@ from fusion_advisor.records import Tensor
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+LICENSE = "# SPDX-License-Identifier: 0BSD"
+"""The first line of what is written for a user: it is the user's own, under no condition."""
+
 Constant = bool | int | float
 """The value of a `tl.constexpr` argument."""
 

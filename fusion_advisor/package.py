@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fusion_advisor.errors import UsageError
+from fusion_advisor.kernels import LICENSE
 from fusion_advisor.stamp import edited, fingerprint, read_stamp, same_rules
 
 _SAYS = '"""Kernels written by fusion-advisor. Each file stands alone."""'
 
-_TEST = '''"""Each kernel here against float64: on the GPU, else on Triton's interpreter."""
+_TEST = f'''{LICENSE}
+"""Each kernel here against float64: on the GPU, else on Triton's interpreter."""
 
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-FILES = [file for file in sorted(Path(__file__).parent.glob("[!_]*.py")) if file.name != "{name}"]
+FILES = [file for file in sorted(Path(__file__).parent.glob("[!_]*.py")) if file.name != "{{name}}"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -42,7 +44,7 @@ def read_package(folder: Path) -> dict[Path, str]:
     if not folder.exists():
         return {}
     opening = folder / "__init__.py"
-    if not opening.is_file() or not _text(opening).startswith(_SAYS):
+    if not opening.is_file() or not _text(opening).removeprefix(f"{LICENSE}\n").startswith(_SAYS):
         raise UsageError(f"{folder}: is there and not a package of fusion-advisor's; rename it")
     return {file: _text(file) for file in sorted(folder.glob("*.py"))}
 
@@ -60,7 +62,7 @@ def package_files(folder: Path, kernels: Mapping[str, str]) -> dict[Path, str]:
     """The files of a package: one that stands alone for each kernel, by its name, what the package
     offers, and the test of all."""
     names = sorted(kernels)
-    lines = [_SAYS, "", *(f"from .{name} import {name}" for name in names)]
+    lines = [LICENSE, _SAYS, "", *(f"from .{name} import {name}" for name in names)]
     listed = ", ".join(f'"{name}"' for name in names)
     test = _test_name(folder)
     return {

@@ -344,6 +344,8 @@ def patch(
         if name not in texts:
             texts[name] = _new(result, placement, folder, put, kernels[name], stamps.get(name))
     changed = package_files(folder, texts) if texts else {}
+    if texts.keys() == kernels_of(standing).keys():  # what stands around them may be an older one's
+        changed = {path: text for path, text in changed.items() if path.stem in texts}
     changed = {path: text for path, text in changed.items() if standing.get(path) != text}
     result.before |= {path: standing[path] for path in changed if path in standing}
     result.after |= changed

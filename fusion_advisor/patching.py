@@ -25,7 +25,7 @@ from fusion_advisor.group import group
 from fusion_advisor.guards import Other
 from fusion_advisor.identify import Finding, Identified, identify
 from fusion_advisor.kernels import Check, Kernel
-from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.machine import choose_device
 from fusion_advisor.operators import in_dtypes, operator
 from fusion_advisor.package import kernels_of, package_name, read_package
 from fusion_advisor.patch import Patch, Placement, patch, replaced_nodes
@@ -105,8 +105,7 @@ def patched(
     folder = model.parent / package_name(model)
     standing = read_package(folder)
     rulebook = load_rulebook(request.rules)
-    gpus = gpu_names()
-    device, chosen = choose_device(request.device, rulebook, gpus)
+    device, chosen = choose_device(request.device, rulebook, request.gpus)
 
     def flow_of(
         model: str,
@@ -125,6 +124,7 @@ def patched(
         provers(
             device.capability, rulebook.verify,
             check=request.verify, compile=request.compile and not operators,
+            where="auto" if searcher else "interpreter",
         ) as children,
         ThreadPoolExecutor(2) as pool,
     ):  # fmt: skip
@@ -159,7 +159,8 @@ def patched(
         found = _named_apart(_cut(placement, decided, rulebook), kernels_of(standing), at, rulebook)
         general = tuple(replace(each, decision=at(each.decision)) for each in found.groups)
         listener.stage("emit")
-        each = emitted(request, replace(found, groups=general), rulebook, full_size=bool(gpus))
+        full_size = searcher is not None and bool(request.gpus)
+        each = emitted(request, replace(found, groups=general), rulebook, full_size=full_size)
         kernels = {proof.kernel.name: proof.kernel for proof in each.values() if proof.kernel}
         listener.stage("verify")
         only_dtype: frozenset[str] = frozenset()
@@ -240,8 +241,8 @@ def _runs(
     resized: Sequence[Resized],
     kernels: Iterable[Kernel],
 ) -> Runs | None:
-    """How the model of a patch is run on numbers: at small sizes first where there is no GPU, since
-    the interpreter takes its time for each program. None where nothing is to be checked."""
+    """How the model of a patch is run on numbers: at small sizes first, since the interpreter takes
+    its time for each program. None where nothing is to be checked."""
     if not request.verify:
         return None
     numbers, limit = rulebook.run, request.limits.memory_bytes
@@ -255,8 +256,7 @@ def _runs(
         )
     rows, length = numbers.rows.count, numbers.length.count
     own, short = ((1, 0), (rows, 0)), ((1, length), (rows, length))
-    asked = ((0, 0),)
-    sizes = ((*asked, *own), own, asked) if gpu_names() else (short, own, asked)
+    sizes = (short, own, ((0, 0),))
     return Runs(
         sizes, request.scenario, package, numbers.seeds.count,
         numbers.timeout.value, criterion_of(rulebook.verify),

@@ -13,11 +13,12 @@ from fusion_advisor.dataflow import Dataflow, dataflow
 from fusion_advisor.decide import Decision, decide
 from fusion_advisor.emit import attempt
 from fusion_advisor.faults import Faults
+from fusion_advisor.frames import named
 from fusion_advisor.framework import exact
 from fusion_advisor.group import group
 from fusion_advisor.identify import Finding, Identified, identify, with_registers
 from fusion_advisor.kernels import Check, Kernel
-from fusion_advisor.machine import choose_device, gpu_names, version
+from fusion_advisor.machine import choose_device, version
 from fusion_advisor.package import mark_of
 from fusion_advisor.records import Graph
 from fusion_advisor.report import Report
@@ -72,11 +73,14 @@ def analyze(
     """
     listener = listener or Silent()
     rulebook = load_rulebook(request.rules)
-    gpus = gpu_names()
-    device, chosen = choose_device(request.device, rulebook, gpus)
+    device, chosen = choose_device(request.device, rulebook, request.gpus)
     with provers(
-        device.capability, rulebook.verify, check=request.verify, compile=request.compile
-    ) as children:  # they warm up while the model is captured
+        device.capability,
+        rulebook.verify,
+        check=request.verify,
+        compile=request.compile,
+        where="auto" if searcher else "interpreter",
+    ) as children:  # fmt: skip (they warm up while the model is captured)
         listener.stage("capture")
         graph = captured()
         assumed = (chosen, *graph.assumed)
@@ -88,7 +92,8 @@ def analyze(
         grouping = group(flow, lambda launches: decide(flow, launches, rulebook, faults), rulebook)
         found = identify(flow, grouping, rulebook, faults)
         listener.stage("emit")
-        proofs = emitted(request, found, rulebook, faults, full_size=bool(gpus))
+        full_size = searcher is not None and bool(request.gpus)
+        proofs = emitted(request, found, rulebook, faults, full_size=full_size)
         listener.stage("verify")
         kernels = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
         proven = verify(list(kernels.values()), children)
@@ -121,14 +126,16 @@ def _signed(
     home = Path(request.model.partition(":")[0]).resolve().parent
     made_in = (flow.nodes[number].source for place in finding.instances for number in place)
     files = sorted({Path(source.file).resolve() for source in made_in if source})
-    sources = tuple(
-        (file.relative_to(home).as_posix() if file.is_relative_to(home) else file.name, mark)
-        for file in files
-        if (mark := mark_of(file))
-    )
+    sources = tuple((_beside(file, home), mark) for file in files if (mark := mark_of(file)))
     stamp = stamp_of(request, proof.check, rulebook, proof.searched)
     stamp = replace(stamp, sources=sources)
     return replace(proof.kernel, text=stamped(proof.kernel.text, stamp))
+
+
+def _beside(file: Path, home: Path) -> str:
+    """A source file as seen from the model's folder, alike on every machine."""
+    name = named(str(file), str(home))
+    return Path(name).name if Path(name).is_absolute() else Path(name).as_posix()
 
 
 def stamp_of(

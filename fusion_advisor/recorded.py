@@ -64,6 +64,7 @@ from fusion_advisor.signature import (
     fakes,
     objects_known,
     signature,
+    sizes,
     unknown_in,
     without_sizes,
 )
@@ -80,10 +81,12 @@ def record(
     """Notes the calls of a model within the block; as it ends, captures each distinct one and
     writes the file.
 
-    At most `[record] captured` of `rules/model.toml` are captured. Where there are more, those that
-    differ in sizes and numbers alone count as one, captured at their median size; of what are more
-    even then, the most frequent. Raises UsageError at once where the file cannot be written or the
-    rules are wrong, and CaptureError for a model in FSDP and a ScriptModule.
+    Calls whose sizes differ little (`[record] apart` of `rules/model.toml`), as those of a cache
+    that grows with every token, count as one, captured at their median size. At most `[record]
+    captured` are captured: where there are more, those count as one that differ in sizes and
+    numbers alone; of what are more even then, the most frequent. Raises UsageError at once where
+    the file cannot be written or the rules are wrong, and CaptureError for a model in FSDP and a
+    ScriptModule.
     """
     rulebook = load_rulebook(rules)
     if not isinstance(model, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -96,18 +99,22 @@ def record(
     with seen.watching():
         yield
     if seen.counts:
-        recording = _recording(seen, rulebook, place)
+        recording, far = _recording(seen, rulebook, place)
         write_recording(recording)
-        for line in _lacks(recording, rulebook.record.captured.count):
+        for line in _lacks(recording, rulebook.record.captured.count, far=far):
             _warn(f"{file}: {line}")
     else:
         _warn(f"{file}: is not written, for the block did not call the {_name(model)}")
 
 
-def _recording(seen: _Seen, rulebook: Rulebook, file: Path) -> Recording:
-    """What was seen, with the graphs of the calls that are made most often."""
+def _recording(seen: _Seen, rulebook: Rulebook, file: Path) -> tuple[Recording, bool]:
+    """What was seen, with the graphs of the calls that are made most often; whether some stand for
+    others whose sizes are far apart."""
     most = rulebook.record.captured.count
-    alike = _alike(seen.counts, most)
+    alike = _near(seen.counts, rulebook.record.apart.value)
+    far = len(alike) > most
+    if far:
+        alike = _alike(seen.counts)
     frequent = sorted(alike, key=lambda counts: -counts.total())[:most]
     chosen = [counts for counts in alike if counts in frequent]
     rest = [counts for counts in alike if counts not in frequent]
@@ -115,17 +122,40 @@ def _recording(seen: _Seen, rulebook: Rulebook, file: Path) -> Recording:
         _call(f"call-{number}", seen, each, rulebook) for number, each in enumerate(chosen, start=1)
     ]
     left_out = LeftOut(sum(map(len, rest)), sum(counts.total() for counts in rest))
-    return Recording(versions(), _name(seen.bare), tuple(calls), left_out, _sources(calls), file)
+    recording = Recording(
+        versions(), _name(seen.bare), tuple(calls), left_out, _sources(calls), file
+    )
+    return recording, far
 
 
-def _alike(counts: Counter[_Made], most: int) -> list[Counter[_Made]]:
-    """The signatures one by one; where that is more than `most`, those together that differ in
-    sizes and numbers alone."""
+def _alike(
+    counts: Counter[_Made], numbers: tuple[type, ...] = (int, float)
+) -> list[Counter[_Made]]:
+    """The signatures, those together that differ in sizes and numbers of these types alone, in the
+    order of their first."""
     groups: dict[_Made, Counter[_Made]] = {}
     for made, count in counts.items():
-        kin = made if len(counts) <= most else made.without_sizes
-        groups.setdefault(kin, Counter())[made] = count
+        groups.setdefault(made.without_sizes(numbers), Counter())[made] = count
     return [*groups.values()]
+
+
+def _near(counts: Counter[_Made], apart: float) -> list[Counter[_Made]]:
+    """The signatures, those together that differ in sizes and whole numbers alone and of which, in
+    their order, each size is at most that share away from the next; in the order of their first."""
+    groups: list[Counter[_Made]] = []
+    for kin in _alike(counts, (int,)):
+        before: tuple[int, ...] | None = None
+        for made in sorted(kin, key=lambda made: sizes(made.arguments)):
+            here = sizes(made.arguments)
+            if before is None or any(
+                abs(one - other) > apart * max(abs(one), abs(other))
+                for one, other in zip(before, here, strict=True)
+            ):
+                groups.append(Counter())
+            groups[-1][made] = kin[made]
+            before = here
+    place = {made: number for number, made in enumerate(counts)}
+    return sorted(groups, key=lambda group: min(place[made] for made in group))
 
 
 def _median(counts: Counter[_Made]) -> _Made:
@@ -137,11 +167,12 @@ def _median(counts: Counter[_Made]) -> _Made:
     )
 
 
-def _lacks(recording: Recording, most: int) -> Iterator[str]:
-    """What of the calls is not captured, in a line each."""
+def _lacks(recording: Recording, most: int, *, far: bool) -> Iterator[str]:
+    """What of the calls is not captured, in a line each; `far` where some stand for others that are
+    not near them."""
     left_out = recording.left_out
     for call in recording.calls:
-        if call.signatures > 1:
+        if far and call.signatures > 1:
             yield (
                 f"{call.name} ({call.count} calls) stands for {call.signatures} signatures that "
                 f"differ in sizes and numbers alone, for there are over {most}; it is captured "
@@ -167,10 +198,9 @@ class _Made:
     autocast: str | None
     grad: bool
 
-    @property
-    def without_sizes(self) -> _Made:
-        """Equal for calls that differ in sizes and numbers alone."""
-        return replace(self, arguments=without_sizes(self.arguments))
+    def without_sizes(self, numbers: tuple[type, ...]) -> _Made:
+        """Equal for calls that differ in sizes and numbers of these types alone."""
+        return replace(self, arguments=without_sizes(self.arguments, numbers))
 
     @property
     def train(self) -> bool:

@@ -10,8 +10,8 @@ Units: sizes, strides and offsets are elements; `bytes` are HBM bytes; times are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fusion_advisor.trail import Trail
@@ -204,8 +204,6 @@ class Graph:
     graph_breaks: tuple[str, ...] = ()
     differs_from_eager: tuple[str, ...] = ()
     source: str = ""
-    seconds: float = 0.0
-    """Wall seconds of the capture: building the model, tracing, translating; no imports."""
     assumed: tuple[str, ...] = field(default_factory=tuple)
     """What the scenario did not say and capture chose."""
     trail: Trail | None = None
@@ -218,6 +216,16 @@ class Graph:
     """The whole numbers that the model's factory was given, each once."""
     not_run: tuple[str, ...] = ()
     """The model's topmost modules of which no launch reads a parameter: `model.vision_tower`."""
+
+    def naming(self, named: Callable[[str], str]) -> Graph:
+        """The same with its lines' files named so, and none of the files that were loaded."""
+        nodes = tuple(
+            replace(node, source=Source(named(node.source.file), node.source.line))
+            if node.source
+            else node
+            for node in self.nodes
+        )
+        return replace(self, nodes=nodes, files=())
 
     @property
     def empty(self) -> bool:

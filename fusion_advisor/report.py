@@ -81,7 +81,8 @@ class ModelRow(_Row):
     nodes: int
     graph_breaks: list[str]
     differs_from_eager: list[str]
-    capture_seconds: float = 0.0
+    capture_seconds: float | None = None
+    """None: a clock's reading, and a report is the same on each run (`--verbose` tells it)."""
 
 
 class SourceRow(_Row):

@@ -460,9 +460,10 @@ class Apply(Table):
 
 class Record(Table):
     """How a running program's calls are kept; `captured` is how many of its
-    signatures at most."""
+    signatures at most, `apart` how far apart sizes lie that count as one."""
 
     captured: Count
+    apart: Share
 
 
 class Measure(Table):

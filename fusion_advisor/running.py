@@ -3,8 +3,8 @@
 A line in is a `RunJob`, a line out is a `Ran`. The original draws its inputs, and leaves its
 weights and for each run inputs, results and those of a float64 run in a folder; the patched model
 takes the weights and inputs from there, and its results are held to both. Both begin every job with
-those weights. Models lie on the GPU where there is one; elsewhere their kernels run through
-Triton's interpreter. Kernels may not fall back, but where the model and its inputs are cast to
+those weights. Kernels run through Triton's interpreter, with a GPU there as without one: a patch is
+the same on every machine. They may not fall back, but where the model and its inputs are cast to
 another dtype than they were asked for in, or have other sizes.
 """
 # A model file is somebody's code: everything that comes out of it is Any.
@@ -237,7 +237,7 @@ def _in_dtype(given: _Given, dtype: str | None) -> _Given:
 def main() -> None:
     """The child's life: one model, built once with the same numbers, and its jobs."""
     warnings.simplefilter("ignore")
-    place, device = prepare("auto")
+    place, device = prepare("interpreter")
     models: dict[object, _Model] = {}
     with protocol() as (lines, answer):
         for line in lines:

@@ -97,6 +97,9 @@ class Request:
     debug: bool = False
     strict: bool = False
     """Raise a fault of ours in one region instead of reporting it."""
+    gpus: tuple[str, ...] = ()
+    """The GPUs here, the first of which is judged for where no `device` is asked for: for what is
+    measured on it. A report or a patch of anything else is the same on every machine."""
 
 
 def named_by(model: str) -> str:

@@ -120,16 +120,25 @@ def fakes(part: Part, fake: FakeTensorMode) -> Any:
     return of(part)
 
 
-def without_sizes(part: Part) -> Part:
-    """What is left of a signature without sizes and numbers: equal for calls that differ in these
-    alone."""
+def without_sizes(part: Part, numbers: tuple[type, ...] = (int, float)) -> Part:
+    """What is left of a signature without sizes and numbers of these types: equal for calls that
+    differ in these alone."""
     if isinstance(part, Layout):
         return replace(part, shape=(len(part.shape),), stride=())
     if isinstance(part, Plain):
-        return Plain("number", None) if type(part.value) in (int, float) else part
+        return Plain("number", None) if type(part.value) in numbers else part
     if isinstance(part, Nested | Held):
-        return replace(part, parts=tuple(map(without_sizes, part.parts)))
+        return replace(part, parts=tuple(without_sizes(each, numbers) for each in part.parts))
     return part
+
+
+def sizes(part: Part) -> tuple[int, ...]:
+    """What `without_sizes(part, (int,))` leaves out: sizes, strides and whole numbers."""
+    if isinstance(part, Layout):
+        return (*part.shape, *part.stride)
+    if isinstance(part, Nested | Held):
+        return tuple(size for each in part.parts for size in sizes(each))
+    return (part.value,) if isinstance(part, Plain) and type(part.value) is int else ()
 
 
 def elements(part: Part) -> int:

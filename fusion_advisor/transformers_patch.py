@@ -37,8 +37,9 @@ from fusion_advisor.errors import CaptureError, UsageError
 from fusion_advisor.functions import Functions, Key
 from fusion_advisor.group import group
 from fusion_advisor.identify import identify
+from fusion_advisor.kernels import LICENSE
 from fusion_advisor.loading import load
-from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.machine import choose_device
 from fusion_advisor.models import resized
 from fusion_advisor.package import package_files
 from fusion_advisor.patch import Patch
@@ -62,7 +63,7 @@ def patched_family(request: Request, root: Path, listener: Listener | None = Non
     """
     listener = listener or Silent()
     rulebook = load_rulebook(request.rules)
-    device, chosen = choose_device(request.device, rulebook, gpu_names())
+    device, chosen = choose_device(request.device, rulebook)
     with provers(
         device.capability, rulebook.verify, check=request.verify, compile=request.compile
     ) as children:
@@ -229,7 +230,7 @@ def _module(
     bases = sorted(f"from {cls.__module__} import {cls.__name__}\n" for cls in classes)
     listed = ", ".join(f"{cls.__name__}: Fused{cls.__name__}" for cls in classes)
     return (
-        f'"""What changes in {given["__name__"]}: written by fusion-advisor."""\n\n'
+        f'{_COPIED}\n"""What changes in {given["__name__"]}: written by fusion-advisor."""\n\n'
         f"from __future__ import annotations\n\n{imports}{''.join(bases)}\n"
         f"from . import kernels as {package}\n\n\n"
         + "\n\n".join(blocks)
@@ -301,6 +302,7 @@ def _front(
     imported = "".join(f"    from .{home} import CLASSES as {home}\n" for home in homes)
     merged = " | ".join(homes)
     return _FRONT.format(
+        licence=LICENSE,
         package=package,
         version=transformers.__version__,
         rows=rows,
@@ -313,7 +315,11 @@ def _hash(made_of: Any) -> str:
     return sha256(inspect.getsource(made_of).encode()).hexdigest()[:16]
 
 
-_FRONT = '''"""Kernels for a model of transformers {version}, written by fusion-advisor.
+_COPIED = "# SPDX-License-Identifier: Apache-2.0"
+"""The licence of transformers, whose functions these are, edited."""
+
+_FRONT = '''{licence}
+"""Kernels for a model of transformers {version}, written by fusion-advisor.
 
     from {package} import fuse
 

@@ -163,8 +163,8 @@ def _run(
                 wrong, also = _cast(runs, sizes, ran)
                 elsewhere, at_others = _elsewhere(runs, sizes, ran)
                 wrong, also = {**wrong, **elsewhere}, also + at_others
-                by = "the GPU" if first.place.startswith("cuda") else "Triton's interpreter"
-                launches = f", {first.launches} launches of kernels on {by}" if runs.package else ""
+                by = f", {first.launches} launches of kernels on Triton's interpreter"
+                launches = by if runs.package else ""
                 said = f"run at {at} with {runs.seeds} seeds{launches}{also}"
                 return wrong, "" if wrong else said
     return {}, f"not run: {why}"

@@ -47,8 +47,9 @@ def criterion_of(rules: Verify) -> Criterion:
     return Criterion(**{f.name: plain(getattr(numbers, f.name), f.type) for f in fields(Criterion)})
 
 
-def checker(where: Where = "auto", rules: Verify | None = None) -> Worker:
-    """A child that checks: on the GPU, through the interpreter, or whichever is there."""
+def checker(where: Where, rules: Verify | None = None) -> Worker:
+    """A child that checks: on the GPU, through the interpreter, or (`auto`) on the GPU where there
+    is one."""
     return Worker("fusion_advisor.checking", where, niceness=_known(rules).niceness.count)
 
 
@@ -120,11 +121,12 @@ class Provers:
 
 @contextmanager
 def provers(
-    capability: int, rules: Verify, *, check: bool, compile: bool
+    capability: int, rules: Verify, *, check: bool, compile: bool, where: Where = "interpreter"
 ) -> Generator[Provers, None, None]:
-    """Children that start now and rehearse, so that they are warm when the kernels come."""
+    """Children that start now and rehearse, so that they are warm when the kernels come. `where`
+    they check is the interpreter, which is on every machine, unless something is measured."""
     with ExitStack() as stack:
-        checking = stack.enter_context(checker(rules=rules)) if check else None
+        checking = stack.enter_context(checker(where, rules)) if check else None
         compiling = stack.enter_context(compiler(rules)) if compile else None
         if checking:
             submit_check(checking, REHEARSAL, seeds=1, rules=rules)

@@ -24,26 +24,30 @@ class Total:
 
 @dataclass(frozen=True)
 class Weighed:
-    """A scenario by its name: `weight` steps of what its report says."""
+    """A scenario by its name: `weight` steps of what its report says. Under a `condition`, which
+    says where kernels run, none runs in these steps, and nothing is saved."""
 
     name: str
     weight: float
     total: Total
+    condition: str = ""
 
 
 def weighed(name: str, weight: float, report: Report) -> Weighed:
     row = report.totals
+    runs = not row.condition
     return Weighed(
         name,
         weight,
         Total(
             time_us=row.time_us,
-            fused_us=row.time_us / row.predicted_speedup,
+            fused_us=row.time_us / row.predicted_speedup if runs else row.time_us,
             hbm_bytes=row.hbm_bytes_unfused,
-            fused_bytes=row.hbm_bytes_fused,
+            fused_bytes=row.hbm_bytes_fused if runs else row.hbm_bytes_unfused,
             kernels=row.kernels_unfused,
-            fused_kernels=row.kernels_fused,
+            fused_kernels=row.kernels_fused if runs else row.kernels_unfused,
         ),
+        row.condition,
     )
 
 
@@ -67,8 +71,18 @@ def as_data(rows: Sequence[Weighed]) -> Mapping[str, object]:
 
 def described(rows: Sequence[Weighed]) -> list[str]:
     """A line a scenario and one for all."""
-    lines = [f"{row.name}, weight {row.weight:g}: {_said(row.total)}" for row in rows]
+    lines = [f"{row.name}, weight {row.weight:g}: {_row_said(row)}" for row in rows]
     return [*lines, f"all, by weight: {_said(weighted_total(rows))}"]
+
+
+def _row_said(row: Weighed) -> str:
+    if row.condition:
+        total = row.total
+        return (
+            f"{wording.time(total.time_us)} predicted, {wording.size(total.hbm_bytes)} through HBM,"
+            f" {total.kernels:g} kernels; nothing is saved, for kernels run {row.condition}"
+        )
+    return _said(row.total)
 
 
 def _said(total: Total) -> str:

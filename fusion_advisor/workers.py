@@ -111,7 +111,8 @@ class Worker:
             stderr=self._errors,
             env=self._environment,
         )
-        os.setpriority(os.PRIO_PROCESS, self._child.pid, self._niceness)
+        if hasattr(os, "setpriority"):
+            os.setpriority(os.PRIO_PROCESS, self._child.pid, self._niceness)
 
     def _stop(self) -> None:
         child, self._child = self._child, None

@@ -25,6 +25,7 @@ from fusion_advisor.commands.options import (
 from fusion_advisor.commands.outcome import (
     analyzed,
     outcome_of,
+    prepare,
     require_room,
     searched_lines,
     searcher_of,
@@ -76,6 +77,7 @@ def analyze(
     kernels = "kernels" if out else None
     requests = {name: options.request(settings, kernels, name) for name in settings.scenarios}
     shown = not any(output.name == "text" for output in outputs)
+    prepare(next(iter(requests.values())), checks=options.verify or options.compile)
     reports: dict[str, Report] = {}
     for name, request in requests.items():
         if several:
@@ -126,7 +128,8 @@ def emit(
 ) -> int:
     """Write a checked Triton kernel for each accepted group of MODEL."""
     require_folder(out)
-    request = options.request(options.settings(), str(out))
+    request = options.request(options.settings(), str(out), measured=search)
+    prepare(request, checks=options.verify or options.compile)
     with searcher_of(request, search=search) as searcher:
         analysis = analyzed(request, options.verbose, searcher)
     for kernel in analysis.kernels:

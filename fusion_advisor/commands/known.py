@@ -80,21 +80,36 @@ def ops(debug: Debug = False) -> None:
 def doctor(debug: Debug = False) -> None:
     """Say what this machine can run and what it cannot."""
     from fusion_advisor.cache import cache_folder
-    from fusion_advisor.machine import choose_device, gpu_names, ptxas, version
+    from fusion_advisor.machine import (
+        DEFAULT_DEVICE,
+        LEAST_CAPABILITY,
+        choose_device,
+        gpu_capabilities,
+        gpu_names,
+        has_triton,
+        ptxas,
+        torch_fault,
+        version,
+        without_triton,
+    )
 
-    gpus, assembler = gpu_names(), ptxas()
-    triton = version("triton")
+    gpus, assembler, triton = gpu_names(), ptxas(), has_triton()
+    named = [f"{gpu} (sm_{of})" for gpu, of in zip(gpus, gpu_capabilities(), strict=False)] or gpus
+    run = "here" if any(of >= LEAST_CAPABILITY for of in gpu_capabilities()) else "not here"
+    here, chosen = choose_device(None, rulebook_of(None), gpus)
+    hint = f"; {here.name} is the GPU here" if "the GPU here" in chosen else ""
     rows = {
         "python": sys.version.split()[0],
         "fusion-advisor": version("fusion-advisor") or "not installed",
-        "torch": version("torch") or "missing: models cannot be captured; pip install torch",
-        "triton": triton or "missing: kernels are not checked; pip install triton",
+        "torch": torch_fault(version("torch")) or version("torch"),
+        "triton": version("triton") if triton else f"kernels are not checked: {without_triton()}",
         "transformers": version("transformers") or "missing: hf: models need it",
-        "GPU": ", ".join(gpus) or "none: kernels are checked by Triton's interpreter",
-        "device": choose_device(None, rulebook_of(None), gpus)[1],
+        "GPU": ", ".join(named) or "none, and none is needed to analyse, check and compile",
+        "kernels": f"run on NVIDIA GPUs of sm_{LEAST_CAPABILITY} and later: {run}",
+        "device": f"{DEFAULT_DEVICE}, unless --device says otherwise{hint}",
         "interpreter": "yes" if triton else "no: needs triton",
-        "ptxas": str(assembler or "missing: kernels are not compiled"),
-        "cache": str(cache_folder()),
+        "ptxas": assembler or "missing: kernels are not compiled",
+        "cache": cache_folder(),
     }
     for name, value in rows.items():
         print(f"{name:15} {value}")

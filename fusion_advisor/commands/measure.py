@@ -59,9 +59,10 @@ def bench(
     search: Search = False,
 ) -> int:
     """Check and time eager, its rivals and the emitted kernels of MODEL or a REPORT.json."""
-    from fusion_advisor.machine import gpu_names
+    from fusion_advisor.machine import gpu_names, require_triton
     from fusion_advisor.recording import names_json
 
+    require_triton("bench")
     if not rehearse and not gpu_names():
         raise UsageError(
             "bench times on a GPU and there is none here; take the report's folder to one, "
@@ -76,7 +77,7 @@ def bench(
         folder = out or Path("bench")
         file = folder / "report.json"
         require_room(folder)
-        request = options.request(settings, "kernels")
+        request = options.request(settings, "kernels", measured=not rehearse)
         write_folder(folder, outcome_of(request, options.verbose, cached=False))
     return _bench(
         file, out or file.parent, settings, only or [], candidates=candidates, resume=resume,
@@ -160,7 +161,7 @@ def _search(run: Run, out: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
     with (
         searching(device.name, run.rulebook) as searcher,
-        provers(device.capability, rules, check=True, compile=True) as children,
+        provers(device.capability, rules, check=True, compile=True, where="gpu") as children,
     ):
         for group, found, text in searched(run, searcher, children):
             if not found.failure:

@@ -74,7 +74,8 @@ class Options:
         str | None, typer.Option(help="one scenario of [tool.fusion-advisor] or of a recording")
     ] = None
     device: Annotated[
-        str | None, typer.Option(help="GPU to judge for (default: the one here, else h200)")
+        str | None,
+        typer.Option(help="GPU to judge for (default: h200; the one here in bench and --search)"),
     ] = None
     mode: Annotated[str | None, typer.Option(help="eval (default) or train")] = None
     dtype: Annotated[str | None, typer.Option(help="dtype that the model is built in")] = None
@@ -121,10 +122,17 @@ class Options:
         return settled(only_given(given), only_given(asked), self.scenario)
 
     def request(
-        self, settings: Settings, folder: str | None, scenario: str | None = None
+        self,
+        settings: Settings,
+        folder: str | None,
+        scenario: str | None = None,
+        *,
+        measured: bool = False,
     ) -> Request:
-        """One scenario of the settings as a request, kernels going to `folder`. UsageError where
-        there are several and none is named."""
+        """One scenario of the settings as a request, kernels going to `folder`; judged for the GPU
+        here, if no device is asked for, where it is `measured` on that. UsageError where there are
+        several scenarios and none is named."""
+        from fusion_advisor.machine import gpu_names, has_triton
         from fusion_advisor.scenario import Limits, Request
 
         name = scenario or settings.only
@@ -139,12 +147,13 @@ class Options:
             limits=Limits(values.timeout, int(values.memory * GIB)),
             device=values.device,
             rules=settings.rules,
-            verify=self.verify,
-            compile=self.compile,
+            verify=self.verify and has_triton(),
+            compile=self.compile and has_triton(),
             folder=folder,
             command=regenerate(scenario if len(settings.scenarios) > 1 else None),
             debug=self.debug,
             strict=self.strict,
+            gpus=gpu_names() if measured else (),
         )
 
 

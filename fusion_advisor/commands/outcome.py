@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,7 @@ def outcome_of(request: Request, verbose: bool, *, cached: bool, assumed: bool =
     """The report, kernels and graph of a request: of the cache where it has them, else anew. Says
     what was `assumed`, or nothing of that."""
     from fusion_advisor.cache import Outcome, cache_folder, find, keep
+    from fusion_advisor.frames import named
     from fusion_advisor.wire import graph_to_data
 
     rulebook, folder = rulebook_of(request.rules), cache_folder()
@@ -39,7 +41,8 @@ def outcome_of(request: Request, verbose: bool, *, cached: bool, assumed: bool =
     analysis = analyzed(request, verbose, assumed=assumed)
     graph = analysis.flow.annotated.graph
     texts = {kernel.name: kernel.text for kernel in analysis.kernels}
-    outcome = Outcome(analysis.report, texts, graph_to_data(graph))
+    alike = graph.naming(lambda file: named(file, os.getcwd()))
+    outcome = Outcome(analysis.report, texts, graph_to_data(alike))
     if cached and not _failed_check(analysis.report) and not analysis.report.faults:
         keep(folder, request, rulebook, outcome, graph.files, started)
     return outcome
@@ -60,6 +63,28 @@ def analyzed(
         stages = (*STAGES, "search") if searcher else STAGES
         with following(stages, verbose=verbose, assumed=assumed) as listener:
             return analyze(request, captured, listener, searcher)
+
+
+def prepare(request: Request, *, checks: bool) -> None:
+    """Says once what this machine has to do with it: of a torch that nobody has tried, that kernels
+    are not checked, and how to judge for the GPU here. UsageError for a torch that is too old."""
+    from fusion_advisor.machine import (
+        DEFAULT_DEVICE,
+        choose_device,
+        gpu_names,
+        has_triton,
+        require_torch,
+        without_triton,
+    )
+
+    if newer := require_torch():
+        tell(f"not tried with {newer}")
+    if checks and not has_triton():
+        tell(f"emitted, not checked: {without_triton()}")
+    if request.device is None and not request.gpus and gpu_names():
+        device, _ = choose_device(None, rulebook_of(request.rules), gpu_names())
+        if device.name != DEFAULT_DEVICE:
+            tell(f"the GPU here is an {device.title}: --device {device.name} judges for it")
 
 
 def searcher_of(request: Request, *, search: bool) -> AbstractContextManager[Searcher | None]:

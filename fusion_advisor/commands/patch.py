@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fusion_advisor.commands.options import FAILED, Options, Search, one_of, takes_options
-from fusion_advisor.commands.outcome import searched_lines, searcher_of
+from fusion_advisor.commands.outcome import prepare, searched_lines, searcher_of
 from fusion_advisor.commands.output import following, tell
 from fusion_advisor.errors import PatchError, UsageError
 from fusion_advisor.files import require_file, require_folder, tree_of, write
@@ -45,6 +45,7 @@ def patch(
 ) -> int:
     """Put the kernels of MODEL's groups into its source: as a diff, or as a class ModelNew."""
     from fusion_advisor.capture import capture
+    from fusion_advisor.machine import require_triton
     from fusion_advisor.patching import STAGES, patched
 
     settings = options.settings()
@@ -60,6 +61,7 @@ def patch(
         raise UsageError(f"{file}: no such file")
     if check:
         return _check_kernels(file, settings.rules)
+    require_triton("patch")
     if out is None and model_new is None:
         raise UsageError(
             "patch: say where to write it: --out FILE, --model-new FILE or both; or give --check"
@@ -73,7 +75,8 @@ def patch(
     tree = (root or tree_of(file)).resolve()
     if not file.resolve().is_relative_to(tree):
         raise UsageError(f"--root {tree}: {file} is not in it")
-    request = options.request(settings, "kernels")
+    request = options.request(settings, "kernels", measured=search)
+    prepare(request, checks=False)
 
     def captured(
         model: str, scenario: Scenario, references: str | None, moved: Moved | None
@@ -100,10 +103,14 @@ def patch(
 
 def _patch_family(options: Options, settings: Settings, out: Path, root: Path) -> int:
     """A package that swaps classes of transformers, whose source is not the user's."""
+    from fusion_advisor.machine import require_triton
+
     require_folder(out.parent)
     if not root.is_dir():
         raise UsageError(f"--root {root}: no such folder")
+    require_triton("patch")
     request = options.request(settings, "kernels")
+    prepare(request, checks=False)
     from fusion_advisor.transformers_patch import STAGES, patched_family
 
     with following(STAGES, verbose=options.verbose) as listener:

@@ -7,7 +7,7 @@ helpers that several files share word for word stand once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, count
 
@@ -15,9 +15,12 @@ import libcst as cst
 from libcst.metadata import Assignment, MetadataWrapper, ScopeProvider
 
 from fusion_advisor.errors import UsageError
+from fusion_advisor.kernels import LICENSE
 
 _GIVEN, _MADE = "Model", "ModelNew"
 _INPUTS = ("get_inputs", "get_init_inputs")
+_BEGIN, _END = ("# SPDX-SnippetBegin", LICENSE), "# SPDX-SnippetEnd"
+"""Around the kernels: the rest of the file is of whatever licence the model is."""
 
 
 def inline(text: str, package: str, kernels: Mapping[str, str]) -> str:
@@ -38,11 +41,12 @@ def inline(text: str, package: str, kernels: Mapping[str, str]) -> str:
     for before in model.module.body:
         after = before.visit(renaming)
         if _imports(before, package):
-            body += library.statements()
+            body += _begun(library.statements())
             inlined = len(body)
         elif not (isinstance(before, cst.FunctionDef) and before.name.value in gone):
             assert isinstance(after, cst.BaseStatement)
-            body.append(_apart(after) if len(body) == inlined else after)
+            ends = len(body) == inlined and kernels
+            body.append(_below(_apart(after), _END) if ends else after)
     return model.module.with_changes(body=body).code
 
 
@@ -289,6 +293,19 @@ def _headed(statement: cst.BaseStatement, said: str) -> cst.BaseStatement:
     notes = [cst.Comment(f"# {line}".rstrip()) for line in said.strip().splitlines()]
     lines = [cst.EmptyLine(comment=note) for note in notes]
     return _apart(statement.with_changes(leading_lines=lines))
+
+
+def _begun(statements: Iterable[cst.BaseStatement]) -> Iterator[cst.BaseStatement]:
+    """With what stands above the kernels above the first of them."""
+    for number, statement in enumerate(statements):
+        yield statement if number else _below(statement, *_BEGIN)
+
+
+def _below(statement: cst.BaseStatement, *comments: str) -> cst.BaseStatement:
+    """With comments above all that is above it."""
+    lines = [cst.EmptyLine(indent=False, comment=cst.Comment(text)) for text in comments]
+    above: list[cst.EmptyLine] = [*getattr(statement, "leading_lines", ())]
+    return statement.with_changes(leading_lines=[*lines, *above])
 
 
 def _apart(statement: cst.BaseStatement) -> cst.BaseStatement:

@@ -34,6 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 def check_out(folder: Path) -> None:
     """A checkout of this repository, without its history."""
+    folder.mkdir(exist_ok=True)
     for name in ("fusion_advisor", "rules", "tests", "examples", "pyproject.toml"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, folder / name)
@@ -71,6 +72,7 @@ def test_an_ellipsis_stands_for_what_it_covers_and_for_nothing_else() -> None:
 # -- the workflow and the hooks --------------------------------------------------------------------
 
 GATE = (DOCS / "gate-a-pull-request.md").read_text()
+ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 RECORDED = ("gh", "pip")
 """What would leave the machine: a stand-in writes down how it was called."""
 
@@ -107,18 +109,39 @@ def pull_request(folder: Path) -> dict[str, str]:
     return {**env, "NUMBER": "7", "GH_TOKEN": "none"}
 
 
-def test_the_workflow_fails_for_waste_that_the_base_branch_has_not(
+def expanded(text: str, known: dict[str, str]) -> str:
+    """What GitHub makes of a text with `${{ expressions }}`; KeyError for one that is not known."""
+    return re.sub(r"\$\{\{ (.+?) \}\}", lambda found: known[found[1]], text)
+
+
+def test_the_workflow_of_the_page_is_short_and_names_nobody() -> None:
+    shown = files(GATE)[".github/workflows/fusion-advisor.yml"]
+    assert len(shown.splitlines()) <= 8
+    workflow: dict[Any, Any] = yaml.safe_load(shown)
+    assert workflow[True] == "pull_request"  # YAML's word for `on`
+    checkout, ours = workflow["jobs"]["traffic"]["steps"]
+    assert checkout["with"] == {"fetch-depth": 0, "submodules": True}
+    assert ours == {"uses": "./tools/fusion-advisor"}
+    assert not re.search("OWNER|YOUR|EXAMPLE", GATE)
+
+
+def test_the_action_fails_for_waste_that_the_base_branch_has_not(
     folder: Path, pull_request: dict[str, str]
 ) -> None:
-    workflow: dict[Any, Any] = yaml.safe_load(files(GATE)[".github/workflows/fusion-advisor.yml"])
-    assert workflow[True] == "pull_request"  # YAML's word for `on`
-    job = workflow["jobs"]["traffic"]
-    assert set(job["env"]) <= set(pull_request)
+    known = {f"inputs.{name}": given["default"] for name, given in ACTION["inputs"].items()}
+    known |= {
+        "github.action_path": str(ROOT), "github.token": "none",
+        "github.event.pull_request.base.sha": pull_request["BASE"],
+        "github.event.pull_request.number": "7",
+    }  # fmt: skip
     codes: dict[str, int] = {}
-    for step in job["steps"]:
+    for step in ACTION["runs"]["steps"]:
         if "run" in step:
-            command = ["bash", "-e", "-o", "pipefail", "-c", step["run"]]
-            codes[step["name"]] = subprocess.run(command, cwd=folder, env=pull_request).returncode
+            assert "${{" not in step["run"], "what others may choose is no part of a script"
+            env = {name: expanded(value, known) for name, value in step["env"].items()}
+            command = [step["shell"], "-e", "-o", "pipefail", "-c", step["run"]]
+            done = subprocess.run(command, cwd=folder, env={**pull_request, **env})
+            codes[step["name"]] = done.returncode
         elif "upload-sarif" in step["uses"]:
             assert (folder / step["with"]["sarif_file"]).is_file()
     assert codes == {"Install": 0, "Base branch": 0, "Pull request": 1, "Comment": 0}
@@ -126,15 +149,50 @@ def test_the_workflow_fails_for_waste_that_the_base_branch_has_not(
     assert "GELU at model.py:14" in comment
     recorded = (folder.parent / "recorded").read_text()
     assert "gh pr comment 7 " in recorded
-    assert "pip install fusion-advisor" in recorded
+    assert "pip install torch==2.13.* " in recorded
+    assert f"pip install {ROOT}\n" in recorded
+
+
+@pytest.mark.parametrize(("tag", "code"), [("v0.1.0", 0), ("v9.9.9", 1)])
+def test_a_release_is_of_the_version_that_the_package_says(
+    tag: str, code: int, folder: Path
+) -> None:
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    steps = {step.get("name"): step for step in release["jobs"]["build"]["steps"]}
+    (folder / "CHANGELOG.md").write_text("# Changelog\n\n## 0.1.0\n")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    env = {**os.environ, **surroundings(folder, ROOT), "GITHUB_REF_NAME": tag}
+    command = ["bash", "-e", "-o", "pipefail", "-c", steps["Version"]["run"]]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == code
+    assert done.stderr == ("tag v9.9.9 is not version 0.1.0\n" if code else "")
+    assert (ROOT / steps["Test"]["run"]).is_file()
+
+
+def check_out_hooks(folder: Path, repo: str, rev: str) -> Path:
+    """The clone that pre-commit makes of a clone of this repository, at the tag of the page."""
+    beside, made = folder / repo, folder.parent / "made"
+    check_out(beside)
+    shutil.copy(ROOT / ".pre-commit-hooks.yaml", beside)
+    env = {**os.environ, **surroundings(folder, ROOT)}
+    for command in (
+        ("git", "-C", str(beside), "add", "--all"),
+        ("git", "-C", str(beside), "commit", "--quiet", "--message", "all"),
+        ("git", "-C", str(beside), "tag", rev),
+        ("git", "clone", "--quiet", "--no-checkout", str(beside), str(made)),
+        ("git", "-C", str(made), "checkout", "--quiet", rev),
+    ):
+        subprocess.run(command, env=env, check=True)
+    return made
 
 
 def test_the_hooks_of_the_page_are_there_and_do_what_they_say(
     folder: Path, pull_request: dict[str, str]
 ) -> None:
-    hooks = {h["id"]: h for h in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())}
     (used,) = yaml.safe_load(files(GATE)[".pre-commit-config.yaml"])["repos"]
     (asked,) = used["hooks"]
+    clone = check_out_hooks(folder, used["repo"], used["rev"])
+    hooks = {h["id"]: h for h in yaml.safe_load((clone / ".pre-commit-hooks.yaml").read_text())}
     (baseline,) = [s.command for s in steps(GATE) if s.command.endswith("--json baseline.json")]
 
     def run(command: str) -> tuple[int, str]:

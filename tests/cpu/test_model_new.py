@@ -171,6 +171,13 @@ def test_it_is_one_file(tmp_path: Path) -> None:
     assert "# Replaces: " in text, "what each kernel is"
     assert "super(ModelNew, self).__init__()" in text
     assert '"""Another Model than that of one norm."""' in text
+    assert text.count("SPDX-") == 3, "around the kernels: the model is of its own licence"
+    begin, end = "# SPDX-SnippetBegin\n# SPDX-License-Identifier: 0BSD\n", "# SPDX-SnippetEnd\n"
+    before, _, rest = text.partition(begin)
+    kernels, _, after = rest.partition(end)
+    assert "@triton.jit" not in before + after
+    assert kernels.count("@triton.jit") >= 2
+    assert "class ModelNew" in after
 
 
 def test_what_files_share_stands_once() -> None:

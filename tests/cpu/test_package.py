@@ -83,6 +83,23 @@ def test_a_patch_applied_twice_changes_nothing(folder: Path) -> None:
     assert made.package == "fused_model"
 
 
+SPDX = "# SPDX-License-Identifier: 0BSD\n"
+
+
+def test_every_file_says_that_it_is_the_users_own(folder: Path) -> None:
+    files = [*(folder / "fused_model").glob("*.py")]
+    assert {file.name for file in files} == {"__init__.py", "swiglu.py", "test_fused_model.py"}
+    assert all(file.read_text().startswith(f'{SPDX}"""') for file in files)
+    assert "SPDX" not in (folder / "model.py").read_text()
+
+
+def test_a_package_of_before_there_were_such_lines_is_known(folder: Path) -> None:
+    before = folder / "fused_model" / "__init__.py"
+    before.write_text(before.read_text().removeprefix(SPDX))
+    assert again(folder).diff == ""
+    assert reasons(folder) == {}
+
+
 def test_a_second_patch_adds_what_is_new(folder: Path) -> None:
     before = kernels(folder)
     file = folder / "model.py"

@@ -91,6 +91,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 RECORDING = "fusion-advisor.recording.json"
 
+BOTH = """
+import torch
+from torch import nn
+
+import fusion_advisor
+
+
+class Gated(nn.Module):
+    def forward(self, x, gate):
+        return torch.softmax(torch.sigmoid(gate) * x * 0.5, -1)
+
+
+model, x, gate = Gated().eval(), torch.randn(4096, 256), torch.randn(4096, 256)
+with fusion_advisor.record(model):
+    with torch.no_grad():
+        model(x, gate)
+    for _ in range(3):
+        model(x, gate.clone().requires_grad_())
+"""
+
 
 def test_each_distinct_call_is_a_scenario_weighted_by_its_count(folder: Path) -> None:
     done = run("analyze", RECORDING, "--out", "out", cwd=folder)
@@ -126,6 +146,30 @@ def test_a_second_run_takes_what_the_first_came_to_until_the_file_changes(folder
     changed = run("analyze", "other.json:call-2", *QUICK, cwd=folder)
     assert taken not in changed.stderr
     assert "recorded calls of Third" in changed.stderr
+
+
+def test_calls_in_which_no_kernel_runs_add_nothing_to_what_is_promised(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(BOTH)
+    done = python("program.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = run("analyze", RECORDING, *QUICK, "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "out" / "scenarios.json").read_text())
+    with_none, with_gradients = content["scenarios"]
+    assert [with_none["weight"], with_gradients["weight"]] == [1, 3]
+    assert with_none["total"]["fused_us"] < with_none["total"]["time_us"]
+    assert not with_none["condition"]
+    promised = with_gradients["total"]
+    assert promised["fused_us"] == promised["time_us"] > 0
+    assert promised["fused_bytes"] == promised["hbm_bytes"]
+    assert promised["fused_kernels"] == promised["kernels"]
+    saved = content["total"]["time_us"] - content["total"]["fused_us"]
+    assert saved == pytest.approx(with_none["total"]["time_us"] - with_none["total"]["fused_us"])
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("call-2, weight 3:")]
+    assert line.endswith(
+        "nothing is saved, for kernels run under torch.no_grad() alone: with "
+        "gradients eager's own launches run"
+    )
 
 
 def test_the_table_names_a_recording_and_may_weigh_its_calls(folder: Path) -> None:

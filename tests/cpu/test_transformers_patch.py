@@ -75,6 +75,9 @@ def test_only_what_changes_is_in_the_package(tree: Path) -> None:
     assert "    @dynamic_rope_update" in text, "decorators stay"
     assert "def rotate_half" not in text
     assert "class FusedLlamaModel" not in text
+    assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n"), "copies keep their licence"
+    others = {*(tree / "fused_llama").rglob("*.py")} - {tree / "fused_llama/modeling_llama.py"}
+    assert all(each.read_text().startswith("# SPDX-License-Identifier: 0BSD\n") for each in others)
     kernels = {path.stem for path in (tree / "fused_llama" / "kernels").glob("*.py")}
     assert {"residual_norm", "rms_norm", "swiglu", "__init__"} <= kernels
 

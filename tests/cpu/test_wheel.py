@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -58,6 +60,46 @@ def test_the_rules_travel_with_the_wheel(installed: Path, tmp_path: Path) -> Non
     file, device, digest = run(installed / "bin" / "python", "-c", PROBE, cwd=tmp_path).split()
     assert Path(file).is_relative_to(installed)
     assert (device, digest) == ("h200", load_rulebook().hash)
+
+
+def test_a_folder_installs_and_analyses(tmp_path: Path) -> None:
+    """`pip install .` of the folder, in an environment that has the dependencies alone."""
+    clean = tmp_path / "clean"
+    venv.create(clean, symlinks=True)
+    site = next((clean / "lib").glob("python*/site-packages"))
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("fusion_advisor", "rules", "pyproject.toml", "README.md", "LICENSE", "examples"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tree / name)
+    run(
+        *(sys.executable, "-m", "pip", "--disable-pip-version-check"),
+        *("--python", clean / "bin" / "python", "install", "--quiet", "--no-deps", "--no-index"),
+        *("--no-build-isolation", "."), cwd=tree,
+    )  # fmt: skip
+    shutil.rmtree(tree / "fusion_advisor")
+    shutil.rmtree(tree / "rules")
+    words = ("analyze", "examples/softmax.py", "--no-verify", "--no-compile", "--out", "out")
+    run(clean / "bin" / "fusion-advisor", *words, cwd=tree)
+    (group,) = json.loads((tree / "out" / "report.json").read_text())["groups"]
+    assert group["pattern"] == "softmax"
+
+
+@pytest.mark.deep  # it downloads torch
+@pytest.mark.skipif(shutil.which("uvx") is None, reason="no uv")
+def test_uvx_runs_it_from_a_folder(tmp_path: Path) -> None:
+    uvx = (str(shutil.which("uvx")), "--python", sys.executable, "--from", ROOT, "fusion-advisor")
+    words = ("analyze", ROOT / "examples" / "softmax.py", "--json", "-")
+    report = json.loads(run(*uvx, *words, cwd=tmp_path))
+    (group,) = report["groups"]
+    assert group["kernel"]["status"] == "interpreted"
+
+
+def test_triton_is_asked_for_where_it_is_built(installed: Path) -> None:
+    metadata = next((installed / "lib").rglob("fusion_advisor-*.dist-info/METADATA")).read_text()
+    (triton,) = [line for line in metadata.splitlines() if "Requires-Dist: triton" in line]
+    assert triton.partition("; ")[2].replace("'", '"') == 'sys_platform == "linux"'
 
 
 @pytest.mark.skipif(

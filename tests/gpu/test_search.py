@@ -39,7 +39,7 @@ def found(rules: Rulebook) -> tuple[Decision, Kernel, Searched]:
 
     with (
         searching(None, rules) as searcher,
-        provers(90, rules.verify, check=True, compile=True) as children,
+        provers(90, rules.verify, check=True, compile=True, where="gpu") as children,
     ):
         made = searcher(decision, kernel, emitted, lambda each: verify([each], children)[0])
     return decision, kernel, made

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -216,6 +218,51 @@ def test_only_these_import_torch_or_triton(file: Path) -> None:
         if name.split(".")[0] in ("torch", "triton")
     ]
     assert not wrong
+
+
+def test_what_is_imported_is_asked_for() -> None:
+    """And nothing hangs on what another package brings along, as torch once did NumPy."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["hf"]]
+    known = {re.split(r"[^\w-]", name)[0] for name in asked} | {PACKAGE.name}
+    used = {name.split(".")[0] for file in SOURCES for _, name in imports(file)}
+    assert used - sys.stdlib_module_names - {"pydantic_core"} == known & used  # pydantic's own half
+    assert known - used == set()
+
+
+NETWORK = (
+    *("aiohttp", "asyncio", "ftplib", "http", "httpx", "huggingface_hub", "requests", "smtplib"),
+    *("socket", "socketserver", "ssl", "urllib.request", "urllib3", "webbrowser", "xmlrpc"),
+)
+LOCAL = {("forks.py", "socket")}
+"""A pair of sockets between two processes of ours, which nothing else can reach."""
+
+
+@each_source
+def test_nothing_is_sent(file: Path) -> None:
+    """SECURITY.md says that there is no telemetry and no connection."""
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line} imports {name}"
+        for line, name in imports(file)
+        for network in NETWORK
+        if f"{name}.".startswith(f"{network}.") and (file.name, network) not in LOCAL
+    ]
+    assert not wrong
+
+
+def test_sockets_are_pairs() -> None:
+    for name, module in LOCAL:
+        tree = ast.parse((PACKAGE / name).read_text(encoding="utf-8"))
+        used = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == module
+        }
+        assert used == {"socketpair", "socket", "send_fds", "recv_fds"}
+        assert not any(
+            isinstance(node, ast.Attribute) and node.attr in ("connect", "bind", "listen")
+            for node in ast.walk(tree)
+        )
 
 
 @pytest.mark.parametrize("file", sorted(Path(__file__).parent.rglob("*.py")), ids=lambda f: f.name)

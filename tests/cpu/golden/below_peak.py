@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: 0BSD
 """3 eager launches as one row kernel.
 
 Replaces: amax.default, mul.Tensor, sub.Tensor.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: 0BSD
 """5 eager launches as one flat kernel.
 
 Replaces: mul.Tensor, add.Tensor, sigmoid.default, mul.Tensor, sub.Tensor.

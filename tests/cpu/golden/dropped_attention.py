@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: 0BSD
 """4 eager launches as one row kernel.
 
 Replaces: mul.Tensor, add.Tensor, _softmax.default, native_dropout.default.

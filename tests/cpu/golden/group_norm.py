@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: 0BSD
 """2 eager launches as one row kernel.
 
 Replaces: native_group_norm.default, relu.default.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: 0BSD
 """9 eager launches as one row kernel.
 
 Replaces: mean.dim, sub.Tensor, mul.Tensor, mean.dim, add.Tensor, rsqrt.default, mul.Tensor,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: 0BSD
 """2 eager launches as one flat kernel.
 
 Replaces: add.Tensor, relu.default.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: 0BSD
 """7 eager launches as one row kernel.
 
 Replaces: arange.default, lt.Tensor, ne.Scalar, bitwise_and.Tensor, sum.dim_IntList,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: 0BSD
 """2 eager launches as 2 kernels (carried).
 
 Replaces: _log_softmax.default, nll_loss_forward.default.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: 0BSD
 """10 eager launches as one row kernel.
 
 Replaces: add.Tensor, _to_copy.default, pow.Tensor_Scalar, mean.dim, _to_copy.default, add.Tensor,

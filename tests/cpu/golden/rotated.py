@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: 0BSD
 """10 eager launches as one horizontal kernel.
 
 Replaces: mul.Tensor, neg.default, cat.default, mul.Tensor, add.Tensor, mul.Tensor, neg.default,

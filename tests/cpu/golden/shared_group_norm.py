@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: 0BSD
 """2 eager launches as one cooperative kernel.
 
 Replaces: native_group_norm.default, relu.default.

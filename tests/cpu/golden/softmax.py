@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: 0BSD
 """5 eager launches as one row kernel.
 
 Replaces: max.dim, sub.Tensor, exp.default, sum.dim_IntList, div.Tensor.
