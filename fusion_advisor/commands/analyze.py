@@ -81,7 +81,8 @@ def analyze(
         report = reports[name] = outcome.report
         if with_graph:
             report.graph = dict(outcome.graph)
-        reviewing.review(name, report)
+        if note := reviewing.review(name, report):
+            tell(note)
         if out is not None:
             write_folder(out / name if several else out, outcome)
         deliver(report, [output.of(name) for output in outputs] if several else outputs)

@@ -41,7 +41,7 @@ FailOn = Annotated[
     list[str] | None,
     typer.Option(
         help="exit with 1: new, accepted, advice, unverified, fault, regression[=SHARE],"
-        " coverage[=SHARE]"
+        " regression-time[=SHARE], coverage[=SHARE]"
     ),
 ]
 Select = Annotated[

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusion_advisor.commands.options import FAILED, FORMAT_NAMES, Debug, FailOn
+from fusion_advisor.commands.options import FAILED, FORMAT_NAMES, Debug, FailOn, rulebook_of
 from fusion_advisor.commands.output import asked_outputs, deliver, tell
+
+if TYPE_CHECKING:
+    from fusion_advisor.report import Report
 
 
 def report(
@@ -35,11 +38,10 @@ def diff(
     """Say what a change did to traffic and verdicts."""
     from fusion_advisor.compare import compare
     from fusion_advisor.conditions import parse_condition, violation
-    from fusion_advisor.report import load_report
     from fusion_advisor.review import Policy, review
 
     conditions = [parse_condition(text) for text in fail_on or []]
-    before, after = load_report(old), load_report(new)
+    before, after = _by_one_judge(old, new)
     for line in compare(before, after):
         print(line)
     if conditions:
@@ -49,3 +51,24 @@ def diff(
         if why:
             tell(f"fusion-advisor: --fail-on {name}: {why}")
     return FAILED if any(broken.values()) else 0
+
+
+def _by_one_judge(old: Path, new: Path) -> tuple[Report, Report]:
+    """Two reports, judged again by this version where others made them and their graphs are there;
+    which those are is told."""
+    from fusion_advisor.baseline import judged_again
+    from fusion_advisor.compare import by, same_judge
+    from fusion_advisor.report import Report, load_report
+
+    before, after = load_report(old), load_report(new)
+    if same_judge(before, after):
+        return before, after
+    rulebook = rulebook_of(None)
+    found = [judged_again(before, old, rulebook), judged_again(after, new, rulebook)]
+    for file, report, again in zip((old, new), (before, after), found, strict=True):
+        said = again if isinstance(again, str) else "judged again from its graph"
+        tell(f"{file}: made by {by(report)}: {said}")
+    first, second = found
+    if isinstance(first, Report) and isinstance(second, Report):
+        return first, second
+    return before, after

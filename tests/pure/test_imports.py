@@ -94,7 +94,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "reports",
         "compare",
         "review conditions weighted cache",
-        "configuration",
+        "baseline configuration",
         "reviewing",
         # the kernels in the model's own source
         "editing",
@@ -104,6 +104,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # where stages meet, and who may call that
         "pipeline bench",
         "patching dividing",
+        "updating",
         # torch.compile's backend: calls the pipeline as the command line does
         "substitute",
         "backend applied recorded",
