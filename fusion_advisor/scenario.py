@@ -95,6 +95,8 @@ class Request:
     debug: bool = False
     strict: bool = False
     """Raise a fault of ours in one region instead of reporting it."""
+    proofs: Path | None = None
+    """Where what checks and compiles came to is kept; None where each is done anew."""
 
 
 def named_by(model: str) -> str:

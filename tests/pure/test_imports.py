@@ -69,8 +69,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "resized",
         "alone held",
         "emit",
-        "stamp",
+        "stamp kept",
         # proof: `checking` and `compiling` are the child processes of `verify`
+        "proofs",
         "workers interpreting comparing counting",
         "stepping",
         "verify",
