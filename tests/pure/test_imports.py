@@ -109,6 +109,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # torch.compile's backend: calls the pipeline as the command line does
         "substitute",
         "backend applied recorded",
+        "live",
         "transformers_patch",
         "commands",
         "cli",
@@ -141,7 +142,7 @@ USES_TORCH = frozenset(
         "replay",
     }
     | {"measuring", "running", "inductor_coverage", "lowering", "substitute", "backend", "applied"}
-    | {"transformers_patch", "signature", "recorded"}
+    | {"transformers_patch", "signature", "recorded", "live"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 
