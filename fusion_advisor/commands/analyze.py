@@ -16,6 +16,7 @@ from fusion_advisor.commands.options import (
     FailOn,
     Ignore,
     Options,
+    Redact,
     Search,
     Select,
     reviewing_options,
@@ -55,13 +56,20 @@ def analyze(
     with_graph: Annotated[
         bool, typer.Option("--with-graph", help="put the captured graph into the report")
     ] = False,
+    redact: Redact = False,
     cache: Annotated[
         bool, typer.Option(help="take what an earlier run of the unchanged model came to")
     ] = True,
 ) -> int:
     """Report what to fuse in MODEL, why, and what it saves; in each of its scenarios."""
+    from fusion_advisor.redact import redacted
     from fusion_advisor.reviewing import Reviewing, unused_comments
 
+    if redact and (out is not None or with_graph):
+        raise UsageError(
+            "--redact: kernels and graphs have the model's names in them: leave out --out and "
+            "--with-graph, or give report OUT/report.json --redact --format html"
+        )
     outputs = asked_outputs(format or [], json)
     settings = options.settings(**reviewing_options(baseline, fail_on, select, ignore))
     several = len(settings.scenarios) > 1
@@ -85,7 +93,8 @@ def analyze(
             tell(note)
         if out is not None:
             write_folder(out / name if several else out, outcome)
-        deliver(report, [output.of(name) for output in outputs] if several else outputs)
+        shared = redacted(report) if redact else report
+        deliver(shared, [output.of(name) for output in outputs] if several else outputs)
         if not any(output.name == "text" for output in outputs):
             show(report, top, gates=options.verbose)
     if several:

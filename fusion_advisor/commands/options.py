@@ -54,6 +54,10 @@ Search = Annotated[
     bool,
     typer.Option("--search", help="on a GPU: time neighbouring configurations, keep the fastest"),
 ]
+Redact = Annotated[
+    bool,
+    typer.Option("--redact", help="leave out source text, paths and names of modules and tensors"),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks and the model's output")]
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusion_advisor.commands.options import FAILED, FORMAT_NAMES, Debug, FailOn, rulebook_of
+from fusion_advisor.commands.options import FAILED, FORMAT_NAMES, Debug, FailOn, Redact, rulebook_of
 from fusion_advisor.commands.output import asked_outputs, deliver, tell
 
 if TYPE_CHECKING:
@@ -20,13 +20,16 @@ def report(
         list[str] | None,
         typer.Option(help=f"{FORMAT_NAMES}, with =FILE (default: text)"),
     ] = None,
+    redact: Redact = False,
     debug: Debug = False,
 ) -> None:
     """Show a report again in any format, without running the model."""
+    from fusion_advisor.redact import redacted
     from fusion_advisor.report import load_report
 
     outputs = asked_outputs(format or ["text"], None)
-    deliver(load_report(file), outputs)
+    found = load_report(file)
+    deliver(redacted(found) if redact else found, outputs)
 
 
 def diff(

@@ -92,7 +92,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "judge ledger beside",
         "recommend",
         "assemble",
-        "reports",
+        "reports redact",
         "compare",
         "review conditions weighted cache",
         "baseline configuration",

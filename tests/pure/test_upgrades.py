@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 import typer.main
 
+import fusion_advisor
 from fusion_advisor.baseline import judged_again
 from fusion_advisor.cli import app
 from fusion_advisor.conditions import NAMES
@@ -177,6 +178,7 @@ def names_now() -> set[str]:
         *(f"device {name}" for name in RULES.devices),
         *(f"condition {name}" for name in NAMES),
         *(f"format {name}" for name in FORMATS),
+        *(f"python {name}" for name in fusion_advisor.__all__),
         *(f"command {name}" for name in commands),
         *(
             f"option {name} {text}"
