@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusion_advisor.applied import apply as apply
+    from fusion_advisor.live import Report as Report
+    from fusion_advisor.live import analyze as analyze
     from fusion_advisor.recorded import record as record
 
-__all__ = ["apply", "record"]
+__all__ = ["Report", "analyze", "apply", "record"]
 
-_OFFERED = {"apply": "applied", "record": "recorded"}
+_OFFERED = {"Report": "live", "analyze": "live", "apply": "applied", "record": "recorded"}
 """What is offered, and the module that it is in."""
 
 

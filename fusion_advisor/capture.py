@@ -140,6 +140,12 @@ def prepared() -> Generator[None]:
             _prepared.pop()
 
 
+def dismiss() -> None:
+    """Ends the process of `prepared` where there is one: nothing is to be captured for now."""
+    for template, _ in _prepared[-1:]:
+        template.end()
+
+
 def capture_module(
     module: torch.nn.Module,
     args: tuple[Any, ...] = (),

@@ -10,10 +10,9 @@ from fusion_advisor.reports import wording
 
 def compare(old: Report, new: Report) -> Iterator[str]:
     """Lines for people: totals that changed, then verdicts by fingerprint."""
-    if (old.device.name, old.rules.hash) != (new.device.name, new.rules.hash):
+    if old.device.name != new.device.name or not same_judge(old, new):
         yield (
-            f"not the same judge: {old.device.name} with rules {old.rules.hash[:8]},"
-            f" {new.device.name} with rules {new.rules.hash[:8]}"
+            f"not the same judge: {old.device.name} by {by(old)}, {new.device.name} by {by(new)}"
         )
     before, after = dict(wording.totals(old)), dict(wording.totals(new))
     changed = [name for name in after if after[name] != before.get(name)]
@@ -24,12 +23,20 @@ def compare(old: Report, new: Report) -> Iterator[str]:
         yield "no difference in traffic or verdicts"
 
 
-def judged_alike(old: Report, new: Report) -> str:
-    """What keeps the verdicts of two reports from being compared; empty if nothing does."""
+def same_judge(old: Report, new: Report) -> bool:
+    """Were two reports made by one version of this tool with the same rules?"""
+    return (old.tool.version, old.rules.hash) == (new.tool.version, new.rules.hash)
+
+
+def by(report: Report) -> str:
+    """What made a report, in words."""
+    return f"fusion-advisor {report.tool.version} with rules {report.rules.hash[:8]}"
+
+
+def asked_alike(old: Report, new: Report) -> str:
+    """What keeps two reports from being compared, a device or a scenario; empty if nothing does."""
     if old.device.name != new.device.name:
         return f"it is of {old.device.name}, and this report of {new.device.name}"
-    if old.rules.hash != new.rules.hash:
-        return f"it is by rules {old.rules.hash[:8]}, and this report by {new.rules.hash[:8]}"
     asked = {"shapes", "defaults"}
     before, after = old.scenario.model_dump(exclude=asked), new.scenario.model_dump(exclude=asked)
     field = next((name for name in after if before.get(name) != after[name]), None)
@@ -75,13 +82,19 @@ def cost_us(old: Report, new: Report, row: GroupRow | AdviceRow) -> float:
 
 
 def growth(old: Report, new: Report) -> dict[str, float]:
-    """The shares by which eager's predicted time and HBM bytes grew."""
+    """The shares by which eager's HBM bytes and its launches grew: facts of the model."""
     was, now = old.totals, new.totals
     pairs = {
-        "time": (was.time_us, now.time_us),
         "HBM bytes": (was.hbm_bytes_unfused, now.hbm_bytes_unfused),
+        "launches": (was.kernels_unfused, now.kernels_unfused),
     }
     return {name: after / before - 1 for name, (before, after) in pairs.items() if before}
+
+
+def time_growth(old: Report, new: Report) -> dict[str, float]:
+    """The share by which eager's predicted time grew; none where another judge predicted it."""
+    was, now = old.totals.time_us, new.totals.time_us
+    return {"time": now / was - 1} if was and same_judge(old, new) else {}
 
 
 def _verdicts(old: Report, new: Report) -> Iterator[str]:

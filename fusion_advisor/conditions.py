@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from fusion_advisor.compare import growth
+from fusion_advisor.compare import growth, time_growth
 from fusion_advisor.errors import UsageError
 from fusion_advisor.report import FindingRow, Report
 from fusion_advisor.reports import wording
 
-NAMES = ("new", "accepted", "advice", "unverified", "fault", "regression", "coverage")
+NAMES = (
+    "new", "accepted", "advice", "unverified", "fault", "regression", "regression-time", "coverage",
+)  # fmt: skip
 _MOST_LISTED = 5
-_SHARES = ("regression", "coverage")
+_GROWN = {"regression": growth, "regression-time": time_growth}
+_SHARES = (*_GROWN, "coverage")
 _EXPECTED = (
-    f"{', '.join(NAMES[:-1])} or coverage; regression=SHARE (0.05) and coverage=SHARE (0.95, "
-    "at most 1)"
+    f"{', '.join(NAMES[:-1])} or coverage; regression=SHARE (0.05), regression-time=SHARE "
+    "and coverage=SHARE (0.95, at most 1)"
 )
 
 
@@ -23,8 +26,9 @@ _EXPECTED = (
 class Condition:
     """`new`: a finding that the baseline lacks; `accepted`: any that is a group; `advice`: any that
     is none; `unverified`: a group whose kernel no check has passed; `fault`: a region that was not
-    analysed for a fault of ours; `regression`: the step's predicted time or bytes grew by more than
-    `share` since the baseline; `coverage`: less than `share` of the time is in modelled ops.
+    analysed for a fault of ours; `regression`: the step's bytes or launches grew by more than
+    `share` since the baseline; `regression-time`: its predicted time did; `coverage`: less than
+    `share` of the time is in modelled ops.
     """
 
     name: str
@@ -33,7 +37,7 @@ class Condition:
     @property
     def compares(self) -> bool:
         """Does it need a baseline?"""
-        return self.name in ("new", "regression")
+        return self.name == "new" or self.name in _GROWN
 
 
 def parse_condition(text: str) -> Condition:
@@ -56,7 +60,7 @@ def violation(condition: Condition, report: Report, baseline: Report | None = No
     baseline that it needs."""
     if condition.compares and baseline is None:
         raise UsageError(f"--fail-on {condition.name}: compares with --baseline REPORT.json")
-    if condition.name == "regression":
+    if condition.name in _GROWN:
         assert baseline is not None
         return _regression(condition, report, baseline)
     if condition.name == "coverage":
@@ -98,6 +102,6 @@ def _told(report: Report, row: FindingRow) -> str:
 
 def _regression(condition: Condition, report: Report, baseline: Report) -> str:
     most = condition.share or 0.0
-    grown = {name: by for name, by in growth(baseline, report).items() if by > most}
+    grown = {name: by for name, by in _GROWN[condition.name](baseline, report).items() if by > most}
     said = ", ".join(f"{name} grew by {100 * by:.3g} %" for name, by in grown.items())
     return f"{said}, allowed {100 * most:g} %" if grown else ""

@@ -117,10 +117,14 @@ class Forks:
     def __enter__(self) -> Forks:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Ends the process, and all forks with it."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 def end_with_parent(number: int = SIGKILL) -> None:

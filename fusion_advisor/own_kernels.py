@@ -52,6 +52,18 @@ def own_kernels(besides: str | None = None) -> Generator[None, None, None]:
         yield
 
 
+@contextmanager
+def references() -> Generator[None, None, None]:
+    """While active, emitted kernels run their references, as on tensors that they do not serve."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, {"FUSION_ADVISOR_STRICT": "0"}))
+        for module in [*_emitted()]:
+            stack.enter_context(mock.patch.object(module, "serves", _never))
+            if "plan_of" in vars(module):
+                stack.enter_context(mock.patch.object(module, "plan_of", _no_plan))
+        yield
+
+
 def _never(*_: Any) -> str:
     """What a launcher is told of every tensor, so that it never launches while it is traced."""
     return "it is traced"

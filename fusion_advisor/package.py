@@ -72,19 +72,15 @@ def package_files(folder: Path, kernels: Mapping[str, str]) -> dict[Path, str]:
     }
 
 
-def stale(folder: Path, tool: str, rules: str) -> Iterator[tuple[Path, str]]:
-    """The kernels of a package that are not what a patch of this tool and these rules left, each
-    with why: every reason."""
+def stale(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The kernels of a package that are not what a patch left, or whose sources are not, each with
+    why: every reason."""
     for name, text in kernels_of(read_package(folder)).items():
         stamp = read_stamp(text)
         if stamp is None:
             yield folder / f"{name}.py", "does not say what wrote it"
             continue
         reasons = ["it was edited since it was written"] if edited(text) else []
-        if stamp.tool != tool:
-            reasons.append(f"it was written by fusion-advisor {stamp.tool}, this is {tool}")
-        if not same_rules(stamp, rules):
-            reasons.append(f"it was written under rules {stamp.rules}, these are {rules[:12]}")
         reasons += [
             f"{place} changed since" if (folder.parent / place).is_file() else f"{place} is gone"
             for place, mark in stamp.sources
@@ -92,6 +88,22 @@ def stale(folder: Path, tool: str, rules: str) -> Iterator[tuple[Path, str]]:
         ]
         if reasons:
             yield folder / f"{name}.py", "; ".join(reasons)
+
+
+def older(folder: Path, tool: str, rules: str) -> Iterator[tuple[Path, str]]:
+    """The kernels of a package that another version of this tool or other rules wrote, each with
+    which: they hold as they did."""
+    for name, text in kernels_of(read_package(folder)).items():
+        stamp = read_stamp(text)
+        if stamp is None:
+            continue
+        by: list[str] = []
+        if stamp.tool != tool:
+            by.append(f"fusion-advisor {stamp.tool}, this is {tool}")
+        if not same_rules(stamp, rules):
+            by.append(f"rules {stamp.rules}, these are {rules[:12]}")
+        if by:
+            yield folder / f"{name}.py", f"written by {'; by '.join(by)}"
 
 
 def mark_of(file: Path) -> str:

@@ -33,7 +33,7 @@ from fusion_advisor.pipeline import Listener, Silent, emitted, searched, stamp_o
 from fusion_advisor.records import Graph
 from fusion_advisor.reports import wording
 from fusion_advisor.resized import Resized, seen_at, varied, widened
-from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulebook import Device, Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Moved, Request, Scenario, Sizes
 from fusion_advisor.search import Searched, Searcher
@@ -115,11 +115,6 @@ def patched(
     ) -> Dataflow:
         return dataflow(annotate(captured(model, scenario, references, moved), device))
 
-    def resized(sizes: Sizes) -> Graph | None:
-        with suppress(CaptureError):  # the model does not take that
-            return captured(request.model, replace(request.scenario, sizes=sizes), None, None)
-        return None
-
     with (
         provers(
             device.capability, rulebook.verify,
@@ -129,27 +124,14 @@ def patched(
         ThreadPoolExecutor(2) as pool,
     ):  # fmt: skip
         listener.stage("capture")
-        flow = flow_of(request.model, request.scenario)
-        others = [
-            (said, scenario, pool.submit(flow_of, request.model, scenario))
-            for said, scenario in other_scenarios(request.scenario, _other_dtype(flow))
-        ]
-        at_sizes, batch = seen_at(flow, lambda wanted: [*pool.map(resized, wanted)])
-        if operators:  # PyTorch's own refuse to broadcast a weight along a row of one element
-            at_sizes = [each for each in at_sizes if not each.has_one]
-        flow = replace(flow, varied=varied(flow, at_sizes))
+        seen = seen_everywhere(
+            request.scenario, lambda scenario: captured(request.model, scenario, None, None),
+            device, pool, rows_of_one=not operators,
+        )  # fmt: skip
+        flow, at_sizes, batch = seen.flow, seen.resized, seen.batch
+        originals = [*seen.originals]
         listener.assumed((chosen, *flow.annotated.graph.assumed))
-        originals = [("as asked", request.scenario, flow)]
-        for said, scenario, answer in others:
-            with suppress(CaptureError):  # the model does not run so: there is nothing to keep
-                originals.append((said, scenario, answer.result()))
-                if scenario.dtype != request.scenario.dtype and _keeps(originals[-1][2], scenario):
-                    cast = f"cast to {scenario.dtype}", replace(scenario, cast=True)
-                    originals.append((*cast, flow_of(request.model, cast[1])))
         within = _within(root if diff else model, folder)
-        at_other_sizes = [
-            (each.said, replace(request.scenario, sizes=each.sizes), each.flow) for each in at_sizes
-        ]
         placement = _placement(originals, within, at_sizes, operators=operators)
         listener.stage("group")
         decided = deciding(flow, rulebook, Faults(strict=request.strict))
@@ -169,8 +151,8 @@ def patched(
         if operators:
             proven, only_dtype = _proven_operators(found, kernels, children)
         else:
-            tested = _tested(kernels, children)
-            proofs = {name: Proof(kernels[name], check=check) for name, check in tested.items()}
+            checks = tested(kernels, children)
+            proofs = {name: Proof(kernels[name], check=check) for name, check in checks.items()}
             if searcher:
                 listener.stage("search")
                 new = [f for f in general if f.name in proofs.keys() - kernels_of(standing).keys()]
@@ -199,7 +181,7 @@ def patched(
         wrong: dict[str, str] = {}
         ran = new_ran = ""
         unfused = partial(flow_of, references=folder.name)
-        originals += at_other_sizes
+        originals += seen.at_sizes
         if standing and (text or alone):
             # operators so far, they are their references in what is compared
             asked = [pool.submit(unfused, request.model, each) for _, each, _ in originals]
@@ -208,7 +190,7 @@ def patched(
                 for (said, scenario, _), answer in zip(originals, asked, strict=True)
             ]
         package = "" if operators else folder.relative_to(root).as_posix()
-        runs = _runs(request, flow, package, rulebook, at_sizes, proven.values())
+        runs = runs_of(request, flow, package, rulebook, at_sizes, proven.values())
         for edited, trials in _trials(placement, originals, made, proven, model) if text else ():
             diff_of, paths = edited.diff(root), edited.after
             found_wrong, ran = tried(
@@ -233,7 +215,68 @@ def patched(
     )  # fmt: skip
 
 
-def _runs(
+@dataclass(frozen=True)
+class Seen:
+    """A model as it ran: as asked, in the other scenarios that a patch must leave as they are, and
+    at other sizes, of which `batch` is the one at a larger batch. The first of `originals`, each
+    with its name in words, is as asked."""
+
+    originals: tuple[tuple[str, Scenario, Dataflow], ...]
+    resized: tuple[Resized, ...]
+    batch: Resized | None
+
+    @property
+    def flow(self) -> Dataflow:
+        """As asked, with the dimensions that were seen to vary."""
+        return self.originals[0][2]
+
+    @property
+    def at_sizes(self) -> list[tuple[str, Scenario, Dataflow]]:
+        """As asked at each of the other sizes."""
+        asked = self.originals[0][1]
+        return [(each.said, replace(asked, sizes=each.sizes), each.flow) for each in self.resized]
+
+
+def seen_everywhere(
+    asked: Scenario,
+    captured: Callable[[Scenario], Graph],
+    device: Device,
+    pool: ThreadPoolExecutor,
+    *,
+    rows_of_one: bool = True,
+) -> Seen:
+    """A model in all scenarios and at all sizes that it takes; without `rows_of_one` not at those
+    where a dimension has one element that had more. Raises CaptureError where it cannot be captured
+    as asked."""
+
+    def flow_of(scenario: Scenario) -> Dataflow:
+        return dataflow(annotate(captured(scenario), device))
+
+    def resized(sizes: Sizes) -> Graph | None:
+        with suppress(CaptureError):  # the model does not take that
+            return captured(replace(asked, sizes=sizes))
+        return None
+
+    flow = flow_of(asked)
+    others = [
+        (said, scenario, pool.submit(flow_of, scenario))
+        for said, scenario in other_scenarios(asked, _other_dtype(flow))
+    ]
+    at_sizes, batch = seen_at(flow, lambda wanted: [*pool.map(resized, wanted)])
+    if not rows_of_one:  # PyTorch's own refuse to broadcast a weight along a row of one element
+        at_sizes = [each for each in at_sizes if not each.has_one]
+    flow = replace(flow, varied=varied(flow, at_sizes))
+    originals = [("as asked", asked, flow)]
+    for said, scenario, answer in others:
+        with suppress(CaptureError):  # the model does not run so: there is nothing to keep
+            originals.append((said, scenario, answer.result()))
+            if scenario.dtype != asked.dtype and _keeps(originals[-1][2], scenario):
+                cast = replace(scenario, cast=True)
+                originals.append((f"cast to {scenario.dtype}", cast, flow_of(cast)))
+    return Seen(tuple(originals), tuple(at_sizes), batch)
+
+
+def runs_of(
     request: Request,
     flow: Dataflow,
     package: str,
@@ -375,14 +418,14 @@ def put(
     decisions = {f.name: at(f.decision) for f in found.groups}
     made = {n: attempt(d.subject.flow, d, n, rulebook) for n, d in decisions.items()}
     kernels = {name: each for name, each in made.items() if isinstance(each, Kernel)}
-    tested = _tested(kernels, children)
-    proven = {name: kernels[name] for name in tested}
+    checks = tested(kernels, children)
+    proven = {name: kernels[name] for name in checks}
     done = patch(placement, found.groups, proven, Path(f"{name}.py"))
     names = [each.finding.name for each in done.puts]
-    return done, {proven[name]: tested[name] for name in names}, _unplaced(flow, found)
+    return done, {proven[name]: checks[name] for name in names}, _unplaced(flow, found)
 
 
-def _tested(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Check | None]:
+def tested(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Check | None]:
     """The names of those that passed whatever was asked for, with their checks."""
     answers = verify([*kernels.values()], children)
     return {

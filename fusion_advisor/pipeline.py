@@ -20,6 +20,7 @@ from fusion_advisor.identify import Finding, Identified, identify, with_register
 from fusion_advisor.kernels import Check, Kernel
 from fusion_advisor.machine import choose_device, version
 from fusion_advisor.package import mark_of
+from fusion_advisor.proofs import Proofs
 from fusion_advisor.records import Graph
 from fusion_advisor.report import Report
 from fusion_advisor.rulebook import Rulebook
@@ -74,13 +75,12 @@ def analyze(
     listener = listener or Silent()
     rulebook = load_rulebook(request.rules)
     device, chosen = choose_device(request.device, rulebook, request.gpus)
+    known = Proofs(request.proofs, rulebook.cache.proofs.count) if request.proofs else None
     with provers(
-        device.capability,
-        rulebook.verify,
-        check=request.verify,
-        compile=request.compile,
-        where="auto" if searcher else "interpreter",
-    ) as children:  # fmt: skip (they warm up while the model is captured)
+        device.capability, rulebook.verify,
+        check=request.verify, compile=request.compile,
+        where="auto" if searcher else "interpreter", known=known,
+    ) as children:  # fmt: skip # they warm up while the model is captured
         listener.stage("capture")
         graph = captured()
         assumed = (chosen, *graph.assumed)

@@ -35,7 +35,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -319,21 +319,35 @@ def _call(name: str, seen: _Seen, counts: Counter[_Made], rulebook: Rulebook) ->
 
 def _captured(seen: _Seen, made: _Made, mask_elements: int) -> Graph:
     """What calls made like this launch. CaptureError where that cannot be had."""
-    for what in unknown_in(made.arguments):
+    asked = Scenario(mode=_mode(made), autocast=made.autocast, grad=made.grad)
+    modes = dict(zip(seen.modules, made.modes, strict=True))
+    graph = captured_bare(seen.bare, made.arguments, modes, asked, mask_elements)
+    return replace(graph, differs_from_eager=(*seen.notes, *graph.differs_from_eager))
+
+
+def captured_bare(
+    model: torch.nn.Module,
+    arguments: Part,
+    modes: Mapping[str, bool],
+    asked: Scenario,
+    mask_elements: int,
+) -> Graph:
+    """What a live model without wrappers launches for arguments like these, captured on a copy that
+    has no weights; `modes` says of modules by their paths whether they are in train mode. The model
+    and the process stay as they are. CaptureError where that cannot be had."""
+    for what in unknown_in(arguments):
         raise CaptureError(
-            f"an argument is {what}, which recording does not describe; pass tensors, numbers, "
+            f"an argument is {what}, which cannot be described; pass tensors, numbers, "
             "strings, and containers or plain objects of these"
         )
     fake = HostFakeMode()
-    with _undisturbed(), objects_known(made.arguments):
-        model = _without_weights(seen.bare, fake)
-        for name, mode in zip(seen.modules, made.modes, strict=True):
-            model.get_submodule(name).training = mode
-        args, kwargs = fakes(made.arguments, fake)
-        asked = Scenario(mode=_mode(made), autocast=made.autocast, grad=made.grad)
-        loaded = Loaded(model, args, kwargs, fake, _name(model), breaks=False)
-        graph = capture_loaded(loaded, asked, mask_elements)
-    return replace(graph, differs_from_eager=(*seen.notes, *graph.differs_from_eager))
+    with _undisturbed(), objects_known(arguments):
+        bare = _without_weights(model, fake)
+        for name, mode in modes.items():
+            bare.get_submodule(name).training = mode
+        args, kwargs = fakes(arguments, fake)
+        loaded = Loaded(bare, args, kwargs, fake, _name(bare), breaks=False)
+        return capture_loaded(loaded, asked, mask_elements)
 
 
 def _without_weights(model: torch.nn.Module, fake: FakeTensorMode) -> torch.nn.Module:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from fusion_advisor.compare import cost_us, judged_alike, unknown_to
+from fusion_advisor.compare import asked_alike, cost_us, same_judge, unknown_to
 from fusion_advisor.errors import UsageError
 from fusion_advisor.ignores import Ignore, ignores
 from fusion_advisor.report import (
@@ -55,8 +55,8 @@ def review(
     report: Report, policy: Policy, root: Path, baseline: tuple[str, Report] | None = None
 ) -> ReviewRow:
     """The findings of a report whose sources can be read from the working directory; `root` is the
-    repository's, `baseline` an earlier report by its name. UsageError for a baseline that was
-    judged otherwise.
+    repository's, `baseline` an earlier report by its name: nothing is new beside one that another
+    judge made. UsageError for a baseline of another device or scenario.
     """
     new = _new(report, baseline)
     comments = [ignore for file in _files(report) for ignore in ignores(Path(file), file)]
@@ -118,9 +118,9 @@ def _new(report: Report, baseline: tuple[str, Report] | None) -> set[str] | None
     if baseline is None:
         return None
     name, old = baseline
-    if differs := judged_alike(old, report):
+    if differs := asked_alike(old, report):
         raise UsageError(f"baseline {name}: {differs}; make it again with analyze --out")
-    return unknown_to(old, report)
+    return unknown_to(old, report) if same_judge(old, report) else None
 
 
 def _files(report: Report) -> list[str]:

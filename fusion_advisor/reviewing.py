@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from fusion_advisor.baseline import Baseline, beside, load_baseline
 from fusion_advisor.conditions import Condition, parse_condition, violation
 from fusion_advisor.configuration import Settings, Thresholds
 from fusion_advisor.errors import UsageError
 from fusion_advisor.explanation import entry
-from fusion_advisor.report import Report, load_report
+from fusion_advisor.report import Report
 from fusion_advisor.review import Policy, review, unused_in_all
 from fusion_advisor.rulebook import Rulebook
 
@@ -22,7 +23,7 @@ class Reviewing:
 
     def __init__(self, settings: Settings, rulebook: Rulebook, root: Path) -> None:
         values = settings.values
-        self._root = root
+        self._root, self._rulebook = root, rulebook
         self._policy = Policy(
             select=tuple(values.select),
             ignore=tuple(values.ignore),
@@ -42,16 +43,22 @@ class Reviewing:
             if values.baseline is not None
         }
 
-    def review(self, scenario: str, report: Report) -> None:
-        """Puts the findings into the report of a scenario."""
-        report.review = review(report, self._policy, self._root, self._baselines.get(scenario))
+    def review(self, scenario: str, report: Report) -> str:
+        """Puts the findings into the report of a scenario; a line for people on its baseline, empty
+        where there is nothing to say."""
+        baseline = self._baselines.get(scenario)
+        if baseline is not None:
+            baseline = self._baselines[scenario] = beside(baseline, report, self._rulebook)
+        given = (baseline.name, baseline.report) if baseline else None
+        report.review = review(report, self._policy, self._root, given)
+        return baseline.note if baseline else ""
 
     def failures(self, reports: Mapping[str, Report]) -> Iterator[str]:
         """A line for each condition that a reviewed report fails."""
         for name, report in reports.items():
             baseline = self._baselines.get(name)
             for condition in self._conditions:
-                if why := violation(condition, report, baseline[1] if baseline else None):
+                if why := violation(condition, report, baseline.report if baseline else None):
                     of = f" in {name}" if len(reports) > 1 else ""
                     yield f"--fail-on {condition.name}{of}: {why}"
 
@@ -77,11 +84,15 @@ def _condition(text: str, thresholds: Thresholds) -> Condition:
     condition = parse_condition(text)
     if condition.share is not None:
         return condition
-    shares = {"coverage": thresholds.coverage, "regression": thresholds.regression}
+    shares = {
+        "coverage": thresholds.coverage,
+        "regression": thresholds.regression,
+        "regression-time": thresholds.regression,
+    }
     return replace(condition, share=shares.get(condition.name))
 
 
-def _baseline(given: Path, scenario: str) -> tuple[str, Report]:
+def _baseline(given: Path, scenario: str) -> Baseline:
     """An earlier report: a file, or what `analyze --out` left in a folder."""
     file = given / scenario / "report.json" if scenario or given.is_dir() else given
-    return str(file), load_report(file)
+    return load_baseline(file)

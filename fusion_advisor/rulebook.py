@@ -387,9 +387,10 @@ class Search(Table):
 
 
 class Cache(Table):
-    """How many results are kept."""
+    """How many results are kept, and how many proofs of kernels."""
 
     entries: Count
+    proofs: Count
 
 
 class Capture(Table):

@@ -36,6 +36,7 @@ from fusion_advisor.emitted import Fault, cause
 from fusion_advisor.kernels import from_json, to_json
 from fusion_advisor.measurements import Ran, RunJob
 from fusion_advisor.models import OnHost, defaults, found_in, leading_sizes, resized
+from fusion_advisor.own_kernels import references
 from fusion_advisor.scenario import Scenario, Sizes
 from fusion_advisor.stepping import truth_of
 from fusion_advisor.workers import protocol
@@ -89,7 +90,8 @@ def _marked() -> Generator[None]:
 
 
 def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
-    """Runs the original and leaves what the patched model is held to."""
+    """Runs the original, with the references of kernels that it has already, and leaves what the
+    patched model is held to."""
     folder = Path(job.folder)
     try:
         _same_weights(job, model, folder)
@@ -248,5 +250,6 @@ def main() -> None:
             except Exception as error:  # noqa: BLE001 the user's code
                 answer(to_json(Ran(place, unfit=f"it cannot be built: {cause(error)}")))
                 continue
-            run = _patched if job.moved else _original
-            answer(to_json(run(job, models[job.at.built], place, device)))
+            with nullcontext() if job.moved else references():
+                run = _patched if job.moved else _original
+                answer(to_json(run(job, models[job.at.built], place, device)))

@@ -100,6 +100,8 @@ class Request:
     gpus: tuple[str, ...] = ()
     """The GPUs here, the first of which is judged for where no `device` is asked for: for what is
     measured on it. A report or a patch of anything else is the same on every machine."""
+    proofs: Path | None = None
+    """Where what checks and compiles came to is kept; None where each is done anew."""
 
 
 def named_by(model: str) -> str:

@@ -12,11 +12,12 @@ A child that crashes, hangs or fails to start gives one failed record.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from fusion_advisor.kernels import (
     Check,
@@ -28,13 +29,16 @@ from fusion_advisor.kernels import (
     from_json,
     to_json,
 )
+from fusion_advisor.proofs import Proofs
 from fusion_advisor.quantities import Number
 from fusion_advisor.rehearsal import REHEARSAL
 from fusion_advisor.rulebook import Verify
 from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.stamp import body
 from fusion_advisor.workers import Worker, WorkerError
 
 Where = Literal["auto", "interpreter", "gpu"]
+_Proof = TypeVar("_Proof", Check, Compiled)
 
 
 def criterion_of(rules: Verify) -> Criterion:
@@ -111,28 +115,39 @@ def collect_compiled(kernel: Kernel, answer: Future[str]) -> Compiled:
 class Provers:
     """The child processes that check and compile; None where that is not wanted.
 
-    `capability` is of the device, which need not be here (90: H100, H200)."""
+    `capability` is of the device, which need not be here (90: H100, H200). What `known` has is not
+    proven again."""
 
     check: Worker | None
     compile: Worker | None
     capability: int
     rules: Verify
+    known: Proofs | None = None
 
 
 @contextmanager
 def provers(
-    capability: int, rules: Verify, *, check: bool, compile: bool, where: Where = "interpreter"
+    capability: int,
+    rules: Verify,
+    *,
+    check: bool,
+    compile: bool,
+    where: Where = "interpreter",
+    known: Proofs | None = None,
 ) -> Generator[Provers, None, None]:
     """Children that start now and rehearse, so that they are warm when the kernels come. `where`
-    they check is the interpreter, which is on every machine, unless something is measured."""
+    they check is the interpreter, which is on every machine, unless something is measured. They
+    end with the block, in whatever they do."""
     with ExitStack() as stack:
         checking = stack.enter_context(checker(where, rules)) if check else None
         compiling = stack.enter_context(compiler(rules)) if compile else None
         if checking:
             submit_check(checking, REHEARSAL, seeds=1, rules=rules)
+            stack.callback(checking.abandon)
         if compiling:
             submit_compile(compiling, REHEARSAL, capability, rules=rules)
-        yield Provers(checking, compiling, capability, rules)
+            stack.callback(compiling.abandon)
+        yield Provers(checking, compiling, capability, rules, known)
 
 
 def holds(check: Check | None, compiled: Compiled | None) -> bool:
@@ -149,16 +164,50 @@ def verify(
     seeds, capability = rules.seeds.count, children.capability
     handed = [
         (
-            kernel,
-            check and submit_check(check, kernel, seeds=seeds, rules=rules),
-            compile and submit_compile(compile, kernel, capability, rules=rules),
+            check
+            and _proven(
+                Check,
+                to_json(CheckJob(_bare(kernel), seeds, criterion_of(rules))),
+                partial(submit_check, check, kernel, seeds=seeds, rules=rules),
+                partial(collect_check, kernel, seeds=seeds),
+                children.known,
+            ),
+            compile
+            and _proven(
+                Compiled,
+                to_json(CompileJob(_bare(kernel), capability)),
+                partial(submit_compile, compile, kernel, capability, rules=rules),
+                partial(collect_compiled, kernel),
+                children.known,
+            ),
         )
         for kernel in kernels
     ]
-    return [
-        (
-            checked and collect_check(kernel, checked, seeds=seeds),
-            compiled and collect_compiled(kernel, compiled),
-        )
-        for kernel, checked, compiled in handed
-    ]
+    return [(checked and checked(), compiled and compiled()) for checked, compiled in handed]
+
+
+def _bare(kernel: Kernel) -> Kernel:
+    """A kernel by what it does, wherever in a model it is."""
+    return replace(kernel, text=body(kernel.text))
+
+
+def _proven(
+    kind: type[_Proof],
+    job: str,
+    submit: Callable[[], Future[str]],
+    collect: Callable[[Future[str]], _Proof],
+    known: Proofs | None,
+) -> Callable[[], _Proof]:
+    """Begins a job, unless its record is known; the function given waits for the record."""
+    found = known and known.find(kind, job)
+    if found is not None:
+        return lambda: found
+    answer = submit()
+
+    def collected() -> _Proof:
+        proof = collect(answer)
+        if known is not None:
+            known.keep(job, proof)
+        return proof
+
+    return collected

@@ -16,6 +16,7 @@ from fusion_advisor.commands.options import (
     FailOn,
     Ignore,
     Options,
+    Redact,
     Search,
     Select,
     reviewing_options,
@@ -57,13 +58,20 @@ def analyze(
     with_graph: Annotated[
         bool, typer.Option("--with-graph", help="put the captured graph into the report")
     ] = False,
+    redact: Redact = False,
     cache: Annotated[
         bool, typer.Option(help="take what an earlier run of the unchanged model came to")
     ] = True,
 ) -> int:
     """Report what to fuse in MODEL, why, and what it saves; in each of its scenarios."""
+    from fusion_advisor.redact import redacted
     from fusion_advisor.reviewing import Reviewing, unused_comments
 
+    if redact and (out is not None or with_graph):
+        raise UsageError(
+            "--redact: kernels and graphs have the model's names in them: leave out --out and "
+            "--with-graph, or give report OUT/report.json --redact --format html"
+        )
     outputs = asked_outputs(format or [], json)
     settings = options.settings(**reviewing_options(baseline, fail_on, select, ignore))
     several = len(settings.scenarios) > 1
@@ -88,13 +96,15 @@ def analyze(
         report = reports[name] = outcome.report
         if with_graph:
             report.graph = dict(outcome.graph)
-        reviewing.review(name, report)
+        if note := reviewing.review(name, report):
+            tell(note)
         if out is not None:
             write_folder(out / name if several else out, outcome)
+        shared = redacted(report) if redact else report
         asked = [output.of(name) for output in outputs] if several else outputs
-        deliver(report, asked, verbose=options.verbose)
+        deliver(shared, asked, verbose=options.verbose)
         if shown and not several:
-            show(report, top, verbose=options.verbose)
+            show(shared, top, verbose=options.verbose)
     if several:
         _weigh(settings, reports, out, top)
         for name in reports if shown and options.verbose else ():

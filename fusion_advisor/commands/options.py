@@ -41,7 +41,7 @@ FailOn = Annotated[
     list[str] | None,
     typer.Option(
         help="exit with 1: new, accepted, advice, unverified, fault, regression[=SHARE],"
-        " coverage[=SHARE]"
+        " regression-time[=SHARE], coverage[=SHARE]"
     ),
 ]
 Select = Annotated[
@@ -53,6 +53,10 @@ Ignore = Annotated[
 Search = Annotated[
     bool,
     typer.Option("--search", help="on a GPU: time neighbouring configurations, keep the fastest"),
+]
+Redact = Annotated[
+    bool,
+    typer.Option("--redact", help="leave out source text, paths and names of modules and tensors"),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks and the model's output")]
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from fusion_advisor.files import require_file, require_folder, write
 if TYPE_CHECKING:
     from fusion_advisor.cache import Outcome
     from fusion_advisor.pipeline import Analysis
+    from fusion_advisor.records import Graph
     from fusion_advisor.report import Report
     from fusion_advisor.scenario import Request
     from fusion_advisor.search import Searched, Searcher
@@ -26,38 +28,54 @@ if TYPE_CHECKING:
 def outcome_of(request: Request, verbose: bool, *, cached: bool, assumed: bool = True) -> Outcome:
     """The report, kernels and graph of a request: of the cache where it has them, else anew. Says
     what was `assumed`, or nothing of that."""
-    from fusion_advisor.cache import Outcome, cache_folder, find, keep
+    from fusion_advisor.cache import Outcome, cache_folder, find, find_graph, keep, keep_graph
+    from fusion_advisor.capture import dismiss
     from fusion_advisor.frames import named
     from fusion_advisor.wire import graph_to_data
 
     rulebook, folder = rulebook_of(request.rules), cache_folder()
     found = find(folder, request, rulebook) if cached else None
     if found is not None:
+        dismiss()
         if assumed:
             tell(f"assumed: {'; '.join(found.report.scenario.defaults)}")
         tell(f"nothing changed since an earlier run: taken from {folder}; --no-cache runs again")
         return found
     started = time.time()
-    analysis = analyzed(request, verbose, assumed=assumed)
+    known = find_graph(folder, request, rulebook) if cached else None
+    if known is not None:
+        dismiss()
+        tell(f"the model is as it was captured before: taken from {folder}")
+    if cached:
+        request = replace(request, proofs=folder / "proofs")
+    analysis = analyzed(request, verbose, known=known, assumed=assumed)
     graph = analysis.flow.annotated.graph
     texts = {kernel.name: kernel.text for kernel in analysis.kernels}
     alike = graph.naming(lambda file: named(file, os.getcwd()))
     outcome = Outcome(analysis.report, texts, graph_to_data(alike))
+    if cached and known is None:
+        keep_graph(folder, request, rulebook, graph_to_data(graph), graph.files, started)
     if cached and not _failed_check(analysis.report) and not analysis.report.faults:
         keep(folder, request, rulebook, outcome, graph.files, started)
     return outcome
 
 
 def analyzed(
-    request: Request, verbose: bool, searcher: Searcher | None = None, *, assumed: bool = True
+    request: Request,
+    verbose: bool,
+    searcher: Searcher | None = None,
+    known: Graph | None = None,
+    *,
+    assumed: bool = True,
 ) -> Analysis:
-    """Runs the pipeline on a model that a child captures."""
+    """Runs the pipeline on a model that a child captures, or whose graph is known."""
     from fusion_advisor.capture import capturing
 
     most = rulebook_of(request.rules).capture.mask_elements.count
-    with capturing(
+    capture = capturing(
         request.model, request.scenario, request.limits, request.debug, mask_elements=most
-    ) as captured:
+    )
+    with nullcontext(lambda: known) if known else capture as captured:
         from fusion_advisor.pipeline import STAGES, analyze  # while the child imports torch
 
         stages = (*STAGES, "search") if searcher else STAGES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +16,10 @@ from fusion_advisor.files import require_file, require_folder, tree_of, write
 
 if TYPE_CHECKING:
     from fusion_advisor.configuration import Settings
-    from fusion_advisor.patching import Patched
+    from fusion_advisor.patch import Patch
+    from fusion_advisor.patching import Captured, Patched
     from fusion_advisor.records import Graph
-    from fusion_advisor.scenario import Moved, Scenario
+    from fusion_advisor.scenario import Moved, Request, Scenario
 
 
 @takes_options
@@ -38,6 +39,9 @@ def patch(
     check: Annotated[
         bool, typer.Option("--check", help="exit with 1 if kernels of an earlier patch are stale")
     ] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="write kernels of an earlier patch anew, in place")
+    ] = False,
     root: Annotated[
         Path | None, typer.Option(help="the tree that may be edited (default: the git one)")
     ] = None,
@@ -51,7 +55,7 @@ def patch(
     settings = options.settings()
     model = settings.model
     if model.startswith("hf:"):
-        if out is None or check or model_new or level != "kernel" or search:
+        if out is None or check or update or model_new or level != "kernel" or search:
             raise UsageError(f"patch {model}: takes --out FILE and no other form of patch")
         return _patch_family(options, settings, out, root or tree_of(out))
     file = Path(model.partition(":")[0])
@@ -59,12 +63,17 @@ def patch(
         raise UsageError(f"patch {model}: only a model in a .py file, or of hf:, has a source")
     if not file.is_file():
         raise UsageError(f"{file}: no such file")
+    if (check or update) and (
+        (check and update) or out or model_new or level != "kernel" or search
+    ):
+        raise UsageError("patch: --check and --update each stand alone")
     if check:
         return _check_kernels(file, settings.rules)
     require_triton("patch")
-    if out is None and model_new is None:
+    if out is None and model_new is None and not update:
         raise UsageError(
-            "patch: say where to write it: --out FILE, --model-new FILE or both; or give --check"
+            "patch: say where to write it: --out FILE, --model-new FILE or both; or give --check "
+            "or --update"
         )
     operators = one_of("--level", level, "kernel", "framework") == "framework"
     if operators and search:
@@ -86,6 +95,9 @@ def patch(
             trail=True, references=references, moved=moved,
         )  # fmt: skip
 
+    if update:
+        folder = _kernels_beside(file)
+        return _update(request, folder, tree, captured, verbose=options.verbose)
     if model_new is not None and model.partition(":")[2] not in ("", "Model"):
         raise UsageError(f"--model-new: {model} is not a class called Model")
     stages = (*STAGES, "search") if search else STAGES
@@ -143,15 +155,8 @@ def _written(
             f"the source cannot express groups that would save {wording.time(lost)} more "
             f"of {wording.time(made.free_us)}"
         )
-    if made.wrong:
-        for said, what in made.wrong.items():
-            tell(f"{said}: {what}")
-        raise PatchError("nothing is written, for the patched model is not the original")
-    for path, changed in made.patch.outdated.items():
-        tell(
-            f"{_beneath(str(path), made.root)}: {changed} changed since it was written; with this "
-            "patch it stands for that as it is now: see that it still computes it"
-        )
+    _refuse_wrong(made.wrong)
+    _tell_outdated(made.patch, made.root)
     left = False
     for place, text in ((out, made.diff), (model_new, made.model_new)):
         if place is None:
@@ -174,21 +179,76 @@ def _written(
 
 
 def _check_kernels(model: Path, rules: Sequence[Path]) -> int:
-    """Says of the kernels beside a model which are stale, and why."""
+    """Says of the kernels beside a model which are stale, and why; and which are of an older tool,
+    which fails nothing."""
     from fusion_advisor.machine import version
-    from fusion_advisor.package import package_name, stale
+    from fusion_advisor.package import older, stale
     from fusion_advisor.rulefiles import load_rulebook
+
+    folder = _kernels_beside(model)
+    found = [*stale(folder)]
+    for path, why in found:
+        tell(f"{path}: stale: {why}")
+    aged = [*older(folder, version("fusion-advisor") or "unknown", load_rulebook(rules).hash)]
+    for path, why in aged:
+        tell(f"{path}: {why}")
+    if aged:
+        tell(f"to have {'them' if len(aged) > 1 else 'it'} written anew: patch {model} --update")
+    if not found:
+        tell(f"{folder}: every kernel is as its patch left it, and so is what it was made from")
+    return FAILED if found else 0
+
+
+def _kernels_beside(model: Path) -> Path:
+    """The package of kernels beside a model's file. UsageError where there is none."""
+    from fusion_advisor.package import package_name
 
     folder = model.parent / package_name(model)
     if not folder.is_dir():
         raise UsageError(f"{folder}: is not there; write it with patch {model} --out FILE")
-    tool = version("fusion-advisor") or "unknown"
-    found = [*stale(folder, tool, load_rulebook(rules).hash)]
-    for path, why in found:
-        tell(f"{path}: stale: {why}")
-    if not found:
-        tell(f"{folder}: every kernel is as its patch left it, and so is what it was made from")
-    return FAILED if found else 0
+    return folder
+
+
+def _update(
+    request: Request, folder: Path, tree: Path, captured: Captured, *, verbose: bool
+) -> int:
+    """Writes the kernels beside a model anew, where they lie."""
+    from fusion_advisor.updating import STAGES, updated
+
+    with following(STAGES, verbose=verbose) as listener:
+        made = updated(request, tree, captured, listener)
+    for name, reason in made.left.items():
+        tell(f"{folder / name}.py: left as it is: {reason}")
+    _refuse_wrong(made.wrong)
+    for path, text in made.patch.after.items():
+        write(path, text)
+    for name in made.written:
+        tell(f"{folder / name}.py: written anew")
+    _tell_outdated(made.patch, tree)
+    if made.patch.after:
+        tell(f"{folder}: the model is what it was {', '.join(made.tried)}")
+    else:
+        tell(f"{folder}: nothing to write")
+    if made.ran:
+        tell(f"{folder}: {made.ran}")
+    return 0
+
+
+def _refuse_wrong(wrong: Mapping[str, str]) -> None:
+    """PatchError where a patched model is not the original, which is told of each scenario."""
+    for said, what in wrong.items():
+        tell(f"{said}: {what}")
+    if wrong:
+        raise PatchError("nothing is written, for the patched model is not the original")
+
+
+def _tell_outdated(patch: Patch, root: Path) -> None:
+    """Says of kernels which of their sources are others since they were written."""
+    for path, changed in patch.outdated.items():
+        tell(
+            f"{_beneath(str(path), root)}: {changed} changed since it was written; now it stands "
+            "for that as it is: see that it still computes it"
+        )
 
 
 def _beneath(file: str, root: Path) -> Path:

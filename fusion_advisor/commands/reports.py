@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusion_advisor.commands.options import FAILED, FORMAT_NAMES, Debug, FailOn
+from fusion_advisor.commands.options import FAILED, FORMAT_NAMES, Debug, FailOn, Redact, rulebook_of
 from fusion_advisor.commands.output import asked_outputs, deliver, tell
+
+if TYPE_CHECKING:
+    from fusion_advisor.report import Report
 
 
 def report(
@@ -20,13 +23,16 @@ def report(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="the text with every gate and all that is rejected")
     ] = False,
+    redact: Redact = False,
     debug: Debug = False,
 ) -> None:
     """Show a report again in any format, without running the model."""
+    from fusion_advisor.redact import redacted
     from fusion_advisor.report import load_report
 
     outputs = asked_outputs(format or ["text"], None)
-    deliver(load_report(file), outputs, verbose=verbose)
+    found = load_report(file)
+    deliver(redacted(found) if redact else found, outputs, verbose=verbose)
 
 
 def diff(
@@ -38,11 +44,10 @@ def diff(
     """Say what a change did to traffic and verdicts."""
     from fusion_advisor.compare import compare
     from fusion_advisor.conditions import parse_condition, violation
-    from fusion_advisor.report import load_report
     from fusion_advisor.review import Policy, review
 
     conditions = [parse_condition(text) for text in fail_on or []]
-    before, after = load_report(old), load_report(new)
+    before, after = _by_one_judge(old, new)
     for line in compare(before, after):
         print(line)
     if conditions:
@@ -52,3 +57,24 @@ def diff(
         if why:
             tell(f"fusion-advisor: --fail-on {name}: {why}")
     return FAILED if any(broken.values()) else 0
+
+
+def _by_one_judge(old: Path, new: Path) -> tuple[Report, Report]:
+    """Two reports, judged again by this version where others made them and their graphs are there;
+    which those are is told."""
+    from fusion_advisor.baseline import judged_again
+    from fusion_advisor.compare import by, same_judge
+    from fusion_advisor.report import Report, load_report
+
+    before, after = load_report(old), load_report(new)
+    if same_judge(before, after):
+        return before, after
+    rulebook = rulebook_of(None)
+    found = [judged_again(before, old, rulebook), judged_again(after, new, rulebook)]
+    for file, report, again in zip((old, new), (before, after), found, strict=True):
+        said = again if isinstance(again, str) else "judged again from its graph"
+        tell(f"{file}: made by {by(report)}: {said}")
+    first, second = found
+    if isinstance(first, Report) and isinstance(second, Report):
+        return first, second
+    return before, after

@@ -255,3 +255,13 @@ def test_what_waits_for_a_matmul_is_no_neighbour() -> None:
     x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
     launches = slice(0, 5)
     assert weighed(block, x, torch.empty_like(x), parts=launches).blocked_bytes == 0
+
+
+def test_the_names_of_our_options_stay() -> None:
+    """What is not ours goes to Inductor, which refuses what it does not know."""
+    given = {"inner": "eager", "take_all": True, "device": "h200", "rules": ()}
+    asked = dict(given)
+    options_of = importlib.import_module("fusion_advisor.backend")._options
+    chosen = options_of(None, asked)
+    assert asked == {}, "each of them is ours"
+    assert (chosen.device, chosen.compiler.take_all) == ("h200", True)

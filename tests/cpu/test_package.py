@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fusion_advisor.errors import UsageError
 from fusion_advisor.machine import version
-from fusion_advisor.package import kernels_of, read_package, stale
+from fusion_advisor.package import kernels_of, older, read_package, stale
 from fusion_advisor.patching import Patched, patched
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
-from fusion_advisor.stamp import body
+from fusion_advisor.stamp import body, read_stamp, stamped
+from fusion_advisor.updating import Updated, updated
 
 from .in_process import captured
 
@@ -73,8 +76,35 @@ def kernels(folder: Path) -> dict[str, str]:
     return kernels_of(read_package(folder / "fused_model"))
 
 
-def reasons(folder: Path, tool: str = TOOL, rules: str = RULES) -> dict[str, str]:
-    return {file.name: why for file, why in stale(folder / "fused_model", tool, rules)}
+def reasons(folder: Path) -> dict[str, str]:
+    return {file.name: why for file, why in stale(folder / "fused_model")}
+
+
+def aged(folder: Path, tool: str = TOOL, rules: str = RULES) -> dict[str, str]:
+    return {file.name: why for file, why in older(folder / "fused_model", tool, rules)}
+
+
+def made_older(folder: Path) -> None:
+    """The kernels as an earlier version left them, which wrote other texts."""
+    for name, text in kernels(folder).items():
+        stamp = read_stamp(text)
+        assert stamp
+        old = text.replace("num_warps=", "num_warps=1 * ")
+        assert old != text
+        old = stamped(old, replace(stamp, tool="0.0.1", rules="0" * 12))
+        (folder / "fused_model" / f"{name}.py").write_text(old)
+
+
+def brought_up(folder: Path) -> Updated:
+    """The kernels of a folder written anew, unchecked, where nothing is wrong."""
+    request = Request(
+        str(folder / "model.py"), Scenario(), device="h200", verify=False, compile=False
+    )
+    made = updated(request, folder.resolve(), captured)
+    assert made.wrong == {}
+    for path, text in made.patch.after.items():
+        path.write_text(text)
+    return made
 
 
 def test_a_patch_applied_twice_changes_nothing(folder: Path) -> None:
@@ -129,13 +159,6 @@ def test_statements_that_were_put_back_get_their_kernel_again(folder: Path) -> N
 
 def test_what_is_stale(folder: Path) -> None:
     assert reasons(folder) == {}
-    assert reasons(folder, tool="9.9") == {
-        "swiglu.py": f"it was written by fusion-advisor {TOOL}, this is 9.9"
-    }
-    other = "0" * 64
-    assert reasons(folder, rules=other) == {
-        "swiglu.py": f"it was written under rules {RULES[:12]}, these are {other[:12]}"
-    }
     model, kernel = folder / "model.py", folder / "fused_model" / "swiglu.py"
     model.write_text(model.read_text() + "\n# more\n")
     assert reasons(folder) == {"swiglu.py": "model.py changed since"}
@@ -145,6 +168,98 @@ def test_what_is_stale(folder: Path) -> None:
     }
     kernel.write_text("def swiglu(a, b):\n    return a\n")
     assert reasons(folder) == {"swiglu.py": "does not say what wrote it"}
+    assert aged(folder) == {}
+
+
+def test_an_older_tool_and_other_rules_are_told_and_make_nothing_stale(folder: Path) -> None:
+    assert aged(folder) == {}
+    other = "0" * 64
+    assert aged(folder, tool="9.9") == {
+        "swiglu.py": f"written by fusion-advisor {TOOL}, this is 9.9"
+    }
+    assert aged(folder, rules=other) == {
+        "swiglu.py": f"written by rules {RULES[:12]}, these are {other[:12]}"
+    }
+    made_older(folder)
+    assert reasons(folder) == {}
+
+
+def test_kernels_of_an_older_tool_are_written_anew_in_place(folder: Path) -> None:
+    before, model = kernels(folder), (folder / "model.py").read_text()
+    made_older(folder)
+    (folder / "fused_model" / "__init__.py").touch()
+    made = brought_up(folder)
+    assert (made.written, made.left) == (("swiglu",), {})
+    assert [path.name for path in made.patch.after] == ["swiglu.py"]
+    assert body(kernels(folder)["swiglu"]) == body(before["swiglu"])
+    assert (folder / "model.py").read_text() == model
+    assert (reasons(folder), aged(folder)) == ({}, {})
+    assert brought_up(folder).patch.after == {}, "there is nothing left to do"
+    assert again(folder).diff == ""
+
+
+def test_a_kernel_written_anew_names_the_line_that_calls_it(folder: Path) -> None:
+    made_older(folder)
+    brought_up(folder)
+    lines = (folder / "model.py").read_text().splitlines()
+    called = next(n for n, line in enumerate(lines, 1) if "fused_model.swiglu(" in line)
+    assert f"\nSource: model.py:{called}.\n" in kernels(folder)["swiglu"]
+
+
+def test_sources_that_changed_are_taken_as_they_are_and_told(folder: Path) -> None:
+    model = folder / "model.py"
+    model.write_text(model.read_text() + "\n# more\n")
+    made = brought_up(folder)
+    assert {path.name: what for path, what in made.patch.outdated.items()} == {
+        "swiglu.py": "model.py"
+    }
+    assert reasons(folder) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda text: text.replace("num_warps=", "num_warps=1 * "), "it was edited since"),
+        (lambda text: "def swiglu(a, b):\n    return a\n", "it does not say what wrote it"),
+    ],
+)
+def test_what_is_not_as_it_was_written_is_left(
+    folder: Path, change: Callable[[str], str], why: str
+) -> None:
+    kernel = folder / "fused_model" / "swiglu.py"
+    kernel.write_text(change(kernel.read_text()))
+    mine = kernel.read_text()
+    made = brought_up(folder)
+    assert made.left["swiglu"].startswith(why)
+    assert kernel.read_text() == mine
+
+
+def test_a_kernel_that_is_not_called_is_left(folder: Path) -> None:
+    made_older(folder)
+    (folder / "model.py").write_text(MODEL)
+    assert brought_up(folder).left == {"swiglu": "the model does not call it as it was run"}
+
+
+def test_a_kernel_that_would_take_its_arguments_in_another_order_is_left(folder: Path) -> None:
+    """An earlier version may have ordered them otherwise; the calls in the source stay."""
+    (text,) = kernels(folder).values()
+    stamp, call = read_stamp(text), "(linear_view_1, linear_1_view_1)"
+    assert stamp
+    assert f"def swiglu{call}" in text
+    turned = text.replace(f"def swiglu{call}", "def swiglu(linear_1_view_1, linear_view_1)")
+    turned = turned.replace(f"def reference{call}", "def reference(linear_1_view_1, linear_view_1)")
+    for called in ("return reference", "fall_back(problem, "):
+        turned = turned.replace(
+            f"{called}{call[1:] if called.endswith(' ') else call}",
+            f"{called}{'' if called.endswith(' ') else '('}linear_1_view_1, linear_view_1)",
+        )
+    (folder / "fused_model" / "swiglu.py").write_text(stamped(turned, stamp))
+    model = folder / "model.py"
+    model.write_text(
+        model.read_text().replace("(self.gate(x), self.up(x))", "(self.up(x), self.gate(x))")
+    )
+    made = brought_up(folder)
+    assert made.left == {"swiglu": "it would take other arguments"}
 
 
 def test_a_kernel_that_somebody_edited_stays_as_it_is(folder: Path) -> None:
@@ -182,6 +297,29 @@ def test_the_command_says_what_is_stale_and_the_test_runs(folder: Path) -> None:
     done = check()
     assert done.returncode == 1
     assert done.stderr == "fused_model/swiglu.py: stale: model.py changed since\n"
+
+
+def test_the_command_writes_kernels_anew(folder: Path) -> None:
+    program = Path(sys.executable).parent / "fusion-advisor"
+
+    def patch(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, "patch", "model.py", *options], capture_output=True, text=True, cwd=folder
+        )
+
+    made_older(folder)
+    done = patch("--check")
+    assert done.returncode == 0, done.stderr
+    told, how, last = done.stderr.splitlines()
+    assert told.startswith("fused_model/swiglu.py: written by fusion-advisor 0.0.1, this is ")
+    assert how == "to have it written anew: patch model.py --update"
+    done = patch("--update", "--device", "h200", "--no-compile")
+    assert done.returncode == 0, done.stderr
+    assert "fused_model/swiglu.py: written anew\n" in done.stderr
+    assert "launches of kernels on Triton's interpreter" in done.stderr, "run beside the old one"
+    assert patch("--check").stderr == f"{last}\n"
+    done = patch("--update", "--check")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 def test_a_source_that_is_not_utf_8_is_one_line(tmp_path: Path) -> None:

@@ -167,6 +167,35 @@ def test_a_second_run_of_an_unchanged_model_is_the_first_ones(repository: Path) 
     assert "5 kernels in one" in changed.stderr
 
 
+def test_another_device_takes_the_graph_and_the_proofs(repository: Path) -> None:
+    (repository / "pyproject.toml").unlink()
+    cached = {"FUSION_ADVISOR_CACHE": str(repository / "cache")}
+
+    def report(device: str, *options: str) -> tuple[str, dict[str, object]]:
+        done = run(
+            "analyze", "norm_silu.py", "--device", device, "--json", "-", *options,
+            cwd=repository, environment=cached,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        content = json.loads(done.stdout)
+        content["model"].pop("capture_seconds", None)
+        return done.stderr, content
+
+    first, _ = report("h200")
+    assert "captured before" not in first
+    proofs = sorted((repository / "cache" / "proofs").iterdir())
+    assert len(proofs) == 2, "a check and a compile"
+    told, content = report("h100")
+    assert "the model is as it was captured before: taken from " in told
+    assert sorted((repository / "cache" / "proofs").iterdir()) == proofs, "the kernel is the same"
+    assert report("h100", "--no-cache") == (told.split("\n", 1)[1], content)
+    model = repository / "norm_silu.py"
+    model.write_text(f"# more\n{model.read_text()}")
+    moved, _ = report("h200")
+    assert "captured before" not in moved
+    assert sorted((repository / "cache" / "proofs").iterdir()) == proofs, "its lines moved alone"
+
+
 def test_init_writes_what_analyze_takes(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "mine"\n')

@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor import cache
-from fusion_advisor.cache import Outcome, cache_folder, find, keep
+from fusion_advisor import kept as kept_files
+from fusion_advisor.cache import Outcome, cache_folder, find, find_graph, keep, keep_graph
+from fusion_advisor.kernels import Check, Compiled
+from fusion_advisor.proofs import Proofs
+from fusion_advisor.records import Graph, Ref
 from fusion_advisor.rulebook import Rulebook
 from fusion_advisor.rulefiles import load_rulebook
 from fusion_advisor.scenario import Request, Scenario
+from fusion_advisor.wire import graph_to_data
 
-from .test_report import mixed
+from .test_report import chain, mixed
 
 RULES = load_rulebook()
 
@@ -83,7 +87,7 @@ def test_other_rules_and_versions_are_a_miss(
     overlay = tmp_path / "mine.toml"
     overlay.write_text("[gates.traffic-saving.limits.ratio]\nvalue = 2\nunit='x'\nsource='me'\n")
     assert find(folder, request, load_rulebook([overlay])) is None
-    monkeypatch.setattr(cache, "_installed", lambda: ["torch-99.dist-info"])
+    monkeypatch.setattr(kept_files, "installed", lambda: ("torch-99.dist-info",))
     assert find(folder, request, RULES) is None
 
 
@@ -148,3 +152,103 @@ def test_an_entry_is_json(model: Path) -> None:
     folder, _ = kept(model)
     (file,) = folder.glob("*.json")
     assert set(json.loads(file.read_text())) == {"files", "report", "kernels", "graph"}
+
+
+def captured(model: Path, **options: object) -> tuple[Path, Request]:
+    """A folder with the graph of a request's model."""
+    request = replace(Request("model.py"), **options)  # type: ignore[arg-type]
+    folder = model.parent / "cache"
+    files = [str(model), str(model.parent / "parts.py")]
+    keep_graph(folder, request, RULES, graph_to_data(GRAPH), files, time.time() + 1)
+    return folder, request
+
+
+GRAPH = Graph(chain("aten.cos.default"), (Ref("n1"),), source="model.py")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"device": "a100-80gb"}, {"verify": False}, {"folder": "kernels"}, {"command": "another"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_graph_serves_every_device_and_output(model: Path, options: dict[str, object]) -> None:
+    folder, request = captured(model)
+    other = replace(request, **options)  # type: ignore[arg-type]
+    assert find_graph(folder, other, RULES) == GRAPH
+    assert find(folder, request, RULES) is None, "nothing is known of what it came to"
+
+
+def test_another_model_scenario_or_file_is_captured_anew(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, request = captured(model)
+    for other in ({"model": "parts.py"}, {"scenario": Scenario(batch=2)}):
+        assert find_graph(folder, replace(request, **other), RULES) is None  # type: ignore[arg-type]
+    (model.parent / "parts.py").write_text("x = 2\n")
+    assert find_graph(folder, request, RULES) is None
+    folder, request = captured(model)
+    assert find_graph(folder, request, RULES) == GRAPH
+    monkeypatch.setattr(kept_files, "installed", lambda: ("torch-99.dist-info",))
+    assert find_graph(folder, request, RULES) is None
+
+
+def test_of_a_configuration_the_content_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text('{"hidden_size": 64}')
+    request, folder = Request("hf:config.json"), tmp_path / "cache"
+    keep_graph(folder, request, RULES, graph_to_data(GRAPH), [], time.time() + 1)
+    assert find_graph(folder, request, RULES) == GRAPH
+    file.write_text('{"hidden_size": 128}')
+    assert find_graph(folder, request, RULES) is None
+
+
+def test_what_passed_is_not_proven_again(tmp_path: Path) -> None:
+    proofs = Proofs(tmp_path / "proofs", 2)
+    check = Check("softmax", "interpreter", True, ("4 x 8",), 6, 1e-7, 1e-7, 2e-7)
+    proofs.keep("job", check)
+    assert proofs.find(Check, "job") == check
+    assert proofs.find(Check, "another") is None
+    assert proofs.find(Compiled, "job") is None
+    proofs.keep("job", Compiled("softmax"))
+    assert proofs.find(Compiled, "job") == Compiled("softmax")
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [
+        Check("softmax", "interpreter", False, failure="no answer within 180 s"),
+        Check("softmax", "cuda:NVIDIA H200", True),
+        Compiled("softmax", failure="ptxas"),
+    ],
+)
+def test_what_failed_or_ran_on_a_gpu_is_proven_again(
+    tmp_path: Path, proof: Check | Compiled
+) -> None:
+    proofs = Proofs(tmp_path / "proofs", 2)
+    proofs.keep("job", proof)
+    assert proofs.find(type(proof), "job") is None
+
+
+def test_a_proof_that_cannot_be_read_is_made_again(tmp_path: Path) -> None:
+    proofs = Proofs(tmp_path / "proofs", 2)
+    proofs.keep("job", Compiled("softmax"))
+    (file,) = (tmp_path / "proofs").iterdir()
+    for text in ("", "{", "3", "[]", '"{}"', '"x"'):
+        file.write_text(text)
+        assert proofs.find(Compiled, "job") is None
+
+
+def test_proofs_that_were_used_least_recently_go_first(tmp_path: Path) -> None:
+    proofs = Proofs(tmp_path / "proofs", 2)
+    for number in range(3):
+        proofs.keep(str(number), Compiled(str(number)))
+        for at, file in enumerate(sorted((tmp_path / "proofs").iterdir(), key=_age)):
+            os.utime(file, (at + 1, at + 1))
+    assert [proofs.find(Compiled, str(n)) is None for n in range(3)] == [True, False, False]
+
+
+def _age(file: Path) -> float:
+    return file.stat().st_mtime

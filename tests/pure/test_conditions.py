@@ -76,21 +76,32 @@ def test_new_groups_that_nobody_ignores() -> None:
     assert violation(condition, reviewed(mixed(), mixed()), mixed()) == ""
 
 
-@pytest.mark.parametrize("name", ["new", "regression"])
+@pytest.mark.parametrize("name", ["new", "regression", "regression-time"])
 def test_what_compares_needs_a_baseline(name: str) -> None:
     with pytest.raises(UsageError, match=f"--fail-on {name}: compares with --baseline"):
         violation(Condition(name), reviewed(mixed()))
 
 
-def test_time_and_bytes_may_grow_by_a_share() -> None:
+def test_bytes_and_launches_may_grow_by_a_share() -> None:
     old, new = mixed(), reviewed(mixed())
     assert violation(Condition("regression"), new, old) == ""
-    new.totals.time_us *= 1.1
+    old.totals.kernels_unfused = 10
+    new.totals.kernels_unfused = 11
     new.totals.hbm_bytes_unfused *= 2
     said = violation(Condition("regression", 0.05), new, old)
-    assert said == "time grew by 10 %, HBM bytes grew by 100 %, allowed 5 %"
-    assert "time" not in violation(Condition("regression", 0.5), new, old)
+    assert said == "HBM bytes grew by 100 %, launches grew by 10 %, allowed 5 %"
+    assert "launches" not in violation(Condition("regression", 0.5), new, old)
     assert violation(Condition("regression", 1.0), new, old) == ""
+
+
+def test_predicted_time_is_asked_for_by_name() -> None:
+    old, new = mixed(), reviewed(mixed())
+    new.totals.time_us *= 1.1
+    assert violation(Condition("regression"), new, old) == ""
+    condition = Condition("regression-time", 0.05)
+    assert violation(condition, new, old) == "time grew by 10 %, allowed 5 %"
+    old.rules.hash = "0" * 64
+    assert violation(condition, new, old) == "", "other rules predicted the other time"
 
 
 def test_less_coverage_than_needed() -> None:

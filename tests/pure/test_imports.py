@@ -72,8 +72,9 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "resized",
         "alone held",
         "emit",
-        "stamp",
+        "stamp kept",
         # proof: `checking` and `compiling` are the child processes of `verify`
+        "proofs",
         "workers interpreting comparing counting",
         "stepping",
         "verify",
@@ -95,10 +96,10 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "judge ledger beside",
         "recommend",
         "assemble",
-        "reports",
+        "reports redact",
         "compare",
         "review conditions weighted cache",
-        "configuration",
+        "baseline configuration",
         "reviewing",
         # the kernels in the model's own source
         "editing",
@@ -108,9 +109,11 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         # where stages meet, and who may call that
         "pipeline bench",
         "patching dividing",
+        "updating",
         # torch.compile's backend: calls the pipeline as the command line does
         "substitute",
         "backend applied recorded",
+        "live",
         "transformers_patch",
         "commands",
         "cli",
@@ -143,7 +146,7 @@ USES_TORCH = frozenset(
         "replay",
     }
     | {"measuring", "running", "inductor_coverage", "lowering", "substitute", "backend", "applied"}
-    | {"transformers_patch", "signature", "recorded"}
+    | {"transformers_patch", "signature", "recorded", "live"}
 )
 """Who may import torch or triton, at the top or inside a function."""
 

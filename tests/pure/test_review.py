@@ -217,7 +217,6 @@ def test_what_was_rejected_before_is_new() -> None:
     ("field", "value", "message"),
     [
         ("device.name", "a100", "it is of a100, and this report of h200"),
-        ("rules.hash", "0123456789", "it is by rules 01234567"),
         ("scenario.phase", "decode", "its phase is decode, and that of this report forward"),
     ],
 )
@@ -229,3 +228,14 @@ def test_a_baseline_that_was_judged_otherwise_is_refused(
     setattr(getattr(old, row), name, value)
     with pytest.raises(UsageError, match=f"^baseline base.json: {message}.*; make it again"):
         review(report_at(4), Policy(), HERE, ("base.json", old))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("rules.hash", "0123456789"), ("tool.version", "0.0")]
+)
+def test_nothing_is_new_beside_what_another_judge_made(field: str, value: str) -> None:
+    old = report_at(90, ops=3)
+    row, name = field.split(".")
+    setattr(getattr(old, row), name, value)
+    (finding,) = review(report_at(4), Policy(), HERE, ("base.json", old)).findings
+    assert finding.state == ""
