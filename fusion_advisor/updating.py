@@ -26,7 +26,7 @@ from fusion_advisor.faults import Faults
 from fusion_advisor.framework import exact
 from fusion_advisor.idiom import name_of
 from fusion_advisor.kernels import Kernel
-from fusion_advisor.machine import choose_device, gpu_names
+from fusion_advisor.machine import choose_device
 from fusion_advisor.package import (
     kernels_of,
     mark_of,
