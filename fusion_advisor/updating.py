@@ -80,8 +80,8 @@ def updated(
     model = Path(request.model.partition(":")[0]).resolve()
     folder = model.parent / package_name(model)
     standing = read_package(folder)
-    rulebook, gpus = load_rulebook(request.rules), gpu_names()
-    device, chosen = choose_device(request.device, rulebook, gpus)
+    rulebook = load_rulebook(request.rules)
+    device, chosen = choose_device(request.device, rulebook, request.gpus)
 
     def graph_of(scenario: Scenario) -> Graph:
         return _at_calls(captured(request.model, scenario, folder.name, None), folder)
@@ -112,7 +112,7 @@ def updated(
                 subject = decision.subject
                 kernel = attempt(
                     subject.flow, decision, name, rulebook,
-                    framework=exact(subject, name_of(subject, rulebook)), full_size=bool(gpus),
+                    framework=exact(subject, name_of(subject, rulebook)),
                 )  # fmt: skip
                 if not isinstance(kernel, Kernel):
                     raise NotPlaced(kernel)
