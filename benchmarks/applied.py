@@ -36,15 +36,15 @@ LAYERS = 4
 def tried(family: str) -> dict[str, Any]:
     """One family: what is put, what it saves, and why the rest is not."""
     from fusion_advisor import apply
-    from fusion_advisor.annotate import annotate
-    from fusion_advisor.capture import capture_module
-    from fusion_advisor.dataflow import dataflow
-    from fusion_advisor.decide import decide
-    from fusion_advisor.group import group
-    from fusion_advisor.identify import identify
-    from fusion_advisor.loading import load
-    from fusion_advisor.rulefiles import load_rulebook
-    from fusion_advisor.scenario import Scenario
+    from fusion_advisor.capture.child import capture_module
+    from fusion_advisor.capture.loading import load
+    from fusion_advisor.cost.annotate import annotate
+    from fusion_advisor.cost.dataflow import dataflow
+    from fusion_advisor.fusion.components import group
+    from fusion_advisor.fusion.decide import decide
+    from fusion_advisor.fusion.findings import identify
+    from fusion_advisor.ir.scenario import Scenario
+    from fusion_advisor.rulebook.load import load_rulebook
 
     rulebook = load_rulebook()
     scenario = Scenario(dtype="bfloat16", batch=BATCHES.get(family, 4))

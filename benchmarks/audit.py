@@ -30,15 +30,15 @@ from typing import Any
 import sweep
 from rich.console import Console
 
-from fusion_advisor.annotate import Annotated, annotate
-from fusion_advisor.capture import capture_here
-from fusion_advisor.dataflow import dataflow
-from fusion_advisor.decide import decide
-from fusion_advisor.emit import emit
-from fusion_advisor.group import Grouping, group
-from fusion_advisor.kernels import Check, Kernel, from_json, to_json
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.verify import checker, collect_check, submit_check
+from fusion_advisor.capture.child import capture_here
+from fusion_advisor.codegen.emit import emit
+from fusion_advisor.cost.annotate import Annotated, annotate
+from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.fusion.components import Grouping, group
+from fusion_advisor.fusion.decide import decide
+from fusion_advisor.ir.kernel import Check, Kernel, from_json, to_json
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.verify.driver import checker, collect_check, submit_check
 
 RULES = load_rulebook()
 

@@ -136,10 +136,10 @@ def _beside(file: Path, failures: list[str]) -> Row:
 
 def beside(home: Path) -> Row:
     """Sizes at which both ran, and where the patched module differs from the original."""
-    from fusion_advisor.checking import prepare, truth
-    from fusion_advisor.comparing import compare
-    from fusion_advisor.rulefiles import load_rulebook
-    from fusion_advisor.verify import criterion_of
+    from fusion_advisor.rulebook.load import load_rulebook
+    from fusion_advisor.verify.check_child import prepare, truth
+    from fusion_advisor.verify.driver import criterion_of
+    from fusion_advisor.verify.tolerance import compare
 
     prepare("interpreter")
     os.environ["FUSION_ADVISOR_STRICT"] = "0"  # a launcher may refuse a size, and say so

@@ -84,8 +84,8 @@ def _emit(arguments: argparse.Namespace) -> int:
 def _drawn(seed: int) -> list[Line]:
     """The kernels of one region; a region that cannot be emitted is a line that says so."""
     sys.path.insert(0, str(ROOT))
-    from fusion_advisor.emit import emit
-    from fusion_advisor.kernels import to_json
+    from fusion_advisor.codegen.emit import emit
+    from fusion_advisor.ir.kernel import to_json
     from tests.cpu.regions import RULES
     from tests.cpu.sketches import Seeded, planned, sketched
 
@@ -158,10 +158,10 @@ def _checked(given: tuple[Line, str, int]) -> Line:
     if "kernel" not in job:
         return result | {"failure": job["failure"]}
     sys.path.insert(0, str(ROOT))
-    from fusion_advisor.checking import check, prepare
-    from fusion_advisor.kernels import Kernel, from_json
-    from fusion_advisor.rulefiles import load_rulebook
-    from fusion_advisor.verify import criterion_of
+    from fusion_advisor.ir.kernel import Kernel, from_json
+    from fusion_advisor.rulebook.load import load_rulebook
+    from fusion_advisor.verify.check_child import check, prepare
+    from fusion_advisor.verify.driver import criterion_of
 
     _limited()
     try:

@@ -25,9 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fusion_advisor.kernels import Case, Check, Kernel, from_json
-from fusion_advisor.verify import checker, collect_check, submit_check
-from fusion_advisor.workers import Worker
+from fusion_advisor.ir.kernel import Case, Check, Kernel, from_json
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import checker, collect_check, submit_check
 
 FULL = "the graph's sizes"
 MOST_BYTES = 12_000_000_000
@@ -223,8 +223,8 @@ def _timed(job: dict[str, Any]) -> tuple[int, float, float, float, float] | None
     import torch
     from triton.testing import do_bench
 
-    from fusion_advisor.checking import build_inputs
-    from fusion_advisor.emitted import load_module
+    from fusion_advisor.support.load_kernel_file import load_module
+    from fusion_advisor.verify.check_child import build_inputs
 
     kernel = _kernel(job)
     case = _full(kernel)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fusion_advisor.emitted import lasting_folder, load_module
+from fusion_advisor.support.load_kernel_file import lasting_folder, load_module
 
 BATCHES, CALLS = 31, 200
 

@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from fusion_advisor.loading import load
+from fusion_advisor.capture.loading import load
+from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.ops import REGISTRY
-from fusion_advisor.scenario import Scenario
 
 COUNTED_PATTERNS = ("matmul", "convolution", "attention", "recurrent")
 """The ops whose FLOPs `flop_counter` knows."""
@@ -53,7 +53,7 @@ class Seen:
 
 
 def count(model: str, scenario: Scenario) -> Seen:
-    """Load a model as `capture` does and run it once, eagerly, under fake tensors."""
+    """Load a model as `analyze` does and run it once, eagerly, under fake tensors."""
     loaded = load(model, scenario)
     seen = Seen()
     flops = FlopCounterMode(display=False, custom_mapping=_CPU_VARIANTS)

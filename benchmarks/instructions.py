@@ -6,7 +6,7 @@ A kernel applies a primitive some times to a value in registers, another one mor
 difference takes, over the rate at which the device's lanes issue (128 a clock and multiprocessor,
 at the clock that the driver reports), is the figure, in instructions. Arguments are of the sizes
 that activations have, so that the slow paths of library functions, for huge arguments, are not
-counted. `fast`, `precise` and `double` are the spellings of `fusion_advisor.primitives`.
+counted. `fast`, `precise` and `double` are the spellings of `fusion_advisor.region.primitives`.
 """
 
 # torch and Triton are typed in places only.
@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-from fusion_advisor.contracted import WITH_ONE
-from fusion_advisor.emitted import load_module
-from fusion_advisor.primitives import HELPERS, PRIMITIVES, Primitive
+from fusion_advisor.region.peephole import WITH_ONE
+from fusion_advisor.region.primitives import HELPERS, PRIMITIVES, Primitive
+from fusion_advisor.support.load_kernel_file import load_module
 
 FEW, MANY = 64, 256
 """Applications of the primitive in the two kernels."""

@@ -1,4 +1,4 @@
-"""What the L1 serves a request of a warp in, beside `fusion_advisor.wavefronts`; writes a table.
+"""What the L1 serves a request of a warp in, beside the model of bank conflicts; writes a table.
 
     ncu --profile-from-start off --clock-control none --csv --page raw \\
         --metrics l1tex__data_pipe_lsu_wavefronts.sum --log-file counters.csv \\
@@ -26,7 +26,7 @@ from typing import Any
 
 from predictions.counters import number, rows
 
-from fusion_advisor.wavefronts import wavefronts_of
+from fusion_advisor.perfmodel.bank_conflicts import wavefronts_of
 
 METRIC = "l1tex__data_pipe_lsu_wavefronts.sum"
 LANES = 32

@@ -29,7 +29,7 @@ from patterns import patterns
 from predictions.counters import case, number, rows
 from speed import FLUSH_BYTES, Whole
 
-from fusion_advisor.emitted import cause
+from fusion_advisor.support.load_kernel_file import cause
 
 ACTIVE = "avg.pct_of_peak_sustained_active"
 SHARES = {

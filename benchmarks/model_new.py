@@ -42,7 +42,7 @@ def make(options: argparse.Namespace) -> None:
     """A file with `ModelNew` for every problem that has a group."""
     sys.path.insert(0, str(ROOT))
     from benchmarks.patches import tried  # from the repository
-    from fusion_advisor.scenario import Request, Scenario
+    from fusion_advisor.ir.scenario import Request, Scenario
 
     rows = options.out / "made.jsonl"
     known = {row["problem"] for row in _rows(rows)}
@@ -149,7 +149,7 @@ def _checked(evaluation: ModuleType, original: str, custom: str, trials: int) ->
     """What KernelBench says of one file, and which kernels were launched meanwhile."""
     import torch
 
-    from fusion_advisor.counting import counted
+    from fusion_advisor.verify.launch_counter import counted
 
     said = io.StringIO()
     with counted() as launched, contextlib.redirect_stdout(said):

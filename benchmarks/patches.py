@@ -22,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fusion_advisor.errors import AdvisorError
-from fusion_advisor.patching import patched
-from fusion_advisor.scenario import Request, Scenario
+from fusion_advisor.ir.scenario import Request, Scenario
+from fusion_advisor.support.errors import AdvisorError
+from fusion_advisor.workflows.patch import patched
 
 ROOT = Path(__file__).resolve().parents[1]
 

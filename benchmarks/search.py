@@ -23,20 +23,20 @@ from pathlib import Path
 import torch
 from patterns import Pattern, patterns
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.capture import capture_module
-from fusion_advisor.dataflow import dataflow
-from fusion_advisor.decide import Decision, decide
-from fusion_advisor.emit import attempt
-from fusion_advisor.group import group
-from fusion_advisor.kernels import Kernel
-from fusion_advisor.measure import ceilings, timing_rules
-from fusion_advisor.models import HostFakeMode
-from fusion_advisor.neighbours import configuration
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.search import Searched, searcher
-from fusion_advisor.verify import provers, verify
-from fusion_advisor.workers import Worker
+from fusion_advisor.capture.child import capture_module
+from fusion_advisor.capture.user_model import HostFakeMode
+from fusion_advisor.codegen.emit import attempt
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.measure.config_space import configuration
+from fusion_advisor.measure.driver import ceilings, timing_rules
+from fusion_advisor.measure.search import Searched, searcher
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import provers, verify
 
 RULES = load_rulebook()
 DEVICE = RULES.device("h200")
@@ -63,7 +63,7 @@ def main() -> int:
     rules = timing_rules(RULES.measure, DEVICE)
     rows: list[Row] = []
     with (
-        Worker("fusion_advisor.measuring", "rehearse" if asked.tiny else "gpu") as worker,
+        Worker("fusion_advisor.measure.child", "rehearse" if asked.tiny else "gpu") as worker,
         provers(
             DEVICE.capability, RULES.verify, check=True, compile=False, where="auto"
         ) as children,

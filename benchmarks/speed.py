@@ -44,11 +44,11 @@ import torch
 from patterns import CLOSE, Function, Pattern, patterns
 from torch import Tensor
 
-from fusion_advisor.emitted import Fault, cause, load_module
-from fusion_advisor.errors import UsageError
-from fusion_advisor.records import Arg, Graph, Ref, Symbol
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.wire import graph_from_json, graph_to_json
+from fusion_advisor.ir.graph import Arg, Graph, Ref, Symbol
+from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.errors import UsageError
+from fusion_advisor.support.load_kernel_file import Fault, cause, load_module
 
 EMIT_SECONDS = 240
 SLACK = 1.02
@@ -150,13 +150,13 @@ def _emitted(given: tuple[str, bool, str]) -> Job:
 
 
 def _analyse(pattern: Pattern, job: Job, device: str) -> None:
-    from fusion_advisor.annotate import annotate
-    from fusion_advisor.capture import capture_module
-    from fusion_advisor.dataflow import dataflow
-    from fusion_advisor.decide import decide
-    from fusion_advisor.emit import emit
-    from fusion_advisor.group import group
-    from fusion_advisor.models import HostFakeMode
+    from fusion_advisor.capture.child import capture_module
+    from fusion_advisor.capture.user_model import HostFakeMode
+    from fusion_advisor.codegen.emit import emit
+    from fusion_advisor.cost.annotate import annotate
+    from fusion_advisor.cost.dataflow import dataflow
+    from fusion_advisor.fusion.components import group
+    from fusion_advisor.fusion.decide import decide
 
     started = time.perf_counter()
     rules = load_rulebook()
@@ -464,7 +464,7 @@ def _replace(file: Path, text: str) -> None:
 def _run_time(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"
-        from fusion_advisor.interpreting import install
+        from fusion_advisor.verify.interpreter import install
 
         install()
     os.environ["FUSION_ADVISOR_STRICT"] = "1"
@@ -637,7 +637,7 @@ def _poisoned() -> Generator[None]:
 def _check(run: Run, pattern: Pattern, whole: Whole) -> dict[str, Any]:
     """The largest errors against float64 on the real size, ours and eager's; raises Fault when ours
     is not finite, or more than twice eager's and an ulp of the largest value."""
-    from fusion_advisor.checking import Float64Mode
+    from fusion_advisor.verify.check_child import Float64Mode
 
     inputs = pattern.build(run.device)
     with _poisoned():

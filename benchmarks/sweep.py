@@ -27,10 +27,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fusion_advisor.capture import Scenario, capture_here
-from fusion_advisor.errors import AdvisorError
-from fusion_advisor.files import write
-from fusion_advisor.wire import graph_to_json
+from fusion_advisor.capture.child import Scenario, capture_here
+from fusion_advisor.ir.graph_json import graph_to_json
+from fusion_advisor.support.errors import AdvisorError
+from fusion_advisor.support.files import write
 
 SECONDS = 300
 """Wall limit of one problem."""

@@ -17,7 +17,7 @@ import sys
 import venv
 from pathlib import Path
 
-from fusion_advisor.machine import TORCH_VERSIONS
+from fusion_advisor.rulebook.local_gpu import TORCH_VERSIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 TRITON = {"2.11": "3.6.0", "2.12": "3.7.1", "2.13": "3.7.1"}

@@ -254,8 +254,8 @@ def _built(name: str, size: Size, layers: int, device: str) -> tuple[Any, dict[s
     import torch
     import transformers
 
-    from fusion_advisor.scenario import Scenario
-    from fusion_advisor.transformers_models import built
+    from fusion_advisor.capture.hf import built
+    from fusion_advisor.ir.scenario import Scenario
 
     fields = {**FAMILIES[name].config, "num_hidden_layers": layers}
     if device == "cpu":
@@ -300,7 +300,7 @@ def _taken(way: str) -> str:
     """What the backend has taken of the graph that was compiled last."""
     if not way.startswith("backend"):
         return ""
-    from fusion_advisor.backend import last
+    from fusion_advisor.dynamo.backend import last
 
     outcome = last()
     if outcome is None:
@@ -335,7 +335,7 @@ def _way(model: Any, way: str) -> Callable[..., Any]:
         return model
     mode = "reduce-overhead" if way.endswith("reduce-overhead") else None
     if way.startswith("backend"):
-        from fusion_advisor.backend import fusion_advisor
+        from fusion_advisor.dynamo.backend import fusion_advisor
 
         # By the function: the name is known where the package is installed.
         return torch.compile(model, backend=fusion_advisor, mode=mode, dynamic=False)

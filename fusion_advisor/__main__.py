@@ -1,6 +1,6 @@
 """`python -m fusion_advisor`."""
 
-from fusion_advisor.cli import main
+from fusion_advisor.cli.app import main
 
 if __name__ == "__main__":
     main()

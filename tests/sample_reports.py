@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.assemble import assemble
-from fusion_advisor.dataflow import dataflow
-from fusion_advisor.decide import decide
-from fusion_advisor.group import group
-from fusion_advisor.identify import identify
-from fusion_advisor.records import Graph, Node, Ref, Source, Tensor
-from fusion_advisor.report import Report
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Scenario
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import decide
+from fusion_advisor.fusion.findings import identify
+from fusion_advisor.ir.graph import Graph, Node, Ref, Source, Tensor
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.report.assemble import assemble
+from fusion_advisor.report.schema import Report
+from fusion_advisor.rulebook.load import load_rulebook
 
 SIZE = 2048
 LAYER = ("mm", "cos", "exp", "unknown", "sin", "clone")

@@ -21,19 +21,19 @@ from typing import Any
 
 import series
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.cases import at_full_size
-from fusion_advisor.dataflow import Dataflow, dataflow
-from fusion_advisor.decide import Decision, decide
-from fusion_advisor.device import Device
-from fusion_advisor.emit import attempt
-from fusion_advisor.express import boundary
-from fusion_advisor.group import group
-from fusion_advisor.kernels import from_json
-from fusion_advisor.records import Arg, Graph, Node, Ref, Tensor
-from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.wire import graph_from_json, graph_to_json
+from fusion_advisor.codegen.emit import attempt
+from fusion_advisor.codegen.test_inputs import at_full_size
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.fusion.lower import boundary
+from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Tensor
+from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
+from fusion_advisor.ir.kernel import from_json
+from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.schema import Rulebook
 
 DEVICE = "h200"
 GOAL = re.compile(r"level[12]_|transformers_(Llama|BERT|GPT-NeoX|ViT|Mixtral)$")
@@ -163,8 +163,8 @@ def _graph_of(source: Source) -> Graph:
         return pickle.loads(content) if source.suffix == ".pkl" else graph_from_json(content)
     import torch
 
-    from fusion_advisor.capture import capture_module
-    from fusion_advisor.models import HostFakeMode
+    from fusion_advisor.capture.child import capture_module
+    from fusion_advisor.capture.user_model import HostFakeMode
 
     name, use = source
     pattern = next(p for p in series.patterns() if p.name == name)

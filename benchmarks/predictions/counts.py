@@ -20,15 +20,15 @@ from counters import number, rows
 from fitting import COUNTED, names, timed, toml
 from torch import Tensor
 
-from fusion_advisor.device import Allocated, Device, Times
-from fusion_advisor.instructions import precise
-from fusion_advisor.issue import Program, Tally, tally, wavefronts
-from fusion_advisor.predict import Work, walked
-from fusion_advisor.quantities import Number
-from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.perfmodel.instruction_count import Program, Tally, tally, wavefronts
+from fusion_advisor.perfmodel.model import Work, walked
+from fusion_advisor.perfmodel.workload import eager_works
+from fusion_advisor.region.instruction_mix import precise
+from fusion_advisor.rulebook.devices import Allocated, Device, Times
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.quantities import Number
+from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules.base import Plan
-from fusion_advisor.works import eager_works
 
 INSTRUCTIONS = "smsp__inst_executed.sum"
 WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts.sum"

@@ -20,14 +20,14 @@ from cases import DEVICE, Case, decided, read
 from gpu import Timed
 from torch import Tensor
 
-from fusion_advisor.decide import Decision, fused_of
-from fusion_advisor.device import Device, Speed, Times
-from fusion_advisor.kernels import from_json
-from fusion_advisor.predict import Work, call_us, launch_us
-from fusion_advisor.quantities import Number
-from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.works import eager_works, fused_works
+from fusion_advisor.fusion.decide import Decision, fused_of
+from fusion_advisor.ir.kernel import from_json
+from fusion_advisor.perfmodel.model import Work, call_us, launch_us
+from fusion_advisor.perfmodel.workload import eager_works, fused_works
+from fusion_advisor.rulebook.devices import Device, Speed, Times
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.quantities import Number
+from fusion_advisor.rulebook.schema import Rulebook
 
 
 @dataclass(frozen=True)
@@ -422,7 +422,7 @@ def toml(times: Times) -> str:
         return f'{name} = {{ {value}, source = "{number.source}" }}'
 
     lines = [
-        "# How long launches take (`predict`). benchmarks/predictions fit writes this file.",
+        "# How long launches take (`perfmodel`). benchmarks/predictions fit writes this file.",
         "[times]",
         f'fitted_on = "{times.fitted_on}"',
         *(line(name, getattr(times, name)) for name in (*GLOBAL, "l2_kept")),

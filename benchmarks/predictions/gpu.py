@@ -25,14 +25,14 @@ from typing import Any
 import torch
 from cases import DEVICE, Case, read
 
-from fusion_advisor.emitted import Fault, cause, load_module
-from fusion_advisor.kernels import to_json
-from fusion_advisor.measure import timing_rules
-from fusion_advisor.records import Graph, Ref
-from fusion_advisor.replay import replayed
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.timing import DeviceClock
-from fusion_advisor.wire import graph_from_json
+from fusion_advisor.capture.replay import replayed
+from fusion_advisor.ir.graph import Graph, Ref
+from fusion_advisor.ir.graph_json import graph_from_json
+from fusion_advisor.ir.kernel import to_json
+from fusion_advisor.measure.clocks import DeviceClock
+from fusion_advisor.measure.driver import timing_rules
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.load_kernel_file import Fault, cause, load_module
 
 LARGE_BYTES = 2 << 30
 """Cases that move more are warmed up by few processes at a time: all would not fit."""

@@ -14,10 +14,9 @@ from cases import DEVICE, decided, read
 from counts import counted
 from fitting import Sample, samples, speedup
 
-from fusion_advisor.decide import fused_of
-from fusion_advisor.device import Device
-from fusion_advisor.judge import Chosen, verdicts
-from fusion_advisor.predict import (
+from fusion_advisor.fusion.decide import fused_of
+from fusion_advisor.measure.regret import Chosen, verdicts
+from fusion_advisor.perfmodel.model import (
     Work,
     call_us,
     issued_us,
@@ -25,9 +24,10 @@ from fusion_advisor.predict import (
     memory_us,
     speedup_interval,
 )
-from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.works import eager_works, fused_works
+from fusion_advisor.perfmodel.workload import eager_works, fused_works
+from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.schema import Rulebook
 
 SLOWER = 1.02
 """Than torch.compile by more than measurements differ."""

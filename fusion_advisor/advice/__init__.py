@@ -30,3 +30,6 @@ KINDS: dict[str, Callable[[Model], Iterator[Advice]]] = {
 }
 
 __all__ = ["KINDS", "Advice", "Model"]
+
+OFFERS = ("run",)
+"""The modules that other rooms may import."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fusion_advisor.annotate import Cost
-from fusion_advisor.dataflow import Dataflow
+from fusion_advisor.cost.annotate import Cost
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.ir.graph import Node, Ref, Source, Tensor
 from fusion_advisor.ops import Call
-from fusion_advisor.records import Node, Ref, Source, Tensor
-from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulebook.schema import Rulebook
 
 MOST_TOLD = 3
 """Places of one sort that a finding's evidence names."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fusion_advisor.advice.base import Model
-from fusion_advisor.attention import ATTENTION
-from fusion_advisor.records import Ref, Tensor
+from fusion_advisor.ir.graph import Ref, Tensor
+from fusion_advisor.ops.attention import ATTENTION
 
 _COPIES = frozenset(
     {"aten.clone.default", "aten.contiguous.default", "aten.copy_.default", "aten._to_copy.default"}

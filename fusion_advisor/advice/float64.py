@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fusion_advisor.advice.base import MOST_TOLD, Advice, Model, counted, mark
-from fusion_advisor.records import Ref
+from fusion_advisor.ir.graph import Ref
 
 
 def find(model: Model) -> Iterator[Advice]:

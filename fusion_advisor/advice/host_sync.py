@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fusion_advisor.advice.base import Advice, Model, counted, mark
 from fusion_advisor.advice.launch_queue import step
-from fusion_advisor.records import Ref, Symbol
+from fusion_advisor.ir.graph import Ref, Symbol
 
 _WAITING = frozenset(
     {"aten._local_scalar_dense.default", "aten.item.default", "aten.nonzero.default",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fusion_advisor.advice.base import Advice, Model, by, counted, layout, mark
-from fusion_advisor.attention import mask_of
-from fusion_advisor.records import Mask
+from fusion_advisor.ir.graph import Mask
+from fusion_advisor.ops.attention import mask_of
 
 _FLASH = ("float16", "bfloat16")
 _SAID = {

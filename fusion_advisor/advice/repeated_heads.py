@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fusion_advisor.advice.base import Advice, Model, by, counted, layout, mark
 from fusion_advisor.advice.copies import copies, sharing_heads
-from fusion_advisor.records import Ref
+from fusion_advisor.ir.graph import Ref
 
 
 def find(model: Model) -> Iterator[Advice]:

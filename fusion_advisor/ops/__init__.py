@@ -34,3 +34,9 @@ __all__ = [
     "views",
     "windows",
 ]
+
+OFFERS = (
+    "attention",
+    "registry",
+)
+"""The modules that other rooms may import."""

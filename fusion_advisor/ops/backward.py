@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fusion_advisor.builder import Builder, Scalar, Value
+from fusion_advisor.ir.graph import Arg
 from fusion_advisor.ops.registry import pointwise, reduction
-from fusion_advisor.records import Arg
+from fusion_advisor.region.builder import Builder, Scalar, Value
 
 # -- of activations --------------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.axes import AxisList, NotExpressible
-from fusion_advisor.builder import Builder, Scalar, Value
+from fusion_advisor.ir.graph import Arg
 from fusion_advisor.ops.registry import copied, formula, meaning_of
 from fusion_advisor.ops.views import reshaped, shape_of
-from fusion_advisor.records import Arg
+from fusion_advisor.region.axes import AxisList, NotExpressible
+from fusion_advisor.region.builder import Builder, Scalar, Value
 
 Where = Callable[[int, int, int], int]
 """The index in the operand for a place of the result: of the dimension, the place and the size."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusion_advisor.builder import Builder, Scalar, Value
+from fusion_advisor.ir.graph import Arg
 from fusion_advisor.ops.registry import creation, formula, nothing_read, pointwise
-from fusion_advisor.records import Arg
+from fusion_advisor.region.builder import Builder, Scalar, Value
 
 
 def _filled(b: Builder, value: Scalar) -> Value:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusion_advisor.addressed import together
-from fusion_advisor.axes import Dims, NotExpressible
-from fusion_advisor.builder import INTEGER_DTYPES, Builder, Value
+from fusion_advisor.ir.addressed import together
 from fusion_advisor.ops.registry import Call, meaning_of
+from fusion_advisor.region.axes import Dims, NotExpressible
+from fusion_advisor.region.builder import INTEGER_DTYPES, Builder, Value
 
 
 def _embedding(call: Call) -> tuple[int, int]:

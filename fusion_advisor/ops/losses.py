@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fusion_advisor.addressed import together
-from fusion_advisor.builder import Builder, Value, floats_only
+from fusion_advisor.ir.addressed import together
 from fusion_advisor.ops.registry import Call, Formula, Traffic, meaning_of
+from fusion_advisor.region.builder import Builder, Value, floats_only
 
 NONE, MEAN, SUM = 0, 1, 2
 """Eager's numbers for a loss's `reduction`."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 
-from fusion_advisor.addressed import together
+from fusion_advisor.ir.addressed import together
+from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.ops.registry import Call, formula
 from fusion_advisor.ops.windows import Windows
-from fusion_advisor.records import Ref, Tensor
 
 
 def _product(a: Tensor, b: Tensor) -> int:

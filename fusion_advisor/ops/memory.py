@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusion_advisor.addressed import together
+from fusion_advisor.ir.addressed import together
 from fusion_advisor.ops.registry import Call, Traffic, formula
 
 # -- scatters: the places written ------------------------------------------------------------------

@@ -7,11 +7,11 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusion_advisor.addressed import together
-from fusion_advisor.builder import FLOAT_DTYPES, Builder, Scalar, Value, floats_only
+from fusion_advisor.ir.addressed import together
+from fusion_advisor.ir.graph import Arg
 from fusion_advisor.ops.registry import Call, Meaning, meaning_of, pointwise
 from fusion_advisor.ops.views import parts
-from fusion_advisor.records import Arg
+from fusion_advisor.region.builder import FLOAT_DTYPES, Builder, Scalar, Value, floats_only
 
 Operand = Value | Scalar
 

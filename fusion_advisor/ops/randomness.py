@@ -1,4 +1,4 @@
-"""Random numbers: a function of seed, offset and the element's number (see `philox`).
+"""Random numbers: a function of seed, offset and the element's number (see `region.random`).
 
 Bit for bit they are not torch's own, which follow from how its kernels are launched; their
 distribution is. The references draw what the meanings draw, in the same order.
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fusion_advisor.axes import Dims, NotExpressible
-from fusion_advisor.builder import Builder, Scalar, Value, compute_dtype
+from fusion_advisor.ir.graph import Arg
 from fusion_advisor.ops.registry import formula, random
-from fusion_advisor.philox import DIGITS, threshold
-from fusion_advisor.records import Arg
+from fusion_advisor.region.axes import Dims, NotExpressible
+from fusion_advisor.region.builder import Builder, Scalar, Value, compute_dtype
+from fusion_advisor.region.random import DIGITS, threshold
 
 # -- bits as numbers -------------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusion_advisor.axes import NotExpressible
-from fusion_advisor.builder import Builder, Scalar, Value
+from fusion_advisor.ir.graph import Arg
 from fusion_advisor.ops.registry import Call, formula, meaning_of, reduction
-from fusion_advisor.records import Arg
+from fusion_advisor.region.axes import NotExpressible
+from fusion_advisor.region.builder import Builder, Scalar, Value
 
 Dim = int | Sequence[int] | None
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, Literal
 
-from fusion_advisor.axes import NotExpressible
-from fusion_advisor.builder import Builder, Value, compute_dtype
-from fusion_advisor.records import Arg, Node, Ref, Tensor
+from fusion_advisor.ir.graph import Arg, Node, Ref, Tensor
+from fusion_advisor.region.axes import NotExpressible
+from fusion_advisor.region.builder import Builder, Value, compute_dtype
 
 Meaning = Callable[..., Any]
 Unit = Literal["cuda", "tensor"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusion_advisor.axes import Dims, NotExpressible
-from fusion_advisor.builder import Builder, Value
+from fusion_advisor.ir.graph import Arg
 from fusion_advisor.ops.registry import view
-from fusion_advisor.records import Arg
+from fusion_advisor.region.axes import Dims, NotExpressible
+from fusion_advisor.region.builder import Builder, Value
 
 _TO_THE_END = 2**62
 """An end of a slice from which on it says "all"."""

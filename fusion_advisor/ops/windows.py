@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusion_advisor.axes import AxisList, Dims, NotExpressible
-from fusion_advisor.builder import Builder, Value, floats_only
+from fusion_advisor.ir.graph import Arg
 from fusion_advisor.ops.registry import Call, Formula, Traffic, meaning_of
 from fusion_advisor.ops.views import reshaped, shape_of
-from fusion_advisor.records import Arg
+from fusion_advisor.region.axes import AxisList, Dims, NotExpressible
+from fusion_advisor.region.builder import Builder, Value, floats_only
 
 
 def spread(value: object, count: int) -> tuple[int, ...]:

@@ -12,3 +12,21 @@ from fusion_advisor.schedules import (
 )
 
 SCHEDULES = (tiled, flat, cooperative, persistent, row, carried, split, blocked)
+
+OFFERS = (
+    "base",
+    "blocked",
+    "bodies",
+    "body",
+    "cooperative",
+    "cooperative_body",
+    "exchange",
+    "joined",
+    "layout",
+    "places",
+    "reducing",
+    "select",
+    "spelling",
+    "vectors",
+)
+"""The modules that other rooms may import."""

@@ -8,8 +8,8 @@ from functools import cached_property
 from math import gcd, prod
 from typing import ClassVar
 
-from fusion_advisor.device import VECTOR_BYTES
-from fusion_advisor.exprs import INDEX
+from fusion_advisor.region.exprs import INDEX
+from fusion_advisor.rulebook.devices import VECTOR_BYTES
 from fusion_advisor.schedules.base import DIVISOR
 from fusion_advisor.schedules.coordinates import Coordinates
 from fusion_advisor.schedules.layout import (

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from fusion_advisor.addressed import View, distinct, of_tensor, together
-from fusion_advisor.records import DTYPE_BYTES, Tensor
-from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.ir.addressed import View, distinct, of_tensor, together
+from fusion_advisor.ir.graph import DTYPE_BYTES, Tensor
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.layout import Access, Group, reach, touched
 
 DIVISOR = 16

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from fusion_advisor.primitives import MONOIDS
-from fusion_advisor.region import Region
+from fusion_advisor.region.primitives import MONOIDS
+from fusion_advisor.region.region import Region
 from fusion_advisor.schedules.layout import Access
 from fusion_advisor.schedules.online import at_least_one
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.contracted import calls_library
-from fusion_advisor.primitives import LONG
-from fusion_advisor.region import Region
-from fusion_advisor.rulebook import BlockedSchedule, Device, Rulebook
+from fusion_advisor.region.peephole import calls_library
+from fusion_advisor.region.primitives import LONG
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.schema import BlockedSchedule, Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two, staged_bytes
 from fusion_advisor.schedules.layout import reach, traced
 from fusion_advisor.schedules.online import passes

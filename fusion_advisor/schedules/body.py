@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar, TypeVar
 
-from fusion_advisor.contracted import WITH_ONE, one_more
-from fusion_advisor.exprs import Expr
-from fusion_advisor.philox import SHARES, kernel_helpers
-from fusion_advisor.primitives import HELPERS, MONOIDS, PRIMITIVES
+from fusion_advisor.region.exprs import Expr
+from fusion_advisor.region.peephole import WITH_ONE, one_more
+from fusion_advisor.region.primitives import HELPERS, MONOIDS, PRIMITIVES
+from fusion_advisor.region.random import SHARES, kernel_helpers
 from fusion_advisor.schedules.addresses import Addresses
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond, filled_beyond

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusion_advisor.records import DTYPE_BYTES
-from fusion_advisor.region import JOINED, Output, Region
-from fusion_advisor.rulebook import Device, PersistentSchedule, Rulebook
+from fusion_advisor.ir.graph import DTYPE_BYTES
+from fusion_advisor.region.region import JOINED, Output, Region
+from fusion_advisor.rulebook.schema import Device, PersistentSchedule, Rulebook
 from fusion_advisor.schedules import persistent, row
 from fusion_advisor.schedules.base import (
     Plan,

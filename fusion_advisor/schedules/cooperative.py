@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, check_room
 from fusion_advisor.schedules.layout import Group, reach
 from fusion_advisor.schedules.online import passes

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from fusion_advisor.exprs import Expr
+from fusion_advisor.region.exprs import Expr
 from fusion_advisor.schedules.base import Step, words
 from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond
 from fusion_advisor.schedules.body import Body

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from fusion_advisor.philox import SHARES
-from fusion_advisor.region import Region
+from fusion_advisor.region.random import SHARES
+from fusion_advisor.region.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.layout import Group
 from fusion_advisor.schedules.places import PLACES, in_runs

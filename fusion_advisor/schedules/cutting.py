@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from fusion_advisor.axes import Dims
-from fusion_advisor.exprs import Expr, Pool
-from fusion_advisor.records import Tensor
-from fusion_advisor.region import Output, Region, settle
+from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.region.axes import Dims
+from fusion_advisor.region.exprs import Expr, Pool
+from fusion_advisor.region.region import Output, Region, settle
 
 
 def pool_of(region: Region, sizes: Mapping[int, int]) -> Pool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fusion_advisor.region import Output, Region
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.region.region import Output, Region
+from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Planner, Refused
 from fusion_advisor.schedules.cutting import Copier, loaded, piece, pool_of, space
 from fusion_advisor.schedules.layout import accesses, leading, ordered, reach, traced

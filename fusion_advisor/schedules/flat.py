@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.instructions import instructions, precise
-from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.region.instruction_mix import instructions, precise
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import (
     DIVISOR,
     Plan,

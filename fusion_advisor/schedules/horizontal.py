@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusion_advisor.addressed import together
-from fusion_advisor.exprs import INDEX
-from fusion_advisor.region import Output, Region
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.ir.addressed import together
+from fusion_advisor.region.exprs import INDEX
+from fusion_advisor.region.region import Output, Region
+from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import (
     Plan,
     Planner,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import groupby, product
 from math import gcd, prod
 
-from fusion_advisor.exprs import AxisList
-from fusion_advisor.philox import SHARES
-from fusion_advisor.region import Region
+from fusion_advisor.region.exprs import AxisList
+from fusion_advisor.region.random import SHARES
+from fusion_advisor.region.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.layout import (
     Access,

@@ -9,11 +9,11 @@ from math import prod
 from operator import mul
 from typing import Any
 
-from fusion_advisor.addressed import Dim, View, view
-from fusion_advisor.axes import AxisList, Dims
-from fusion_advisor.exprs import FOLD
-from fusion_advisor.records import Tensor
-from fusion_advisor.region import Region
+from fusion_advisor.ir.addressed import Dim, View, view
+from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.region.axes import AxisList, Dims
+from fusion_advisor.region.exprs import FOLD
+from fusion_advisor.region.region import Region
 
 _MOST_PLACES = 1 << 20
 """Places of one dimension that are looked at one by one; beyond it each counts as touched."""

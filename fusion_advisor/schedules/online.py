@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from fusion_advisor.region import Region
+from fusion_advisor.region.region import Region
 from fusion_advisor.schedules.layout import reach
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
-from fusion_advisor.exprs import INDEX, Expr, Pool
-from fusion_advisor.records import DTYPE_BYTES
-from fusion_advisor.region import Output, Region
+from fusion_advisor.ir.graph import DTYPE_BYTES
+from fusion_advisor.region.exprs import INDEX, Expr, Pool
+from fusion_advisor.region.region import Output, Region
 from fusion_advisor.schedules.cutting import (
     Copier,
     apply,

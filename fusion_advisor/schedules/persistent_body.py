@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from fusion_advisor.exprs import Expr
-from fusion_advisor.primitives import MONOIDS
+from fusion_advisor.region.exprs import Expr
+from fusion_advisor.region.primitives import MONOIDS
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.coordinates import Scope
 from fusion_advisor.schedules.layout import traced

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from fusion_advisor.device import LINE_BYTES
-from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Device, FlatSchedule, Rulebook
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.devices import LINE_BYTES
+from fusion_advisor.rulebook.schema import Device, FlatSchedule, Rulebook
 from fusion_advisor.schedules.base import Refused, Step
 from fusion_advisor.schedules.layout import Access, load_access, reach, traced
 

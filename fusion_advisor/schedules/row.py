@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import (
     Plan,
     Step,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Device
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.schema import Device
 from fusion_advisor.schedules.base import Refused, Step, emission_order, peak_bytes
 from fusion_advisor.schedules.layout import Access, Group, accesses, collapse, leading, ordered
 

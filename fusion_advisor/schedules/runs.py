@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.exprs import Pool
-from fusion_advisor.region import JOINED, Region, settle
+from fusion_advisor.region.exprs import Pool
+from fusion_advisor.region.region import JOINED, Region, settle
 from fusion_advisor.schedules.layout import Access, accesses
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fusion_advisor.philox import NAMES, STATE
+from fusion_advisor.region.random import NAMES, STATE
 
 TRITON_DTYPES = {
     "float64": "fp64",

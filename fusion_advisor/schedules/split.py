@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules import flat, row, tiled
 from fusion_advisor.schedules.base import Plan, Refused, Step
 from fusion_advisor.schedules.blocked import chunks, walked_twice

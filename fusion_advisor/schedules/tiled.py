@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.region import Region
-from fusion_advisor.rulebook import Device, Rulebook
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Refused, Step, power_of_two
 from fusion_advisor.schedules.joined import joined, rows_together
 from fusion_advisor.schedules.layout import Access, Group, accesses, collapse, leading, ordered

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from fusion_advisor.device import VECTOR_BYTES
-from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulebook.devices import VECTOR_BYTES
+from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules.layout import Access
 from fusion_advisor.schedules.rows import Rows
 

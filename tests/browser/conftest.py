@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fusion_advisor.report import Report
-from fusion_advisor.reports import render
+from fusion_advisor.report.formats import render
+from fusion_advisor.report.schema import Report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fusion_advisor.report import NodeRow, Report, UngroupedRow
+from fusion_advisor.report.schema import NodeRow, Report, UngroupedRow
 
 from ..sample_reports import LAYER, layered
 

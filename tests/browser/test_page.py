@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from fusion_advisor.report import (
+from fusion_advisor.report.formats import wording
+from fusion_advisor.report.schema import (
     AdviceRow,
     BenchRow,
     LineRow,
@@ -20,7 +21,6 @@ from fusion_advisor.report import (
     Report,
     WayRow,
 )
-from fusion_advisor.reports import wording
 
 from ..sample_reports import LAYER, layered
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from fusion_advisor.kernels import Check, Compiled, Kernel
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.verify import (
+from fusion_advisor.ir.kernel import Check, Compiled, Kernel
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import (
     collect_check,
     collect_compiled,
     criterion_of,
     submit_check,
     submit_compile,
 )
-from fusion_advisor.workers import Worker
 
 CRITERION = criterion_of(load_rulebook().verify)
 """The shipped one."""

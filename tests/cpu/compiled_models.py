@@ -25,9 +25,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
-from fusion_advisor import backend
-from fusion_advisor.backend import fusion_advisor, last
-from fusion_advisor.interpreting import install
+from fusion_advisor.dynamo import backend
+from fusion_advisor.dynamo.backend import fusion_advisor, last
+from fusion_advisor.verify.interpreter import install
 
 Facts = dict[str, Any]
 

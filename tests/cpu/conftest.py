@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fusion_advisor.verify import checker
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import checker
 
 
 @pytest.fixture(scope="session")

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusion_advisor.dataflow import Dataflow
-from fusion_advisor.express import Expressed, boundary, express
-from fusion_advisor.exprs import INDEX, Expr
-from fusion_advisor.philox import NAMES, SHARES, STATE, reference_helpers
-from fusion_advisor.records import Ref
-from fusion_advisor.reference import reference_lines
-from fusion_advisor.region import Output, Region
+from fusion_advisor.codegen.eager_reference import reference_lines
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.lower import Expressed, boundary, express
+from fusion_advisor.ir.graph import Ref
+from fusion_advisor.region.exprs import INDEX, Expr
+from fusion_advisor.region.random import NAMES, SHARES, STATE, reference_helpers
+from fusion_advisor.region.region import Output, Region
 
 from .regions import Tape, launches
 

@@ -14,12 +14,12 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from fusion_advisor.forks import Forks
+from fusion_advisor.support.forkserver import Forks
 
 _SERVE = """
 import json, os, sys, traceback, types
 import torch, torch._dynamo, torch.export._trace, transformers.modeling_utils, triton
-from fusion_advisor.forks import end_with_parent, serve
+from fusion_advisor.support.forkserver import end_with_parent, serve
 
 
 def run(job):

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.kernels import Kernel
+from fusion_advisor.ir.kernel import Kernel
 
 from .regions import PACKED, SHARING, kernel_of
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from threading import Lock
 
-from fusion_advisor.capture import capture_here, relocate
-from fusion_advisor.records import Graph
-from fusion_advisor.scenario import Moved, Scenario
+from fusion_advisor.capture.child import capture_here, relocate
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.scenario import Moved, Scenario
 
 _ONE_AT_A_TIME = Lock()
 

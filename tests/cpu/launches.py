@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from fusion_advisor.decide import Decision, fused_of
-from fusion_advisor.predict import Work
-from fusion_advisor.works import eager_works, fused_works
+from fusion_advisor.fusion.decide import Decision, fused_of
+from fusion_advisor.perfmodel.model import Work
+from fusion_advisor.perfmodel.workload import eager_works, fused_works
 
 from .regions import decided, flow_of
 

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from fusion_advisor.kernels import Kernel
+from fusion_advisor.ir.kernel import Kernel
 
 ALWAYS_TRUE = "the tile is one row high, so the row mask is true in every program"
 UNREAD = "masked lanes of this load reach only masked stores and re-masked reductions"

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusion_advisor.annotate import Cost, annotate
-from fusion_advisor.capture import capture_module
-from fusion_advisor.dataflow import Dataflow, dataflow
-from fusion_advisor.decide import Decision, decide
-from fusion_advisor.emit import emit
-from fusion_advisor.expansions import describe
-from fusion_advisor.kernels import Kernel, Launch
-from fusion_advisor.records import Arg, Graph, Node, Ref, Symbol, Tensor
-from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Scenario
+from fusion_advisor.capture.child import capture_module
+from fusion_advisor.capture.expansions import describe
+from fusion_advisor.codegen.emit import emit
+from fusion_advisor.cost.annotate import Cost, annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Symbol, Tensor
+from fusion_advisor.ir.kernel import Kernel, Launch
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.schema import Rulebook
 
 from .forks import run_script
 

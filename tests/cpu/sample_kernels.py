@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fusion_advisor.kernels import Case, Kernel, Launch
-from fusion_advisor.records import Tensor
+from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.ir.kernel import Case, Kernel, Launch
 
 _FOLDER = Path(__file__).parent / "kernels"
 SIZES = ((5, 37), (3, 128), (1, 200))

@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from fusion_advisor.decide import Decision, decide
-from fusion_advisor.group import group
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import Decision, decide
 
 from .regions import APART, PACKED, Tape, decided
 

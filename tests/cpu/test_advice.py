@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fusion_advisor.advise import advise
-from fusion_advisor.annotate import annotate
-from fusion_advisor.capture import capture_module
-from fusion_advisor.dataflow import dataflow
-from fusion_advisor.records import Graph
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Scenario
+from fusion_advisor.advice.run import advise
+from fusion_advisor.capture.child import capture_module
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.rulebook.load import load_rulebook
 
 ROWS = 256
 

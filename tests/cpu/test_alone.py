@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.kernels import Check
-from fusion_advisor.stamp import (
+from fusion_advisor.codegen.header import (
     Stamp,
     body,
     checked,
@@ -20,6 +19,7 @@ from fusion_advisor.stamp import (
     stamped,
     unstamped,
 )
+from fusion_advisor.ir.kernel import Check
 
 from .generated import kernel
 
@@ -66,8 +66,8 @@ def test_times_need_a_gpu(tmp_path: Path) -> None:
 
 
 def test_beside_eager_stands_pytorchs_own_op() -> None:
-    from fusion_advisor.emit import emit
-    from fusion_advisor.framework import exact
+    from fusion_advisor.codegen.emit import emit
+    from fusion_advisor.fusion.library_match import exact
 
     from .generated import FUNCTIONS
     from .regions import RULES, decided, flow_of

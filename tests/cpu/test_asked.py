@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.kernels import Kernel
-from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.workers import Worker
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.worker import Worker
 
 from .checks import checked
 from .forks import run_script
@@ -34,10 +34,10 @@ BOUNDED = {
 _COUNT = """
 import json, sys
 from pathlib import Path
-from fusion_advisor.checking import _launch, build_inputs
-from fusion_advisor.emitted import load_module
-from fusion_advisor.interpreting import counting, install
-from fusion_advisor.kernels import Kernel, from_json
+from fusion_advisor.verify.check_child import _launch, build_inputs
+from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.verify.interpreter import counting, install
+from fusion_advisor.ir.kernel import Kernel, from_json
 
 install()
 found = []
@@ -55,7 +55,7 @@ print(json.dumps(found))
 
 def counted(folder: Path, *kernels: Kernel) -> list[list[tuple[int, int]]]:
     """Loads and stores of each case of each kernel, as the interpreter counts them."""
-    from fusion_advisor.kernels import to_json
+    from fusion_advisor.ir.kernel import to_json
 
     file = folder / "kernels.jsonl"
     file.write_text("\n".join(map(to_json, kernels)))

@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.decide import decide
-from fusion_advisor.inductor import Weighed, weigh
+from fusion_advisor.dynamo.weigh import Weighed, weigh
+from fusion_advisor.fusion.decide import decide
 
 from .regions import RULES, flow_of
 
@@ -261,7 +261,7 @@ def test_the_names_of_our_options_stay() -> None:
     """What is not ours goes to Inductor, which refuses what it does not know."""
     given = {"inner": "eager", "take_all": True, "device": "h200", "rules": ()}
     asked = dict(given)
-    options_of = importlib.import_module("fusion_advisor.backend")._options
+    options_of = importlib.import_module("fusion_advisor.dynamo.backend")._options
     chosen = options_of(None, asked)
     assert asked == {}, "each of them is ours"
     assert (chosen.device, chosen.compiler.take_all) == ("h200", True)

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor.capture import capture_module
-from fusion_advisor.comparing import Truth, compare
-from fusion_advisor.emitted import Fault
-from fusion_advisor.kernels import Case, Kernel
-from fusion_advisor.measure import Subject, timing_rules, ways
-from fusion_advisor.measurements import (
+from fusion_advisor.capture.child import capture_module
+from fusion_advisor.capture.replay import replayed
+from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.ir.kernel import Case, Kernel
+from fusion_advisor.measure.child import Absent, group, way_of
+from fusion_advisor.measure.clocks import HostClock, refuse_too_fast
+from fusion_advisor.measure.driver import Subject, timing_rules, ways
+from fusion_advisor.measure.protocol import (
     EAGER,
     KERNEL,
     Apart,
@@ -29,12 +31,10 @@ from fusion_advisor.measurements import (
     Timing,
     Way,
 )
-from fusion_advisor.measuring import Absent, group, way_of
-from fusion_advisor.recommend import bench_row, way_row
-from fusion_advisor.records import Tensor
-from fusion_advisor.replay import replayed
-from fusion_advisor.stepping import as_tuple
-from fusion_advisor.timing import HostClock, refuse_too_fast
+from fusion_advisor.support.load_kernel_file import Fault
+from fusion_advisor.verify.stepping import as_tuple
+from fusion_advisor.verify.tolerance import Truth, compare
+from fusion_advisor.workflows.recommend import bench_row, way_row
 
 from .checks import CRITERION
 from .regions import H200, RULES, decided, flow_of, kernel_of

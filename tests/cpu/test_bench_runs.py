@@ -14,20 +14,19 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fusion_advisor import bench as running
-from fusion_advisor import measuring
-from fusion_advisor.assemble import assemble
-from fusion_advisor.bench import Run, bench
-from fusion_advisor.cli import app
-from fusion_advisor.decide import decide
-from fusion_advisor.emitted import OUT_OF_MEMORY, cause, load_module, spoiled
-from fusion_advisor.errors import UsageError
-from fusion_advisor.group import group
-from fusion_advisor.identify import identify
-from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
-from fusion_advisor.ledger import Ledger, report_hash
-from fusion_advisor.measure import timing_rules
-from fusion_advisor.measurements import (
+from fusion_advisor.capture.replay import Launcher, replayed
+from fusion_advisor.cli.app import app
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import decide
+from fusion_advisor.fusion.findings import identify
+from fusion_advisor.ir.graph import Graph, Tensor
+from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
+from fusion_advisor.ir.kernel import Case, Check, CheckJob, Kernel, from_json, to_json
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.measure import child as measuring
+from fusion_advisor.measure.clocks import HostClock
+from fusion_advisor.measure.driver import timing_rules
+from fusion_advisor.measure.protocol import (
     EAGER,
     KERNEL,
     Ceilings,
@@ -36,14 +35,15 @@ from fusion_advisor.measurements import (
     ModelJob,
     Timing,
 )
-from fusion_advisor.records import Graph, Tensor
-from fusion_advisor.replay import Launcher, replayed
-from fusion_advisor.report import Report
-from fusion_advisor.reports import render
-from fusion_advisor.scenario import Scenario
-from fusion_advisor.timing import HostClock
-from fusion_advisor.wire import graph_from_json, graph_to_json
-from fusion_advisor.workers import WorkerError
+from fusion_advisor.report.assemble import assemble
+from fusion_advisor.report.formats import render
+from fusion_advisor.report.schema import Report
+from fusion_advisor.support.errors import UsageError
+from fusion_advisor.support.load_kernel_file import OUT_OF_MEMORY, cause, load_module, spoiled
+from fusion_advisor.support.worker import WorkerError
+from fusion_advisor.workflows import bench as running
+from fusion_advisor.workflows.bench import Run, bench
+from fusion_advisor.workflows.results_db import Ledger, report_hash
 
 from .regions import H200, RULES, flow_of
 
@@ -391,7 +391,7 @@ def test_a_wrong_model_is_its_row_and_the_exit_code(
     file = tmp_path / "report.json"
     file.write_text(report.model_dump_json())
     (tmp_path / "graph.json").write_bytes(graph_to_json(graph))
-    monkeypatch.setattr("fusion_advisor.machine.gpu_names", lambda: ["NVIDIA H200"])
+    monkeypatch.setattr("fusion_advisor.rulebook.local_gpu.gpu_names", lambda: ["NVIDIA H200"])
     words = ["bench", str(file)]
     rival = "RuntimeError: no"
     gpu.broken["model", "compile"] = rival

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor.verify import collect_check, submit_check
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import collect_check, submit_check
 
 from .regions import SHARING, kernel_of
 

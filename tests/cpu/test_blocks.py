@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.verify import collect_check, submit_check
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import collect_check, submit_check
 
 from .generated import rotated
 from .regions import decided, flow_of, interpreted, kernel_of, ptx_of

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor import calibrate, machine
-from fusion_advisor.calibrate import overlay
-from fusion_advisor.commands import measure
-from fusion_advisor.errors import UsageError
-from fusion_advisor.measurements import Ceilings
-from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.cli.commands import measure
+from fusion_advisor.measure import calibrate
+from fusion_advisor.measure.calibrate import overlay
+from fusion_advisor.measure.protocol import Ceilings
+from fusion_advisor.rulebook import local_gpu as machine
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.errors import UsageError
 
 RULES = load_rulebook()
 FOUND = Ceilings(

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from fusion_advisor.capture import InputSpec, Scenario, capture_here, capture_module
-from fusion_advisor.errors import CaptureError
-from fusion_advisor.records import Graph, Node, Ref
-from fusion_advisor.wire import graph_from_json, graph_to_json
+from fusion_advisor.capture.child import InputSpec, Scenario, capture_here, capture_module
+from fusion_advisor.ir.graph import Graph, Node, Ref
+from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
+from fusion_advisor.support.errors import CaptureError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

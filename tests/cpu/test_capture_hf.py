@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fusion_advisor.capture import Scenario, capture_here
-from fusion_advisor.errors import CaptureError
-from fusion_advisor.scenario import parse_input
+from fusion_advisor.capture.child import Scenario, capture_here
+from fusion_advisor.ir.scenario import parse_input
+from fusion_advisor.support.errors import CaptureError
 
 pytest.importorskip("transformers")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
 
 from .regions import RULES, decided, flow_of, why_not
 from .test_emit import Tensors, checked, x

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fusion_advisor.verify import compiler
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import compiler
 
 from .checks import compiled
 from .regions import kernel_of

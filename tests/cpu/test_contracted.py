@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
 
 from .regions import PACKED, interpreted, kernel_of
 from .test_emit import Tensors, checked, x
@@ -59,9 +59,9 @@ def test_what_is_made_together(name: str, worker: Worker) -> None:
 SCRIPT = """
 import json, sys
 import torch
-from fusion_advisor.interpreting import install
+from fusion_advisor.verify.interpreter import install
 install()
-from fusion_advisor.emitted import load_module
+from fusion_advisor.support.load_kernel_file import load_module
 from pathlib import Path
 module = load_module(Path(sys.argv[1]).read_text(), Path(sys.argv[1]).parent)
 inf, nan = float("inf"), float("nan")

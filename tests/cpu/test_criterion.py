@@ -8,9 +8,9 @@ from itertools import repeat
 import pytest
 import torch
 
-from fusion_advisor.comparing import TooFew, Truth, compare, ulp, ulps_of
-from fusion_advisor.emitted import Fault
-from fusion_advisor.stepping import as_tuple, truth_of
+from fusion_advisor.support.load_kernel_file import Fault
+from fusion_advisor.verify.stepping import as_tuple, truth_of
+from fusion_advisor.verify.tolerance import TooFew, Truth, compare, ulp, ulps_of
 
 from .checks import CRITERION
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.predict import Work, instructions
+from fusion_advisor.perfmodel.model import Work, instructions
 
 from .launches import empty, of_eager
 from .regions import H200

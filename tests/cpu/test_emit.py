@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.dataflow import dataflow
-from fusion_advisor.emit import emit
-from fusion_advisor.kernels import Kernel
-from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.verify import collect_check, compiler, submit_check
-from fusion_advisor.wire import graph_from_json, graph_to_json
-from fusion_advisor.workers import Worker
+from fusion_advisor.codegen.emit import emit
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import collect_check, compiler, submit_check
 
 from .checks import compiled
 from .generated import FUNCTIONS, kernel
@@ -104,8 +104,8 @@ _CHILD = """
 import json, os, sys, warnings
 from pathlib import Path
 import torch
-from fusion_advisor.emitted import load_module
-from fusion_advisor.interpreting import install
+from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.verify.interpreter import install
 
 install()
 file = Path(sys.argv[1])

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.kernels import Kernel
-from fusion_advisor.verify import compiler
-from fusion_advisor.workers import Worker
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import compiler
 
 from .checks import checked, compiled
 from .generated import FUNCTIONS, SCHEDULES, kernel, swiglu
@@ -57,7 +57,7 @@ _ASKED = """
 import json, os, sys
 from pathlib import Path
 import torch
-from fusion_advisor.emitted import load_module
+from fusion_advisor.support.load_kernel_file import load_module
 
 os.environ["FUSION_ADVISOR_STRICT"] = "1"
 file = Path(sys.argv[1])
@@ -146,7 +146,7 @@ _AROUND = """
 import json, os, sys
 from pathlib import Path
 import torch
-from fusion_advisor.emitted import load_module
+from fusion_advisor.support.load_kernel_file import load_module
 
 os.environ["FUSION_ADVISOR_STRICT"] = "1"
 file = Path(sys.argv[1])

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fusion_advisor import advise, decide, framework, identify, pipeline
-from fusion_advisor.cli import app
+from fusion_advisor.advice import run as advise
+from fusion_advisor.cli.app import app
+from fusion_advisor.fusion import decide
+from fusion_advisor.fusion import findings as identify
+from fusion_advisor.fusion import library_match as framework
+from fusion_advisor.workflows import analyze as pipeline
 
 MODEL = """
 import torch

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from fusion_advisor.emit import emit
-from fusion_advisor.verify import collect_check, submit_check
-from fusion_advisor.workers import Worker
+from fusion_advisor.codegen.emit import emit
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import collect_check, submit_check
 
 from .regions import RULES
 from .sketches import Seeded, planned, sketched

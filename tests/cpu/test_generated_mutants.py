@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pytest
 
-from fusion_advisor.verify import collect_check, submit_check
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import collect_check, submit_check
 
 from .generated import FUNCTIONS, SCHEDULES, kernel
 from .mutating import Mutant, all_mutants, mutants

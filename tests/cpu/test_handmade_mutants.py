@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusion_advisor.kernels import Kernel
-from fusion_advisor.workers import Worker
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.support.worker import Worker
 
 from .checks import checked
 from .generated import kernel

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fusion_advisor.dataflow import Dataflow
-from fusion_advisor.decide import decide
-from fusion_advisor.group import Grouping, group
-from fusion_advisor.workers import Worker
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.components import Grouping, group
+from fusion_advisor.fusion.decide import decide
+from fusion_advisor.support.worker import Worker
 
 from .generated import rotated
 from .regions import RULES, decided, flow_of, kernel_of, why_not

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.capture import capture_module
-from fusion_advisor.dataflow import dataflow
-from fusion_advisor.decide import decide
-from fusion_advisor.group import group
-from fusion_advisor.identify import Finding, Identified, identify
-from fusion_advisor.routing import action
-from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.capture.child import capture_module
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import decide
+from fusion_advisor.fusion.findings import Finding, Identified, identify
+from fusion_advisor.fusion.route import action
+from fusion_advisor.rulebook.load import load_rulebook
 
 ROWS, COLUMNS = 1024, 4096
 

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor import inductor_coverage
-from fusion_advisor.beside import beside
-from fusion_advisor.emit import emit
-from fusion_advisor.emitted import load_module
-from fusion_advisor.inductor_coverage import lines_of, watched
-from fusion_advisor.measure import timing_rules
-from fusion_advisor.measurements import (
+from fusion_advisor.codegen.eager_reference import reference_order
+from fusion_advisor.codegen.emit import emit
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.graph_json import graph_to_json
+from fusion_advisor.measure import inductor_coverage
+from fusion_advisor.measure.child import group, model
+from fusion_advisor.measure.clocks import HostClock
+from fusion_advisor.measure.driver import timing_rules
+from fusion_advisor.measure.inductor_coverage import lines_of, watched
+from fusion_advisor.measure.protocol import (
     COMPILED,
     KERNEL_COMPILED,
     Apart,
@@ -26,13 +29,10 @@ from fusion_advisor.measurements import (
     ModelJob,
     Replacement,
 )
-from fusion_advisor.measuring import group, model
-from fusion_advisor.recommend import way_row
-from fusion_advisor.records import Graph
-from fusion_advisor.reference import reference_order
-from fusion_advisor.report import GroupRow
-from fusion_advisor.timing import HostClock
-from fusion_advisor.wire import graph_to_json
+from fusion_advisor.report.schema import GroupRow
+from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.workflows.inductor_overlap import beside
+from fusion_advisor.workflows.recommend import way_row
 
 from .regions import H200, RULES, decided, flow_of
 

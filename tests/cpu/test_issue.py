@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.predict import Work
-from fusion_advisor.tiles import Spread, spread
+from fusion_advisor.perfmodel.blocked_layout import Spread, spread
+from fusion_advisor.perfmodel.model import Work
 
 from .launches import empty, of_kernels
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusion_advisor.schedules.joined import searched
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
 
 from .regions import RULES, kernel_of
 from .test_emit import Tensors, checked, x

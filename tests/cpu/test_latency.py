@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from fusion_advisor.schedules.base import Step
-from fusion_advisor.verify import collect_check, submit_check
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import collect_check, submit_check
 
 from .regions import H200, RULES, decided, flow_of, kernel_of
 from .test_emit import checked, x

@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 
-from fusion_advisor.emitted import load_module
+from fusion_advisor.support.load_kernel_file import load_module
 
 GOLDEN = Path(__file__).parent / "golden"
 

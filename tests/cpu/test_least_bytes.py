@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fusion_advisor.region import Region
+from fusion_advisor.region.region import Region
 
 from .regions import decided, flow_of
 

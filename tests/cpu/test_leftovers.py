@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.workers import Worker, WorkerError
+from fusion_advisor.support.worker import Worker, WorkerError
 
 ROOT = Path(__file__).resolve().parents[2]
 HANGS = "import time\ntime.sleep(60)\n"
@@ -76,7 +76,7 @@ def test_after_a_signal(tmp_path: Path, number: signal.Signals) -> None:
 
 def test_after_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with Worker("fusion_advisor.checking", "interpreter") as worker:
+    with Worker("fusion_advisor.verify.check_child", "interpreter") as worker:
         assert list(tmp_path.iterdir())
         with pytest.raises(WorkerError, match="no answer"):
             worker.submit("{}", timeout_s=0.01).result()

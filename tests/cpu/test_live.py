@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusion_advisor as fa
-from fusion_advisor.errors import CaptureError, UsageError
-from fusion_advisor.report import load_report
+from fusion_advisor.report.schema import load_report
+from fusion_advisor.support.errors import CaptureError, UsageError
 
 QUICK = {"device": "h200", "verify": False, "compile": False}
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from fusion_advisor.axes import NotExpressible
 from fusion_advisor.ops import REGISTRY
+from fusion_advisor.region.axes import NotExpressible
 
 from .evaluating import drawn_reference, expressed_whole, held_to_eager, meaning
 from .regions import Tape

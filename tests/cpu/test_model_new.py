@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.dataflow import Dataflow
-from fusion_advisor.editing.inline import inline, require_model
-from fusion_advisor.errors import UsageError
-from fusion_advisor.patching import Patched, patched
-from fusion_advisor.scenario import Request, Scenario
-from fusion_advisor.trial import Runs, tried_alone
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.ir.scenario import Request, Scenario
+from fusion_advisor.sourcepatch.editing.inline import inline, require_model
+from fusion_advisor.sourcepatch.trial import Runs, tried_alone
+from fusion_advisor.support.errors import UsageError
+from fusion_advisor.workflows.patch import Patched, patched
 
 from .checks import CRITERION
 from .forks import run_script
@@ -99,7 +99,7 @@ def test_it_computes_what_the_model_does(tmp_path: Path) -> None:
     run = f"""
         import importlib.util
         import torch
-        from fusion_advisor.interpreting import install
+        from fusion_advisor.verify.interpreter import install
         install()
         spec = importlib.util.spec_from_file_location("temp_module", "new.py")
         module = importlib.util.module_from_spec(spec)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from fusion_advisor.kernels import Kernel
-from fusion_advisor.verify import checker, collect_check, submit_check
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.verify.driver import checker, collect_check, submit_check
 
 from .mutating import Mutant, all_mutants, mutants
 from .sample_kernels import SAMPLES, add_rms_norm, layer_norm, softmax

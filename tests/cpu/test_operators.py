@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.dataflow import Dataflow, dataflow
-from fusion_advisor.editing.rewrite import Call, NotPlaced
-from fusion_advisor.equivalence import missing
-from fusion_advisor.patching import Patched, patched
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Request, Scenario
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.ir.scenario import Request, Scenario
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.sourcepatch.editing.rewrite import Call, NotPlaced
+from fusion_advisor.sourcepatch.equivalence import missing
+from fusion_advisor.workflows.patch import Patched, patched
 
 from .forks import run_script
 from .in_process import captured

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.errors import UsageError
-from fusion_advisor.machine import version
-from fusion_advisor.package import kernels_of, older, read_package, stale
-from fusion_advisor.patching import Patched, patched
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Request, Scenario
-from fusion_advisor.stamp import body, read_stamp, stamped
-from fusion_advisor.updating import Updated, updated
+from fusion_advisor.codegen.header import body, read_stamp, stamped
+from fusion_advisor.codegen.kernel_package import kernels_of, older, read_package, stale
+from fusion_advisor.ir.scenario import Request, Scenario
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.local_gpu import version
+from fusion_advisor.support.errors import UsageError
+from fusion_advisor.workflows.patch import Patched, patched
+from fusion_advisor.workflows.update import Updated, updated
 
 from .in_process import captured
 

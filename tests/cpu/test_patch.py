@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.dataflow import Dataflow, dataflow
-from fusion_advisor.equivalence import difference
-from fusion_advisor.patching import Patched, patched
-from fusion_advisor.pipeline import analyze
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Request, Scenario
-from fusion_advisor.trial import Runs, patched_copy, tried
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.ir.scenario import Request, Scenario
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.sourcepatch.equivalence import difference
+from fusion_advisor.sourcepatch.trial import Runs, patched_copy, tried
+from fusion_advisor.workflows.analyze import analyze
+from fusion_advisor.workflows.patch import Patched, patched
 
 from .checks import CRITERION
 from .forks import run_script
@@ -573,7 +573,7 @@ def test_what_the_patched_model_computes(tmp_path: Path) -> None:
     assert applied.returncode == 0
     run = """
         import torch
-        from fusion_advisor.interpreting import install
+        from fusion_advisor.verify.interpreter import install
         install()
         import original, model
         torch.manual_seed(0)

@@ -8,10 +8,10 @@ from math import prod
 import pytest
 import torch
 
-from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules.base import Plan, Step
-from fusion_advisor.verify import collect_check, submit_check
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import collect_check, submit_check
 
 from .regions import RULES, decided, flow_of, kernel_of, why_not
 from .test_emit import Tensors, checked, x

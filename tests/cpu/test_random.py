@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.emit import emit
-from fusion_advisor.kernels import Kernel
-from fusion_advisor.philox import SHARES, threshold
-from fusion_advisor.verify import collect_check, submit_check
-from fusion_advisor.workers import Worker
+from fusion_advisor.codegen.emit import emit
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.region.random import SHARES, threshold
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import collect_check, submit_check
 
 from .evaluating import reference_functions
 from .generated import kernel
@@ -240,8 +240,8 @@ _CHILD = """
 import json, os, sys
 from pathlib import Path
 import torch
-from fusion_advisor.emitted import load_module
-from fusion_advisor.interpreting import install
+from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.verify.interpreter import install
 
 os.environ["FUSION_ADVISOR_STRICT"] = "1"
 install()

@@ -21,9 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import fusion_advisor
-from fusion_advisor.errors import CaptureError, UsageError
-from fusion_advisor.recording import Recording, recorded_graph, recording_of
-from fusion_advisor.records import Graph
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.recording_file import Recording, recorded_graph, recording_of
+from fusion_advisor.support.errors import CaptureError, UsageError
 
 SECRET = 1234.56789
 

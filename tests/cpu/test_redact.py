@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fusion_advisor.redact import redacted
-from fusion_advisor.report import Report, load_report
-from fusion_advisor.reports import FORMATS, render
+from fusion_advisor.report.formats import FORMATS, render
+from fusion_advisor.report.redact import redacted
+from fusion_advisor.report.schema import Report, load_report
 
 from .test_cli import QUICK, one_line, run
 

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor.dataflow import Dataflow
-from fusion_advisor.emit import emit
-from fusion_advisor.kernels import Kernel
+from fusion_advisor.codegen.emit import emit
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import in_place
-from fusion_advisor.verify import collect_check, submit_check
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import collect_check, submit_check
 
 from .regions import RULES, Tape, decided, why_not
 

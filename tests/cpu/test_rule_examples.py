@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.capture import capture_module, parse_input
-from fusion_advisor.dataflow import dataflow
-from fusion_advisor.decide import Decision, decide
-from fusion_advisor.group import group
-from fusion_advisor.identify import Identified, identify
-from fusion_advisor.rulebook import Example, Gate, Pattern
-from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.capture.child import capture_module, parse_input
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.fusion.findings import Identified, identify
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.schema import Example, Gate, Pattern
 
 from .regions import Of
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor.kernels import from_json, to_json
-from fusion_advisor.measurements import Ran, RunJob
-from fusion_advisor.workers import Worker
+from fusion_advisor.ir.kernel import from_json, to_json
+from fusion_advisor.measure.protocol import Ran, RunJob
+from fusion_advisor.support.worker import Worker
 
 from .checks import CRITERION
 
@@ -45,7 +45,7 @@ def test_memory_that_nothing_was_written_to_is_given_numbers(tmp_path: Path) -> 
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
         job = RunJob(str(file), str(tmp_path / name), ((0, 0),), 1, CRITERION)
-        with Worker("fusion_advisor.running") as worker:
+        with Worker("fusion_advisor.sourcepatch.trial_child") as worker:
             ran = from_json(Ran, worker.submit(to_json(job), 600.0).result())
         assert not ran.unfit
         (x, index, scale), _ = torch.load(tmp_path / name / "0.pt", weights_only=False)[0]
@@ -94,7 +94,7 @@ def test_a_single_number_is_held_to_many_draws_of_eager(
     moved = str(tmp_path), str(edited.parent)
     found: list[Ran] = []
     for file, tree in ((original, None), (edited, moved)):
-        with Worker("fusion_advisor.running") as worker:
+        with Worker("fusion_advisor.sourcepatch.trial_child") as worker:
             job = RunJob(
                 str(file), str(tmp_path), ((0, 0),), 1, CRITERION, moved=tree, further=further
             )

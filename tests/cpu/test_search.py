@@ -14,33 +14,26 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fusion_advisor import pipeline
-from fusion_advisor import search as searches
-from fusion_advisor.annotate import annotate
-from fusion_advisor.assemble import Proof
-from fusion_advisor.bench import Run
-from fusion_advisor.bench import searched as in_a_folder
-from fusion_advisor.cli import app
-from fusion_advisor.commands import analyze as analyze_command
-from fusion_advisor.dataflow import dataflow
-from fusion_advisor.decide import Decision, decide
-from fusion_advisor.emit import attempt, emit
-from fusion_advisor.errors import UsageError
-from fusion_advisor.group import group
-from fusion_advisor.identify import Finding, identify
-from fusion_advisor.kernels import Case, Check, Kernel
-from fusion_advisor.machine import version
-from fusion_advisor.measure import timing_rules
-from fusion_advisor.measurements import Series, Turns, TurnsJob
-from fusion_advisor.measuring import turns
-from fusion_advisor.neighbours import configuration, neighbours
-from fusion_advisor.package import kernels_of, read_package, stale
-from fusion_advisor.patching import Patched, patched
-from fusion_advisor.pipeline import Analysis, analyze
-from fusion_advisor.records import Tensor
-from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.scenario import Request
-from fusion_advisor.search import (
+from fusion_advisor.cli.app import app
+from fusion_advisor.cli.commands import analyze as analyze_command
+from fusion_advisor.codegen.emit import attempt, emit
+from fusion_advisor.codegen.header import body, does, edited, read_stamp, unstamped
+from fusion_advisor.codegen.kernel_package import kernels_of, read_package, stale
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.fusion.findings import Finding, identify
+from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.ir.kernel import Case, Check, Kernel
+from fusion_advisor.ir.scenario import Request
+from fusion_advisor.measure import search as searches
+from fusion_advisor.measure.child import turns
+from fusion_advisor.measure.clocks import HostClock
+from fusion_advisor.measure.config_space import configuration, neighbours
+from fusion_advisor.measure.driver import timing_rules
+from fusion_advisor.measure.protocol import Series, Turns, TurnsJob
+from fusion_advisor.measure.search import (
     Contender,
     Proven,
     Searched,
@@ -50,10 +43,17 @@ from fusion_advisor.search import (
     searcher,
     searching,
 )
-from fusion_advisor.stamp import body, does, edited, read_stamp, unstamped
-from fusion_advisor.timing import HostClock
-from fusion_advisor.verify import Provers
-from fusion_advisor.workers import Worker
+from fusion_advisor.report.assemble import Proof
+from fusion_advisor.rulebook.local_gpu import version
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.errors import UsageError
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import Provers
+from fusion_advisor.workflows import analyze as pipeline
+from fusion_advisor.workflows.analyze import Analysis, analyze
+from fusion_advisor.workflows.bench import Run
+from fusion_advisor.workflows.bench import searched as in_a_folder
+from fusion_advisor.workflows.patch import Patched, patched
 
 from .checks import checked
 from .in_process import captured
@@ -301,7 +301,7 @@ def test_a_whole_search_in_a_child() -> None:
         asked.append(configuration(each.subject.plan) if each.subject.plan else "")
         return attempt(each.subject.flow, each, "k", rules)
 
-    with Worker("fusion_advisor.measuring", "rehearse") as worker:
+    with Worker("fusion_advisor.measure.child", "rehearse") as worker:
         made = searcher(worker, H200, rules)(decision, kernel, emitted, lambda _: (None, None))
     assert made.failure == ""
     assert made.said.startswith(f"on none, torch {torch.__version__}")

@@ -12,25 +12,25 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor.dataflow import Dataflow
-from fusion_advisor.decide import decide
-from fusion_advisor.emit import emit
-from fusion_advisor.emitted import load_module
-from fusion_advisor.group import group
-from fusion_advisor.kernels import from_json, to_json
-from fusion_advisor.measure import Subject, in_place, measure_model, timing_rules
-from fusion_advisor.measurements import (
+from fusion_advisor.capture.replay import NODE, Launcher, replayed
+from fusion_advisor.codegen.emit import emit
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import decide
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.graph_json import graph_from_json
+from fusion_advisor.ir.kernel import from_json, to_json
+from fusion_advisor.measure.child import answer
+from fusion_advisor.measure.clocks import HostClock
+from fusion_advisor.measure.driver import Subject, in_place, measure_model, timing_rules
+from fusion_advisor.measure.protocol import (
     KERNEL,
     Measurement,
     ModelJob,
     Replacement,
     Way,
 )
-from fusion_advisor.measuring import answer
-from fusion_advisor.records import Graph
-from fusion_advisor.replay import NODE, Launcher, replayed
-from fusion_advisor.timing import HostClock
-from fusion_advisor.wire import graph_from_json
+from fusion_advisor.support.load_kernel_file import load_module
 
 from .regions import H200, RULES, flow_of
 

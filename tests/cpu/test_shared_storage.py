@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.checking import build_inputs
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.check_child import build_inputs
 
 from .checks import checked
 from .regions import decided, flow_of, kernel_of

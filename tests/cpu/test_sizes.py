@@ -14,18 +14,18 @@ import pytest
 import torch
 
 from fusion_advisor import apply
-from fusion_advisor.annotate import annotate
-from fusion_advisor.capture import capture_module
-from fusion_advisor.dataflow import dataflow
-from fusion_advisor.decide import decide
-from fusion_advisor.emit import emit
-from fusion_advisor.emitted import load_module
-from fusion_advisor.group import group
-from fusion_advisor.identify import identify
-from fusion_advisor.patching import Patched, patched
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Request
-from fusion_advisor.trial import patched_copy
+from fusion_advisor.capture.child import capture_module
+from fusion_advisor.codegen.emit import emit
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import decide
+from fusion_advisor.fusion.findings import identify
+from fusion_advisor.ir.scenario import Request
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.sourcepatch.trial import patched_copy
+from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.workflows.patch import Patched, patched
 
 from .in_process import captured
 

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusion_advisor.assemble import assemble
-from fusion_advisor.capture import capture_here, capture_module
-from fusion_advisor.dataflow import Dataflow
-from fusion_advisor.decide import decide
-from fusion_advisor.group import group
-from fusion_advisor.identify import identify
-from fusion_advisor.report import Report
-from fusion_advisor.reports import render
-from fusion_advisor.scenario import Scenario
+from fusion_advisor.capture.child import capture_here, capture_module
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import decide
+from fusion_advisor.fusion.findings import identify
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.report.assemble import assemble
+from fusion_advisor.report.formats import render
+from fusion_advisor.report.schema import Report
 
 from .regions import RULES, flow_of
 from .sketches import Seeded, sketched
@@ -169,8 +169,8 @@ def test_parts_that_no_launch_reads_from_are_named() -> None:
 
 
 def test_reports_say_what_was_not_run(tmp_path: Path) -> None:
-    from fusion_advisor.annotate import annotate
-    from fusion_advisor.dataflow import dataflow
+    from fusion_advisor.cost.annotate import annotate
+    from fusion_advisor.cost.dataflow import dataflow
 
     from .regions import H200
 

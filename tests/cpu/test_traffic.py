@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fusion_advisor.express import boundary, fused_traffic
+from fusion_advisor.fusion.lower import boundary, fused_traffic
 
 from .regions import costs, flow_of
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.errors import UsageError
-from fusion_advisor.patching import Patched
-from fusion_advisor.scenario import Request, Scenario
-from fusion_advisor.transformers_patch import patched_family
+from fusion_advisor.ir.scenario import Request, Scenario
+from fusion_advisor.support.errors import UsageError
+from fusion_advisor.workflows.patch import Patched
+from fusion_advisor.workflows.patch_transformers import patched_family
 
 from .forks import run_script
 
@@ -38,7 +38,7 @@ def run(folder: Path, script: str) -> None:
     """In a process of its own, whose Triton is the interpreter."""
     head = """
         import torch
-        from fusion_advisor.interpreting import install
+        from fusion_advisor.verify.interpreter import install
         install()
         import copy, pickle, sys, warnings
         from transformers import AutoConfig, AutoModel
@@ -91,7 +91,7 @@ def test_the_fused_model_computes_the_same(tree: Path) -> None:
             torch.testing.assert_close(model(**given)[0], plain(**given)[0], rtol=.05, atol=.05)
         files = [m for n, m in sys.modules.items() if n.startswith("fused_llama.kernels.")]
         assert len(files) >= 5 and not any(file.fallbacks for file in files)
-        from fusion_advisor.capture import capture_module
+        from fusion_advisor.capture.child import capture_module
         graph = capture_module(model, (), given)
         own = [node for node in graph.nodes if node.op.startswith("fusion_advisor.")]
         assert len(own) == 2 * 4 + 1 + 1, own

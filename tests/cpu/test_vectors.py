@@ -17,11 +17,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.rulebook import Rulebook
+from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules.places import HELPERS as PLACES
 from fusion_advisor.schedules.vectors import HELPERS
-from fusion_advisor.verify import collect_check, submit_check
-from fusion_advisor.workers import Worker
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import collect_check, submit_check
 
 from .forks import run_script
 from .regions import PACKED, RULES, SHARING, decided, flow_of, kernel_of, ptx_of

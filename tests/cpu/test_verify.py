@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusion_advisor.kernels import Case, Check, CheckJob, Kernel, from_json, to_json
-from fusion_advisor.records import Tensor
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.verify import checker, criterion_of
-from fusion_advisor.workers import Worker, WorkerError
+from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.ir.kernel import Case, Check, CheckJob, Kernel, from_json, to_json
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.worker import Worker, WorkerError
+from fusion_advisor.verify.driver import checker, criterion_of
 
 from .checks import checked
 from .regions import kernel_of

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.region import Region
-from fusion_advisor.workers import Worker
+from fusion_advisor.region.region import Region
+from fusion_advisor.support.worker import Worker
 
 from .regions import PACKED, RULES, decided, flow_of, kernel_of
 from .test_emit import Tensors, checked, x

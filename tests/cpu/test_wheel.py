@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 PROBE = """
-import fusion_advisor.rulefiles as rulefiles
+import fusion_advisor.rulebook.load as rulefiles
 rules = rulefiles.load_rulebook()
 print(rulefiles.__file__, rules.device("h200").name, rules.hash)
 """
@@ -55,7 +55,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_rules_travel_with_the_wheel(installed: Path, tmp_path: Path) -> None:
-    from fusion_advisor.rulefiles import load_rulebook
+    from fusion_advisor.rulebook.load import load_rulebook
 
     file, device, digest = run(installed / "bin" / "python", "-c", PROBE, cwd=tmp_path).split()
     assert Path(file).is_relative_to(installed)
@@ -129,4 +129,4 @@ print(lookup_backend("fusion_advisor").__module__)
 
 def test_torch_finds_the_backend(installed: Path, tmp_path: Path) -> None:
     found = run(installed / "bin" / "python", "-c", BACKEND, cwd=tmp_path)
-    assert found.strip() == "fusion_advisor.backend"
+    assert found.strip() == "fusion_advisor.dynamo.backend"

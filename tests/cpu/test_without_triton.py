@@ -30,7 +30,7 @@ sys.meta_path.insert(0, Blocked())
 """
 
 NO_FORKS = """
-from fusion_advisor import forks
+from fusion_advisor.support import forkserver as forks
 
 forks.HERE = False
 """

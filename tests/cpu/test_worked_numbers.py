@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.annotate import Annotated, annotate
-from fusion_advisor.capture import capture_module
-from fusion_advisor.dataflow import Dataflow, dataflow
-from fusion_advisor.decide import Decision, decide
-from fusion_advisor.group import Grouping, group
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Scenario
+from fusion_advisor.capture.child import capture_module
+from fusion_advisor.cost.annotate import Annotated, annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.fusion.components import Grouping, group
+from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.rulebook.load import load_rulebook
 
 from .regions import Of
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.device import LINE_BYTES
-from fusion_advisor.issue import Program
-from fusion_advisor.predict import Work
+from fusion_advisor.perfmodel.instruction_count import Program
+from fusion_advisor.perfmodel.model import Work
+from fusion_advisor.rulebook.devices import LINE_BYTES
 
 from .launches import eager_of, empty, of_eager, of_kernels
 from .regions import H200, decided, flow_of

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fusion_advisor.backend import Outcome, fusion_advisor, last
+from fusion_advisor.dynamo.backend import Outcome, fusion_advisor, last
 
 pytestmark = pytest.mark.gpu
 

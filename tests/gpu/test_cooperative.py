@@ -16,9 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
-from fusion_advisor.emitted import load_module
-from fusion_advisor.kernels import Kernel
-from fusion_advisor.verify import checker
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.verify.driver import checker
 
 from ..cpu.checks import checked
 from ..cpu.regions import kernel_of

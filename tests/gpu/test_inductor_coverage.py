@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusion_advisor.decide import decide
-from fusion_advisor.emit import emit
-from fusion_advisor.measure import Subject, in_place, model_job, timing_rules
-from fusion_advisor.measurements import COMPILED, KERNEL_COMPILED, Way
-from fusion_advisor.measuring import model
-from fusion_advisor.timing import DeviceClock
+from fusion_advisor.codegen.emit import emit
+from fusion_advisor.fusion.decide import decide
+from fusion_advisor.measure.child import model
+from fusion_advisor.measure.clocks import DeviceClock
+from fusion_advisor.measure.driver import Subject, in_place, model_job, timing_rules
+from fusion_advisor.measure.protocol import COMPILED, KERNEL_COMPILED, Way
 
 from ..cpu.regions import H200, RULES, flow_of
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fusion_advisor
-from fusion_advisor.recording import recorded_graph, recording_of
+from fusion_advisor.ir.recording_file import recorded_graph, recording_of
 
 
 class Block(nn.Module):

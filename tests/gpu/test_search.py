@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusion_advisor.decide import Decision
-from fusion_advisor.emit import attempt, emit
-from fusion_advisor.kernels import Kernel
-from fusion_advisor.neighbours import configuration
-from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.search import Searched, searching
-from fusion_advisor.verify import provers, verify
+from fusion_advisor.codegen.emit import attempt, emit
+from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.measure.config_space import configuration
+from fusion_advisor.measure.search import Searched, searching
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.verify.driver import provers, verify
 
 from ..cpu.regions import RULES, decided, flow_of
 

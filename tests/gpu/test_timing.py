@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusion_advisor.emitted import Fault
-from fusion_advisor.measure import timing_rules
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.timing import DeviceClock
+from fusion_advisor.measure.clocks import DeviceClock
+from fusion_advisor.measure.driver import timing_rules
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.load_kernel_file import Fault
 
 pytestmark = pytest.mark.gpu
 MEBI = 1 << 20

@@ -8,9 +8,9 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusion_advisor import addressed
-from fusion_advisor.addressed import Dim, View, distinct, together, view
-from fusion_advisor.records import Tensor
+from fusion_advisor.ir import addressed
+from fusion_advisor.ir.addressed import Dim, View, distinct, together, view
+from fusion_advisor.ir.graph import Tensor
 
 STEPS = st.sampled_from([0, 1, 2, 3, 4, 6, 7, 8, 12, 24, 48, -1, -4])
 PLACES = st.one_of(

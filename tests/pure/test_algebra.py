@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fusion_advisor.algebra import (
+from fusion_advisor.region.normal_form import (
     Form,
     equal,
     exponential,

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.baseline import Baseline, beside, judged_again, load_baseline
-from fusion_advisor.compare import compare
-from fusion_advisor.conditions import Condition, violation
-from fusion_advisor.records import Graph, Ref
-from fusion_advisor.report import Report
-from fusion_advisor.reports import render
-from fusion_advisor.review import Policy, review
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.wire import graph_to_data
+from fusion_advisor.ci.baseline import Baseline, beside, judged_again, load_baseline
+from fusion_advisor.ci.conditions import Condition, violation
+from fusion_advisor.ci.findings import Policy, review
+from fusion_advisor.ir.graph import Graph, Ref
+from fusion_advisor.ir.graph_json import graph_to_data
+from fusion_advisor.report.diff import compare
+from fusion_advisor.report.formats import render
+from fusion_advisor.report.schema import Report
+from fusion_advisor.rulebook.load import load_rulebook
 
 from .test_report import chain, report_of_graph
 

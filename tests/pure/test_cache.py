@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor import kept as kept_files
-from fusion_advisor.cache import Outcome, cache_folder, find, find_graph, keep, keep_graph
-from fusion_advisor.kernels import Check, Compiled
-from fusion_advisor.proofs import Proofs
-from fusion_advisor.records import Graph, Ref
-from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Request, Scenario
-from fusion_advisor.wire import graph_to_data
+from fusion_advisor.ci.cache import Outcome, cache_folder, find, find_graph, keep, keep_graph
+from fusion_advisor.ir.graph import Graph, Ref
+from fusion_advisor.ir.graph_json import graph_to_data
+from fusion_advisor.ir.kernel import Check, Compiled
+from fusion_advisor.ir.scenario import Request, Scenario
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support import kept as kept_files
+from fusion_advisor.verify.proofs import Proofs
 
 from .test_report import chain, mixed
 

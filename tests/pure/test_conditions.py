@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.conditions import Condition, parse_condition, violation
-from fusion_advisor.errors import UsageError
-from fusion_advisor.report import IgnoredRow, Report
-from fusion_advisor.review import Policy, review
+from fusion_advisor.ci.conditions import Condition, parse_condition, violation
+from fusion_advisor.ci.findings import Policy, review
+from fusion_advisor.report.schema import IgnoredRow, Report
+from fusion_advisor.support.errors import UsageError
 
 from .test_report import mixed, report_of
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.configuration import Settings, settled
-from fusion_advisor.errors import UsageError
-from fusion_advisor.scenario import InputSpec
+from fusion_advisor.ci.configuration import Settings, settled
+from fusion_advisor.ir.scenario import InputSpec
+from fusion_advisor.support.errors import UsageError
 
 TABLE = """
 [project]

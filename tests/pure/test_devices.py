@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from fusion_advisor.device import Device
-from fusion_advisor.errors import UsageError
-from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.errors import UsageError
 
 NAMES = ("a100-40gb", "a100-80gb", "h100", "h200", "l4", "l40s", "rtx4090", "rtx5090", "b200")
 DEVICES = load_rulebook().devices

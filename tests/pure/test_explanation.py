@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.errors import UsageError
-from fusion_advisor.explanation import Rule, entry, explanation, page, rules
-from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.rulebook.explain import Rule, entry, explanation, page, rules
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.errors import UsageError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RULES = load_rulebook()

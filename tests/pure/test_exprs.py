@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fusion_advisor.exprs import INDEX, Expr, Pool
+from fusion_advisor.region.exprs import INDEX, Expr, Pool
 
 
 @pytest.mark.parametrize(

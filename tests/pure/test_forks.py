@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.forks import HERE, Fork, Forks
+from fusion_advisor.support.forkserver import HERE, Fork, Forks
 
 pytestmark = pytest.mark.skipif(not HERE, reason="processes are forked on Linux alone")
 
 TEMPLATE = """
 import os, signal, sys, time
-from fusion_advisor.forks import end_with_parent, serve
+from fusion_advisor.support.forkserver import end_with_parent, serve
 
 def work(asked, answer):
     told = os.read(asked, 100).decode()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.dataflow import Dataflow, dataflow
-from fusion_advisor.decide import decide
-from fusion_advisor.group import Grouping, group
-from fusion_advisor.records import Graph, Node, Ref, Tensor
-from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.fusion.components import Grouping, group
+from fusion_advisor.fusion.decide import decide
+from fusion_advisor.ir.graph import Graph, Node, Ref, Tensor
+from fusion_advisor.rulebook.load import load_rulebook
 
 SIZE = 2048
 RULES = load_rulebook()

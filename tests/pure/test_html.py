@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from fusion_advisor.report import (
+from fusion_advisor.report.formats import html, render
+from fusion_advisor.report.formats.page_data import page_data
+from fusion_advisor.report.formats.repeats import Repeat, label, repeats
+from fusion_advisor.report.schema import (
     GroupRow,
     LineRow,
     MeasuredRow,
@@ -20,9 +23,6 @@ from fusion_advisor.report import (
     WayRow,
     load_report,
 )
-from fusion_advisor.reports import html, render
-from fusion_advisor.reports.page_data import page_data
-from fusion_advisor.reports.repeats import Repeat, label, repeats
 
 from ..sample_reports import LAYER, layered
 

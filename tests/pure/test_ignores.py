@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.ignores import ignores
+from fusion_advisor.ci.ignores import ignores
 
 SOURCE = """\
 import torch

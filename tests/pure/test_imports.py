@@ -1,9 +1,10 @@
-"""The import contract: along the flow only, and torch only where it is needed."""
+"""The import contract of the rooms: along the flow only, and torch only where it is needed."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,152 +16,47 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "fusion_advisor"
 
-LAYERS: tuple[frozenset[str], ...] = tuple(
-    frozenset(names.split())
-    for names in (
-        # shared knowledge
-        "errors axes philox trail ignores",
-        "records scaffold faults",
-        "primitives addressed",
-        "exprs",
-        "bounds builder",
-        "renaming",
-        "quantities scenario frames kernels region wire files attention",
-        "device",
-        "wavefronts",
-        "rulebook",
-        "recording",
-        "functions",
-        "predict explanation",
-        "rehearsal emitted rulefiles measurements",
-        "machine algebra",
-        "ops",
-        # capture, in the child process that runs somebody's code
-        "opaque own_kernels models recurrent provenance signature",
-        "transformers_models",
-        "loading",
-        "expansions",
-        "composites",
-        "whole_operators",
-        "launching",
-        "tracing",
-        "replay",
-        "masks",
-        "lowering forks",
-        "capture",
-        # the stages on records
-        "times",
-        "blocks",
-        "launched",
-        "annotate",
-        "dataflow",
-        "contracted",
-        "express equivalence instructions sequence",
-        "schedules",
-        "requests tiles",
-        "issue",
-        "plan",
-        "gates",
-        "works partition",
-        # `group` searches over what `decide` says of each region
-        "decide",
-        "group neighbours",
-        "framework",
-        "kernel_file",
-        "asked",
-        "launcher cases reference",
-        "resized",
-        "alone held",
-        "emit",
-        "stamp kept",
-        # proof: `checking` and `compiling` are the child processes of `verify`
-        "proofs",
-        "workers interpreting comparing counting",
-        "stepping",
-        "verify",
-        "checking compiling",
-        "fingerprint idiom",
-        "computes",
-        "operators",
-        # measurement: `measuring` is the child process of `measure`
-        "timing inductor_coverage",
-        "measuring",
-        "running",
-        "measure",
-        "calibrate search",
-        # what is said about it
-        "identify",
-        "routing inductor advice",
-        "advise",
-        "report",
-        "judge ledger beside",
-        "recommend",
-        "assemble",
-        "reports redact",
-        "compare",
-        "review conditions weighted cache",
-        "baseline configuration",
-        "reviewing",
-        # the kernels in the model's own source
-        "editing",
-        "guards",
-        "package",
-        "patch trial",
-        # where stages meet, and who may call that
-        "pipeline bench",
-        "patching dividing",
-        "updating",
-        # torch.compile's backend: calls the pipeline as the command line does
-        "substitute",
-        "backend applied recorded",
-        "live",
-        "transformers_patch",
-        "commands",
-        "cli",
-        "__main__",
-    )
-)
-"""A module imports modules of earlier layers only; a folder of like units counts as one module."""
+CONTRACT = """
+support
+ir           support
+rulebook     support ir
+region       ir rulebook
+ops          ir region
+capture      support ir rulebook ops
+cost         ir rulebook region ops
+schedules    ir rulebook region
+perfmodel    ir rulebook region ops cost schedules
+fusion       ir rulebook region ops cost schedules
+codegen      support ir rulebook region ops cost schedules fusion
+verify       support ir rulebook cost codegen
+measure      support ir rulebook capture cost schedules fusion codegen verify
+advice       ir rulebook ops cost
+report       support ir rulebook ops cost fusion measure advice
+ci           support ir rulebook cost fusion report
+sourcepatch  support ir rulebook region ops capture cost fusion codegen verify measure report
+dynamo       support ir rulebook region ops capture cost schedules fusion codegen report
+workflows    support ir rulebook capture cost fusion codegen verify measure report sourcepatch
+cli          support ir rulebook ops capture codegen verify measure report ci workflows
+"""
+"""A room, and the rooms whose modules it imports: all of them stand above it."""
 
-USES_TORCH = frozenset(
-    {
-        "opaque",
-        "own_kernels",
-        "models",
-        "recurrent",
-        "provenance",
-        "transformers_models",
-        "tracing",
-        "capture",
-        "masks",
-    }
-    | {"expansions", "composites", "whole_operators", "launching"}
-    | {
-        "interpreting",
-        "comparing",
-        "stepping",
-        "counting",
-        "checking",
-        "compiling",
-        "timing",
-        "replay",
-    }
-    | {"measuring", "running", "inductor_coverage", "lowering", "substitute", "backend", "applied"}
-    | {"transformers_patch", "signature", "recorded", "live"}
-)
-"""Who may import torch or triton, at the top or inside a function."""
+ALLOWED = {room: tuple(rooms) for room, *rooms in map(str.split, CONTRACT.strip().splitlines())}
+ENTRIES = 25
+"""Most entries of the package: what one reads in a listing."""
+
+USES_TORCH = ("capture", "verify", "measure", "sourcepatch", "dynamo", "workflows")
+"""The rooms that may import torch or triton, at the top of a module or inside a function."""
 
 HEAVY = ("torch", "triton", "networkx", "pydantic", "numpy", "sympy", "transformers")
 """What `--help` must not pay for."""
 
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
-def module_of(file: Path) -> str:
-    """The top-level module: `ops` for fusion_advisor/ops/views.py, "" for the package itself."""
-    first = file.relative_to(PACKAGE).parts[0]
-    return "" if first == "__init__.py" else first.removesuffix(".py")
+def room_of(file: Path) -> str:
+    """The room of a source, such as `ops`; empty for the package's own two files."""
+    parts = file.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else ""
 
 
 def imports(file: Path) -> Iterator[tuple[int, str]]:
@@ -181,12 +77,23 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
 
-def uses(file: Path) -> Iterator[tuple[int, str]]:
-    """Line and top-level module of each import from this package, but for the file's own."""
+def uses(file: Path) -> Iterator[tuple[int, str, str]]:
+    """Line, room and module or name of each import from another room."""
     for line, name in imports(file):
         parts = name.split(".")
-        if parts[0] == PACKAGE.name and len(parts) > 1 and parts[1] != module_of(file):
-            yield line, parts[1]
+        if parts[0] == PACKAGE.name and len(parts) > 2 and parts[1] != room_of(file):
+            yield line, parts[1], parts[2]
+
+
+def offers(room: str) -> set[str]:
+    """The modules that a room says others may import."""
+    tree = ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
+    found = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "OFFERS"
+    ]
+    return set(found[0]) if found else set()
 
 
 each_source = pytest.mark.parametrize(
@@ -194,26 +101,54 @@ each_source = pytest.mark.parametrize(
 )
 
 
-@each_source
-def test_the_layer_of_a_module_is_known(file: Path) -> None:
-    module = module_of(file)
-    assert not module or module in RANK, f"give {module!r} its place in LAYERS"
+def test_the_listing_is_the_architecture() -> None:
+    entries = {p.name for p in PACKAGE.iterdir() if p.name != "__pycache__"}
+    assert entries == {*ALLOWED, "__init__.py", "__main__.py"}
+    assert len(entries) <= ENTRIES
+    for room in ALLOWED:
+        said = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))
+        assert (said or "").partition("\n")[0].endswith("."), (
+            f"{room}: say in a sentence what it is"
+        )
+
+
+def test_rooms_stand_one_above_the_other() -> None:
+    for number, (room, rooms) in enumerate(ALLOWED.items()):
+        assert {*rooms} <= {*list(ALLOWED)[:number]}, f"{room} imports what stands below it"
 
 
 @each_source
-def test_imports_point_along_the_flow(file: Path) -> None:
-    rank = RANK.get(module_of(file), len(LAYERS))
+def test_imports_keep_to_the_contract(file: Path) -> None:
+    allowed = ALLOWED.get(room_of(file), tuple(ALLOWED))
     wrong = [
-        f"{file.relative_to(ROOT)}:{line} imports {used}"
-        for line, used in uses(file)
-        if RANK.get(used, -1) >= rank
+        f"{file.relative_to(ROOT)}:{line} imports {room}"
+        for line, room, _ in uses(file)
+        if room not in allowed
     ]
     assert not wrong
 
 
+def test_the_contract_allows_no_more_than_is_needed() -> None:
+    needed: dict[str, set[str]] = {room: set() for room in ALLOWED}
+    for file in SOURCES:
+        if room_of(file):
+            needed[room_of(file)] |= {room for _, room, _ in uses(file)}
+    assert {room: {*rooms} for room, rooms in ALLOWED.items()} == needed
+
+
+def test_rooms_offer_what_others_import_and_nothing_else() -> None:
+    wanted: dict[str, set[str]] = {room: set() for room in ALLOWED}
+    for file in filter(room_of, SOURCES):
+        for _, room, name in uses(file):
+            folder = PACKAGE / room
+            if (folder / f"{name}.py").exists() or (folder / name).is_dir():
+                wanted[room].add(name)
+    assert {room: offers(room) for room in ALLOWED} == wanted
+
+
 @each_source
-def test_only_these_import_torch_or_triton(file: Path) -> None:
-    if module_of(file) in USES_TORCH:
+def test_only_these_rooms_import_torch_or_triton(file: Path) -> None:
+    if room_of(file) in USES_TORCH:
         return
     wrong = [
         f"{file.relative_to(ROOT)}:{line} imports {name}"
@@ -221,51 +156,6 @@ def test_only_these_import_torch_or_triton(file: Path) -> None:
         if name.split(".")[0] in ("torch", "triton")
     ]
     assert not wrong
-
-
-def test_what_is_imported_is_asked_for() -> None:
-    """And nothing hangs on what another package brings along, as torch once did NumPy."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"]["hf"]]
-    known = {re.split(r"[^\w-]", name)[0] for name in asked} | {PACKAGE.name}
-    used = {name.split(".")[0] for file in SOURCES for _, name in imports(file)}
-    assert used - sys.stdlib_module_names - {"pydantic_core"} == known & used  # pydantic's own half
-    assert known - used == set()
-
-
-NETWORK = (
-    *("aiohttp", "asyncio", "ftplib", "http", "httpx", "huggingface_hub", "requests", "smtplib"),
-    *("socket", "socketserver", "ssl", "urllib.request", "urllib3", "webbrowser", "xmlrpc"),
-)
-LOCAL = {("forks.py", "socket")}
-"""A pair of sockets between two processes of ours, which nothing else can reach."""
-
-
-@each_source
-def test_nothing_is_sent(file: Path) -> None:
-    """SECURITY.md says that there is no telemetry and no connection."""
-    wrong = [
-        f"{file.relative_to(ROOT)}:{line} imports {name}"
-        for line, name in imports(file)
-        for network in NETWORK
-        if f"{name}.".startswith(f"{network}.") and (file.name, network) not in LOCAL
-    ]
-    assert not wrong
-
-
-def test_sockets_are_pairs() -> None:
-    for name, module in LOCAL:
-        tree = ast.parse((PACKAGE / name).read_text(encoding="utf-8"))
-        used = {
-            node.attr
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == module
-        }
-        assert used == {"socketpair", "socket", "send_fds", "recv_fds"}
-        assert not any(
-            isinstance(node, ast.Attribute) and node.attr in ("connect", "bind", "listen")
-            for node in ast.walk(tree)
-        )
 
 
 @pytest.mark.parametrize("file", sorted(Path(__file__).parent.rglob("*.py")), ids=lambda f: f.name)
@@ -283,14 +173,78 @@ def loaded_by(module: str) -> set[str]:
     return set(run.stdout.split()) & set(HEAVY)
 
 
-@pytest.mark.skipif(not (PACKAGE / "cli.py").exists(), reason="there is no command line yet")
 def test_the_command_line_starts_light() -> None:
-    assert loaded_by("fusion_advisor.cli") == set()
+    assert loaded_by("fusion_advisor.cli.app") == set()
 
 
 def test_a_capture_starts_light() -> None:
-    assert loaded_by("fusion_advisor.capture") == set()
+    assert loaded_by("fusion_advisor.capture.child") == set()
 
 
 def test_the_rulebook_needs_pydantic_alone() -> None:
-    assert loaded_by("fusion_advisor.rulefiles") == {"pydantic"}
+    assert loaded_by("fusion_advisor.rulebook.load") == {"pydantic"}
+
+
+def test_what_is_imported_is_asked_for() -> None:
+    """And nothing hangs on what another package brings along, as torch once did NumPy."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["hf"]]
+    known = {re.split(r"[^\w-]", name)[0] for name in asked} | {PACKAGE.name}
+    used = {name.split(".")[0] for file in SOURCES for _, name in imports(file)}
+    assert used - sys.stdlib_module_names - {"pydantic_core"} == known & used  # pydantic's own half
+    assert known - used == set()
+
+
+NETWORK = (
+    *("aiohttp", "asyncio", "ftplib", "http", "httpx", "huggingface_hub", "requests", "smtplib"),
+    *("socket", "socketserver", "ssl", "urllib.request", "urllib3", "webbrowser", "xmlrpc"),
+)
+LOCAL = {("forkserver.py", "socket")}
+"""A pair of sockets between two processes of ours, which nothing else can reach."""
+
+
+@each_source
+def test_nothing_is_sent(file: Path) -> None:
+    """SECURITY.md says that there is no telemetry and no connection."""
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line} imports {name}"
+        for line, name in imports(file)
+        for network in NETWORK
+        if f"{name}.".startswith(f"{network}.") and (file.name, network) not in LOCAL
+    ]
+    assert not wrong
+
+
+def test_sockets_are_pairs() -> None:
+    for name, module in LOCAL:
+        tree = ast.parse((PACKAGE / "support" / name).read_text(encoding="utf-8"))
+        used = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == module
+        }
+        assert used == {"socketpair", "socket", "send_fds", "recv_fds"}
+        assert not any(
+            isinstance(node, ast.Attribute) and node.attr in ("connect", "bind", "listen")
+            for node in ast.walk(tree)
+        )
+
+
+@pytest.mark.parametrize("rooms", [("perfmodel",), ("sourcepatch",), ("dynamo",)], ids="-".join)
+def test_a_room_can_be_thrown_away_whole(rooms: tuple[str, ...], tmp_path: Path) -> None:
+    """Without the time model, the source patch or the backend, `analyze` works as before."""
+    without = shutil.ignore_patterns("__pycache__", *rooms)
+    shutil.copytree(PACKAGE, tmp_path / PACKAGE.name, ignore=without)
+    (tmp_path / "rules").symlink_to(ROOT / "rules")
+    (tmp_path / "model.py").write_text(
+        "import torch\n\n\nclass Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return torch.tanh(x).exp() * 2\n\n\n"
+        "def get_inputs():\n    return [torch.empty(4096, 4096)]\n"
+    )
+    words = ["analyze", "model.py", "--device", "h200", "--no-verify", "--no-compile", "--out", "o"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fusion_advisor", *words],
+        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path), "PATH": ""}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "g1" in (tmp_path / "o" / "report.json").read_text()

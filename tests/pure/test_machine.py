@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor import machine
-from fusion_advisor.errors import UsageError
+from fusion_advisor.rulebook import local_gpu as machine
+from fusion_advisor.support.errors import UsageError
 
 CONSTRAINTS = Path(__file__).resolve().parents[2] / "constraints.txt"
 
@@ -81,8 +81,9 @@ def test_capabilities_are_those_that_the_driver_tells(
 
 def test_triton_is_not_imported_to_see_whether_it_is_there() -> None:
     code = (
-        "import sys; from fusion_advisor import machine; machine.has_triton(); print(*sys.modules)"
+        "import sys; from fusion_advisor.rulebook import local_gpu; "
+        "local_gpu.has_triton(); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "fusion_advisor.machine" in done.stdout.split()
+    assert "fusion_advisor.rulebook.local_gpu" in done.stdout.split()
     assert "triton" not in done.stdout.split()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from markdown_it import MarkdownIt
 
-from fusion_advisor.report import Report, SourceRow
-from fusion_advisor.reports import render
-from fusion_advisor.reports.markdown import LIMIT
+from fusion_advisor.report.formats import render
+from fusion_advisor.report.formats.markdown import LIMIT
+from fusion_advisor.report.schema import Report, SourceRow
 
 from .test_report import mixed
 

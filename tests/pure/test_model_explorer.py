@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fusion_advisor.report import Report
-from fusion_advisor.reports import render
+from fusion_advisor.report.formats import render
+from fusion_advisor.report.schema import Report
 
 from .test_report import mixed, report_of
 

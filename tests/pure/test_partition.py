@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusion_advisor.dataflow import bits
-from fusion_advisor.partition import (
+from fusion_advisor.cost.dataflow import bits
+from fusion_advisor.fusion.partition import (
     Component,
     Traffic,
     Verdict,

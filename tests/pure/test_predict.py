@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fusion_advisor.predict import (
+from fusion_advisor.perfmodel.model import (
     Work,
     between_us,
     call_us,
@@ -17,7 +17,7 @@ from fusion_advisor.predict import (
     speedup_interval,
     tail_us,
 )
-from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.rulebook.load import load_rulebook
 
 RULES = load_rulebook()
 H200 = RULES.device("h200")

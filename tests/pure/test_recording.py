@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.configuration import settled
-from fusion_advisor.errors import CaptureError, UsageError
-from fusion_advisor.recording import (
+from fusion_advisor.ci.configuration import settled
+from fusion_advisor.ir.graph import Graph, Node, Ref, Tensor
+from fusion_advisor.ir.graph_json import graph_to_data
+from fusion_advisor.ir.recording_file import (
     Call,
     LeftOut,
     Recording,
@@ -19,8 +20,7 @@ from fusion_advisor.recording import (
     recording_of,
     write_recording,
 )
-from fusion_advisor.records import Graph, Node, Ref, Tensor
-from fusion_advisor.wire import graph_to_data
+from fusion_advisor.support.errors import CaptureError, UsageError
 
 GRAPH = Graph(
     (

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.annotate import annotate
-from fusion_advisor.assemble import assemble, layers, peak_activation_bytes
-from fusion_advisor.compare import compare, cost_us
-from fusion_advisor.dataflow import Dataflow, dataflow
-from fusion_advisor.decide import decide
-from fusion_advisor.errors import UsageError
-from fusion_advisor.group import Grouping, group
-from fusion_advisor.identify import Identified, identify, with_registers
-from fusion_advisor.records import Arg, Graph, Node, Ref, Source, Tensor
-from fusion_advisor.report import LineRow, Report, load_report
-from fusion_advisor.reports import FORMATS, render, wording
-from fusion_advisor.review import Policy, review
-from fusion_advisor.rulefiles import load_rulebook
-from fusion_advisor.scenario import Scenario
+from fusion_advisor.ci.findings import Policy, review
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.fusion.components import Grouping, group
+from fusion_advisor.fusion.decide import decide
+from fusion_advisor.fusion.findings import Identified, identify, with_registers
+from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Source, Tensor
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.report.assemble import assemble, layers, peak_activation_bytes
+from fusion_advisor.report.diff import compare, cost_us
+from fusion_advisor.report.formats import FORMATS, render, wording
+from fusion_advisor.report.schema import LineRow, Report, load_report
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.errors import UsageError
 
 ROWS, COLUMNS = 1024, 4096
 FULL_BYTES = ROWS * COLUMNS * 4

@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from fusion_advisor.report import SCHEMA_VERSION, json_schema
-from fusion_advisor.reports import render
-from fusion_advisor.review import Policy, review
+from fusion_advisor.ci.findings import Policy, review
+from fusion_advisor.report.formats import render
+from fusion_advisor.report.schema import SCHEMA_VERSION, json_schema
 
 from .test_report import FIELDS, TOP_LEVEL, mixed, report_of
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.errors import UsageError
-from fusion_advisor.report import LineRow, NodeRow, Report, ReviewRow, SourceRow
-from fusion_advisor.review import Policy, review, unused_in_all
+from fusion_advisor.ci.findings import Policy, review, unused_in_all
+from fusion_advisor.report.schema import LineRow, NodeRow, Report, ReviewRow, SourceRow
+from fusion_advisor.support.errors import UsageError
 
 from .test_report import mixed, report_of
 

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from fusion_advisor import rulefiles
-from fusion_advisor.errors import UsageError
-from fusion_advisor.quantities import UNITS, Number, Tree
-from fusion_advisor.rulebook import Rulebook
-from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.rulebook import load as rulefiles
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.quantities import UNITS, Number, Tree
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.errors import UsageError
 
 RULES = Path(__file__).resolve().parents[2] / "rules"
 GATES = {

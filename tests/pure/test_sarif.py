@@ -9,16 +9,16 @@ from typing import Any
 import jsonschema
 import pytest
 
-from fusion_advisor.explanation import entry, explanation
-from fusion_advisor.report import (
+from fusion_advisor.report.formats import render
+from fusion_advisor.report.schema import (
     FindingRow,
     IgnoredRow,
     Report,
     ReviewRow,
     SourceRow,
 )
-from fusion_advisor.reports import render
-from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.rulebook.explain import entry, explanation
+from fusion_advisor.rulebook.load import load_rulebook
 
 from .test_report import mixed
 

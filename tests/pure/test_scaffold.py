@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.errors import UsageError
-from fusion_advisor.scaffold import Candidate, adapter, block, candidates, chosen
+from fusion_advisor.ci.init import Candidate, adapter, block, candidates, chosen
+from fusion_advisor.support.errors import UsageError
 
 NET = """
 from torch import nn

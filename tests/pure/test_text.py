@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console, RenderableType
 
-from fusion_advisor.report import AdviceRow, BenchRow, LineRow, Report
-from fusion_advisor.reports import wording
-from fusion_advisor.reports.text import LINES, document, several
+from fusion_advisor.report.formats import wording
+from fusion_advisor.report.formats.text import LINES, document, several
+from fusion_advisor.report.schema import AdviceRow, BenchRow, LineRow, Report
 
 from ..sample_reports import layered
 from .test_report import mixed

@@ -25,14 +25,14 @@ import pytest
 import typer.main
 
 import fusion_advisor
-from fusion_advisor.baseline import judged_again
-from fusion_advisor.cli import app
-from fusion_advisor.conditions import NAMES
-from fusion_advisor.configuration import Configuration, ScenarioTable, Thresholds
-from fusion_advisor.package import older, stale
-from fusion_advisor.report import Report, json_schema, load_report
-from fusion_advisor.reports import FORMATS, render
-from fusion_advisor.rulefiles import load_rulebook
+from fusion_advisor.ci.baseline import judged_again
+from fusion_advisor.ci.conditions import NAMES
+from fusion_advisor.ci.configuration import Configuration, ScenarioTable, Thresholds
+from fusion_advisor.cli.app import app
+from fusion_advisor.codegen.kernel_package import older, stale
+from fusion_advisor.report.formats import FORMATS, render
+from fusion_advisor.report.schema import Report, json_schema, load_report
+from fusion_advisor.rulebook.load import load_rulebook
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 NAMED = FIXTURES / "names.json"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusion_advisor.wavefronts import wavefronts_of
+from fusion_advisor.perfmodel.bank_conflicts import wavefronts_of
 
 LANES = range(32)
 

@@ -1,0 +1,31 @@
+"""Stage: findings that are not a fusion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusion_advisor.advice import KINDS, Advice, Model
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.ir.faults import Faults
+from fusion_advisor.rulebook.schema import Rulebook
+
+
+def advise(
+    flow: Dataflow,
+    grouped: Iterable[int],
+    training: bool,
+    rulebook: Rulebook,
+    faults: Faults | None = None,
+) -> tuple[Advice, ...]:
+    """All findings, the most time first. `grouped` are the launches that a kernel takes over. Given
+    `faults`, a kind of advice that cannot be given is left out."""
+    model = Model(flow, frozenset(grouped), training, rulebook)
+    found: list[Advice] = []
+    for find in KINDS.values():
+        try:
+            found += find(model)
+        except Exception as error:
+            if faults is None:
+                raise
+            faults.note(error)
+    return tuple(sorted(found, key=lambda advice: -(advice.saved_us or 0.0)))

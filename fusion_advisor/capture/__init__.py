@@ -1,0 +1,15 @@
+"""From a model to its launch graph; the last room that sees FX."""
+
+OFFERS = (
+    "aot",
+    "child",
+    "emitted_calls",
+    "expansions",
+    "export",
+    "loading",
+    "replay",
+    "session",
+    "signature",
+    "user_model",
+)
+"""The modules that other rooms may import."""

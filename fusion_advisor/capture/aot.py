@@ -1,0 +1,190 @@
+"""Dynamo's graph as the ATen calls of a plain run, and the records of what they launch.
+
+The graph is run once on fake tensors, in place operators made functional, parameters as inputs.
+What it writes into its inputs is copied there at its end. Sizes stay symbolic in the graph and are
+their hints in the records: nothing here asks for a size in a way that fixes it.
+"""
+# torch.fx carries Any in every node.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from fusion_advisor.capture.decompositions import COMPOSITES
+from fusion_advisor.capture.eager_trace import Launcher
+from fusion_advisor.capture.expansions import hint, identifier
+from fusion_advisor.capture.export import Placeholder, Traced, launch
+from fusion_advisor.ir.graph import Graph, Ref
+from fusion_advisor.support.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The ATen graph, with Dynamo's placeholders; its records; and the FX node of each tensor."""
+
+    module: torch.fx.GraphModule
+    graph: Graph
+    origins: dict[Ref, torch.fx.Node]
+
+
+def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
+    """Lower what Dynamo hands to a backend. CaptureError where the graph cannot be replaced part by
+    part without changing what the caller sees."""
+    fake = _fake_mode(inputs)
+    values = [_fake(value, fake) for value in inputs]
+
+    def run(*given: Any) -> Any:
+        with fx_traceback.preserve_node_meta():
+            return torch.fx.Interpreter(module).run(*given)
+
+    with fake, enable_python_dispatcher():  # what CUDA runs as several kernels is taken apart
+        traced = make_fx(_functional(run), decomposition_table=_composites())(*values)
+    traced.graph.eliminate_dead_code()
+    _refuse_shared_state(traced)
+    placeholders = _placeholders(module, values)
+    launcher = Launcher()
+    outputs = launch(Traced(traced, placeholders, "dynamo"), launcher)
+    _keep_metadata(module, traced)
+    return Lowered(
+        traced,
+        Graph(tuple(launcher.nodes), outputs, captured_by="dynamo", source="torch.compile"),
+        launcher.origins,
+    )
+
+
+def _composites() -> dict[Any, Callable[..., Any]]:
+    """How composite operators are taken apart, without their writes in place. One that calls
+    itself, as a loss calls that of the elements, means the launch there."""
+    within: set[Any] = set()
+
+    def once(operator: Any, parts: Callable[..., Any]) -> Callable[..., Any]:
+        def decomposed(*args: Any, **kwargs: Any) -> Any:
+            if operator in within:
+                return NotImplemented
+            within.add(operator)
+            try:
+                return _functional(partial(parts, **kwargs))(*args)
+            finally:
+                within.discard(operator)
+
+        return decomposed
+
+    return {operator: once(operator, parts) for operator, parts in COMPOSITES.items()}
+
+
+def _functional(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Without writes in place, but for a copy at the end into each input that was written.
+
+    As AOTAutograd does it: `torch.func.functionalize` asks for sizes as numbers, which fixes them.
+    """
+
+    def functional(*given: Any) -> Any:
+        below = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+        with torch._C._ExcludeDispatchKeyGuard(below), FunctionalTensorMode():
+            wrapped = pytree.tree_map(to_fun, given)
+            results = pytree.tree_map(from_fun, run(*wrapped))
+            written = [
+                (old, from_fun(new))
+                for old, new in zip(given, wrapped, strict=True)
+                if isinstance(new, FunctionalTensor) and has_data_mutation(new)
+            ]
+        for old, new in written:
+            old.copy_(new)
+        return results
+
+    return functional
+
+
+def _fake_mode(inputs: Sequence[Any]) -> FakeTensorMode:
+    """The one that Dynamo gives to backends, whose shape environment holds the guards."""
+    context = TracingContext.try_get()
+    if context is not None and context.fake_mode is not None:
+        return context.fake_mode
+    found = (value.fake_mode for value in inputs if isinstance(value, FakeTensor))
+    return next(found, None) or FakeTensorMode()
+
+
+def _fake(value: Any, fake: FakeTensorMode) -> Any:
+    """An input as Dynamo describes it: which of its sizes are symbolic, and where it comes from."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, FakeTensor) and value.fake_mode is fake:
+        return value
+    context = TracingContext.try_get()
+    known = context.tensor_to_context.get(value) if context is not None else None
+    source = getattr(known, "tensor_source", None)
+    return fake.from_tensor(value, symbolic_context=known, source=source)
+
+
+def _placeholders(module: torch.fx.GraphModule, values: Sequence[Any]) -> list[Placeholder]:
+    """What the records call the inputs, symbolic numbers by their hints."""
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return [
+        Placeholder(
+            identifier(node.name.removeprefix("l_")),
+            "parameter" if isinstance(value, torch.nn.Parameter) else "input",
+            hint(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else value,
+        )
+        for node, value in zip(nodes, values, strict=True)
+    ]
+
+
+def _refuse_shared_state(traced: torch.fx.GraphModule) -> None:
+    """In place writes stand at the end, and nothing that is returned lies in what they write:
+    elsewhere a functional graph is not the same to its caller."""
+    written: list[torch.fx.Node] = []
+    for node in traced.graph.nodes:
+        if _writes(node):
+            written.append(node)
+        elif written and node.op != "output":
+            raise CaptureError(f"{written[-1].target} writes in place before {node.target}")
+    (output,) = (node for node in traced.graph.nodes if node.op == "output")
+    kept = {_storage(node) for node in output.all_input_nodes} - {None}
+    for node in written:
+        if kept & {_storage(argument) for argument in node.all_input_nodes}:
+            raise CaptureError("it returns a tensor that lies in an input which it writes")
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and schema.is_mutable
+
+
+def _storage(node: torch.fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def _keep_metadata(module: torch.fx.GraphModule, traced: torch.fx.GraphModule) -> None:
+    """What AOTAutograd and Inductor read off Dynamo's graph: which inputs stay where they are."""
+    traced.meta.update(module.meta)
+    for name in [
+        *traced._buffers
+    ]:  # constants (`torch.tensor(2.0)`), which Dynamo knows no source of
+        constant = traced._buffers.pop(name)
+        setattr(traced, name, constant)
+    for name in ("_param_name_to_source", "_backend_id"):
+        if hasattr(module, name):
+            setattr(traced, name, getattr(module, name))
+    given = (node for node in module.graph.nodes if node.op == "placeholder")
+    made = (node for node in traced.graph.nodes if node.op == "placeholder")
+    for old, new in zip(given, made, strict=True):
+        new.meta = {**old.meta, **new.meta}
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source

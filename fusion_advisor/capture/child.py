@@ -1,0 +1,583 @@
+"""Capture: MODEL and scenario in, one `Graph` out.
+
+A model file is somebody's code. `capture` runs it in a child process under a limit of time and
+memory and gets the graph back as JSON in a file of its own; `capture_module` does the same in
+process, for a module that is already there. This module imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+from fusion_advisor.ir.frames import choose_from_dump, has_source, is_user, source_of_traceback
+from fusion_advisor.ir.graph import Graph, Node
+from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
+from fusion_advisor.ir.recording_file import names_json, recorded_graph
+from fusion_advisor.ir.scenario import (
+    InputSpec,
+    Limits,
+    Moved,
+    Scenario,
+    Sizes,
+    named_by,
+    parse_dtype,
+    parse_input,
+)
+from fusion_advisor.support import forkserver as forks
+from fusion_advisor.support.errors import AdvisorError, CaptureError, UsageError
+from fusion_advisor.support.files import missing
+from fusion_advisor.support.forkserver import Fork, Forks, end_with_parent
+
+if TYPE_CHECKING:
+    import torch
+
+    from fusion_advisor.capture.user_model import Loaded
+
+__all__ = [
+    "InputSpec", "Limits", "Scenario", "capture", "capture_here", "capture_loaded",
+    "capture_module", "capturing", "graph_from_json", "graph_to_json", "parse_dtype", "parse_input",
+]  # fmt: skip
+
+_POLL_SECONDS = 0.05
+_DUMP_SECONDS = 1.0
+_ERRORS = {"CaptureError": CaptureError, "UsageError": UsageError}
+
+
+def capture(
+    model: str,
+    scenario: Scenario | None = None,
+    limits: Limits | None = None,
+    debug: bool = False,
+    trail: bool = False,
+    references: str | None = None,
+    moved: Moved | None = None,
+) -> Graph:
+    """Captures MODEL in a child process; with the trail of its nodes on request. Emitted kernels of
+    the package `references` are captured as their references, others as one operator each. What the
+    model would import from the first folder of `moved` it imports from the second.
+
+    Raises CaptureError, one line that names file and line and what to do, for whatever the model
+    does: an exception, a crash, a hang, too much memory. `debug` sends the child's output and
+    traceback to standard error.
+    """
+    with capturing(model, scenario, limits, debug, trail, references, moved) as captured:
+        return captured()
+
+
+@contextmanager
+def capturing(
+    model: str,
+    scenario: Scenario | None = None,
+    limits: Limits | None = None,
+    debug: bool = False,
+    trail: bool = False,
+    references: str | None = None,
+    moved: Moved | None = None,
+    mask_elements: int | None = None,
+) -> Generator[Callable[[], Graph]]:
+    """Starts the capture of MODEL; the function given waits for it, as `capture` does. The graph
+    says what attention masks of at most so many elements hide; None: of no mask.
+
+    Whoever leaves the block early ends the child. A recording has its graph: nothing is started.
+    """
+    _refuse_missing(model)
+    if names_json(model):
+        yield lambda: recorded_graph(model)
+        return
+    request = {
+        "model": model,
+        "scenario": asdict(scenario or Scenario()),
+        "trail": trail,
+        "references": references,
+        "moved": moved,
+        "mask_elements": mask_elements,
+    }
+    with _Child() as child:
+        watch = _Watch(child.process, limits or Limits())
+        child.ask(json.dumps(request))
+
+        def captured() -> Graph:
+            code = watch.finish()
+            reply = child.answer()
+            printed = child.printed()
+            if debug:
+                sys.stderr.write(printed)
+            return _read_reply(reply, model, code, watch.verdict, printed)
+
+        yield captured
+
+
+@contextmanager
+def prepared() -> Generator[None]:
+    """Starts the process that the children of all captures in the block are forked from: it imports
+    torch while their requests are being made, and for all of them."""
+    if not forks.HERE:
+        yield
+        return
+    with Forks(_COMMAND, _environment()) as template:
+        _prepared.append((template, _surroundings()))
+        try:
+            yield
+        finally:
+            _prepared.pop()
+
+
+def dismiss() -> None:
+    """Ends the process of `prepared` where there is one: nothing is to be captured for now."""
+    for template, _ in _prepared[-1:]:
+        template.end()
+
+
+def capture_module(
+    module: torch.nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    scenario: Scenario | None = None,
+    trail: bool = False,
+    references: str | None = None,
+    mask_elements: int | None = None,
+    *,
+    breaks: bool = True,
+) -> Graph:
+    """Captures a module with the inputs given, in this process, as `capturing` does a model.
+    Without `breaks` Dynamo is not asked where it breaks the graph. Raises CaptureError."""
+    from fusion_advisor.capture.user_model import HostFakeMode, Loaded
+
+    scenario = scenario or Scenario()
+    fake = _fake_mode_of(module, args, kwargs or {}) or HostFakeMode()
+    was_training = module.training
+    module.train(scenario.mode == "train")
+    try:
+        loaded = Loaded(module, args, kwargs or {}, fake, type(module).__name__, breaks=breaks)
+        loaded.assumed.append(f"mode={scenario.mode}")
+        return _translate(loaded, scenario, trail, references, mask_elements)
+    finally:
+        module.train(was_training)
+
+
+def capture_loaded(loaded: Loaded, scenario: Scenario, mask_elements: int | None = None) -> Graph:
+    """Captures what is fake already, each of its modules in the mode that it is in. Raises
+    CaptureError."""
+    return _translate(loaded, scenario, mask_elements=mask_elements)
+
+
+def capture_here(
+    model: str,
+    scenario: Scenario | None = None,
+    trail: bool = False,
+    references: str | None = None,
+    mask_elements: int | None = None,
+) -> Graph:
+    """Captures MODEL in this process, without limits: what the child of `capturing` does."""
+    from fusion_advisor.capture.loading import load
+
+    if model.startswith("hf:"):
+        with contextlib.suppress(ModuleNotFoundError):  # told by load, in one line
+            importlib.import_module("transformers")
+    scenario = scenario or Scenario()
+    loaded = load(model, scenario)
+    graph = _translate(loaded, scenario, trail, references, mask_elements)
+    return replace(graph, files=_loaded_files())
+
+
+def _loaded_files() -> tuple[str, ...]:
+    """The files of the modules that are loaded here and of no installed package."""
+    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    files = (file for file in named if file and os.path.isabs(file) and has_source(file))
+    return tuple(sorted(filter(is_user, files)))
+
+
+def _fake_mode_of(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils import _pytree as pytree
+
+    tensors = [*module.parameters(), *module.buffers(), *pytree.tree_leaves((args, kwargs))]
+    return next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
+
+
+def _translate(
+    loaded: Loaded,
+    scenario: Scenario,
+    trail: bool = False,
+    references: str | None = None,
+    mask_elements: int | None = None,
+) -> Graph:
+    """Traces what was loaded and writes its launches down."""
+    import torch
+
+    from fusion_advisor.capture.eager_trace import Launcher
+    from fusion_advisor.capture.export import from_program, launch, trace
+    from fusion_advisor.capture.masks import masks
+
+    if loaded.program is not None:
+        traced = from_program(loaded.program)
+    else:
+        traced = trace(
+            loaded.module, loaded.args, loaded.kwargs, loaded.fake,
+            grad=scenario.gradients, dynamic=scenario.dynamic, autocast=bool(scenario.autocast),
+            trail=trail, references=references, breaks=loaded.breaks, hint=loaded.hint,
+        )  # fmt: skip
+    autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
+    launcher = Launcher(autocast)
+    outputs = launch(traced, launcher)
+    graph = Graph(
+        tuple(launcher.nodes), outputs,
+        captured_by=traced.captured_by,
+        graph_breaks=tuple(traced.graph_breaks),
+        differs_from_eager=tuple(dict.fromkeys(traced.differs)),
+        source=loaded.source,
+        assumed=tuple(loaded.assumed),
+        trail=replace(traced.trail, values=launcher.values) if traced.trail else None,
+        built=loaded.built,
+        not_run=_not_run(loaded.module, launcher.nodes),
+    )  # fmt: skip
+    if mask_elements is not None:
+        graph = replace(graph, masks=masks(graph, mask_elements))
+    if not any(node.kind == "call" for node in graph.nodes):
+        raise CaptureError(
+            f"{loaded.source}: the model launches no kernel; give a model that computes something"
+        )
+    return graph
+
+
+def _not_run(module: torch.nn.Module, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The topmost modules that have parameters of which no launch reads one. None of a model of
+    which none reads any: it computes with what it is given."""
+    from fusion_advisor.capture.expansions import identifier
+
+    read = {ref.node for node in nodes for ref in node.refs()}
+    named = module.named_parameters(remove_duplicate=False)  # one that is tied has several names
+    used = {_memory(parameter) for name, parameter in named if identifier(name) in read}
+    found: list[str] = []
+
+    def look(name: str, part: torch.nn.Module) -> None:
+        own = [_memory(parameter) for parameter in part.parameters()]
+        if own and used.isdisjoint(own):
+            found.append(name)
+            return
+        for key, child in part.named_children():
+            look(f"{name}.{key}" if name else key, child)
+
+    if used:
+        look("", module)
+    return tuple(found)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+
+
+# The parent's side.
+
+
+def _refuse_missing(model: str) -> None:
+    """UsageError at once where MODEL is a file that is not there, or none with a model."""
+    path = named_by(model)
+    known = model.startswith("hf:") or path.endswith((".py", ".pt2")) or names_json(model)
+    there = Path(path).is_file()
+    if (there and not known) or (not there and (known or "/" in path)):
+        what = "a file of another kind" if there else missing(path)
+        raise UsageError(
+            f"{path}: {what}; give FILE.py, FILE.py:NAME, package.module:NAME, hf:config.json, "
+            "FILE.pt2 or RECORDING.json"
+        )
+
+
+_COMMAND = (sys.executable, "-P", "-m", "fusion_advisor.capture.child")
+_prepared: list[tuple[Forks, object]] = []
+
+
+def _surroundings() -> object:
+    """What a child has of its parent: one that is forked has what was there before."""
+    return os.getcwd(), _environment()
+
+
+class _Child:
+    """A process that imports what a capture needs, waits for one request and answers it."""
+
+    def __init__(self) -> None:
+        # Files, for a pipe lasts as long as any process that the model started.
+        self._own = ExitStack()
+        self._log = self._own.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        if forks.HERE:
+            request, asking = os.pipe()
+            self._request: IO[bytes] = os.fdopen(asking, "wb")
+            self._reply = self._own.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            self.process = self._forked(request, self._reply.fileno())
+            os.close(request)
+        else:
+            reply = Path(self._own.enter_context(_folder()), "reply")
+            reply.touch()
+            self.process = self._started(reply)
+            assert self.process.stdin is not None  # it is a pipe
+            self._request = self.process.stdin
+            self._reply = self._own.enter_context(reply.open("rb"))
+
+    def _forked(self, *ends: int) -> Fork:
+        """From the process that is there for it, where that has what this one has, or its own."""
+        for template, surroundings in _prepared[-1:]:
+            if template.alive and surroundings == _surroundings():
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    return template.fork(*ends, self._log.fileno())
+        template = self._own.enter_context(Forks(_COMMAND, _environment()))
+        return template.fork(*ends, self._log.fileno())
+
+    def _started(self, reply: Path) -> subprocess.Popen[bytes]:
+        """Of its own, where processes cannot be forked; Windows passes no other descriptors on."""
+        return subprocess.Popen(
+            [*_COMMAND, str(reply)],
+            stdin=subprocess.PIPE, stdout=self._log, stderr=self._log,
+            start_new_session=True, env=_environment(),
+        )  # fmt: skip
+
+    def ask(self, request: str) -> None:
+        """Hand the one request in. A child that is gone is told of by its missing reply."""
+        with contextlib.suppress(BrokenPipeError), self._request:
+            self._request.write(request.encode())
+
+    def answer(self) -> bytes:
+        """What the child has replied, once it has ended."""
+        self._reply.seek(0)
+        return self._reply.read()
+
+    def printed(self) -> str:
+        """What the child and the model wrote to standard output and error."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._request.close()  # one that begins only now finds that nobody asks
+        if self.process.poll() is None:
+            _kill(self.process)
+        self.process.wait()
+        self._own.close()
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="fusion-advisor-", ignore_cleanup_errors=True)
+
+
+def _kill(child: subprocess.Popen[bytes] | Fork) -> None:
+    """Ends a child, and what is left of its process group."""
+    if isinstance(child, Fork):
+        child.kill_group()
+        return
+    if not hasattr(os, "killpg"):  # Windows has no process groups
+        child.kill()
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+class _Watch:
+    """Ends a child that outlives its limits, after asking it where it is."""
+
+    def __init__(self, child: subprocess.Popen[bytes] | Fork, limits: Limits) -> None:
+        self.verdict = ""
+        self._child = child
+        self._limits = limits
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def finish(self) -> int:
+        """Waits for the child; its exit code."""
+        self._thread.join()
+        return self._child.wait()
+
+    def _run(self) -> None:
+        deadline = time.monotonic() + self._limits.seconds
+        while self._child.poll() is None:
+            if time.monotonic() > deadline:
+                self._end(
+                    f"ran longer than {self._limits.seconds:g} s; "
+                    "correct the loop or raise the time limit"
+                )
+            elif resident_bytes(self._child.pid) > self._limits.memory_bytes:
+                self._end(
+                    f"used more than {self._limits.memory_bytes / 2**30:g} GiB; "
+                    "build a smaller model or raise the memory limit"
+                )
+            time.sleep(_POLL_SECONDS)
+        _kill(self._child)  # what the model started and left
+
+    def _end(self, verdict: str) -> None:
+        self.verdict = verdict
+        if hasattr(signal, "SIGUSR1"):  # on Windows nothing asks it where it is
+            self._child.send_signal(signal.SIGUSR1)
+        try:
+            self._child.wait(_DUMP_SECONDS)
+        except subprocess.TimeoutExpired:
+            _kill(self._child)
+        self._child.wait()
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process; 0 where /proc does not say."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _environment() -> dict[str, str]:
+    """The child finds this package wherever it is, and reaches for no GPU."""
+    package = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
+
+
+def _read_reply(reply: bytes, model: str, code: int, verdict: str, printed: str) -> Graph:
+    kind, _, body = reply.partition(b"\n")
+    if kind == b"graph" and not verdict:
+        return graph_from_json(body)
+    if kind == b"error" and not verdict:
+        content = json.loads(body)
+        raise _ERRORS.get(content["type"], AdvisorError)(content["message"])
+    source = choose_from_dump(printed)
+    where = f"{source.file}:{source.line}" if source else model
+    if verdict:
+        raise CaptureError(f"{where}: the model {verdict}")
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise CaptureError(f"{where}: the model crashed its process ({name}); correct it there")
+    raise CaptureError(
+        f"{where}: the model ended its process (exit code {code}); remove the call that exits"
+    )
+
+
+# The child's side.
+
+
+def serve(reply: str) -> None:
+    """Reads a request from standard input, captures as it says and writes the answer to a file."""
+    end_with_parent()
+    request, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)  # the model reads nothing
+    os.close(nothing)
+    binary: int = getattr(os, "O_BINARY", 0)
+    _answer_one(request, os.open(reply, os.O_WRONLY | binary), _import)
+
+
+def serve_forks(number: int) -> None:
+    """As many as are asked for through a socket, each in a fork of this process."""
+    end_with_parent()
+    gc.disable()
+    unready = _import()
+
+    def work(request: int, reply: int, log: int) -> NoReturn:
+        for output in (1, 2):
+            os.dup2(log, output)
+        _answer_one(request, reply, lambda: unready)
+
+    forks.serve(number, work)
+
+
+def _answer_one(request: int, reply: int, imported: Callable[[], bytes]) -> NoReturn:
+    faulthandler.enable(all_threads=False)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, all_threads=False, chain=True)
+    leave = os._exit
+
+    def leave_with_a_trace(status: int) -> NoReturn:
+        faulthandler.dump_traceback(file=2, all_threads=False)
+        leave(status)
+
+    os._exit = leave_with_a_trace  # the parent reads in the trace where the model left
+    gc.disable()  # the child lives for one capture, and collections are a tenth of its time
+    with os.fdopen(reply, "wb") as answered:
+        unready = imported()
+        with os.fdopen(request, "rb") as asked:
+            content = asked.read()
+        if not content:
+            leave(0)  # nobody asks
+        answered.write(unready or _answer(json.loads(content)))
+        answered.flush()
+        leave(0)
+
+
+def _answer(request: dict[str, Any]) -> bytes:
+    scenario = _scenario(request["scenario"])
+    if request["moved"]:
+        relocate(*request["moved"])
+    try:
+        graph = capture_here(
+            request["model"], scenario, request["trail"], request["references"],
+            request["mask_elements"],
+        )  # fmt: skip
+        return b"graph\n" + graph_to_json(graph)
+    except BaseException as error:  # noqa: BLE001 the parent tells the user, in one line
+        return _failed(error)
+
+
+def relocate(folder: str, copy: str) -> None:
+    """What this process would import from a folder it imports from a copy of that, but for what is
+    installed there."""
+
+    def kept(path: str) -> bool:
+        return "site-packages" in path or not Path(path).is_relative_to(folder)
+
+    found = map(os.path.abspath, sys.path)
+    sys.path[:] = [path if kept(path) else copy + path[len(folder) :] for path in found]
+
+
+def _import() -> bytes:
+    """Imports what every capture needs, which is no part of its seconds; the error, if any."""
+    try:
+        for module in ("torch._dynamo", "torch.export._trace", "fusion_advisor.capture.loading"):
+            importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001 the parent tells the user, in one line
+        return _failed(error)
+    return b""
+
+
+def _failed(error: BaseException) -> bytes:
+    """The reply for what went wrong, in one line."""
+    traceback.print_exc()
+    if isinstance(error, KeyboardInterrupt | SystemExit):  # the rest is told where it is caught
+        source = source_of_traceback(error)
+        where = f"{source.file}:{source.line}: " if source else ""
+        error = CaptureError(f"{where}the model raised {type(error).__name__}; remove what ends it")
+    message = str(error)
+    if not isinstance(error, AdvisorError):
+        message = f"capture failed: {type(error).__name__}: {message or 'no message'}"
+    content = {"type": type(error).__name__, "message": re.sub(r"\s+", " ", message)}
+    return b"error\n" + json.dumps(content).encode()
+
+
+def _scenario(content: dict[str, Any]) -> Scenario:
+    specs = tuple(
+        InputSpec(item["name"], tuple(item["shape"]), item["dtype"]) for item in content["inputs"]
+    )
+    inputs, built = (content["sizes"][key] for key in ("inputs", "built"))
+    sizes = Sizes(tuple((n, dim, size) for n, dim, size in inputs), tuple((a, b) for a, b in built))
+    fields: dict[str, Any] = {**content, "inputs": specs, "sizes": sizes}
+    return Scenario(**fields)
+
+
+if __name__ == "__main__":
+    # Under its own name, so that its classes exist once.
+    module, (_, given) = importlib.import_module("fusion_advisor.capture.child"), sys.argv
+    module.serve_forks(int(given)) if given.isdigit() else module.serve(given)

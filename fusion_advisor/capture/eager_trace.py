@@ -1,0 +1,578 @@
+"""From FX graphs to records at the level eager launches kernels on CUDA.
+
+Each FX node is run again on fake CUDA tensors under a dispatch mode, and every operator that
+arrives there becomes one record: `linear` becomes `view, t, addmm, view`, `cross_entropy` two
+kernels. No GPU is needed. What a CPU build cannot expand (a cuDNN GRU) stays one whole node.
+
+Values travel as `Value`s (layout, storage, who made it), never as the CPU tensors that tracing
+saw, so that strides are CUDA's. Equal nodes on equal layouts are expanded once.
+"""
+# torch.fx carries Any in every node.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import logging
+import operator
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusion_advisor.capture.decompositions import COMPOSITES
+from fusion_advisor.capture.expansions import (
+    OPERAND,
+    Expansion,
+    Launch,
+    Output,
+    Slot,
+    UnknownSize,
+    Value,
+    describe,
+    hint,
+    identifier,
+    leaves,
+    returned,
+    schema_values,
+    symbolic,
+    values_in,
+)
+from fusion_advisor.capture.kept_whole import Method, kept_whole, op_name, whole_operator
+from fusion_advisor.capture.source_tracer import marked
+from fusion_advisor.ir.frames import source_of
+from fusion_advisor.ir.graph import Node, NodeKind, Ref, Source, Symbol, Tensor
+from fusion_advisor.support.errors import CaptureError
+
+_log = logging.getLogger(__name__)
+
+aten = torch.ops.aten
+_DEVICE = torch.device("cuda", 0)
+_IGNORED = {
+    "prim::device",
+    "aten::_assert_tensor_metadata",
+    "aten::_assert_async",
+    "aten::_assert_scalar",
+    "aten::sym_constrain_range",
+    "aten::sym_constrain_range_for_size",
+}
+_LIFTS = {"aten::lift_fresh_copy", "aten::lift_fresh", "aten::lift"}
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+_SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
+
+
+class Launcher:
+    """Collects the records of one model; feed it placeholders, then graphs, in eager's order."""
+
+    def __init__(self, autocast: torch.dtype | None = None) -> None:
+        self.nodes: list[Node] = []
+        self.values: dict[str, tuple[str, int]] = {}
+        """What each word of the trail stands for: a node and its output."""
+        self.origins: dict[Ref, torch.fx.Node] = {}
+        """The FX node that first returned each tensor; none for a constant of the graph, and for
+        what lies inside an expansion."""
+        self._autocast = autocast
+        self._names: dict[str, int] = {}
+        self._storages = 0
+        self._known: dict[Any, Expansion] = {}
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def tensor(self, name: str, kind: NodeKind, example: torch.Tensor, storage: int = -1) -> Value:
+        """Adds a tensor that is there before the graph runs; `storage` when it shares memory."""
+        name = self._unique(name)
+        layout = replace(describe(example), storage=self._storage() if storage < 0 else storage)
+        self.nodes.append(Node(name, kind, kind, outputs=(layout,)))
+        return Value(layout, Ref(name))
+
+    def graph(self, module: torch.fx.GraphModule, operands: Sequence[Any]) -> Any:
+        """Adds every launch of `module` called with `operands` (Values, numbers); its outputs."""
+        return self._walk(module, operands, self._autocast, None)
+
+    def _walk(
+        self,
+        module: torch.fx.GraphModule,
+        operands: Sequence[Any],
+        autocast: torch.dtype | None,
+        outer: torch.fx.Node | None,
+    ) -> Any:
+        values: dict[torch.fx.Node, Any] = {}
+        given = iter(operands)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "get_attr":
+                values[node] = self._attribute(module, node)
+            elif node.op == "output":
+                return _substitute(node.args[0], values)
+            else:
+                try:
+                    values[node] = self._call(module, node, values, autocast, outer)
+                except UnknownSize as error:
+                    raise _data_dependent(node, outer, error) from error
+                step = marked(node.meta.get("stack_trace"))
+                if step is not None and isinstance(values[node], Value):
+                    self.values[f"#{step}"] = values[node].ref.node, values[node].ref.output
+            if node.op != "get_attr" and isinstance(values.get(node), Value):
+                self.origins.setdefault(values[node].ref, node)
+        return None
+
+    def _attribute(self, module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+        value: Any = module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, torch.Tensor):
+            return value
+        name = identifier(str(node.target))
+        kind: NodeKind = "parameter" if isinstance(value, torch.nn.Parameter) else "constant"
+        return self.tensor(name, kind, value)
+
+    def _call(
+        self,
+        module: torch.fx.GraphModule,
+        node: torch.fx.Node,
+        values: Mapping[torch.fx.Node, Any],
+        autocast: torch.dtype | None,
+        outer: torch.fx.Node | None,
+    ) -> Any:
+        args = _substitute(node.args, values)
+        kwargs = _substitute(node.kwargs, values)
+        if node.op == "call_module":
+            raise TypeError(f"{node.name}: call_module is traced before it is launched")
+        target: Any = node.target
+        if node.op == "call_method":
+            target = Method(str(node.target))
+        if target is operator.getitem and isinstance(args[0], (tuple, list)):
+            return args[0][args[1]]
+        if target is _AUTOCAST:
+            dtype = args[1] or torch.get_autocast_dtype("cuda")
+            return self._walk(args[4], args[5:], dtype if args[2] else None, node)
+        if target is _SET_GRAD:
+            return self._walk(args[1], args[2:], autocast, node)
+        if _qualified(target) in _IGNORED:
+            return None
+        if _qualified(target) in _LIFTS:
+            return args[0]
+        example = node.meta.get("val", node.meta.get("example_value"))
+        if isinstance(example, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            self._host_read(node, target, args, outer)
+            return hint(example) if example.node.has_hint() else example
+        if not values_in((args, kwargs)) and _plain(example):
+            return example if example is not None else target(*args, **kwargs)
+        return self._launch(node, target, args, kwargs, autocast, outer, example)
+
+    def _host_read(
+        self, node: torch.fx.Node, target: Any, args: Any, outer: torch.fx.Node | None
+    ) -> None:
+        """`.item()`: the host waits for the device. Sizes and arithmetic on them cost nothing."""
+        if _qualified(target) == "aten::_local_scalar_dense" or "item" in str(target):
+            self.nodes.append(
+                Node(
+                    self._unique(node.name),
+                    "aten._local_scalar_dense.default",
+                    args=_arg(args, {}),
+                    source=_source(node, outer),
+                    module=_module(node, outer),
+                    fx=(outer or node).name,
+                )
+            )
+
+    def _launch(
+        self,
+        node: torch.fx.Node,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        autocast: torch.dtype | None,
+        outer: torch.fx.Node | None,
+        example: Any,
+    ) -> Any:
+        for leaf in leaves((args, kwargs)):
+            if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                hint(leaf)
+        operands = _distinct((args, kwargs))
+        key = _key(target, args, kwargs, operands, autocast)
+        expansion = self._known.get(key)
+        if expansion is None:
+            expansion = self._expand(target, args, kwargs, operands, autocast, example)
+            self._known[key] = expansion
+        return self._replay(expansion, list(operands.values()), node, outer, example)
+
+    def _expand(
+        self,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        operands: dict[Ref, Value],
+        autocast: torch.dtype | None,
+        example: Any,
+    ) -> Expansion:
+        slots = {ref: Slot(OPERAND, index) for index, ref in enumerate(operands)}
+        whole = whole_operator(target, args, kwargs, slots)
+        if whole is not None:
+            return whole
+        with ExitStack() as stack:
+            stack.enter_context(self._fake)
+            stack.enter_context(torch.no_grad())
+            fakes = {ref: _fake_tensor(value) for ref, value in operands.items()}
+            stack.enter_context(_autocast(autocast))
+            recorder = _Recorder(list(fakes.values()))
+            try:
+                with recorder:
+                    result = _as_cuda_runs(target)(
+                        *_cuda_args(args, fakes), **dict(_cuda_args(kwargs, fakes))
+                    )
+            except Exception as error:  # noqa: BLE001 a CPU build's lack is not the model's fault
+                _log.debug("%s kept whole: %s", target, error)
+                return kept_whole(target, args, kwargs, slots, example)
+        return recorder.expansion(result)
+
+    def _replay(
+        self,
+        expansion: Expansion,
+        operands: list[Value],
+        node: torch.fx.Node,
+        outer: torch.fx.Node | None,
+        example: Any,
+    ) -> Any:
+        names = self._launch_names(expansion, node.name)
+        source, module = _source(node, outer), _module(node, outer)
+        made: dict[Slot, Value] = {
+            Slot(OPERAND, index): value for index, value in enumerate(operands)
+        }
+        for index, (launch, name) in enumerate(zip(expansion.launches, names, strict=True)):
+            outputs: list[Tensor | None] = []
+            for position, output in enumerate(launch.outputs):
+                if output is None:
+                    outputs.append(None)
+                    continue
+                shared = output.alias and made[output.alias].tensor.storage
+                storage = self._storage() if shared is None else shared
+                tensor = replace(output.tensor, storage=storage)
+                outputs.append(tensor)
+                made[Slot(index, position)] = Value(tensor, Ref(name, position))
+            self.nodes.append(
+                Node(
+                    name,
+                    launch.op,
+                    args=_arg(launch.args, made),
+                    kwargs=tuple((key, _arg(value, made)) for key, value in launch.kwargs),
+                    outputs=tuple(outputs),
+                    mutates=tuple(
+                        dict.fromkeys(made[slot].tensor.storage for slot in launch.written)
+                    ),
+                    source=source,
+                    module=module,
+                    step=marked(node.meta.get("stack_trace")),
+                    fx=(outer or node).name,
+                )
+            )
+        result = _fill(expansion.result, made)
+        self._state_dims(result, example)
+        return result
+
+    def _state_dims(self, result: Any, example: Any) -> None:
+        """Writes the symbolic sizes that tracing saw over the outputs of the last launch."""
+        if not isinstance(result, Value) or not isinstance(example, torch.Tensor):
+            return
+        if not symbolic(example.shape) or not self.nodes:
+            return
+        last = self.nodes[-1]
+        if last.name == result.ref.node and len(example.shape) == len(result.tensor.shape):
+            dims = tuple(str(size) for size in example.shape)
+            outputs = list(last.outputs)
+            outputs[result.ref.output] = replace(result.tensor, dims=dims)
+            self.nodes[-1] = replace(last, outputs=tuple(outputs))
+
+    def _launch_names(self, expansion: Expansion, name: str) -> list[str]:
+        """The FX name for the only kernel (or the last view); suffixed names for the others."""
+        launches = expansion.launches
+        kernels = [index for index, launch in enumerate(launches) if launch.kernel]
+        views_only = len(launches) - 1 if not kernels else -1
+        main = kernels[0] if len(kernels) == 1 else views_only
+        return [
+            self._unique(name if index == main else f"{name}_{_short(launch.op)}")
+            for index, launch in enumerate(launches)
+        ]
+
+    def _unique(self, name: str) -> str:
+        name = identifier(name)
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        if not count:
+            return name
+        while f"{name}_{count}" in self._names:
+            count += 1
+        self._names[name] = count + 1
+        self._names[f"{name}_{count}"] = 1
+        return f"{name}_{count}"
+
+    def _storage(self) -> int:
+        self._storages += 1
+        return self._storages - 1
+
+
+def _as_cuda_runs(target: Any) -> Any:
+    return COMPOSITES.get(target, target) if isinstance(target, torch._ops.OpOverload) else target
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down each operator that reaches dispatch, operands as slots."""
+
+    def __init__(self, operands: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.launches: list[Launch] = []
+        self._alive: list[Any] = [*operands]
+        self._slots: dict[int, Slot] = {}
+        self._homes: dict[int, Slot] = {}
+        self._layouts: dict[Slot, Tensor] = {}
+        for index, operand in enumerate(operands):
+            slot = Slot(OPERAND, index)
+            self._slots[id(operand)] = slot
+            self._homes.setdefault(_storage_key(operand), slot)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func is aten.convolution.default:
+            result = _as_cudnn_lays_out(result, args[0], args[1])
+        if _qualified(func) in _IGNORED:
+            return result
+        self._record(func, args, kwargs, result)
+        return result
+
+    def _record(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        written = tuple(
+            self._slot(tensor)
+            for argument, value in schema_values(func, args, kwargs)
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in leaves(value)
+            if isinstance(tensor, torch.Tensor)
+        )
+        frozen_args = self._freeze(args)
+        frozen_kwargs = tuple((name, self._freeze(value)) for name, value in kwargs.items())
+        index = len(self.launches)
+        outputs: list[Output | None] = []
+        for position, tensor in enumerate(returned(result)):
+            if not isinstance(tensor, torch.Tensor):
+                outputs.append(None)
+                continue
+            slot = Slot(index, position)
+            home = self._homes.setdefault(_storage_key(tensor), slot)
+            outputs.append(Output(describe(tensor), None if home == slot else home))
+            self._slots[id(tensor)] = slot
+            self._alive.append(tensor)
+        if outputs or written:
+            self.launches.append(
+                Launch(str(func), frozen_args, frozen_kwargs, tuple(outputs), written)
+            )
+
+    def expansion(self, result: Any) -> Expansion:
+        """The launches recorded, with what the FX node itself returned."""
+        return Expansion(tuple(self.launches), self._freeze(result))
+
+    def _slot(self, tensor: torch.Tensor) -> Slot:
+        slot = self._slots.get(id(tensor))
+        if slot is None:
+            slot = self._homes.get(_storage_key(tensor))
+        if slot is None:
+            slot = self._constant(tensor)
+        return slot
+
+    def _constant(self, tensor: torch.Tensor) -> Slot:
+        """A tensor that nobody handed in: made below dispatch, so recorded as an allocation."""
+        slot = Slot(len(self.launches), 0)
+        self.launches.append(
+            Launch(
+                "aten.empty.memory_format", (tuple(tensor.shape),), (),
+                (Output(describe(tensor), None),), (),
+            )
+        )  # fmt: skip
+        self._slots[id(tensor)] = slot
+        self._homes[_storage_key(tensor)] = slot
+        self._alive.append(tensor)
+        return slot
+
+    def _freeze(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._slot(value)
+        if isinstance(value, (tuple, list)):
+            return tuple(self._freeze(item) for item in value)
+        if isinstance(value, dict):
+            return {key: self._freeze(item) for key, item in value.items()}
+        return value
+
+
+def _as_cudnn_lays_out(result: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    """cuDNN answers channels-last when input or weight is; the CPU build's fakes do not."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    wanted = formats.get(result.dim())
+    if wanted is None or x.dtype == torch.float64:
+        return result
+    if wanted not in (suggest_memory_format(x), suggest_memory_format(weight)):
+        return result
+    return torch.empty_like(result, memory_format=wanted)
+
+
+def _fake_tensor(value: Value) -> torch.Tensor:
+    tensor = value.tensor
+    dtype = getattr(torch, tensor.dtype)
+    if tensor.offset:
+        base = torch.empty(tensor.offset + tensor.extent, dtype=dtype, device=_DEVICE)
+        fake = base.as_strided(tensor.shape, tensor.stride, tensor.offset)
+    else:
+        fake = torch.empty_strided(tensor.shape, tensor.stride, dtype=dtype, device=_DEVICE)
+    return fake
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _substitute(value: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return values[value]
+    if isinstance(value, (tuple, list)):
+        return tuple(_substitute(item, values) for item in value)
+    if isinstance(value, dict):
+        return {key: _substitute(item, values) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_substitute(x, values) for x in (value.start, value.stop, value.step)))
+    return value
+
+
+def _distinct(value: Any) -> dict[Ref, Value]:
+    return {operand.ref: operand for operand in values_in(value)}
+
+
+def _plain(example: Any) -> bool:
+    """Whether nothing in it is a tensor (a number, a module, None)."""
+    return not any(isinstance(leaf, torch.Tensor) for leaf in leaves(example))
+
+
+def _key(
+    target: Any, args: Any, kwargs: Any, operands: dict[Ref, Value], autocast: torch.dtype | None
+) -> Any:
+    positions = {ref: index for index, ref in enumerate(operands)}
+    layouts = tuple(
+        (v.tensor.shape, v.tensor.stride, v.tensor.dtype, v.tensor.offset)
+        for v in operands.values()
+    )
+    shared: dict[int, int] = {}
+    aliases = tuple(shared.setdefault(v.tensor.storage, i) for i, v in enumerate(operands.values()))
+    return (target, layouts, aliases, autocast, _frozen_key((args, kwargs), positions))
+
+
+def _frozen_key(value: Any, positions: dict[Ref, int]) -> Any:
+    if isinstance(value, Value):
+        return ("value", positions[value.ref])
+    if isinstance(value, (tuple, list)):
+        return tuple(_frozen_key(item, positions) for item in value)
+    if isinstance(value, dict):
+        return tuple((key, _frozen_key(item, positions)) for key, item in value.items())
+    if isinstance(value, (int, float, bool, str)):
+        return (type(value), repr(value))
+    return repr(value) if isinstance(value, slice) else value
+
+
+def _cuda_args(value: Any, fakes: dict[Ref, torch.Tensor]) -> Any:
+    """Operands as fake CUDA tensors, devices as CUDA, lists as lists again."""
+    if isinstance(value, Value):
+        return fakes[value.ref]
+    if isinstance(value, (tuple, list)):
+        return [_cuda_args(item, fakes) for item in value]
+    if isinstance(value, dict):
+        return {key: _cuda_args(item, fakes) for key, item in value.items()}
+    if isinstance(value, torch.device):
+        return _DEVICE
+    return value
+
+
+def _fill(value: Any, made: Mapping[Slot, Value]) -> Any:
+    if isinstance(value, Slot):
+        return made[value]
+    if isinstance(value, tuple):
+        return tuple(_fill(item, made) for item in value)
+    return value
+
+
+def _arg(value: Any, made: Mapping[Slot, Value]) -> Any:
+    """One argument as a record holds it."""
+    if isinstance(value, Slot):
+        return made[value].ref
+    if isinstance(value, Value):
+        return value.ref
+    if isinstance(value, (tuple, list)):
+        return tuple(_arg(item, made) for item in cast("Sequence[Any]", value))
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return hint(value)
+    if isinstance(value, complex):
+        return Symbol(repr(value))
+    return Symbol(str(value))
+
+
+def _qualified(target: Any) -> str:
+    return target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def _short(op: str) -> str:
+    """`aten._unsafe_view.default` as `unsafe_view`."""
+    return op.split(".")[1].strip("_") if "." in op else op
+
+
+@contextmanager
+def _autocast(dtype: torch.dtype | None) -> Generator[None, None, None]:
+    """CUDA autocast without a GPU: `torch.autocast` switches itself off where there is none."""
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", dtype is not None)
+    torch.set_autocast_dtype("cuda", dtype or before[1])
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
+
+
+def _data_dependent(
+    node: torch.fx.Node, outer: torch.fx.Node | None, error: UnknownSize
+) -> CaptureError:
+    source = _source(node, outer)
+    where = f"{source.file}:{source.line}: " if source else ""
+    name = op_name(node.target)
+    if error.number:
+        return CaptureError(
+            f"{where}{name} takes a number that is read from a tensor ({error}), for which the host"
+            " waits for the GPU; keep it a tensor instead of item()"
+        )
+    return CaptureError(
+        f"{where}the size of what {name} returns depends on the values of a tensor ({error}), for"
+        " which the host waits for the GPU; write it with a fixed size, for example with a mask or"
+        " torch.where"
+    )
+
+
+def _source(node: torch.fx.Node, outer: torch.fx.Node | None) -> Source | None:
+    trace = node.meta.get("stack_trace") or (outer.meta.get("stack_trace") if outer else None)
+    return source_of(trace) if trace else None
+
+
+def _module(node: torch.fx.Node, outer: torch.fx.Node | None) -> str:
+    """The path of the innermost module, `layers.0.mlp`; empty for the model itself."""
+    stack = node.meta.get("nn_module_stack") or (outer.meta.get("nn_module_stack") if outer else {})
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0]
+    return re.sub(r"^L\['self'\]\.?", "", path)

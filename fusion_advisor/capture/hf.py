@@ -1,0 +1,218 @@
+"""`hf:config.json`: a Hugging Face model built from its configuration alone, with inputs for it."""
+# transformers has no types that a strict checker accepts.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportMissingImports=false
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fusion_advisor.capture.user_model import Loaded, building, guarded, read_json, under_scenario
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.support.errors import CaptureError, did_you_mean
+
+_DEFAULT_BATCH = 1
+_DEFAULT_TOKENS = 512
+_AUDIO_SAMPLES = 16_000
+
+
+def load_config(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
+    """Builds `config.json` or `config.json#AutoClass` and derives its inputs."""
+    path, _, wanted = model.partition("#")
+    if scenario.sizes.built:
+        raise CaptureError(f"hf:{path}: is built of its configuration, of no get_init_inputs()")
+    content = read_json(path)
+    try:
+        import transformers
+    except ModuleNotFoundError as error:
+        raise CaptureError(
+            f"hf:{path}: transformers is not installed; pip install 'fusion-advisor[hf]'"
+        ) from error
+    config = guarded(f"reading {path}", lambda: _config(transformers, content, path))
+    if scenario.dtype is not None:
+        config.dtype = getattr(torch, scenario.dtype)
+    cls = _model_class(transformers, wanted, config, path)
+    assumed: list[str] = []
+    if not wanted:
+        assumed.append(f"class={cls.__name__}")
+    with building(scenario, fake):
+        module, kwargs = built(cls, config, scenario, assumed, f"from {path}")
+    shaped = replace(scenario, batch=None, seq=None)
+    args, kwargs = under_scenario(module, (), kwargs, shaped, fake)
+    assumed.append(f"mode={scenario.mode}")
+    if scenario.dtype is None:
+        assumed.append(f"dtype={str(module_dtype(module)).removeprefix('torch.')} from the config")
+    hint = _hint(module, config, scenario.batch or _DEFAULT_BATCH, kwargs)
+    return Loaded(module, args, kwargs, fake, f"hf:{model}", assumed, hint=hint)
+
+
+def built(
+    cls: Any, config: Any, scenario: Scenario, assumed: list[str], said: str = ""
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A model of a configuration with keyword inputs for the scenario's phase, batch and tokens, on
+    the default device; what was assumed is added to `assumed`."""
+    module = guarded(f"building {cls.__name__} {said}", lambda: _build(cls, config))
+    kwargs = _inputs(module, config, scenario, assumed)
+    if scenario.phase == "decode":
+        return _decoding(module, config, scenario, kwargs, assumed)
+    return module, kwargs
+
+
+def module_dtype(module: torch.nn.Module) -> torch.dtype:
+    """The dtype of the first floating parameter; the default dtype without one."""
+    floats = (p.dtype for p in module.parameters() if p.dtype.is_floating_point)
+    return next(floats, torch.get_default_dtype())
+
+
+def _config(transformers: Any, content: dict[str, Any], path: str) -> Any:
+    fields = dict(content)
+    kind = fields.pop("model_type", None)
+    if kind is None:
+        raise CaptureError(f"{path}: has no model_type; add it, for example 'llama'")
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING
+    if kind not in known:
+        raise CaptureError(
+            f"{path}: transformers {transformers.__version__} knows no model_type {kind!r}: "
+            f"{did_you_mean(kind, known)}correct it there"
+        )
+    return transformers.AutoConfig.for_model(kind, **fields)
+
+
+def _model_class(transformers: Any, wanted: str, config: Any, path: str) -> Any:
+    names = [wanted] if wanted else list(config.architectures or ())
+    for name in names:
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    if wanted or names:
+        raise CaptureError(f"{path}: transformers has no {names[0]}; name another with #CLASS")
+    return transformers.AutoModel
+
+
+def _build(cls: Any, config: Any) -> torch.nn.Module:
+    build = cls.from_config if hasattr(cls, "from_config") else cls._from_config
+    return build(config)
+
+
+def _inputs(module: Any, config: Any, scenario: Scenario, assumed: list[str]) -> dict[str, Any]:
+    batch = scenario.batch or _DEFAULT_BATCH
+    if scenario.batch is None:
+        assumed.append(f"batch={batch}")
+    name = module.main_input_name
+    takes = inspect.signature(module.forward).parameters
+    text = config.get_text_config()
+    tokens = 1 if scenario.phase == "decode" else scenario.seq or _default_tokens(text)
+    if scenario.seq is None and scenario.phase != "decode":
+        assumed.append(f"seq={tokens}")
+    ids = torch.randint(0, text.vocab_size, (batch, tokens)) if _vocabulary(text) else None
+    values: dict[str, Any] = {}
+    if name == "input_ids":
+        values[name] = ids
+    elif shape := _shape(name, config, batch):
+        values[name] = torch.randn(shape, dtype=module_dtype(module))
+    else:
+        raise CaptureError(f"do not know what {name} looks like; give --input {name}=SHAPE:DTYPE")
+    if "decoder_input_ids" in takes and config.is_encoder_decoder:
+        values["decoder_input_ids"] = ids
+    if "use_cache" in takes:
+        values["use_cache"] = scenario.phase != "forward"
+        assumed.append(f"use_cache={values['use_cache']}")
+    return values
+
+
+def _shape(name: str, config: Any, batch: int) -> tuple[int, ...]:
+    """What a model takes that is no text, by its input's name; empty where that is not known."""
+    if name == "pixel_values":
+        vision = getattr(config, "vision_config", config)
+        size = getattr(vision, "image_size", None)
+        if size is None:
+            return ()
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        return batch, getattr(vision, "num_channels", 3), height, width
+    if name == "input_features" and hasattr(config, "max_source_positions"):
+        return batch, config.num_mel_bins, 2 * config.max_source_positions
+    return (batch, _AUDIO_SAMPLES) if name == "input_values" else ()
+
+
+def _hint(module: Any, config: Any, batch: int, given: Mapping[str, Any]) -> str:
+    """What else to give: the main inputs of its parts that a model takes as well and was not given;
+    empty for none."""
+    takes = inspect.signature(module.forward).parameters
+    parts = dict.fromkeys(getattr(part, "main_input_name", "") for part in module.modules())
+    dtype = str(module_dtype(module)).removeprefix("torch.")
+    told = [
+        f"--input {name}={'x'.join(map(str, _shape(name, config, batch))) or 'SHAPE'}:{dtype}"
+        for name in parts
+        if name in takes and name not in given
+    ]
+    return f"it takes more inputs: give {' '.join(told)}" if told else ""
+
+
+def _vocabulary(config: Any) -> bool:
+    return isinstance(getattr(config, "vocab_size", None), int)
+
+
+def _default_tokens(config: Any) -> int:
+    names = ("max_target_positions", "max_position_embeddings", "n_positions")
+    longest = [getattr(config, name, None) for name in names]
+    return min([_DEFAULT_TOKENS, *(n for n in longest if isinstance(n, int) and n > 0)])
+
+
+def _tensors_of(layer: Any) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in vars(layer).items() if torch.is_tensor(value)}
+
+
+class _Decode(torch.nn.Module):
+    """One token [B, 1] against a static cache that is full but for its last place."""
+
+    def __init__(self, model: Any, cache: Any, length: int) -> None:
+        super().__init__()
+        self.model = model
+        self.cache = cache
+        for index, layer in enumerate(cache.layers):
+            for name, tensor in _tensors_of(layer).items():
+                self.register_buffer(f"{name}_{index}", tensor, persistent=False)
+        self.position: torch.Tensor
+        self.register_buffer("position", torch.full((1,), length - 1), persistent=False)
+        self.places = "cache_position" in inspect.signature(model.forward).parameters
+
+    def forward(self, input_ids: torch.Tensor) -> Any:
+        for index, layer in enumerate(self.cache.layers):
+            for name in _tensors_of(layer):
+                setattr(layer, name, getattr(self, f"{name}_{index}"))
+        options: dict[str, Any] = {"position_ids": self.position[None]}
+        if self.places:
+            options["cache_position"] = self.position
+        result = self.model(
+            input_ids=input_ids, past_key_values=self.cache, use_cache=True, **options
+        )
+        return result.logits if hasattr(result, "logits") else result[0]
+
+
+def _decoding(
+    module: Any,
+    config: Any,
+    scenario: Scenario,
+    kwargs: dict[str, Any],
+    assumed: list[str],
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    import transformers
+
+    if "input_ids" not in kwargs or config.is_encoder_decoder:
+        raise CaptureError("--phase decode needs a causal language model; use --phase forward")
+    length = scenario.kv_len or _default_tokens(config)
+    if scenario.kv_len is None:
+        assumed.append(f"kv_len={length}")
+    text = config.get_text_config()
+    cache = transformers.StaticCache(config=text, max_cache_len=length)
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    ids = kwargs["input_ids"]
+    cache.early_initialization(ids.shape[0], heads, width, module_dtype(module), ids.device)
+    return _Decode(module, cache, length), {"input_ids": ids}

@@ -1,0 +1,202 @@
+"""Operators kept whole: the CPU build would expand what a CUDA build runs as one kernel."""
+# torch.fx carries Any in every node.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fusion_advisor.capture.expansions import (
+    Expansion,
+    Launch,
+    Output,
+    Slot,
+    Value,
+    dense,
+    describe,
+    freeze,
+    layout_of,
+    permuted,
+    returned,
+    schema_values,
+    values_in,
+)
+from fusion_advisor.capture.recurrent import RECURRENT, output_shape
+from fusion_advisor.ir.graph import Ref, Tensor
+from fusion_advisor.ops.attention import ATTENTION
+
+_log = logging.getLogger(__name__)
+
+aten = torch.ops.aten
+
+
+def _rms_norm(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | None:
+    """`rms_norm` is one fused kernel on CUDA where input and weight agree in dtype."""
+    names = ("input", "normalized_shape", "weight", "eps")
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    x = layout_of(given["input"])
+    weight = given.get("weight")
+    if weight is not None and layout_of(weight).dtype != x.dtype:
+        return None
+    whole = _fused_rms_norm(args, kwargs, slots)
+    return replace(whole, result=whole.result[0])
+
+
+def _fused_rms_norm(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion:
+    """That kernel by its own name, as the reference of an emitted file calls it: the result, and
+    what each row was scaled by."""
+    names = ("input", "normalized_shape", "weight", "eps")
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    x = layout_of(given["input"])
+    normalized = len(given["normalized_shape"])
+    rows = x.shape[: len(x.shape) - normalized] + (1,) * normalized
+    statistics = "float32" if x.dtype in ("float16", "bfloat16") else x.dtype
+    out = dense(x.shape, x.dtype)
+    call = tuple(freeze(given.get(name), slots) for name in names)
+    return _single("aten._fused_rms_norm.default", call, (), (out, dense(rows, statistics)), None)
+
+
+def _attention(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | None:
+    """Flash or memory-efficient attention: one kernel for [B, H, S, D] operands.
+
+    Flash lays its output out as the query is, memory-efficient attention as [B, S, H, D]. The
+    logsumexp that the kernel also writes is not modelled. Operands of other ranks than 4 take the
+    unfused path on CUDA too.
+    """
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    query, value = layout_of(given["query"]), layout_of(given["value"])
+    if len(query.shape) != 4 or len(value.shape) != 4 or query.dtype == "float64":
+        return None
+    batch, heads, length, _ = query.shape
+    width = value.shape[-1]
+    flash = query.dtype in ("float16", "bfloat16") and given.get("attn_mask") is None
+    order = (0, 2, 1, 3)
+    if flash and query.stride[1] > query.stride[2]:
+        order = (0, 1, 2, 3)
+    out = permuted((batch, heads, length, width), order, query.dtype)
+    frozen = tuple(freeze(arg, slots) for arg in args)
+    options = tuple((name, freeze(arg, slots)) for name, arg in kwargs.items())
+    return _single(ATTENTION, frozen, options, (out,), 0)
+
+
+def _batch_norm(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | None:
+    """One kernel for both modes; in training it writes the running statistics in place."""
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum")
+    given = dict(zip((*names, "eps"), args, strict=False)) | dict(kwargs)
+    x = layout_of(given["input"])
+    training = bool(given["training"])
+    channels = (x.shape[1] if training else 0,)
+    statistics = dense(channels, "float32" if x.dtype in ("float16", "bfloat16") else x.dtype)
+    out = replace(x, storage=-1, offset=0)
+    if 0 in x.stride or x.numel != x.extent:
+        out = dense(x.shape, x.dtype)
+    call = tuple(freeze(given.get(name), slots) for name in (*names, "eps"))
+    running = (given.get("running_mean"), given.get("running_var"))
+    written = tuple(slots[value.ref] for value in running if isinstance(value, Value))
+    expansion = _single(
+        "aten.native_batch_norm.default", call, (), (out, statistics, statistics), 0
+    )
+    launch = replace(expansion.launches[0], written=written if training else ())
+    return replace(expansion, launches=(launch,))
+
+
+def _recurrent(operator: Any) -> Callable[[Any, Any, dict[Ref, Slot]], Expansion]:
+    """One node for a recurrent layer: every step's state, then the last states."""
+
+    def whole(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion:
+        x = layout_of(args[0])
+        states = args[1] if isinstance(args[1], (tuple, list)) else (args[1],)
+        last = [dense(layout_of(state).shape, x.dtype) for state in states]
+        shape = output_shape(x.shape, last[0].shape, bool(args[7]))
+        out = permuted(shape, (1, 0, 2), x.dtype) if args[8] else dense(shape, x.dtype)
+        call = tuple(freeze(arg, slots) for arg in args)
+        return _single(str(operator), call, (), (out, *last), None)
+
+    return whole
+
+
+_WHOLE: dict[Any, Callable[[Any, Any, dict[Ref, Slot]], Expansion | None]] = {
+    aten.batch_norm.default: _batch_norm,
+    aten.rms_norm.default: _rms_norm,
+    aten._fused_rms_norm.default: _fused_rms_norm,
+    **{operator: _recurrent(operator) for operator in RECURRENT},
+    aten.scaled_dot_product_attention.default: _attention,
+}
+
+
+def whole_operator(target: Any, args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | None:
+    """What an operator that must not be taken apart launches; None for any other."""
+    try:
+        rule = _WHOLE.get(target)
+    except TypeError:
+        return None
+    return rule(args, kwargs, slots) if rule else None
+
+
+def _single(
+    op: str, args: Any, kwargs: Any, outputs: tuple[Tensor, ...], result: int | None
+) -> Expansion:
+    launch = Launch(op, args, kwargs, tuple(Output(tensor, None) for tensor in outputs), ())
+    slots = tuple(Slot(0, index) for index in range(len(outputs)))
+    return Expansion((launch,), slots if result is None else slots[result])
+
+
+def kept_whole(
+    target: Any, args: Any, kwargs: Any, slots: dict[Ref, Slot], example: Any
+) -> Expansion:
+    """One node with the outputs that tracing saw, for what cannot be expanded here."""
+    written: list[Slot] = []
+    for argument, value in schema_values(target, args, kwargs):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written += [slots[operand.ref] for operand in values_in(value)]
+    outputs = tuple(
+        Output(describe(leaf), None) if isinstance(leaf, torch.Tensor) else None
+        for leaf in returned(example)
+    )
+    launch = Launch(
+        op_name(target),
+        freeze(args, slots),
+        tuple((name, freeze(value, slots)) for name, value in kwargs.items()),
+        outputs,
+        tuple(written),
+    )
+    results = tuple(Slot(0, index) if output else None for index, output in enumerate(outputs))
+    single = not isinstance(example, (tuple, list))
+    return Expansion((launch,), results[0] if single and results else results)
+
+
+class Method:
+    """A tensor method as a callable target, equal by name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(tensor, self.name)(*args, **kwargs)
+
+    def __str__(self) -> str:
+        return f"method.{self.name}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Method) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def op_name(target: Any) -> str:
+    """A call's target as a node's `op` spells it."""
+    if isinstance(target, (torch._ops.OpOverload, Method)):
+        return str(target)
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target.name()}"
+    module = getattr(target, "__module__", "") or ""
+    return f"{module}.{getattr(target, '__name__', type(target).__name__)}".lstrip(".")

@@ -1,0 +1,250 @@
+"""Writes down, while a model is traced, which expression of its source makes each node.
+
+Python's own tracing tells of every call and line; the instruction that a frame is at has an exact
+position in the source (`co_positions`), so that `silu(gate(x)) * up(x)` is four expressions and not
+one line.
+"""
+# Frames and proxies carry Any.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import dis
+import math
+import re
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+from fusion_advisor.ir.frames import has_source, is_user
+from fusion_advisor.ir.source_trace import (
+    CHANGING,
+    Activation,
+    Evaluation,
+    Held,
+    Moment,
+    Span,
+    Trail,
+)
+
+_MARK = re.compile(r"<evaluation (\d+)>")
+_PLAIN = re.compile(r"[\w.-]{1,40}")
+_SHORT = 8
+"""Of tuples and lists, how long those may be that are asked for whole."""
+
+
+def mark(number: int) -> str:
+    """How a node's stack trace names the step that made it."""
+    return f"<evaluation {number}>"
+
+
+def marked(trace: str | None) -> int | None:
+    """The step that a stack trace names."""
+    found = _MARK.search(trace or "")
+    return int(found[1]) if found else None
+
+
+class Recorder:
+    """Collects a trail. `evaluated` is called as a node is made, from within the model's code."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._paths = {id(child): name for name, child in module.named_modules()}
+        self._packages = {type(child).__module__.partition(".")[0] for child in module.modules()}
+        self._placeholders: dict[Any, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._frames: list[FrameType] = []  # alive, so that no other frame takes their place
+        self._followed: dict[CodeType, bool] = {}  # asked of every call that Python makes
+        self._activations: list[Activation] = []
+        self._steps: list[Evaluation | Moment] = []
+
+    def trail(self, placeholders: tuple[str, ...]) -> Trail:
+        """What was recorded so far."""
+        codes = [code for code, follows in self._followed.items() if follows]
+        named = {name for code in codes for name in _names(code)} - {"training"}
+        bound = {name for code in codes for name in _bound(code)}
+        modules = {path: _held(child, named, bound) for path, child in self._module.named_modules()}
+        return Trail(
+            tuple(self._activations), tuple(self._steps), placeholders, modules=modules
+        )  # fmt: skip
+
+    def evaluated(self, frame: FrameType | None) -> int | None:
+        """The number of a new step at the innermost frame that is followed; None without one."""
+        while frame is not None and id(frame) not in self._numbers:
+            frame = frame.f_back
+        place = position(frame) if frame is not None else None
+        if frame is None or place is None:
+            return None
+        self._steps.append(Evaluation(self._numbers[id(frame)], place))
+        return len(self._steps) - 1
+
+    @contextmanager
+    def following(self) -> Generator[None, None, None]:
+        """Follow every call while the block runs."""
+        before = sys.gettrace()
+        sys.settrace(self._call)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _call(self, frame: FrameType, event: str, argument: Any) -> Any:
+        del argument
+        code = frame.f_code
+        follows = self._followed.get(code)
+        if follows is None:
+            follows = self._followed[code] = self._follows(frame)
+        if event != "call" or not follows:
+            return None
+        caller = frame.f_back
+        while caller is not None and id(caller) not in self._numbers:
+            caller = caller.f_back
+        self._numbers[id(frame)] = len(self._activations)
+        self._frames.append(frame)
+        self._activations.append(
+            Activation(
+                frame.f_code.co_filename,
+                frame.f_code.co_qualname,
+                self._numbers[id(caller)] if caller else None,
+                position(caller) if caller else None,
+            )
+        )
+        return self._line
+
+    def _follows(self, frame: FrameType) -> bool:
+        """Whether it runs the user's code, or that of a package that a module is from."""
+        file = frame.f_code.co_filename
+        if not has_source(file):
+            return False
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        return package in self._packages or is_user(file)
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        number = self._numbers[id(frame)]
+        if event == "line":
+            words = {name: self._word(value) for name, value in frame.f_locals.items()}
+            names = {name: word for name, word in words.items() if word is not None}
+            self._steps.append(Moment(number, frame.f_lineno, names))
+        elif event == "return":
+            value = self._word(argument)
+            self._activations[number] = replace(self._activations[number], value=value)
+        return self._line
+
+    def _word(self, value: Any) -> str | None:
+        if isinstance(value, torch.nn.Module):
+            path = self._paths.get(id(value))
+            return None if path is None else f":{path}"
+        if not isinstance(value, torch.Tensor):
+            text = _spelled(value)
+            return None if text is None else f"={text}"
+        mode = get_proxy_mode()
+        if mode is None:
+            return None
+        slot: Any = get_proxy_slot(value, mode.tracer, None)
+        node = getattr(getattr(slot, "proxy", None), "node", None)
+        if node is None:
+            return None
+        if node.op == "placeholder":
+            if node not in self._placeholders:
+                given = (n for n in node.graph.nodes if n.op == "placeholder")
+                self._placeholders |= {n: number for number, n in enumerate(given)}
+            return f"@{self._placeholders[node]}"
+        number = marked(node.stack_trace)
+        return None if number is None else f"#{number}"
+
+
+def position(frame: FrameType) -> Span | None:
+    """The expression that a frame is at."""
+    return _positions(frame.f_code)[frame.f_lasti // 2]
+
+
+@lru_cache(maxsize=4096)
+def _positions(code: CodeType) -> tuple[Span | None, ...]:
+    def span(line: int | None, end: int | None, column: int | None, last: int | None) -> Any:
+        if line is None or end is None or column is None or last is None:
+            return None
+        return Span(line, column, end, last)
+
+    return tuple(span(*place) for place in code.co_positions())
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Those of attributes and globals in a function, and in those within it."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _names(const)
+
+
+def _bound(code: CodeType) -> Iterator[str]:
+    """The attributes that a function sets."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_ATTR":
+            yield str(instruction.argval)
+
+
+def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> Held:
+    """A module as a trail keeps it; of what is as torch's run every attribute, of others those that
+    are named, and not what it was for those that are `bound` anew as the model runs."""
+    cls = type(module)
+    plain_class = next(base for base in cls.__mro__ if _of_torch(base) or base is torch.nn.Module)
+    if plain_class is not torch.nn.Module and cls.forward is plain_class.forward:
+        own = vars(module).items()
+        plain = {name: value for name, value in own if name[0] != "_" and name != "training"}
+        kind = f"torch.nn.{cls.__name__}" if _of_torch(cls) else cls.__name__
+        return Held(kind, "", _texts(plain))
+    classes = [vars(base) for base in reversed(cls.__mro__) if not _of_torch(base)]
+    values = {n: v for each in (*classes, vars(module)) for n, v in each.items() if n in named}
+    for name, value in [*values.items()]:
+        if not isinstance(value, (torch.nn.Module, torch.Tensor, type)):
+            within: dict[str, Any] = getattr(value, "__dict__", {})
+            values |= {f"{name}.{n}": v for n, v in within.items() if n in named}
+    forward = getattr(cls, "forward", None)  # of a script an instance alone has it
+    code = getattr(forward, "__code__", None)
+    texts = _texts(values) | {name: CHANGING for name in values if name in bound}
+    return Held(cls.__name__, code.co_filename if code else "", texts)
+
+
+def _of_torch(cls: type) -> bool:
+    return getattr(torch.nn, cls.__name__, None) is cls
+
+
+def _texts(values: dict[str, Any]) -> dict[str, str]:
+    texts = {name: _spelled(value) for name, value in values.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _spelled(value: Any) -> str | None:
+    """What Python holds as source spells it; None for all but numbers, short tuples and lists of
+    them, strings that are a word, dtypes and functions of torch's."""
+    if value is None or isinstance(value, torch.dtype) or type(value) in (bool, int):
+        return repr(value)
+    if type(value) is float:
+        return repr(value) if math.isfinite(value) else f"float('{value}')"
+    if type(value) in (tuple, list) and len(value) <= _SHORT:
+        texts = [text for text in map(_spelled, value) if text]
+        one = "," if type(value) is tuple and len(texts) == 1 else ""
+        spelled = f"({', '.join(texts)}{one})" if type(value) is tuple else f"[{', '.join(texts)}]"
+        return spelled if len(texts) == len(value) else None
+    if type(value) is str:
+        return repr(value) if _PLAIN.fullmatch(value) else None
+    return _functions().get(id(value)) if callable(value) else None
+
+
+@lru_cache(maxsize=1)
+def _functions() -> dict[int, str]:
+    """The functions of torch that a model may hold, by their identities."""
+    return {
+        id(value): f"{spelled}.{name}"
+        for spelled, owner in (("torch", torch), ("torch.nn.functional", torch.nn.functional))
+        for name, value in vars(owner).items()
+        if callable(value) and not isinstance(value, type) and name[0] != "_"
+    }

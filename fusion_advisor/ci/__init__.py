@@ -1,0 +1,13 @@
+"""What a pull request is held to: settings, policy, conditions, ignores, baselines."""
+
+OFFERS = (
+    "baseline",
+    "cache",
+    "conditions",
+    "configuration",
+    "findings",
+    "init",
+    "policy",
+    "scenarios",
+)
+"""The modules that other rooms may import."""

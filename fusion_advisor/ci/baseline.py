@@ -1,0 +1,95 @@
+"""An earlier report, for a later one to be compared with.
+
+What another version of this tool or other rules made of a model says little of a change in the
+model. Such a report is judged again from its graph, where that is in it or beside it; else only
+facts are compared, bytes and launches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import deciding
+from fusion_advisor.fusion.findings import identify
+from fusion_advisor.ir.faults import Faults
+from fusion_advisor.ir.graph_json import graph_from_data
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.report.assemble import assemble
+from fusion_advisor.report.diff import by, same_judge
+from fusion_advisor.report.schema import Report, load_report
+from fusion_advisor.rulebook.schema import Rulebook
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A report by its name; `note` is a line for people where another judge had made it."""
+
+    name: str
+    report: Report
+    note: str = ""
+
+
+def beside(old: Baseline, new: Report, rulebook: Rulebook) -> Baseline:
+    """An earlier report as it can be compared with one that these rules made: itself where they
+    made both, else judged again, else itself for its facts."""
+    report = old.report
+    if same_judge(report, new):
+        return old
+    why = judged_again(report, Path(old.name), rulebook)
+    if isinstance(why, Report):
+        note = f"baseline {old.name}: made by {by(report)}: judged again from its graph"
+        return Baseline(old.name, why, note)
+    return Baseline(
+        old.name, report,
+        f"baseline {old.name}: made by {by(report)}, and {why}: compared by bytes and launches "
+        "alone; make it again with analyze --out, or --json with --with-graph",
+    )  # fmt: skip
+
+
+def judged_again(report: Report, file: Path, rulebook: Rulebook) -> Report | str:
+    """What this version and these rules say of the graph that a report in a file was made from; why
+    nothing where the graph is not there, or is another's."""
+    found = _graph(report, file)
+    if isinstance(found, str):
+        return found
+    try:
+        graph = graph_from_data(found)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "its graph cannot be read"
+    if not {row.name for row in report.nodes} <= {node.name for node in graph.nodes}:
+        return "the graph is another report's"
+    if report.device.name not in rulebook.devices:
+        return f"these rules know no device {report.device.name}"
+    faults = Faults()
+    flow = dataflow(annotate(graph, rulebook.device(report.device.name)))
+    grouping = group(flow, deciding(flow, rulebook, faults), rulebook)
+    found = identify(flow, grouping, rulebook, faults)
+    asked = Scenario(mode="train" if report.scenario.mode == "train" else "eval")
+    again = assemble(flow, grouping, found, {}, asked, (), rulebook, faults)
+    again.scenario = report.scenario
+    return again
+
+
+def _graph(report: Report, file: Path) -> Mapping[str, Any] | str:
+    """The graph in a report or in the same folder; why there is none."""
+    if report.graph is not None:
+        return report.graph
+    try:
+        found: Any = json.loads((file.parent / "graph.json").read_text(encoding="utf-8"))
+    except OSError:
+        return "no graph.json is beside it"
+    except ValueError:
+        return "its graph.json is not JSON"
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else "its graph.json is none"
+
+
+def load_baseline(file: Path) -> Baseline:
+    """A report by the name of its file. UsageError as `load_report` raises it."""
+    return Baseline(str(file), load_report(file))

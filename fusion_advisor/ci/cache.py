@@ -1,0 +1,145 @@
+"""What captures and analyses came to, kept by the content of all that they were made from.
+
+An entry is one JSON file, named by what was asked: the model, the scenario, of an analysis the
+device and the rules' hash, too, what is installed, this package's own files. It holds while every
+file that the model was loaded from reads as it did. What a model reads beside its modules, and its
+environment, are not seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.graph_json import graph_from_data
+from fusion_advisor.ir.scenario import Request, named_by
+from fusion_advisor.report.schema import Report
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.files import content_hash
+from fusion_advisor.support.kept import entry, put, read
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A report, the kernels' texts by their names, and the captured graph as JSON."""
+
+    report: Report
+    kernels: Mapping[str, str]
+    graph: Mapping[str, Any]
+
+
+def cache_folder() -> Path:
+    """Where entries lie: `FUSION_ADVISOR_CACHE`, else below the user's own cache."""
+    given = os.environ.get("FUSION_ADVISOR_CACHE")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "fusion-advisor"
+
+
+def find(folder: Path, request: Request, rulebook: Rulebook) -> Outcome | None:
+    """What the same request came to, if all that it was made from is unchanged. None, too, for an
+    entry that cannot be read, and where the folder is another user's."""
+    try:
+        content = _unchanged(_outcome(folder, request, rulebook))
+        report = Report.model_validate(content["report"])
+        kernels = dict(content["kernels"])
+        for group in report.groups:
+            group.kernel.text = kernels.get(group.kernel.entry)
+        return Outcome(report, kernels, dict(content["graph"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def keep(
+    folder: Path,
+    request: Request,
+    rulebook: Rulebook,
+    outcome: Outcome,
+    files: Iterable[str],
+    since: float,
+) -> None:
+    """Puts in what a request came to, made from these files beside MODEL's own; nothing where one
+    of them was written after `since`, when the run began, or the folder cannot be written into."""
+    content = {
+        "report": json.loads(outcome.report.model_dump_json()),
+        "kernels": dict(outcome.kernels),
+        "graph": dict(outcome.graph),
+    }
+    _keep(_outcome(folder, request, rulebook), content, request, rulebook, files, since)
+
+
+def find_graph(folder: Path, request: Request, rulebook: Rulebook) -> Graph | None:
+    """The graph that a model was captured as in the same scenario, for whatever device, rules and
+    output: as `find`."""
+    try:
+        return graph_from_data(_unchanged(_capture(folder, request, rulebook))["graph"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def keep_graph(
+    folder: Path,
+    request: Request,
+    rulebook: Rulebook,
+    graph: Mapping[str, Any],
+    files: Iterable[str],
+    since: float,
+) -> None:
+    """Puts in a captured graph, as `keep`."""
+    content = {"graph": dict(graph)}
+    _keep(_capture(folder, request, rulebook), content, request, rulebook, files, since)
+
+
+def _unchanged(file: Path) -> dict[str, Any]:
+    """What an entry holds. ValueError where a file that it was made from has changed."""
+    content = read(file)
+    if any(content_hash(Path(name)) != mark for name, mark in content["files"].items()):
+        raise ValueError(f"{file}: made from other files")
+    return content
+
+
+def _keep(
+    file: Path,
+    content: Mapping[str, Any],
+    request: Request,
+    rulebook: Rulebook,
+    files: Iterable[str],
+    since: float,
+) -> None:
+    named = os.path.abspath(named_by(request.model))
+    marks = {name: content_hash(Path(name)) for name in sorted({*files, named})}
+    if any(mark and Path(name).stat().st_mtime > since for name, mark in marks.items()):
+        return
+    marks = {name: mark for name, mark in marks.items() if mark}
+    put(file, {"files": marks, **content}, rulebook.cache.entries.count)
+
+
+def _captured(request: Request) -> dict[str, Any]:
+    """What a capture hangs on."""
+    return {
+        "model": request.model,
+        "from": os.getcwd(),
+        "scenario": asdict(request.scenario),
+    }
+
+
+def _capture(folder: Path, request: Request, rulebook: Rulebook) -> Path:
+    masks = {"masks": rulebook.capture.mask_elements.count}
+    return entry(folder / "graphs", _captured(request) | masks)
+
+
+def _outcome(folder: Path, request: Request, rulebook: Rulebook) -> Path:
+    asked = {
+        "device": request.device,
+        "gpus": request.gpus,
+        "rules": rulebook.hash,
+        "proof": [request.verify, request.compile],
+        "kernels": [request.folder, request.command],
+    }
+    return entry(folder, _captured(request) | asked)

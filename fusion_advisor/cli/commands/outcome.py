@@ -1,0 +1,165 @@
+"""What a request comes to, of the cache or anew, and the folder that `--out` names."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusion_advisor.cli.commands.options import rulebook_of
+from fusion_advisor.cli.commands.output import following, tell
+from fusion_advisor.support.errors import UsageError
+from fusion_advisor.support.files import require_file, require_folder, write
+
+if TYPE_CHECKING:
+    from fusion_advisor.ci.cache import Outcome
+    from fusion_advisor.ir.graph import Graph
+    from fusion_advisor.ir.scenario import Request
+    from fusion_advisor.measure.search import Searched, Searcher
+    from fusion_advisor.report.schema import Report
+    from fusion_advisor.workflows.analyze import Analysis
+
+
+def outcome_of(request: Request, verbose: bool, *, cached: bool, assumed: bool = True) -> Outcome:
+    """The report, kernels and graph of a request: of the cache where it has them, else anew. Says
+    what was `assumed`, or nothing of that."""
+    from fusion_advisor.capture.child import dismiss
+    from fusion_advisor.ci.cache import Outcome, cache_folder, find, find_graph, keep, keep_graph
+    from fusion_advisor.ir.frames import named
+    from fusion_advisor.ir.graph_json import graph_to_data
+
+    rulebook, folder = rulebook_of(request.rules), cache_folder()
+    found = find(folder, request, rulebook) if cached else None
+    if found is not None:
+        dismiss()
+        if assumed:
+            tell(f"assumed: {'; '.join(found.report.scenario.defaults)}")
+        tell(f"nothing changed since an earlier run: taken from {folder}; --no-cache runs again")
+        return found
+    started = time.time()
+    known = find_graph(folder, request, rulebook) if cached else None
+    if known is not None:
+        dismiss()
+        tell(f"the model is as it was captured before: taken from {folder}")
+    if cached:
+        request = replace(request, proofs=folder / "proofs")
+    analysis = analyzed(request, verbose, known=known, assumed=assumed)
+    graph = analysis.flow.annotated.graph
+    texts = {kernel.name: kernel.text for kernel in analysis.kernels}
+    alike = graph.naming(lambda file: named(file, os.getcwd()))
+    outcome = Outcome(analysis.report, texts, graph_to_data(alike))
+    if cached and known is None:
+        keep_graph(folder, request, rulebook, graph_to_data(graph), graph.files, started)
+    if cached and not _failed_check(analysis.report) and not analysis.report.faults:
+        keep(folder, request, rulebook, outcome, graph.files, started)
+    return outcome
+
+
+def analyzed(
+    request: Request,
+    verbose: bool,
+    searcher: Searcher | None = None,
+    known: Graph | None = None,
+    *,
+    assumed: bool = True,
+) -> Analysis:
+    """Runs the pipeline on a model that a child captures, or whose graph is known."""
+    from fusion_advisor.capture.child import capturing
+
+    most = rulebook_of(request.rules).capture.mask_elements.count
+    capture = capturing(
+        request.model, request.scenario, request.limits, request.debug, mask_elements=most
+    )
+    with nullcontext(lambda: known) if known else capture as captured:
+        from fusion_advisor.workflows.analyze import (  # while the child imports torch
+            STAGES,
+            analyze,
+        )
+
+        stages = (*STAGES, "search") if searcher else STAGES
+        with following(stages, verbose=verbose, assumed=assumed) as listener:
+            return analyze(request, captured, listener, searcher)
+
+
+def prepare(request: Request, *, checks: bool) -> None:
+    """Says once what this machine has to do with it: of a torch that nobody has tried, that kernels
+    are not checked, and how to judge for the GPU here. UsageError for a torch that is too old."""
+    from fusion_advisor.rulebook.local_gpu import (
+        DEFAULT_DEVICE,
+        choose_device,
+        gpu_names,
+        has_triton,
+        require_torch,
+        without_triton,
+    )
+
+    if newer := require_torch():
+        tell(f"not tried with {newer}")
+    if checks and not has_triton():
+        tell(f"emitted, not checked: {without_triton()}")
+    if request.device is None and not request.gpus and gpu_names():
+        device, _ = choose_device(None, rulebook_of(request.rules), gpu_names())
+        if device.name != DEFAULT_DEVICE:
+            tell(f"the GPU here is an {device.title}: --device {device.name} judges for it")
+
+
+def searcher_of(request: Request, *, search: bool) -> AbstractContextManager[Searcher | None]:
+    """What `--search` asks for, on the GPU that is here; nothing without it."""
+    if not search:
+        return nullcontext()
+    from fusion_advisor.measure.search import searching
+
+    return searching(request.device, rulebook_of(request.rules))
+
+
+def searched_lines(found: Searched | None) -> Iterator[str]:
+    """What a search came to, for the terminal."""
+    if found is not None:
+        said = f"not searched: {found.failure}" if found.failure else f"searched {found.said}"
+        yield f"    {said}"
+
+
+def _failed_check(report: Report) -> bool:
+    """Did a check fail, which may have been for want of time or memory?"""
+    checks = [group.kernel.check for group in report.groups]
+    return any(check is not None and not check.passed for check in checks)
+
+
+def require_room(out: Path) -> None:
+    """UsageError, before any work is done, when `write_folder` could not write."""
+    from fusion_advisor.report.formats import EXTENSIONS
+
+    require_folder(out)
+    require_folder(out / "kernels")
+    for name in ("graph.json", *(f"report.{extension}" for extension in EXTENSIONS.values())):
+        require_file(out / name)
+
+
+def write_folder(out: Path, outcome: Outcome) -> None:
+    """The kernels and every format of the report, in place of what an earlier run left."""
+    from fusion_advisor.report.formats import EXTENSIONS, render
+
+    write(out / "graph.json", dumps(outcome.graph))
+    stale = _kernel_files(out)
+    for name, text in outcome.kernels.items():
+        write(out / "kernels" / f"{name}.py", text)
+    for file in stale - {f"{name}.py" for name in outcome.kernels}:
+        (out / "kernels" / file).unlink(missing_ok=True)
+    for name, extension in EXTENSIONS.items():
+        write(out / f"report.{extension}", render(outcome.report, name))
+
+
+def _kernel_files(out: Path) -> set[str]:
+    """The kernels that the report in a folder names: files of ours, unlike others beside them."""
+    from fusion_advisor.report.schema import load_report
+
+    try:
+        groups = load_report(out / "report.json").groups
+    except UsageError:
+        return set()  # no report, or none of this version: whose the files are is not known
+    return {Path(group.kernel.file).name for group in groups if group.kernel.file}

@@ -1,0 +1,257 @@
+"""`patch`: the kernels of MODEL's groups in its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fusion_advisor.cli.commands.options import FAILED, Options, Search, one_of, takes_options
+from fusion_advisor.cli.commands.outcome import prepare, searched_lines, searcher_of
+from fusion_advisor.cli.commands.output import following, tell
+from fusion_advisor.support.errors import PatchError, UsageError
+from fusion_advisor.support.files import require_file, require_folder, tree_of, write
+
+if TYPE_CHECKING:
+    from fusion_advisor.ci.configuration import Settings
+    from fusion_advisor.ir.graph import Graph
+    from fusion_advisor.ir.scenario import Moved, Request, Scenario
+    from fusion_advisor.sourcepatch.placement import Patch
+    from fusion_advisor.workflows.patch import Captured, Patched
+
+
+@takes_options
+def patch(
+    options: Options,
+    *,
+    out: Annotated[Path | None, typer.Option(help="the diff, as git apply takes it")] = None,
+    model_new: Annotated[
+        Path | None,
+        typer.Option(
+            help="one file with a class ModelNew and its kernels, as KernelBench takes it"
+        ),
+    ] = None,
+    level: Annotated[
+        str, typer.Option(help="kernel; or framework: PyTorch's own ops where one does the same")
+    ] = "kernel",
+    check: Annotated[
+        bool, typer.Option("--check", help="exit with 1 if kernels of an earlier patch are stale")
+    ] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="write kernels of an earlier patch anew, in place")
+    ] = False,
+    root: Annotated[
+        Path | None, typer.Option(help="the tree that may be edited (default: the git one)")
+    ] = None,
+    search: Search = False,
+) -> int:
+    """Put the kernels of MODEL's groups into its source: as a diff, or as a class ModelNew."""
+    from fusion_advisor.capture.child import capture
+    from fusion_advisor.rulebook.local_gpu import require_triton
+    from fusion_advisor.workflows.patch import STAGES, patched
+
+    settings = options.settings()
+    model = settings.model
+    if model.startswith("hf:"):
+        if out is None or check or update or model_new or level != "kernel" or search:
+            raise UsageError(f"patch {model}: takes --out FILE and no other form of patch")
+        return _patch_family(options, settings, out, root or tree_of(out))
+    file = Path(model.partition(":")[0])
+    if file.suffix != ".py":
+        raise UsageError(f"patch {model}: only a model in a .py file, or of hf:, has a source")
+    if not file.is_file():
+        raise UsageError(f"{file}: no such file")
+    if (check or update) and (
+        (check and update) or out or model_new or level != "kernel" or search
+    ):
+        raise UsageError("patch: --check and --update each stand alone")
+    if check:
+        return _check_kernels(file, settings.rules)
+    require_triton("patch")
+    if out is None and model_new is None and not update:
+        raise UsageError(
+            "patch: say where to write it: --out FILE, --model-new FILE or both; or give --check "
+            "or --update"
+        )
+    operators = one_of("--level", level, "kernel", "framework") == "framework"
+    if operators and search:
+        raise UsageError("--level framework: writes no kernels that --search could time")
+    for written in (out, model_new):
+        if written is not None:
+            require_file(written)
+    tree = (root or tree_of(file)).resolve()
+    if not file.resolve().is_relative_to(tree):
+        raise UsageError(f"--root {tree}: {file} is not in it")
+    request = options.request(settings, "kernels", measured=search)
+    prepare(request, checks=False)
+
+    def captured(
+        model: str, scenario: Scenario, references: str | None, moved: Moved | None
+    ) -> Graph:
+        return capture(
+            model, scenario, request.limits, request.debug,
+            trail=True, references=references, moved=moved,
+        )  # fmt: skip
+
+    if update:
+        folder = _kernels_beside(file)
+        return _update(request, folder, tree, captured, verbose=options.verbose)
+    if model_new is not None and model.partition(":")[2] not in ("", "Model"):
+        raise UsageError(f"--model-new: {model} is not a class called Model")
+    stages = (*STAGES, "search") if search else STAGES
+    with (
+        searcher_of(request, search=search) as searcher,
+        following(stages, verbose=options.verbose) as listener,
+    ):
+        made = patched(
+            request, tree, captured, listener,
+            diff=out is not None, model_new=model_new is not None, operators=operators,
+            searcher=searcher,
+        )  # fmt: skip
+    return _written(made, out, model_new, operators=operators)
+
+
+def _patch_family(options: Options, settings: Settings, out: Path, root: Path) -> int:
+    """A package that swaps classes of transformers, whose source is not the user's."""
+    from fusion_advisor.rulebook.local_gpu import require_triton
+
+    require_folder(out.parent)
+    if not root.is_dir():
+        raise UsageError(f"--root {root}: no such folder")
+    require_triton("patch")
+    request = options.request(settings, "kernels")
+    prepare(request, checks=False)
+    from fusion_advisor.workflows.patch_transformers import STAGES, patched_family
+
+    with following(STAGES, verbose=options.verbose) as listener:
+        made = patched_family(request, root.resolve(), listener)
+    return _written(made, out)
+
+
+def _written(
+    made: Patched, out: Path | None, model_new: Path | None = None, *, operators: bool = False
+) -> int:
+    """Says what became of the groups, and writes what was asked for where it holds."""
+    from fusion_advisor.report.formats import wording
+
+    for put in made.patch.puts:
+        places = ", ".join(f"{_beneath(e.file, made.root)}:{e.lines[0]}" for e in put.edits)
+        tell(
+            f"{put.finding.id} {put.finding.computes}: {places}, saves "
+            f"{wording.time(put.finding.saved_us_total)} in {put.occurrences} "
+            f"{'places that run' if put.occurrences > 1 else 'place that runs'}"
+        )
+        for line in searched_lines(made.searches.get(put.finding.name)):
+            tell(line)
+    for name, reason in made.patch.refused.items():
+        tell(f"{name} is left out: {reason}")
+    for launches, reason in made.unplaced.items():
+        tell(f"cannot be written as one call: {launches}: {reason}")
+    lost = made.free_us - made.saved_us
+    if lost > 0:
+        tell(
+            f"the source cannot express groups that would save {wording.time(lost)} more "
+            f"of {wording.time(made.free_us)}"
+        )
+    _refuse_wrong(made.wrong)
+    _tell_outdated(made.patch, made.root)
+    left = False
+    for place, text in ((out, made.diff), (model_new, made.model_new)):
+        if place is None:
+            continue
+        if not text and place == out and made.package:
+            has = f"{made.package} has every kernel that the source can call"
+            tell(f"{out}: not written, for {has}")
+            continue
+        if not text:
+            tell(f"{place}: not written, for no group can be put into the source")
+            left = True
+            continue
+        write(place, text)
+        holds = "computes what the original does" if operators else "is the original"
+        tell(f"{place}: the patched model {holds} {', '.join(made.tried)}")
+    for place, ran in ((out, made.ran), (model_new, made.new_ran)):
+        if ran:
+            tell(f"{place}: {ran}")
+    return FAILED if left else 0
+
+
+def _check_kernels(model: Path, rules: Sequence[Path]) -> int:
+    """Says of the kernels beside a model which are stale, and why; and which are of an older tool,
+    which fails nothing."""
+    from fusion_advisor.codegen.kernel_package import older, stale
+    from fusion_advisor.rulebook.load import load_rulebook
+    from fusion_advisor.rulebook.local_gpu import version
+
+    folder = _kernels_beside(model)
+    found = [*stale(folder)]
+    for path, why in found:
+        tell(f"{path}: stale: {why}")
+    aged = [*older(folder, version("fusion-advisor") or "unknown", load_rulebook(rules).hash)]
+    for path, why in aged:
+        tell(f"{path}: {why}")
+    if aged:
+        tell(f"to have {'them' if len(aged) > 1 else 'it'} written anew: patch {model} --update")
+    if not found:
+        tell(f"{folder}: every kernel is as its patch left it, and so is what it was made from")
+    return FAILED if found else 0
+
+
+def _kernels_beside(model: Path) -> Path:
+    """The package of kernels beside a model's file. UsageError where there is none."""
+    from fusion_advisor.codegen.kernel_package import package_name
+
+    folder = model.parent / package_name(model)
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: is not there; write it with patch {model} --out FILE")
+    return folder
+
+
+def _update(
+    request: Request, folder: Path, tree: Path, captured: Captured, *, verbose: bool
+) -> int:
+    """Writes the kernels beside a model anew, where they lie."""
+    from fusion_advisor.workflows.update import STAGES, updated
+
+    with following(STAGES, verbose=verbose) as listener:
+        made = updated(request, tree, captured, listener)
+    for name, reason in made.left.items():
+        tell(f"{folder / name}.py: left as it is: {reason}")
+    _refuse_wrong(made.wrong)
+    for path, text in made.patch.after.items():
+        write(path, text)
+    for name in made.written:
+        tell(f"{folder / name}.py: written anew")
+    _tell_outdated(made.patch, tree)
+    if made.patch.after:
+        tell(f"{folder}: the model is what it was {', '.join(made.tried)}")
+    else:
+        tell(f"{folder}: nothing to write")
+    if made.ran:
+        tell(f"{folder}: {made.ran}")
+    return 0
+
+
+def _refuse_wrong(wrong: Mapping[str, str]) -> None:
+    """PatchError where a patched model is not the original, which is told of each scenario."""
+    for said, what in wrong.items():
+        tell(f"{said}: {what}")
+    if wrong:
+        raise PatchError("nothing is written, for the patched model is not the original")
+
+
+def _tell_outdated(patch: Patch, root: Path) -> None:
+    """Says of kernels which of their sources are others since they were written."""
+    for path, changed in patch.outdated.items():
+        tell(
+            f"{_beneath(str(path), root)}: {changed} changed since it was written; now it stands "
+            "for that as it is: see that it still computes it"
+        )
+
+
+def _beneath(file: str, root: Path) -> Path:
+    """A file as seen from a folder that it is in."""
+    path = Path(file).resolve()
+    return path.relative_to(root) if path.is_relative_to(root) else path

@@ -1,0 +1,12 @@
+"""From a plan to a file: kernels, launcher, eager reference and self-test."""
+
+OFFERS = (
+    "eager_reference",
+    "emit",
+    "header",
+    "held",
+    "kernel_file",
+    "kernel_package",
+    "test_inputs",
+)
+"""The modules that other rooms may import."""

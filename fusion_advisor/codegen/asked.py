@@ -1,0 +1,129 @@
+"""How many elements the loads and stores of a kernel ask for, each as often as they do.
+
+It follows from what lanes there are: an element that lies along the rows and along the columns is
+asked for once at each place, one that all rows share once by each program, and all of that as often
+as the row is walked. Lanes that a guard masks are counted as if they asked, and so are both of two
+loads of which a lane needs one; so this is a bound: of loads without a guard it is the count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from fusion_advisor.codegen.kernel_file import spanned
+from fusion_advisor.schedules.base import Step
+from fusion_advisor.schedules.blocked import row_walks
+from fusion_advisor.schedules.layout import Access, Group
+from fusion_advisor.schedules.reducing import walks
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one kernel asks for at certain sizes of the axes; `near` where its lanes lie at two
+    places of a row's outer group, and ask for both."""
+
+    step: Step
+    sizes: Mapping[int, int]
+    near: bool
+
+    def by(self, loads: Sequence[Access]) -> int:
+        """Elements that one launch asks for by some of the step's loads."""
+        return sum(map(self._load, loads))
+
+    def about(self, launch: int) -> int:
+        """Elements that moments of parts of a row are taken about: one for each program, unless the
+        launch ends with an exchange before."""
+        step, found = self.step, set[str]()
+        own = {*step.region.all("load")}
+        ends = [*step.exchanges, step.phases[-1]] if step.phases else []
+        for phase in step.phases[: step.phases.index(ends[launch]) + 1] if ends else ():
+            pairs = zip(phase.region.all("load"), phase.loads, strict=True)
+            found |= {a.name for n, a in pairs if n not in own and a.name.startswith("in")}
+        return len(found) * self._rows * self.parts
+
+    def left(self, stores: Sequence[Access]) -> int:
+        """Elements that one launch stores."""
+        return sum(map(self._store, stores))
+
+    def _places(self, groups: Sequence[Group]) -> int:
+        return prod(self.sizes[axis] for axis in spanned(groups))
+
+    @property
+    def _rows(self) -> int:
+        return self._places(self.step.outer)
+
+    @property
+    def _tiles(self) -> int:
+        """Tiles of rows, or of elements, whichever program has them."""
+        step = self.step
+        height = step.block if step.schedule == "flat" else step.rows
+        planes = self._places(step.outer[:1]) if step.in_planes else 1
+        return planes * -(-self._places(step.tiled) // height)
+
+    @property
+    def parts(self) -> int:
+        """Programs that share a row."""
+        step = self.step
+        if step.parts and step.schedule != "persistent":
+            return self.sizes[step.parts.axes[0]]
+        return -(-self._places(step.inner) // step.part) if step.part else 1
+
+    @property
+    def _programs(self) -> int:
+        tiles = min(self._tiles, self.step.most or self._tiles)
+        return tiles * self.parts
+
+    def _load(self, load: Access) -> int:
+        axes = self._axes(load)
+        along = self._serially(axes) * self._times(load)
+        found = self._lanes(axes) * along
+        if self.near and not axes & {*self.step.groups[-1].axes}:
+            chunks = -(-self._places(self.step.inner or self.step.outer) // self.step.block)
+            found = max(found, 2 * self._tiles * max(self.parts, chunks) * along)
+        return found
+
+    def _axes(self, load: Access) -> frozenset[int]:
+        """The axes that a load hangs on."""
+        axes, depends = load.walks | {*load.strides}, self.step.region.depends
+        for index in (*load.pulled.values(), *(() if load.guard is None else (load.guard,))):
+            axes |= depends[index]
+        return axes
+
+    def _lanes(self, axes: frozenset[int]) -> int:
+        """Lanes that ask for what lies along some axes."""
+        step = self.step
+        across = bool(axes & {*spanned(step.outer)})
+        if step.schedule == "flat":
+            return self._rows if across else self._programs
+        along = bool(axes & step.along)
+        if along and (across or step.in_planes):
+            return self._rows * self._places(step.inner)
+        if along:  # each program loads it once, unless where it lies hangs on the row
+            shared = step.schedule == "persistent" and not step.vector
+            return (self._programs if shared else self._tiles) * self._places(step.inner)
+        return self._rows * self.parts if across else self._tiles * self.parts
+
+    def _serially(self, axes: frozenset[int]) -> int:
+        """Places that a lane walks."""
+        return prod(self.sizes[axis] for axis in axes & self.step.serial)
+
+    def _times(self, load: Access) -> int:
+        """Walks that need a load."""
+        step, region = self.step, self.step.region
+        numbers = {n for n, a in zip(region.all("load"), step.loads, strict=True) if a is load}
+        again = walks(region, step.serial)
+        times = max((again.get(number, 1) for number in numbers), default=1)
+        if step.schedule == "blocked":
+            found = row_walks(region, step.along)
+            times *= max(sum(bool(numbers & walk) for walk in found), 1)
+        return times
+
+    def _store(self, store: Access) -> int:
+        """Every element once; what all programs of a row know, each of them stores."""
+        elements = prod(self.sizes[axis] for dim in store.dims for axis in dim)
+        alike = self.step.phases and not {*store.strides} & (
+            self.step.along | {*(self.step.parts.axes if self.step.parts else ())}
+        )
+        return elements * (self.parts if alike else 1)

@@ -1,0 +1,209 @@
+"""The eager reference of a group as Python: the same aten calls that eager launches, in order.
+
+Sizes that a call repeats (the shape given to a view) are written in terms of the inputs' sizes, so
+that the reference serves every size that the kernel serves; where several inputs have a size, in
+terms of what was made of them, so that it serves those that are broadcast, too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from fusion_advisor.codegen.kernel_file import factors, product
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.lower import Expressed
+from fusion_advisor.ir.graph import Arg, Node, Ref, Symbol
+from fusion_advisor.ops import REGISTRY
+from fusion_advisor.ops.registry import Op
+from fusion_advisor.region.builder import NARROW_FLOATS
+from fusion_advisor.region.random import reference_text
+from fusion_advisor.schedules.spelling import Names
+
+_DROPPED = ("layout", "pin_memory", "non_blocking")
+"""Keywords that say where a tensor lives, not what it holds."""
+_LISTS = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.unbind.int")
+"""What these return is a list, however short."""
+RESHAPES = (
+    *("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"),
+    *("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"),
+)
+"""Views that need dimensions to lie as the graph has them, or drop what depends on the sizes:
+written so that tensors laid out otherwise, for which a launcher calls the reference, are served."""
+
+
+Numbers = tuple[int | float | None, ...]
+
+
+def numbers_of(node: Node) -> Numbers:
+    """What the reference of a node has in it beside tensors, and sizes that it reads off them; None
+    for what is no number."""
+    op = REGISTRY.get(node.op)
+    if op is None or node.op in RESHAPES:
+        return ()
+    given = tuple(arg for place, arg in enumerate(node.args) if place not in op.sizes)
+    return tuple(_plain((*given, *(value for _, value in node.kwargs))))
+
+
+def _plain(arg: Arg) -> Iterator[int | float | None]:
+    if isinstance(arg, tuple):
+        for each in arg:
+            yield from _plain(each)
+    else:
+        yield arg if isinstance(arg, int | float) else None
+
+
+def reference_lines(
+    flow: Dataflow, expressed: Expressed, inputs: Mapping[Ref, str], sizes: Mapping[int, str]
+) -> list[str]:
+    """The body of `reference`: one line a node, and the return. `sizes` names every axis."""
+    names = Names()
+    names.used |= {*inputs.values(), *sizes.values()}
+    texts: dict[Ref, str] = dict(inputs)
+    lines: list[str] = []
+    device = next(iter(inputs.values()))
+
+    extents = {axis: n for axis, n in expressed.region.sizes.items() if axis in sizes}
+
+    given = {
+        dim: f"{inputs[ref]}.shape[{d}]"
+        for ref in expressed.inputs
+        for d, dim in enumerate(expressed.dims.get(ref, ()))
+    }
+
+    read = [expressed.dims.get(ref, ()) for ref in expressed.inputs]
+    shared = {axis for axis in extents if sum(any(axis in d for d in dims) for dims in read) > 1}
+
+    def length(axis: int, near: Sequence[Ref]) -> str:
+        """The size along an axis. One of several inputs that have the axis may be broadcast along
+        it: what was made of them has the size."""
+        for ref in near if axis in shared else ():
+            shape = flow.annotated.tensors[ref].shape
+            for d, dim in enumerate(expressed.dims.get(ref, ())):
+                if factors(dim, shape[d], extents) == ((axis,), 1):
+                    return f"{texts[ref]}.shape[{d}]"
+        return sizes[axis]
+
+    def shape_of(ref: Ref, near: Sequence[Ref]) -> list[str]:
+        """The sizes of a result, where they can be read off what is `near`, the nearest first."""
+        shape = flow.annotated.tensors[ref].shape
+        dims = expressed.dims.get(ref) or ((),) * len(shape)
+        texts: list[str] = []
+        for size, dim in zip(shape, dims, strict=True):
+            known, rest = factors(dim, size, extents)
+            if dim and not known and dim in given:  # only data indexes it
+                texts.append(given[dim])
+            else:
+                texts.append(product([*(length(axis, near) for axis in known), str(rest)]))
+        return texts
+
+    def state(number: int) -> None:
+        node = flow.nodes[number]
+        taken = flow.operands[number]
+        operands = [texts[ref] for ref in taken]
+        near = taken  # a view has the places of its operand; so have numbers drawn for it
+        if node.op not in RESHAPES and not (taken and REGISTRY[node.op].reference):
+            near = [ref for ref in reversed(texts) if ref not in inputs and ref not in taken]
+        shape = shape_of(Ref(node.name), near)
+        stream, _ = expressed.draws.get(node.name, (0, None))
+        call = _call(node, operands, shape, device, stream)
+        name = names.claim(node.name)
+        lines.append(f"{name} = {call}")
+        single = len(node.outputs) == 1 and node.op not in _LISTS
+        for i in range(len(node.outputs)):
+            texts[Ref(node.name, i)] = name if single else f"{name}[{i}]{_widened(node, i)}"
+
+    for number in reference_order(flow, expressed):
+        state(number)
+    results = [texts[ref] for ref in expressed.outputs]
+    lines.append(f"return {results[0]}" if len(results) == 1 else f"return {', '.join(results)}")
+    return lines
+
+
+def reference_order(flow: Dataflow, expressed: Expressed) -> list[int]:
+    """The node of each line but the return, after those that it reads."""
+    given = set(expressed.inputs)
+    order: dict[int, None] = {}
+
+    def state(number: int) -> None:
+        for ref in flow.operands[number]:
+            if ref not in given and flow.position[ref.node] not in order:
+                state(flow.position[ref.node])
+        order[number] = None
+
+    for number in _needed(flow, expressed):
+        if number not in order and Ref(flow.nodes[number].name) not in given:
+            state(number)
+    return list(order)
+
+
+def _needed(flow: Dataflow, expressed: Expressed) -> list[int]:
+    """The members that a result depends on, in order."""
+    needed = {flow.position[ref.node] for ref in expressed.outputs}
+    for number in reversed(expressed.members):
+        if number in needed:
+            needed.update(flow.position[ref.node] for ref in flow.operands[number])
+    return [number for number in expressed.members if number in needed]
+
+
+def _call(node: Node, operands: list[str], shape: list[str], device: str, stream: int) -> str:
+    """One aten call. An in-place op is called by its functional overload."""
+    if node.op in RESHAPES:
+        return f"{operands[0]}.reshape({_tuple(shape)})"
+    op = REGISTRY[node.op]
+    namespace, base, overload = node.op.split(".", 2)
+    functional = base[:-1] if node.mutates and base.endswith("_") else base
+    remaining = iter(operands)
+    raw = [_argument(arg, remaining) for arg in node.args]
+    keywords = [(name, _argument(value, remaining)) for name, value in node.kwargs]
+    if op.reference:
+        return _drawn(op, node, raw, stream, _tuple(shape), device)
+    written = [_sized(op, place, raw, shape) for place in range(len(raw))]
+    for name, text in keywords:
+        if name == "device":
+            written.append(f"device={device}.device")
+        elif name not in _DROPPED:
+            written.append(f"{name}={text}")
+    return f"torch.ops.{namespace}.{functional}.{overload}({', '.join(written)})"
+
+
+def _drawn(op: Op, node: Node, raw: list[str], stream: int, shape: str, device: str) -> str:
+    """A random op, with the bits that the kernel draws; what the call leaves out is as in the
+    meaning."""
+    assert op.meaning is not None
+    _, *parameters = inspect.signature(op.meaning).parameters.values()
+    given = [*raw, *(repr(parameter.default) for parameter in parameters[len(raw) :])]
+    written = op.reference.format(*given, dtype=f"torch.{node.out.dtype}")
+    return reference_text(written, node.out.dtype, stream, shape, device)
+
+
+def _sized(op: Op, place: int, raw: list[str], shape: list[str]) -> str:
+    template = op.sizes.get(place)
+    if not template:
+        return raw[place]
+    return template.format(*raw, shape=_tuple(shape), size=" * ".join(shape))
+
+
+def _widened(node: Node, number: int) -> str:
+    """The statistics of a narrow norm are float32 on CUDA and narrow on a CPU."""
+    first, tensor = node.outputs[0], node.outputs[number]
+    if first is None or tensor is None or first.dtype not in NARROW_FLOATS:
+        return ""
+    return ".float()" if tensor.dtype == "float32" else ""
+
+
+def _argument(arg: Arg, operands: Iterator[str]) -> str:
+    if isinstance(arg, Ref):
+        return next(operands)
+    if isinstance(arg, Symbol):
+        return arg.text
+    if isinstance(arg, tuple):
+        return f"[{', '.join(_argument(item, operands) for item in arg)}]"
+    if isinstance(arg, float) and not math.isfinite(arg):
+        return f'float("{arg}")'
+    return repr(arg)
+
+
+def _tuple(items: list[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"

@@ -1,0 +1,374 @@
+"""Stage: an accepted group as a file of Triton that stands alone, with the cases to check it on.
+
+The file holds the kernel, a launcher that checks what it is given, the eager reference it falls
+back to, and above them what it replaces and how it was made.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from fusion_advisor.codegen.eager_reference import reference_lines
+from fusion_advisor.codegen.held import held
+from fusion_advisor.codegen.host_launcher import launcher, support
+from fusion_advisor.codegen.kernel_file import (
+    JitFunction,
+    KernelFile,
+    Together,
+    far,
+    fixed_axes,
+    origins,
+)
+from fusion_advisor.codegen.selftest import alone
+from fusion_advisor.codegen.test_inputs import at_odd_sizes, cases, launches
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.fusion.library_match import Spelling
+from fusion_advisor.fusion.lower import Expressed
+from fusion_advisor.ir.graph import Ref
+from fusion_advisor.ir.kernel import LICENSE, Kernel
+from fusion_advisor.region.axes import NotExpressible
+from fusion_advisor.region.primitives import HELPERS
+from fusion_advisor.region.random import STATE, reference_helpers
+from fusion_advisor.rulebook.schema import Device, Rulebook
+from fusion_advisor.schedules.base import Plan, Step
+from fusion_advisor.schedules.bodies import body_of
+from fusion_advisor.schedules.exchange import EXCHANGE
+from fusion_advisor.schedules.places import HELPERS as PLACES
+from fusion_advisor.schedules.spelling import Names, fitted, quoted
+from fusion_advisor.schedules.vectors import HELPERS as VECTORS
+from fusion_advisor.schedules.vectors import copies_of
+
+
+def emit(
+    flow: Dataflow,
+    decision: Decision,
+    name: str,
+    rulebook: Rulebook,
+    *,
+    framework: Spelling | None = None,
+    full_size: bool = False,
+) -> Kernel:
+    """Write the kernel of an accepted group.
+
+    `name` is a Python identifier, `framework` PyTorch's own op for the same where there is one.
+    With `full_size` the graph's own sizes are among the cases: for a GPU.
+
+    Raises ValueError for a group without a plan, and for a name that every file has a use for.
+    """
+    subject = decision.subject
+    plan, expressed = subject.plan, subject.expressed
+    if plan is None or expressed is None:
+        raise ValueError(f"{name}: a group without a plan cannot be emitted")
+    unrolled = [_unrolled(step, subject.device, rulebook) for step in plan.steps]
+    file = _prepare(name, plan, expressed, unrolled)
+    file = replace(file, held=_held(file, flow, rulebook))
+    helpers = dict.fromkeys(["wide", *(h for k in file.kernels for h in k.body.helpers)])
+    known = HELPERS | EXCHANGE | VECTORS | PLACES
+    calls, reference = launcher(file), _reference(file, flow)
+    code = "\n\n\n".join(
+        (
+            *(known[helper].rstrip() for helper in helpers),
+            *(_kernel(kernel) for kernel in file.kernels),
+            *([_together(file.together)] if file.together else []),
+            calls,
+            reference,
+            support(file, calls),
+        )
+    )
+    made = cases(file, rulebook, full_size)
+    header = _header(file, flow, decision)
+    end = alone(file, at_odd_sizes(made), code, framework, rulebook)
+    lines = f"{code}\n\n\n{end}".splitlines()
+    text = "\n".join([header, "", "", *(part for line in lines for part in fitted(line))])
+    if len(re.findall(rf"^(?:def|class) {name}\b", text, re.MULTILINE)) > 1:
+        raise ValueError(f"{name}: a function that every emitted file has; choose another name")
+    return Kernel(
+        name=name,
+        entry=name,
+        text=text + "\n",
+        inputs=file.input_names,
+        outputs=tuple(output.tensor.dtype for output in plan.region.outputs),
+        cases=made,
+        launches=launches(file),
+        yardstick=reference,
+    )
+
+
+def attempt(
+    flow: Dataflow,
+    decision: Decision,
+    name: str,
+    rulebook: Rulebook,
+    *,
+    framework: Spelling | None = None,
+    full_size: bool = False,
+) -> Kernel | str:
+    """`emit`, of an accepted group or a rejected candidate alike; why there is no kernel where
+    none can be written."""
+    try:
+        return emit(flow, decision, name, rulebook, framework=framework, full_size=full_size)
+    except (NotExpressible, ValueError) as error:
+        return f"not emitted: {error}"
+
+
+def _unrolled(step: Step, device: Device, rulebook: Rulebook) -> int:
+    """Elements that a warp may have on the way at once where a walk is written out: fewer where
+    each lane has one element."""
+    one = step.rows * step.block == step.warps * device.warp_size
+    numbers = rulebook.schedules.flat if step.schedule == "flat" or one else rulebook.schedules.row
+    return numbers.unrolled_elements.count * device.warp_size
+
+
+def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int]) -> KernelFile:
+    """Choose every name of the file, and write the kernels' bodies."""
+    names = Names()
+    names.claim(name)
+    state = STATE if expressed.draws else ()
+    state = tuple(names.claim(name) for name in state)
+    inputs = (*(names.claim(_wish(ref)) for ref in expressed.inputs), *state)
+    outputs = tuple(names.claim(f"{_wish(ref)}_out") for ref in expressed.outputs)
+    tensors = {f"in{i}": text for i, text in enumerate(inputs)}
+    tensors |= {f"out{i}": text for i, text in enumerate(outputs)}
+    for step in plan.steps:
+        for access in (*step.stores, *(a for phase in step.phases for a in phase.stores)):
+            if access.name not in tensors:
+                tensors[access.name] = names.claim(_space_name(plan, access.name))
+        for copied in sorted(step.copied):
+            key = copies_of(copied, step.vector)
+            tensors[key] = tensors.get(key) or names.claim(f"{tensors[copied]}_copies")
+    whole = _origins(plan, inputs, fixed_axes(plan))
+    sizes: dict[int, str] = {}
+    for axis in sorted(plan.region.sizes):
+        literal = str(plan.region.sizes[axis])
+        sizes[axis] = names.claim(f"n{len(sizes)}") if axis in whole else literal
+    for number, step in enumerate(plan.steps):
+        if step.parts:
+            (axis,) = step.parts.axes
+            sizes[axis] = f"parts_{number}" if number else "parts"
+    strides = {text: names.claim(f"{text}_strides") for text in inputs}
+    precise = any(output.tensor.dtype == "float32" for output in plan.region.outputs)
+    reaches_far = far(plan.steps, expressed)
+    kernels: list[JitFunction] = []
+    fixed = frozenset(plan.region.sizes) - whole.keys()
+    for step, kind, most in zip(plan.steps, _kinds(plan), unrolled, strict=True):
+        body = body_of(step)(
+            step=step,
+            far=reaches_far,
+            fixed=fixed,
+            tensors=tensors,
+            precise=precise,
+            unrolled=most,
+        )
+        called = f"{name}{kind}_kernel"
+        if step.beside:
+            called = names.claim(f"{name}_{tensors[step.stores[0].name]}")
+        kernels.append(JitFunction(called, step, body, tuple(body.render())))
+    return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, strides, whole)
+
+
+def _space_name(plan: Plan, name: str) -> str:
+    """A readable name for what one kernel leaves for the next: what it is, and of which node."""
+    _, kind, number = name.split("_")
+    label = plan.region.labels.get(int(number), "value")
+    return f"{label}_{kind.rstrip('0123456789')}s"
+
+
+def _kinds(plan: Plan) -> list[str]:
+    """What the kernels of a plan are called behind the file's name."""
+    if len(plan.steps) == 1 or plan.together:
+        return ["" for _ in plan.steps]
+    kinds: list[str] = []
+    for step in plan.steps:
+        partial = step.parts is not None
+        last = all(store.name.startswith("out") for store in step.stores)
+        kinds.append("_parts" if partial else "_results" if last else "_rows")
+    repeated = [kind for kind in kinds if kinds.count(kind) > 1]
+    return [f"{kind}{n}" if kind in repeated else kind for n, kind in enumerate(kinds)]
+
+
+def _held(file: KernelFile, flow: Dataflow, rulebook: Rulebook) -> tuple[tuple[str, int, int], ...]:
+    """The dimensions of inputs that the file is held to, with their sizes."""
+    inputs, telling = file.expressed.inputs, rulebook.held.telling.count
+    return tuple(
+        (file.input_names[number], d, flow.annotated.tensors[inputs[number]].shape[d])
+        for number, d in held(flow, file.expressed, file.origins, file.indexed, telling)
+    )
+
+
+def _wish(ref: Ref) -> str:
+    return f"{ref.node}_{ref.output}" if ref.output else ref.node
+
+
+def _origins(
+    plan: Plan, inputs: Sequence[str], fixed: Collection[int]
+) -> dict[int, tuple[str, int]]:
+    """Axes whose size can be read off an input, by its name."""
+    return {axis: (inputs[n], d) for axis, (n, d) in origins(plan.region, fixed).items()}
+
+
+def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> str:
+    subject, plan = decision.subject, file.plan
+    launches = [flow.nodes[i] for i in subject.launches]
+    places = dict.fromkeys(
+        quoted(f"{node.source.file.rsplit('/', 1)[-1]}:{node.source.line}")
+        for node in launches
+        if node.source
+    )
+    rounded = [file.plan.region.results.get(i, "a value") for i in plan.region.all("round")]
+    doc = [
+        f'"""{len(launches)} eager launches as {_made_as(plan)}.',
+        "",
+        "Replaces: " + ", ".join(node.op.removeprefix("aten.") for node in launches) + ".",
+        *(["Source: " + ", ".join(places) + "."] if places else []),
+        f"HBM: {decision.unfused_bytes} B unfused, {decision.fused_bytes} B here"
+        f" ({decision.unfused_bytes / max(decision.fused_bytes, 1):.2f} times fewer) at the sizes"
+        " it was made for.",
+        "Computes in float32 for narrower floats; rounds at the stores"
+        + (f" and, as the source does, at {', '.join(rounded)}." if rounded else "."),
+        *(_RANDOM if file.random else ["Deterministic: bitwise the same from run to run."]),
+        '"""',
+    ]
+    imports = [
+        "import argparse",
+        "import math",
+        "import os",
+        "import sys",
+        "import warnings",
+        "",
+        "import torch",
+        "import triton",
+        "import triton.language as tl",
+    ]
+    written = [line for kernel in file.kernels for line in kernel.lines]
+    written += [HELPERS.get(h, "") for kernel in file.kernels for h in kernel.body.helpers]
+    imports += [
+        "from torch.utils._python_dispatch import TorchDispatchMode",
+        "from torch.utils._pytree import tree_map",
+    ]
+    if any("libdevice." in line for line in written):
+        imports.append("from triton.language.extra import libdevice")
+    return "\n".join([LICENSE, *_wrapped(doc), "", *imports])
+
+
+_RANDOM = (
+    "Deterministic: bitwise the same for the same seed and offset, on any device.",
+    "Random: Philox-4x32-7 of seed, offset and the number of the element. Both are one int64 each"
+    " in a tensor on the device, so that replays of a CUDA graph may change them; an int is filled"
+    " into such a tensor. Without a seed they are drawn from torch's generator of the device, by"
+    " one launch more; with one, that generator is left alone.",
+)
+
+
+def _wrapped(lines: Sequence[str]) -> list[str]:
+    """Docstring lines of at most 100 columns."""
+    return [
+        part for line in lines for part in (textwrap.wrap(line, 98, break_long_words=False) or [""])
+    ]
+
+
+def _made_as(plan: Plan) -> str:
+    if plan.launches == 1:
+        return f"one {plan.schedule} kernel"
+    return f"{len(plan.steps)} kernels ({plan.schedule})"
+
+
+_NOTES = {
+    "flat": "One program, one block of consecutive elements of the result.",
+    "row": "One program holds {rows} on chip.",
+    "blocked": "One program walks {rows} in chunks.",
+    "tiled": "One program has one part of {rows}.",
+    "persistent": "One program walks its share of the rows.",
+    "cooperative": "One program has a part of a row, and takes what the others found from them.",
+}
+
+
+def _note(step: Step) -> str:
+    rows = "several rows" if step.rows > 1 else "a row"
+    if step.part and step.schedule in ("blocked", "row"):
+        rows = f"a part of {rows}"
+    elif step.schedule == "row":
+        rows = "several whole rows" if step.rows > 1 else "one whole row"
+        rows = f"{rows} in pieces" if step.rest or step.ends else rows
+    return _NOTES[step.schedule].format(rows=rows)
+
+
+def _kernel(kernel: JitFunction) -> str:
+    body = kernel.body
+    workspace = ["workspace_ptr"] if kernel.step.phases else []
+    program = ["program"] if kernel.step.beside else []
+    arguments = [*kernel.pointers, *workspace, *body.sizes, *body.strides]
+    note, lines, before = f"# {_note(kernel.step)}", kernel.lines, ""
+    if kernel.step.unmasked:
+        before, lines = f"{_block(kernel, arguments)}\n\n\n", _in_blocks(kernel, arguments)
+    return before + _jit(kernel.name, [*program, *arguments], kernel.constants, [note, *lines])
+
+
+def _block(kernel: JitFunction, arguments: Sequence[str]) -> str:
+    """The function that makes one block of elements."""
+    note = "# The elements from `start` on; whole vectors of a WHOLE block, which needs no mask."
+    constants = [*kernel.constants, "WHOLE"]
+    return _jit(kernel.block, ["start", *arguments], constants, [note, *kernel.lines])
+
+
+def _in_blocks(kernel: JitFunction, arguments: Sequence[str]) -> list[str]:
+    """What calls it: the last block may have less than a whole one."""
+    given = ", ".join(["start", *arguments, *kernel.constants])
+    count = kernel.body.total(kernel.step.outer)
+    return [
+        f"start = {kernel.body.block_start}",
+        f"if start <= {count} - BLOCK:",
+        f"    {kernel.block}({given}, True)",
+        "else:",
+        f"    {kernel.block}({given}, False)",
+    ]
+
+
+def _jit(
+    name: str, arguments: Sequence[str], constants: Iterable[str], lines: Sequence[str]
+) -> str:
+    """A jit function of some run-time arguments and constants."""
+    arguments = [*arguments, *(f"{constant}: tl.constexpr" for constant in constants)]
+    signature = "\n".join(f"    {argument}," for argument in arguments)
+    content = "\n".join(f"    {line}" for line in lines)
+    return f"@triton.jit\ndef {name}(\n{signature}\n):\n{content}"
+
+
+def _together(together: Together) -> str:
+    """The kernel whose programs are those of several functions, one behind the other."""
+    numbers = [{**side.body.sizes, **side.body.strides} for side in together.sides]
+    arguments = [*together.pointers, *together.ends, *together.own(numbers)]
+    lines = [
+        "# Side by side: the programs of each result follow those of the one before.",
+        "program = tl.program_id(0)",
+    ]
+    for number, side in enumerate(together.sides):
+        own = [f"{name}_{number}" for name in (*numbers[number], *side.constants)]
+        start = f" - {together.ends[number - 1]}" if number else ""
+        given = [f"program{start}", *side.pointers, *own]
+        begins = f"{'el' if number else ''}if program < end_{number}:"
+        lines += [begins if number < len(together.ends) else "else:", f"    {side.name}("]
+        lines += [*(f"        {argument}," for argument in given), "    )"]
+    return _jit(together.name, arguments, together.constants, lines)
+
+
+def _reference(file: KernelFile, flow: Dataflow) -> str:
+    inputs = dict(zip(file.expressed.inputs, file.input_names, strict=False))
+    whole = _origins(file.plan, file.input_names, file.origins)
+    captured = {axis: f"{name}.shape[{d}]" for axis, (name, d) in whole.items()}
+    lines = reference_lines(flow, file.expressed, inputs, {**file.sizes, **captured})
+    used = "\n".join(lines)
+    sizes = [
+        f"{file.sizes[axis]} = {name}.shape[{d}]"
+        for axis, (name, d) in file.origins.items()
+        if file.sizes[axis] in used
+    ]
+    content = "\n".join(f"    {line}" for line in [*sizes, *lines])
+    head = f"def reference({', '.join(file.input_names)}):"
+    what = "What eager launches" + (", on the kernels' random bits." if file.random else ".")
+    helpers = reference_helpers(["random_state()", *lines] if file.random else [])
+    texts = [text.rstrip() for text in helpers.values()]
+    return "\n\n\n".join([*texts, f'{head}\n    """{what}"""\n{content}'])

@@ -1,0 +1,102 @@
+"""The sizes that an emitted file is held to: numbers in it may have been made of them.
+
+A graph that was captured once does not say which of its numbers follow from sizes. A file is right
+at other sizes of a dimension where the model was seen at others, with the same numbers
+(`Dataflow.varied`). Elsewhere it serves the captured size of what its views cut at numbers, and of
+an axis whose size a number in it tells: its reference has the same numbers, and is no way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import combinations
+from math import isclose, prod, sqrt
+
+from fusion_advisor.codegen.eager_reference import RESHAPES, numbers_of, reference_order
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.lower import Expressed
+from fusion_advisor.ir.graph import Node
+from fusion_advisor.ops import REGISTRY
+
+_NAMED = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("permute.default", "transpose.int", "t.default", "cat.default", "stack.default"),
+        *("unsqueeze.default", "unsqueeze_.default", "squeeze_.dim", "flip.default"),
+        *("alias.default", "detach.default", "lift_fresh.default", "expand.default"),
+    )
+)
+"""Ops on places whose numbers name dimensions, and ops that are told sizes."""
+_TOGETHER = 3
+"""How many axes a number is taken for the places along."""
+
+
+def held(
+    flow: Dataflow,
+    expressed: Expressed,
+    free: Collection[int],
+    indexed: Collection[tuple[str, int]],
+    telling: int,
+) -> list[tuple[int, int]]:
+    """Dimensions of inputs, by the input's number, in which a file serves the captured size alone,
+    and so does its reference. `free` are the axes whose sizes the file reads off its inputs,
+    `indexed` the dimensions of the region's inputs that only data indexes; a size below `telling`
+    is too common a number to be told by one."""
+    nodes = [flow.nodes[number] for number in reference_order(flow, expressed)]
+    varied = {
+        axis
+        for ref in expressed.inputs
+        for d in flow.varied.get(ref, ())
+        for axis in expressed.dims[ref][d]
+    }
+    cuts = any(_cuts(node, expressed, free) for node in nodes)
+    numbers = {abs(n) for node in nodes if not _places(node) for n in _numbers(node)}
+    told = _told(numbers, expressed.region.sizes, telling)
+    return [
+        (number, d)
+        for number, ref in enumerate(expressed.inputs)
+        for d, dim in enumerate(expressed.dims[ref])
+        if dim and (f"in{number}", d) not in indexed and not varied & {*dim}
+        if (cuts and not free_of(dim, free)) or told & {*dim}
+    ]
+
+
+def free_of(dim: tuple[int, ...], free: Collection[int]) -> bool:
+    """Whether a file reads the size of a dimension off its inputs."""
+    return all(axis in free for axis in dim)
+
+
+def _places(node: Node) -> bool:
+    op = REGISTRY.get(node.op)
+    return op is None or op.pattern in ("view", "copy", "window")
+
+
+def _cuts(node: Node, expressed: Expressed, free: Collection[int]) -> bool:
+    """Whether a node is told at which number to cut, or how much to add."""
+    if node.op in RESHAPES:
+        return any(
+            dim and not free_of(dim, free)
+            for ref, dims in expressed.dims.items()
+            for dim in dims
+            if ref.node == node.name
+        )
+    return _places(node) and node.op not in _NAMED and any(True for _ in _numbers(node))
+
+
+def _numbers(node: Node) -> Iterator[float]:
+    return (n for n in numbers_of(node) if n is not None and not isinstance(n, bool))
+
+
+def _told(numbers: Collection[float], sizes: Mapping[int, int], telling: int) -> set[int]:
+    """The axes along which a number is that of the places, one less, a root, or an inverse."""
+    found: set[int] = set()
+    for count in range(1, min(len(sizes), _TOGETHER) + 1):
+        for axes in combinations(sizes, count):
+            places = prod(sizes[axis] for axis in axes)
+            if places < telling or min(sizes[axis] for axis in axes) < 2:
+                continue
+            whole = (places, places - 1, sqrt(places))
+            forms = [*whole, *(1 / each for each in whole)]
+            if any(isclose(form, number, rel_tol=1e-9) for form in forms for number in numbers):
+                found |= {*axes}
+    return found

@@ -1,0 +1,723 @@
+"""The launcher of an emitted file: its checks, its allocations and its launches, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusion_advisor.codegen.kernel_file import (
+    JitFunction,
+    KernelFile,
+    Together,
+    dense,
+    extent,
+    factors,
+    memory_order,
+    product,
+    spanned,
+)
+from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.region.axes import Dims
+from fusion_advisor.schedules.base import DIVISOR, Step, words
+from fusion_advisor.schedules.cooperative import REGISTERS
+from fusion_advisor.schedules.cooperative_body import HEAD
+from fusion_advisor.schedules.layout import Access, Group, gaps
+from fusion_advisor.schedules.places import MOST_PLANES
+from fusion_advisor.schedules.vectors import COPIED
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _shape(file: KernelFile, access: Access) -> str:
+    return _tuple(
+        [
+            product([file.sizes[a] for a in dim]) if dim else str(size)
+            for dim, size in zip(access.dims, access.tensor.shape, strict=True)
+        ]
+    )
+
+
+def _strides(file: KernelFile, kernel: JitFunction, access: Access) -> str:
+    """The strides that a kernel relies on; a free one is whatever the tensor has."""
+    steps = gaps(access, kernel.step.groups)
+    owner = {axis: group for group in kernel.step.groups for axis in group.axes}
+    texts: list[str] = []
+    for d, dim in enumerate(access.dims):
+        free = _stride(file, kernel, access, d)
+        if not dim or dim[-1] not in owner:
+            literal = (d in access.pulled or dim) and access.tensor.stride[d] <= 1
+            texts.append(str(access.tensor.stride[d]) if literal else free)
+            continue
+        axis = dim[-1]
+        group = owner[axis]
+        later = group.axes[group.axes.index(axis) + 1 :]
+        within = [file.sizes[a] for a in later]
+        if not access.step(axis):
+            texts.append("0")
+        elif steps[group.name] is None:
+            free = _free_stride(file, kernel, access, group)
+            texts.append(f"{free} * {product(within)}" if within else free)
+        else:
+            after = [file.sizes[a] for g in steps[group.name] or () for a in g.axes]
+            texts.append(product([*within, *after]))
+    return _tuple(texts)
+
+
+def _stride(file: KernelFile, kernel: JitFunction, access: Access, d: int) -> str:
+    """A tensor's stride along one dimension, as the launcher reads it."""
+    name = kernel.named(access)
+    return f"{file.strides[name]}[{d}]" if name in file.strides else f"{name}.stride({d})"
+
+
+def _free_stride(file: KernelFile, kernel: JitFunction, access: Access, along: Group | int) -> str:
+    """A run-time stride as the launcher reads it off the tensor."""
+    if isinstance(along, int):
+        return _stride(file, kernel, access, along)
+    axis = along.axes[-1]
+    d, dim = next((d, dim) for d, dim in enumerate(access.dims) if axis in dim)
+    later = [file.sizes[a] for a in dim[dim.index(axis) + 1 :]]
+    text = _stride(file, kernel, access, d)
+    return f"{text} * {product(later)}" if later else text
+
+
+def _output_strides(file: KernelFile, access: Access) -> str:
+    """Dense in the order of dimensions that eager gives the result."""
+    order = memory_order(access.tensor)
+    texts = [""] * len(order)
+    for place, d in enumerate(order):
+        inside = [file.sizes[a] for e in order[place + 1 :] for a in access.dims[e]]
+        texts[d] = product(inside)
+    return _tuple(texts)
+
+
+def _serves(file: KernelFile, kernel: JitFunction, load: Access) -> str:
+    """The check of one input that a kernel reads."""
+    name, dtype = kernel.named(load), load.tensor.dtype
+    shape, strides = _input_shape(file, load), _strides(file, kernel, load)
+    return f'serves("{name}", {name}, torch.{dtype}, {shape}, {strides})'
+
+
+def _input_shape(file: KernelFile, load: Access) -> str:
+    """The shape of an input: run-time sizes where its dimensions are axes that the file knows."""
+    return _tuple(_sizes(file, load.name, file.region.dims_of(load.name), load.tensor))
+
+
+def _sizes(file: KernelFile, name: str, dims: Dims, tensor: Tensor) -> list[str]:
+    """The size of each dimension: a run-time size where it is known, or where only data indexes."""
+    given = dict(zip(file.region.input_names, file.input_names, strict=True)).get(name, name)
+    texts: list[str] = []
+    for d, (dim, size) in enumerate(zip(dims, tensor.shape, strict=True)):
+        known, rest = factors(dim, size, file.extents)
+        if not known and (name, d) in file.indexed:
+            texts.append(f"ranked({given}.shape, {len(tensor.shape)})[{d}]")
+        else:
+            texts.append(product([*(file.sizes[axis] for axis in known), str(rest)]))
+    return texts
+
+
+def _serves_unread(file: KernelFile, name: str, given: Access) -> str:
+    """The check of an input of which no element is read: its order of dimensions at most."""
+    tensor, strides = given.tensor, f"{name}.stride()"
+    whole = all(dim or n == 1 for dim, n in zip(given.dims, tensor.shape, strict=True))
+    if whole and all(tensor.stride) and tensor == dense(tensor, tensor.shape):
+        strides = _output_strides(file, given)
+    return f'serves("{name}", {name}, torch.{tensor.dtype}, {_shape(file, given)}, {strides})'
+
+
+def launcher(file: KernelFile) -> str:
+    """The function that the file is for: it checks its inputs, allocates the results and launches
+    the kernels; what they do not serve goes to the eager reference."""
+    plan = file.plan
+    checks = [
+        *(_serves(file, k, load) for k in file.kernels for load in file.inputs_of(k)),
+        *(_serves_unread(file, name, given) for name, given in file.unread.items()),
+    ]
+    everything = extent(file, sorted(plan.region.space))
+    checks = list(dict.fromkeys(checks))
+    in_one = f"problem = {' or '.join(checks)}"
+    in_many = ["problem = (", f"    {checks[0]}", *(f"    or {c}" for c in checks[1:]), ")"]
+    one_by_one = [f"problem = {checks[0]}", *(f"problem = problem or {c}" for c in checks[1:])]
+    lines = [in_one] if len(in_one) <= 96 else in_many if len(checks) > 2 else one_by_one
+    given = ", ".join(file.input_names)
+    lines += [
+        "if problem:",
+        f"    return fall_back(problem, {given})",
+        f"if not {everything}:",
+        f"    return reference({given})",
+    ]
+    for kernel in file.kernels:
+        if kernel.step.parts:
+            lines.append(_count_parts(file, kernel.step))
+    device = file.input_names[0]
+    for name, access in file.stores:
+        lines.append(
+            f"{name} = torch.empty_strided({_shape(file, access)},"
+            f" {_output_strides(file, access)}, dtype=torch.{access.tensor.dtype},"
+            f" device={device}.device)"
+        )
+    for kernel in file.kernels:
+        if kernel.step.phases:
+            lines += _exchanged(file, kernel)
+    lines += _copied(file)
+    lines.append(_far(file))
+    lines += _launches(file)
+    lines.append(_remember(file))
+    lines.append(f"return {', '.join(file.output_names)}")
+    lines = [
+        f"layout, plan = plan_of({file.first}, {given})",
+        "if plan is not None:",
+        f"    return do_again(plan, {given})",
+        *_read(file, "\n".join(lines)),
+        *(f'held_to("{name}", {name}, {d}, {size})' for name, d, size in file.held),
+        *lines,
+    ]
+    content = "\n".join(f"    {line}" for line in lines)
+    parameters = ", ".join(file.input_names)
+    if file.random:
+        tensors, state = file.input_names[:-2], ", ".join(file.input_names[-2:])
+        content = f"    {state} = random_state({state}, {device}.device)\n{content}"
+        parameters = ", ".join([*tensors, *(f"{name}=None" for name in file.input_names[-2:])])
+    return f"def {file.name}({parameters}):\n{content}"
+
+
+def _read(file: KernelFile, used: str) -> list[str]:
+    """The sizes and strides of inputs that the launcher's text asks for, each tensor asked once."""
+    lines: list[str] = []
+    for name, tensor in zip(file.input_names, file.region.inputs, strict=False):
+        rank = len(tensor.shape)
+        sizes = {d: file.sizes[axis] for axis, (of, d) in file.origins.items() if of == name}
+        if sizes:
+            spelled = [sizes.get(d, "_") for d in range(rank)]
+            lines.append(f"{', '.join(spelled)}{',' * (rank == 1)} = ranked({name}.shape, {rank})")
+        if f"{file.strides[name]}[" in used:
+            lines.append(f"{file.strides[name]} = ranked({name}.stride(), {rank})")
+    return lines
+
+
+def _far(file: KernelFile) -> str:
+    """The line that asks how wide offsets have to be, of every tensor that a kernel takes."""
+    tensors = dict.fromkeys(
+        pointer.removesuffix("_ptr") for kernel in file.kernels for pointer in kernel.pointers
+    )
+    return f"far = beyond_int32({', '.join([_tuple([*tensors]), *file.counted])})"
+
+
+def _count_parts(file: KernelFile, step: Step) -> str:
+    """How many programs share a row, or the rows."""
+    if step.schedule == "persistent":
+        return f"{_parts(file, step)} = {_programs(file, step)}"
+    return f"{_parts(file, step)} = cdiv({extent(file, spanned(step.inner))}, {step.part})"
+
+
+def _programs(file: KernelFile, step: Step) -> str:
+    """How many programs walk the rows."""
+    return f"min({_tiles(file, step)}, {step.most})"
+
+
+def _copies(file: KernelFile) -> dict[str, tuple[str, int]]:
+    """The copies of what all rows share: of which tensor, and for what vectors."""
+    return {
+        kernel.copies(access): (kernel.named(access), kernel.step.vector)
+        for kernel in file.kernels
+        for access in kernel.copied
+    }
+
+
+def _copied(file: KernelFile) -> list[str]:
+    """What makes those copies, directly before what reads them: each launch may begin before the
+    last has ended, but the first one of the call."""
+    made = [
+        f"{copies}, {copies}_made = copies({name}, {vector}, early{', **early' if place else ''})"
+        for place, (copies, (name, vector)) in enumerate(_copies(file).items())
+    ]
+    if not made:
+        return []
+    return [
+        f"early = overlapping({file.input_names[0]}.device)",
+        "# What all rows share, for their whole vectors wherever a row begins.",
+        *made,
+    ]
+
+
+def _launches(file: KernelFile) -> list[str]:
+    """Every launch, in order; what each did is kept."""
+    if file.together:
+        call = _call_together(file, file.together)
+        return ["steps = [", *(f"    {line}" for line in call[:-1]), f"    {call[-1]},", "]"]
+    lines = [f"{copies}_made," for copies in _copies(file)]
+    for kernel in file.kernels:
+        call = _call(file, kernel)
+        if not kernel.step.phases:
+            lines += [*call[:-1], f"{call[-1]},"]
+            continue
+        apart = ", ".join(str(n) for n in range(len(kernel.step.exchanges) + 1))
+        together = f"together{_number(file, kernel)}"
+        turns = [*call, f"for step in ((-1,) if {together} else ({apart}))"]
+        several = len(file.kernels) > 1 or kernel.copied
+        lines += ["*(", *(f"    {line}" for line in turns), "),"] if several else turns
+    return ["steps = [", *(f"    {line}" for line in lines), "]"]
+
+
+def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
+    """One launch."""
+    step = kernel.step
+    rows = extent(file, spanned(step.outer))
+    cols, parts = extent(file, spanned(step.inner or step.outer)), _parts(file, step)
+    if step.schedule == "flat":
+        grid = f"cdiv({rows}, {step.block}),"
+    elif step.phases:
+        grid = f"{product([rows, parts])},"
+    elif step.schedule == "persistent":
+        grid = f"{parts or _programs(file, step)},"
+    else:
+        grid = _tiles(file, step)
+        if step.parts:
+            grid = f"{grid}, {parts}"
+        elif step.part:
+            grid = f"{grid}, cdiv({cols}, {step.part})"
+        else:
+            grid = f"{grid},"
+    if step.in_planes:
+        planes, tiles = extent(file, step.outer[0].axes), _tiles(file, step)
+        grid = f"in_planes({planes}, {tiles}, cdiv({cols}, {step.part}))"
+    constants = [f"{name}={text}" for name, text in _constants(file, kernel).items()]
+    constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
+    constants += [f"maxnreg={step.most_registers}"] if step.most_registers else []
+    if kernel.copied and kernel is file.kernels[0]:  # right behind the copies
+        constants.append("**(early if step < 0 else {})" if step.phases else "**early")
+    arguments = [
+        kernel.name,
+        grid if step.in_planes else f"({grid})",
+        _tuple(_given(file, kernel)),
+        _tuple(_numbers(file, kernel)),
+        *constants,
+    ]
+    return _launch(arguments)
+
+
+def _launch(arguments: Sequence[str]) -> list[str]:
+    return ["launch(", *(f"    {argument}," for argument in arguments), ")"]
+
+
+def _call_together(file: KernelFile, together: Together) -> list[str]:
+    """The one launch of several kernels."""
+    counts = [_beside(file, side.step) for side in together.sides]
+    ends = [" + ".join(counts[: number + 1]) for number in range(len(counts))]
+    numbers = [text for side in together.sides for text in _numbers(file, side)]
+    constants = together.own(_constants(file, side) for side in together.sides)
+    arguments = [
+        together.name,
+        f"({ends[-1]},)",
+        _tuple([pointer.removesuffix("_ptr") for pointer in together.pointers]),
+        _tuple([*ends[:-1], *numbers]),
+        *(f"{name}={text}" for name, text in constants.items()),
+        f"num_warps={together.sides[0].step.warps}",
+        f"enable_fp_fusion={together.contracts}",
+    ]
+    return _launch(arguments)
+
+
+def _beside(file: KernelFile, step: Step) -> str:
+    """How many programs a kernel has of those that are launched together."""
+    rows = extent(file, spanned(step.outer))
+    if step.schedule == "flat":
+        return f"cdiv({rows}, {step.block})"
+    parts = f"cdiv({extent(file, spanned(step.inner))}, {step.part})"
+    planes = extent(file, step.outer[0].axes) if step.in_planes else "1"
+    return product([planes, _tiles(file, step), parts])
+
+
+def _tiles(file: KernelFile, step: Step) -> str:
+    """How many tiles there are of all rows, or of those of a plane."""
+    rows = extent(file, spanned(step.tiled))
+    return rows if step.rows == 1 else f"cdiv({rows}, {step.rows})"
+
+
+def _numbers(file: KernelFile, kernel: JitFunction) -> list[str]:
+    """The sizes and strides that a kernel takes."""
+    sizes = [extent(file, axes) for axes in kernel.body.sizes.values()]
+    strides = kernel.body.strides.values()
+    return [*sizes, *(_free_stride(file, kernel, access, along) for access, along in strides)]
+
+
+def _constants(file: KernelFile, kernel: JitFunction) -> dict[str, str]:
+    """The constants of its tile, from the sizes at hand."""
+    step, body = kernel.step, kernel.body
+    told = {
+        "cols": extent(file, spanned(step.inner or step.outer)),
+        "rows": extent(file, spanned(step.tiled)),
+        "parts": _parts(file, step),
+        "inner": extent(file, spanned(step.groups[-1:])),
+        "planes": extent(file, step.outer[0].axes) if step.in_planes else "",
+        "apart": " | ".join(_free_stride(file, kernel, a, along) for _, a, along in body.apart),
+        "begun": _begun(file, kernel),
+    }
+    return {name: text.format(**told) for name, (text, _) in kernel.constants.items()}
+
+
+def _begun(file: KernelFile, kernel: JitFunction) -> str:
+    """What divides the bytes at which rows begin, of tensors that begin anywhere: a number of as
+    many factors of two."""
+    begun = kernel.body.begun
+    steps = dict.fromkeys(
+        f"{_free_stride(file, kernel, access, group)} * {access.tensor.itemsize}"
+        for access, groups in begun.values()
+        for group in groups
+    )
+    return " | ".join([f"beginning({', '.join(begun)})", *steps])
+
+
+def _given(file: KernelFile, kernel: JitFunction) -> list[str]:
+    """The tensors that a kernel takes."""
+    workspace = [f"workspace{_number(file, kernel)}"] if kernel.step.phases else []
+    return [*(pointer.removesuffix("_ptr") for pointer in kernel.pointers), *workspace]
+
+
+def _number(file: KernelFile, kernel: JitFunction) -> str:
+    """What tells the workspace of one kernel from another's, where there are two."""
+    waiting = [other.name for other in file.kernels if other.step.phases]
+    return f"_{waiting.index(kernel.name)}" if len(waiting) > 1 else ""
+
+
+def _remember(file: KernelFile) -> str:
+    """The line that keeps what was done: from what, what was made, and the launches."""
+    scratch = [name for name, _ in file.stores if name not in file.output_names]
+    scratch += _copies(file)
+    parts = [_tuple(file.input_names), _tuple(file.output_names), "steps"]
+    if scratch:
+        parts.append(f"scratch={_tuple(scratch)}")
+    zeroed = [f"workspace{_number(file, k)}" for k in file.kernels if k.step.phases]
+    if zeroed:
+        parts.append(f"zeroed={_tuple(zeroed)}")
+    return f"remember(layout, {', '.join(parts)})"
+
+
+def _parts(file: KernelFile, step: Step) -> str:
+    """How many programs share a row, or the rows, by its name; "" where none do."""
+    return file.sizes[step.parts.axes[0]] if step.parts else ""
+
+
+def _exchanged(file: KernelFile, kernel: JitFunction) -> list[str]:
+    """What programs that wait for each other leave for each other, and whether they may: in one
+    launch, or in one for each exchange and one more.
+
+    The words of the exchange are new and zero for each call: two streams share none, and a graph
+    that is replayed zeroes them again, since the fill is captured with the launch.
+    """
+    step, device = kernel.step, f"{file.input_names[0]}.device"
+    parts = _parts(file, step)
+    count = sum(words(phase) for phase in step.exchanges)
+    exchanged = product([extent(file, spanned(step.outer)), parts, str(count)])
+    number = _number(file, kernel)
+    return [
+        "# Words of this call alone, 0 until they are left; a captured graph zeroes them anew.",
+        f"workspace{number} = torch.zeros({HEAD} + {exchanged}, dtype=torch.int64,"
+        f" device={device})",
+        "# Programs wait where there surely is room for all of a row, and for other such kernels;",
+        "# elsewhere one launch leaves the words for the next.",
+        f"together{number} = {step.waiting} * {parts} <= resident({device}, {step.warps})",
+    ]
+
+
+def support(file: KernelFile, launched: str) -> str:
+    """The functions that a launcher calls."""
+    known: list[str] = []
+    copying = [_COPIES.format(block=COPIED).strip()] if _copies(file) else []
+    for name, text in _ROUNDING.items():
+        if f"{name}(" in "".join([launched, *known, *copying]):
+            known.append(text.strip())
+    known += copying
+    known += [_LAUNCH.strip(), _REPEAT.strip(), _SUPPORT.format(name=file.name).strip()]
+    if any(kernel.step.phases for kernel in file.kernels):
+        known.append(_RESIDENT.format(registers=REGISTERS).strip())
+    known.insert(0, _REACH.format(behind=file.behind).strip())
+    return "\n\n\n".join(known)
+
+
+_REACH = '''
+def beyond_int32(tensors, *counted):
+    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - {behind}
+'''
+
+
+_RESIDENT = '''
+def resident(device, warps):
+    """Programs that the device holds at once at the least; 0 where they run one by one."""
+    if device.type != "cuda":
+        return 0
+    has, threads = torch.cuda.get_device_properties(device), 32 * warps
+    fit = min(
+        has.regs_per_multiprocessor // ({registers} * threads),
+        has.max_threads_per_multi_processor // threads,
+    )
+    return has.multi_processor_count * max(fit, 1)
+'''
+
+
+_COPIES = '''
+def overlapping(device):
+    """How a kernel is launched that may begin before the one ahead of it has ended: it waits for
+    that itself, where the device can."""
+    if torch.compiler.is_compiling() or device.type != "cuda" or torch.version.hip:
+        return {{}}
+    return {{"launch_pdl": True}} if torch.cuda.get_device_capability(device) >= (9, 0) else {{}}
+
+
+def copies(values, vector, early, **options):
+    """As many copies of some values as a vector has elements, each of which begins one further on:
+    of one or another, whole vectors are wanted from wherever on. And what makes them."""
+    count = values.numel()
+    made = torch.empty(
+        (vector, cdiv(count, vector) * vector),
+        dtype=values.dtype,
+        device=values.device,
+    )
+    step = launch(
+        copies_kernel,
+        (cdiv(count, {block}), vector),
+        (values, made),
+        (count,),
+        BLOCK={block},
+        VECTOR=vector,
+        EARLY=bool(early),
+        **options,
+    )
+    return made, step
+'''
+
+
+_LAUNCH = '''
+launched = {}
+
+
+def launch(kernel, grid, tensors, numbers, **constants):
+    """`kernel[grid](...)`. What Triton compiled for such arguments before is launched directly;
+    then what launches it, the tensors and the other arguments are given back."""
+    if torch.compiler.is_compiling() or torch.version.hip:
+        kernel[grid](*tensors, *numbers, **constants)
+        return None
+    device = tensors[0].get_device()
+    if device >= 0 and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return launch(kernel, grid, tensors, numbers, **constants)
+    odd = tuple(tensor.data_ptr() % 16 for tensor in tensors)
+    key = id(kernel), device, grid, numbers, odd, *constants.values()
+    known = launched.get(key)
+    if known is not None:
+        start, values = known
+        start(*tensors, *values)
+        return None if any(odd) else (start, tensors, values)
+    compiled = kernel[grid](*tensors, *numbers, **constants)
+    if compiled is not None:  # the interpreter compiles nothing
+        if len(launched) == 4096:  # sizes keep changing
+            launched.clear()
+        values = [constants[name] for name in kernel.arg_names if name in constants]
+        launched[key] = starter(compiled, (*grid, 1, 1)[:3], device), (*numbers, *values)
+    return None
+
+
+def starter(compiled, grid, device):
+    """What launches a compiled kernel as `compiled[grid]` does, in half of the host's time: what
+    hooks are told is put together only where there are hooks. Pointers may be numbers."""
+    told, run = compiled[grid], compiled.run
+    function, packed = compiled.function, compiled.packed_metadata
+    hooks, stream_of = triton.knobs.runtime, triton.runtime.driver.active.get_current_stream
+
+    def start(*arguments):
+        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+            told(*arguments)
+        else:
+            run(*grid, stream_of(device), function, packed, None, None, None, *arguments)
+
+    return start
+'''
+
+
+_REPEAT = '''
+plans = {}
+
+
+def plan_of(kernel, *tensors):
+    """What a launcher asks of its tensors; and where they lie, with what it did for others that are
+    the same in that: how it allocated and what it launched. None where it has to ask."""
+    if torch.compiler.is_compiling():
+        return None, None
+    layout = [id(kernel)]
+    for tensor in tensors:
+        layout += tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
+        layout.append(tensor.requires_grad)
+    layout = tuple(layout)
+    plan = plans.get(layout)
+    if plan is None:
+        return layout, None
+    ends, pointers = 0, [tensor.data_ptr() for tensor in tensors]
+    for pointer in pointers:
+        ends |= pointer
+    graded = True in layout[5::5] and torch.is_grad_enabled()
+    if ends % 16 or graded or layout[4] != torch.cuda.current_device():
+        return None, None
+    return layout, (pointers, *plan)
+
+
+def do_again(plan, *tensors):
+    """Allocate and launch as before."""
+    pointers, made, zeroed, steps, results = plan
+    held = []  # what is made begins at multiples of 16, as all that is allocated on a GPU
+    for like, sizes, options in made:
+        if like is None:
+            held.append(torch.empty_strided(*sizes, **options))
+        else:
+            held.append(torch.empty_like(tensors[like]))
+    for size, options in zeroed:
+        held.append(torch.zeros(size, **options))
+    for each in held:
+        pointers.append(each.data_ptr())
+    for start, places, values in steps:
+        start(*[pointers[place] for place in places], *values)
+    return held[0] if results == 1 else tuple(held[:results])
+
+
+def remember(layout, tensors, results, steps, scratch=(), zeroed=()):
+    """Keep what was done for tensors of a layout, if it can be done again."""
+    if layout is None or None in steps:
+        return
+    held = [*map(id, (*tensors, *results, *scratch, *zeroed))]
+    if len(held) > len({*held}):  # one tensor for two would be taken for both
+        return
+    if len(plans) == 4096:  # sizes keep changing
+        plans.clear()
+    made = [allocation(each, tensors) for each in (*results, *scratch)]
+    zeros = [(each.shape, {"dtype": each.dtype, "device": each.device}) for each in zeroed]
+    again = [
+        (start, [held.index(id(tensor)) for tensor in taken], values)
+        for start, taken, values in steps
+    ]
+    plans[layout] = made, zeros, again, len(results)
+
+
+def allocation(tensor, others):
+    """How to make such a tensor: as one of the others is, which is quicker, or by sizes."""
+    shape, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
+    for place, other in enumerate(others):
+        if other.shape == shape and other.stride() == stride and other.dtype == dtype:
+            if torch.empty_like(other).stride() == stride:
+                return place, (), {}
+    return None, (shape, stride), {"dtype": dtype, "device": tensor.device}
+'''
+
+
+_ROUNDING = {
+    "beginning": f'''
+def beginning(*tensors):
+    """A number that no larger power of two divides than where some tensors begin, up to
+    {DIVISOR}; an odd one where they are only traced."""
+    if torch.compiler.is_compiling():
+        return 1
+    found = {DIVISOR}
+    for tensor in tensors:
+        found |= tensor.data_ptr()
+    return found
+''',
+    "held_to": '''
+def held_to(name, tensor, dim, size):
+    """An error where a dimension has another size than was captured: numbers here, and in the
+    reference, may have been made of that."""
+    if tensor.dim() > dim and tensor.shape[dim] != size:
+        raise ValueError(
+            f"{name} has {tensor.shape[dim]} in dimension {dim}, and this was made for {size}, "
+            "which its numbers may follow from: run the model's own statements, or make it anew"
+        )
+''',
+    "divisor": f'''
+def divisor(count):
+    """The largest power of two up to {DIVISOR} that divides it."""
+    return min(count & -count, {DIVISOR})
+''',
+    "cdiv": '''
+def cdiv(count, size):
+    """How many blocks of a size hold so many."""
+    return -(-count // size)
+''',
+    "in_planes": f'''
+def in_planes(planes, tiles, parts):
+    """The grid of so many tiles in each plane, which lie one behind the other where a grid does not
+    have as many."""
+    return (tiles, parts, planes) if planes <= {MOST_PLANES} else (planes * tiles, parts)
+''',
+    "second_piece": '''
+def second_piece(count):
+    """What is held beside the first piece: half as many where that is enough, else as many."""
+    first = first_piece(count)
+    return first // 2 if first < count <= first + first // 2 else first
+''',
+    "first_piece": '''
+def first_piece(count):
+    """The larger of two powers of two that hold so many."""
+    return max(power_of_two(count) // 2, 1)
+''',
+    "power_of_two": '''
+def power_of_two(count):
+    """The least one that is as large."""
+    return 1 << (count - 1).bit_length()
+''',
+}
+"""What Triton's own functions of these kinds take the host longer for than a launch does; those
+that use others first."""
+
+
+_SUPPORT = '''
+def ranked(numbers, rank):
+    """A tensor's sizes or strides; none that fits where it has another number of dimensions."""
+    return numbers if len(numbers) == rank else (-1,) * rank
+
+
+fallbacks = 0
+
+
+def serves(name, tensor, dtype, shape, stride):
+    """Why the kernel cannot take this tensor; None when it can."""
+    if (
+        tensor.is_cuda
+        and tensor.dtype is dtype
+        and tensor.shape == shape
+        and tensor.stride() == stride
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+    ):
+        return None
+    if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+        return f"{{name}} is on {{tensor.device}}"
+    if tensor.dim() != len(shape):
+        return f"{{name}} has {{tensor.dim()}} dimensions, not {{len(shape)}}"
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return f"{{name}} requires a gradient"
+    if tensor.dtype != dtype:
+        return f"{{name}} has dtype {{tensor.dtype}}, not {{dtype}}"
+    if tuple(tensor.shape) != tuple(shape):
+        return f"{{name}} has shape {{tuple(tensor.shape)}}, not {{tuple(shape)}}"
+    steps = zip(shape, tensor.stride(), stride, strict=True)
+    if tensor.numel() and any(n > 1 and have != want for n, have, want in steps):
+        return f"{{name}} has strides {{tensor.stride()}}, not {{tuple(stride)}}"
+    return None
+
+
+def fall_back(problem, *tensors):
+    """Run the reference instead, once with a warning; an error in strict mode."""
+    global fallbacks
+    if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
+        raise RuntimeError(f"{name}: {{problem}}")
+    if not fallbacks:
+        warnings.warn(f"{name}: {{problem}}; running eager instead", stacklevel=3)
+    fallbacks += 1
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return reference(*tensors)
+    with torch.autocast(device, enabled=False):  # the casts are made already
+        return reference(*tensors)
+'''

@@ -1,0 +1,406 @@
+"""What the parts of one emitted file share: its kernels, its names, its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import gcd, prod
+from typing import TypeVar
+
+from fusion_advisor.fusion.lower import Expressed
+from fusion_advisor.ir.graph import Ref, Tensor
+from fusion_advisor.region.axes import AxisList, Dims
+from fusion_advisor.region.random import SHARES
+from fusion_advisor.region.region import Region
+from fusion_advisor.schedules.base import DIVISOR, Plan, Step, power_of_two
+from fusion_advisor.schedules.body import Body
+from fusion_advisor.schedules.layout import Access, Group, accesses
+from fusion_advisor.schedules.layout import access as laid_over
+from fusion_advisor.schedules.places import MOST_PLANES
+from fusion_advisor.schedules.vectors import copies_of
+
+INT32_MAX = 2**31 - 1
+MOST_LANES = 2**20
+"""Elements of a block, in Triton."""
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class JitFunction:
+    """One jit function of the file."""
+
+    name: str
+    step: Step
+    body: Body
+    lines: tuple[str, ...]
+
+    @property
+    def accesses(self) -> tuple[Access, ...]:
+        return (*self.step.loads, *self.step.stores)
+
+    @property
+    def block(self) -> str:
+        """What works on one block, where the kernel tells a whole one from the last."""
+        return f"{self.name.removesuffix('_kernel')}_block"
+
+    @property
+    def contracts(self) -> bool:
+        """May a product and a sum round once? Not where a product is compared with its own maximum:
+        exp(x * s - max(x * s)) of large products would not be 1 at the maximum, but overflow."""
+        region = self.step.region
+        compared = {
+            region.exprs[number].args[0]
+            for number in region.all("reduce")
+            if region.exprs[number].monoid in ("max", "min")
+        }
+        products = {number for number in compared if region.exprs[number].op == "mul"}
+        return not any(
+            products & set(region.exprs[number].args)
+            for number in region.live
+            if region.exprs[number].op in ("add", "sub")
+        )
+
+    def named(self, access: Access) -> str:
+        return self.body.tensors[access.name]
+
+    @property
+    def pointers(self) -> dict[str, Access]:
+        """Each tensor argument once."""
+        found: dict[str, Access] = {}
+        for access in self.accesses:
+            found.setdefault(f"{self.named(access)}_ptr", access)
+            if access.name in self.step.copied:
+                found.setdefault(f"{self.copies(access)}_ptr", access)
+        return found
+
+    def copies(self, access: Access) -> str:
+        """What the copies of a tensor that all rows share are called."""
+        return self.body.tensors[copies_of(access.name, self.step.vector)]
+
+    @property
+    def copied(self) -> list[Access]:
+        """Each tensor that is copied for the rows once."""
+        found = {a.name: a for a in self.step.loads if a.name in self.step.copied}
+        return list(found.values())
+
+    @property
+    def constants(self) -> dict[str, tuple[str, int]]:
+        """Each constant of the tile: how the launcher writes it, and its value for the graph."""
+        step, found = self.step, dict[str, tuple[str, int]]()
+        if step.schedule == "cooperative" and step.parts:
+            peers = power_of_two(step.parts.size)
+            found = {
+                "COLS": (str(step.block), step.block),
+                "PEERS": ("power_of_two({parts})", peers),
+            }
+            if step.rest:
+                found["REST"] = (str(step.rest), step.rest)
+            if step.ends:
+                found["ENDS"] = (str(step.ends), step.ends)
+            if step.copied:
+                found["EARLY"] = ("bool(early)", False)
+            return {**found, **self._sizes_tell, "STEP": ("step", -1)}
+        if step.schedule == "flat":
+            return {"BLOCK": (str(step.block), step.block), **self._sizes_tell}
+        if step.rows > 1:
+            found["ROWS"] = (str(step.rows), step.rows)
+        if step.part and step.schedule == "blocked":
+            found["PART"] = (str(step.part), step.part)
+        whole = step.schedule in ("row", "persistent") and not step.part
+        text = "power_of_two({cols})" if whole else str(step.block)
+        found["COLS"] = (text, step.block)
+        if step.ends:
+            found["ENDS"] = (str(step.ends), step.ends)
+        if step.rest:
+            found["COLS"] = ("first_piece({cols})", step.block)
+            found["REST"] = ("second_piece({cols})", step.rest)
+        if step.copied:
+            found["EARLY"] = ("bool(early)", False)
+        if self.body.shares:
+            least = max(SHARES.values())
+            found["SHARED"] = (f"{{cols}} % {least} == 0", int(step.length % least == 0))
+        return found | self._sizes_tell
+
+    @property
+    def _sizes_tell(self) -> dict[str, tuple[str, int]]:
+        """Whether all parts of a row are whole, whether the lanes of a program lie in two runs of
+        the last group at most, by what power of two a row can be divided, and whether some offset
+        is beyond 32 bits."""
+        step, found = self.step, dict[str, tuple[str, int]]()
+        if self.body.whole:
+            part, rows = step.block + step.rest, prod(group.size for group in step.tiled)
+            fits, text = step.length % part == 0, f"{{cols}} % {part} == 0"
+            if step.schedule == "tiled":
+                fits = fits and rows % step.rows == 0
+                text = f"{{rows}} % {step.rows} == 0 and {text}"
+            elif step.whole:
+                text = "{cols} == power_of_two({cols})"
+            found["WHOLE"] = (text, fits)
+        if self.body.near:
+            far = int(step.groups[-1].size >= step.block)
+            found["NEAR"] = (f"{{inner}} >= {step.block}", far)
+        if self.body.divided:
+            length = prod(group.size for group in step.inner or step.outer)
+            found["DIVISOR"] = ("divisor({cols})", gcd(length, DIVISOR))
+        if step.in_planes and not step.beside:
+            found["PLANES"] = (f"{{planes}} <= {MOST_PLANES}", step.outer[0].size <= MOST_PLANES)
+        if begun := self.body.begun.values():
+            steps = [group.step(access) for access, groups in begun for group in groups]
+            sizes = [access.tensor.itemsize for access, _ in begun]
+            offsets = [access.tensor.offset * access.tensor.itemsize for access, _ in begun]
+            value = gcd(*offsets, *(min(sizes) * step for step in steps), DIVISOR)
+            found["BEGUN"] = ("divisor({begun})", value)
+        if apart := [group.step(access) for _, access, group in self.body.apart]:
+            found["APART"] = (f"divisor({{apart}} | {DIVISOR})", gcd(*apart, DIVISOR))
+        found["FAR"] = ("far", int(self.body.far))
+        return found
+
+
+@dataclass(frozen=True)
+class Together:
+    """What launches several jit functions as one, the programs of each behind those of the one
+    before. Their own arguments have their number behind their names; tensors are the file's."""
+
+    name: str
+    sides: tuple[JitFunction, ...]
+
+    @property
+    def pointers(self) -> dict[str, Access]:
+        """Each tensor argument once."""
+        return {name: access for side in self.sides for name, access in side.pointers.items()}
+
+    @property
+    def ends(self) -> list[str]:
+        """The arguments that tell how many programs the functions up to one have, but the last."""
+        return [f"end_{number}" for number in range(len(self.sides) - 1)]
+
+    @property
+    def constants(self) -> dict[str, tuple[str, int]]:
+        """As those of one function."""
+        return self.own(side.constants for side in self.sides)
+
+    @staticmethod
+    def own(arguments: Iterable[Mapping[str, _Value]]) -> dict[str, _Value]:
+        """What each function has for arguments of its own, by their names here."""
+        return {
+            f"{name}_{number}": value
+            for number, of_one in enumerate(arguments)
+            for name, value in of_one.items()
+        }
+
+    @property
+    def contracts(self) -> bool:
+        return all(side.contracts for side in self.sides)
+
+
+@dataclass(frozen=True)
+class KernelFile:
+    """What the parts of one file share."""
+
+    name: str
+    plan: Plan
+    expressed: Expressed
+    kernels: tuple[JitFunction, ...]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    sizes: Mapping[int, str]
+    """Every axis by its name in the launcher, or by its literal size."""
+    strides: Mapping[str, str]
+    """What the launcher calls the strides of each input, by its name."""
+    origins: Mapping[int, tuple[str, int]]
+    """Axes that are whole dimensions of an input: the input's name and the dimension."""
+    held: tuple[tuple[str, int, int], ...] = ()
+    """Dimensions of inputs that have to be as captured: the input's name, the dimension, its
+    size."""
+
+    @property
+    def free(self) -> frozenset[int]:
+        """Axes of which the file serves other sizes."""
+        names, dims = self.input_names, self.region.input_dims
+        held = {axis for name, d, _ in self.held for axis in dims[names.index(name)][d]}
+        return frozenset(self.origins.keys() - held)
+
+    @property
+    def region(self) -> Region:
+        return self.plan.region
+
+    @property
+    def together(self) -> Together | None:
+        """What launches all kernels as one, where the plan does."""
+        return Together(f"{self.name}_kernel", self.kernels) if self.plan.together else None
+
+    @property
+    def first(self) -> str:
+        """The jit function that is launched first."""
+        return self.together.name if self.together else self.kernels[0].name
+
+    @property
+    def behind(self) -> int:
+        """How far lanes and programs may be counted on behind the last element."""
+        return behind(self.plan.steps)
+
+    @property
+    def counted(self) -> list[str]:
+        """To what is counted that no tensor reaches, where it hangs on sizes."""
+        texts: dict[str, None] = {}
+        for dims, places in counted(self.plan.steps, self.expressed):
+            known, rest = factors(tuple(axis for dim in dims for axis in dim), places, self.extents)
+            texts[product([*(self.sizes[axis] for axis in known), str(rest)])] = None
+        return [text for text in texts if not text.isdigit()]
+
+    @property
+    def random(self) -> bool:
+        """Does it draw random numbers? Its last two inputs are then seed and offset."""
+        return bool(self.expressed.draws)
+
+    @property
+    def hints(self) -> dict[int, int]:
+        """Every axis at the graph's size, those along which kernels share work too."""
+        return {a: n for kernel in self.kernels for a, n in kernel.step.sizes.items()}
+
+    @property
+    def extents(self) -> dict[int, int]:
+        """Every axis that has a name or a number in the launcher, at the graph's size."""
+        return {a: n for a, n in (self.region.sizes | self.hints).items() if a in self.sizes}
+
+    def inputs_of(self, kernel: JitFunction) -> Iterator[Access]:
+        """The loads that read an input of the file, not what another kernel left."""
+        return (load for load in kernel.step.loads if load.name.startswith("in"))
+
+    @property
+    def unread(self) -> dict[str, Access]:
+        """Inputs of which the kernels need no element, by name: their size or layout may matter.
+        Dimensions over axes that the kernels do not have keep their sizes."""
+        region = self.region
+        read = {load.name for kernel in self.kernels for load in kernel.step.loads}
+
+        def known(dims: Dims) -> Dims:
+            return tuple(dim if set(dim) <= region.sizes.keys() else () for dim in dims)
+
+        return {
+            name: laid_over(f"in{i}", tensor, known(dims), region.sizes)
+            for i, (name, tensor, dims) in enumerate(
+                zip(self.input_names, region.inputs, region.input_dims, strict=True)
+            )
+            if f"in{i}" not in read
+        }
+
+    @cached_property
+    def indexed(self) -> frozenset[tuple[str, int]]:
+        """Dimensions of inputs that only data indexes; none in a file that draws random numbers."""
+        return frozenset() if self.random else only_indexed(self.region)
+
+    @property
+    def stores(self) -> list[tuple[str, Access]]:
+        """Every tensor that a kernel writes, by its name, in the order of the launches."""
+        return [(k.named(access), access) for k in self.kernels for access in k.step.stores]
+
+
+def fixed_axes(plan: Plan) -> frozenset[int]:
+    """Axes of which the kernels serve the graph's size alone."""
+    return plan.region.pinned | plan.serial
+
+
+def origins(region: Region, fixed: Collection[int]) -> dict[int, tuple[int, int]]:
+    """Axes that are a whole dimension of some input, where their size can be read off, but for the
+    fixed ones: the input's number and the dimension."""
+    used = {int(load.name.removeprefix("in")) for load in accesses(region)[0]}
+    found: dict[int, tuple[int, int]] = {}
+    for number in sorted(used):
+        for d, dim in enumerate(region.input_dims[number]):
+            if len(dim) == 1 and dim[0] not in fixed and dim[0] in region.sizes:
+                found.setdefault(dim[0], (number, d))
+    return found
+
+
+def only_indexed(region: Region) -> frozenset[tuple[str, int]]:
+    """Dimensions of inputs, by name, that only data indexes: the kernels do not need their sizes.
+    None that lines up with a dimension of an input that is read otherwise."""
+    known: dict[tuple[str, int], bool] = {}
+    for number in region.all("load"):
+        expr = region.exprs[number]
+        for d, index in enumerate(expr.indices):
+            key = (region.input_names[expr.input], d)
+            known[key] = known.get(key, True) and region.exprs[index].op in ("load", "cast")
+    dims = {
+        (name, d): frozenset(axes)
+        for name, tensor_dims in zip(region.input_names, region.input_dims, strict=True)
+        for d, axes in enumerate(tensor_dims)
+    }
+    others = [axes for key, axes in dims.items() if not known.get(key)]
+    needed = frozenset[int]().union(*others)
+    return frozenset(
+        key for key, only_data in known.items() if only_data and not dims[key] & needed
+    )
+
+
+def factors(dim: AxisList, size: int, extents: Mapping[int, int]) -> tuple[AxisList, int]:
+    """A dimension as the axes of it that are known, by their extents, and the places of the rest,
+    which are always as many."""
+    known = tuple(axis for axis in dim if axis in extents)
+    places = prod(extents[axis] for axis in known)
+    return known, size // places if places else 1
+
+
+def product(texts: Sequence[str]) -> str:
+    """A product, literals folded."""
+    literal = prod(int(t) for t in texts if t.isdigit())
+    named = [t for t in texts if not t.isdigit()]
+    return " * ".join(named + ([str(literal)] if literal != 1 or not named else []))
+
+
+def extent(file: KernelFile, axes: Iterable[int]) -> str:
+    """The places along some axes, as the launcher writes it."""
+    return product([file.sizes[axis] for axis in axes])
+
+
+def spanned(groups: Sequence[Group]) -> list[int]:
+    """The axes of some groups."""
+    return [axis for group in groups for axis in group.axes]
+
+
+def memory_order(tensor: Tensor) -> list[int]:
+    """Dimensions from the largest step to the smallest."""
+    return sorted(range(len(tensor.shape)), key=lambda d: (-tensor.stride[d], d))
+
+
+def dense(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of this shape without gaps, its dimensions in the order of another's."""
+    stride, step = [0] * len(shape), 1
+    for d in reversed(memory_order(tensor)):
+        stride[d] = step if tensor.stride[d] else 0
+        step *= shape[d]
+    return replace(tensor, shape=shape, stride=tuple(stride))
+
+
+def behind(steps: Sequence[Step]) -> int:
+    """Elements that a block, or a part of a row, may have behind the last one."""
+    return max(MOST_LANES, *(step.part for step in steps))
+
+
+def counted(steps: Sequence[Step], expressed: Expressed) -> list[tuple[Dims, int]]:
+    """What programs, lanes and random numbers are counted along, where no tensor of the kernels
+    lies over all of that without a gap and so reaches as far: dimensions, and their places at the
+    graph's sizes."""
+    everything = [access for step in steps for access in (*step.loads, *step.stores)]
+    dense = [a for a in everything if a.tensor.extent == a.tensor.numel and not a.pulled]
+    found: list[tuple[Dims, int]] = []
+    for step in steps:
+        for groups in (step.outer, step.inner):
+            found.append((tuple(group.axes for group in groups), prod(g.size for g in groups)))
+    found += [(expressed.dims[Ref(n)], tensor.numel) for n, (_, tensor) in expressed.draws.items()]
+    return [
+        (dims, places)
+        for dims, places in dict.fromkeys(found)
+        if not any(a.strides.keys() >= {axis for dim in dims for axis in dim} for a in dense)
+    ]
+
+
+def far(steps: Sequence[Step], expressed: Expressed) -> bool:
+    """At the graph's sizes, is any offset beyond 32 bits, or anything that is counted?"""
+    tensors = [access.tensor for step in steps for access in (*step.loads, *step.stores)]
+    reached = [tensor.extent - 1 for tensor in tensors]
+    reached += [places for _, places in counted(steps, expressed)]
+    return max(reached) > INT32_MAX - behind(steps)

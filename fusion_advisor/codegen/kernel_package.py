@@ -1,0 +1,130 @@
+"""The package of kernels beside a model's file: its name, its files, and what of them is stale."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fusion_advisor.codegen.header import edited, fingerprint, read_stamp, same_rules
+from fusion_advisor.ir.kernel import LICENSE
+from fusion_advisor.support.errors import UsageError
+
+_SAYS = '"""Kernels written by fusion-advisor. Each file stands alone."""'
+
+_TEST = f'''{LICENSE}
+"""Each kernel here against float64: on the GPU, else on Triton's interpreter."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FILES = [file for file in sorted(Path(__file__).parent.glob("[!_]*.py")) if file.name != "{{name}}"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_kernel(file):
+    done = subprocess.run([sys.executable, file, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+'''
+
+
+def package_name(model: Path) -> str:
+    """The package beside a model's file that its kernels are in."""
+    return f"fused_{re.sub(r'[^0-9a-zA-Z_]', '_', model.stem)}"
+
+
+def read_package(folder: Path) -> dict[Path, str]:
+    """The files of a package that is there; none where there is no such folder.
+
+    Raises UsageError for a folder that is no package of ours."""
+    if not folder.exists():
+        return {}
+    opening = folder / "__init__.py"
+    if not opening.is_file() or not _text(opening).removeprefix(f"{LICENSE}\n").startswith(_SAYS):
+        raise UsageError(f"{folder}: is there and not a package of fusion-advisor's; rename it")
+    return {file: _text(file) for file in sorted(folder.glob("*.py"))}
+
+
+def kernels_of(files: Mapping[Path, str]) -> dict[str, str]:
+    """The kernels among the files of a package, by their names."""
+    return {
+        file.stem: text
+        for file, text in files.items()
+        if file.name not in ("__init__.py", _test_name(file.parent))
+    }
+
+
+def package_files(folder: Path, kernels: Mapping[str, str]) -> dict[Path, str]:
+    """The files of a package: one that stands alone for each kernel, by its name, what the package
+    offers, and the test of all."""
+    names = sorted(kernels)
+    lines = [LICENSE, _SAYS, "", *(f"from .{name} import {name}" for name in names)]
+    listed = ", ".join(f'"{name}"' for name in names)
+    test = _test_name(folder)
+    return {
+        **{folder / f"{name}.py": kernels[name] for name in names},
+        folder / "__init__.py": "\n".join([*lines, "", f"__all__ = [{listed}]", ""]),
+        folder / test: _TEST.format(name=test),
+    }
+
+
+def stale(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The kernels of a package that are not what a patch left, or whose sources are not, each with
+    why: every reason."""
+    for name, text in kernels_of(read_package(folder)).items():
+        stamp = read_stamp(text)
+        if stamp is None:
+            yield folder / f"{name}.py", "does not say what wrote it"
+            continue
+        reasons = ["it was edited since it was written"] if edited(text) else []
+        reasons += [
+            f"{place} changed since" if (folder.parent / place).is_file() else f"{place} is gone"
+            for place, mark in stamp.sources
+            if mark_of(folder.parent / place) != mark
+        ]
+        if reasons:
+            yield folder / f"{name}.py", "; ".join(reasons)
+
+
+def older(folder: Path, tool: str, rules: str) -> Iterator[tuple[Path, str]]:
+    """The kernels of a package that another version of this tool or other rules wrote, each with
+    which: they hold as they did."""
+    for name, text in kernels_of(read_package(folder)).items():
+        stamp = read_stamp(text)
+        if stamp is None:
+            continue
+        by: list[str] = []
+        if stamp.tool != tool:
+            by.append(f"fusion-advisor {stamp.tool}, this is {tool}")
+        if not same_rules(stamp, rules):
+            by.append(f"rules {stamp.rules}, these are {rules[:12]}")
+        if by:
+            yield folder / f"{name}.py", f"written by {'; by '.join(by)}"
+
+
+def mark_of(file: Path) -> str:
+    """The fingerprint of a file; empty where it cannot be read."""
+    try:
+        return fingerprint(file.read_bytes())
+    except OSError:
+        return ""
+
+
+def place_of(file: Path, folder: Path) -> str:
+    """A source file as the kernels of a package name it: from the folder that the package is in."""
+    return Path(os.path.relpath(file, folder.parent)).as_posix()
+
+
+def _test_name(folder: Path) -> str:
+    return f"test_{folder.name}.py"
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: cannot be read as UTF-8") from error

@@ -1,0 +1,505 @@
+"""What an emitted file is checked and compiled with: inputs of several sizes, and signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import prod
+
+from fusion_advisor.codegen.asked import Asked
+from fusion_advisor.codegen.kernel_file import (
+    INT32_MAX,
+    JitFunction,
+    KernelFile,
+    Together,
+    dense,
+    factors,
+    memory_order,
+    spanned,
+)
+from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.ir.kernel import Case, Kernel, Launch
+from fusion_advisor.region.index_range import data_below
+from fusion_advisor.region.random import STATE
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.schema import Rulebook, Verify
+from fusion_advisor.schedules.base import (
+    WORD_BYTES,
+    Step,
+    by_storage,
+    by_tensor,
+    loaded_bytes,
+    words,
+)
+from fusion_advisor.schedules.layout import Access, gaps, reach
+from fusion_advisor.schedules.spelling import TRITON_DTYPES
+from fusion_advisor.schedules.vectors import COPIED, copied_elements, taken_elements
+
+FULL_SIZE = "the graph's sizes"
+"""The case that is as large as the graph."""
+ODD_SIZES = "odd sizes"
+"""The case none of whose sizes fits a kernel's tiles."""
+
+
+def at_full_size(kernel: Kernel) -> Case:
+    """The inputs at the graph's own sizes, under whatever name those are checked."""
+    return next((c for c in kernel.cases if c.name == FULL_SIZE), kernel.cases[0])
+
+
+def at_graph_size(file: KernelFile) -> Case:
+    """The graph's own inputs, without what the plan moves for them."""
+    return _inputs(file, FULL_SIZE, file.region.sizes, _largest(file))
+
+
+def _largest(file: KernelFile) -> int:
+    """The size of the longest axis."""
+    return max(file.hints.values(), default=1)
+
+
+def at_odd_sizes(made: Sequence[Case]) -> Case:
+    """Of the cases that an interpreter affords the one that shows most."""
+    return next((case for case in made if case.name == ODD_SIZES), made[0])
+
+
+def launches(file: KernelFile) -> tuple[Launch, ...]:
+    """Every kernel, and what copies for it, as a device compiles them for the graph's sizes."""
+    if file.together:
+        return (_launch_together(file.together),)
+    found: list[Launch] = []
+    for kernel in file.kernels:
+        found += dict.fromkeys(_copying(kernel, access) for access in kernel.copied)
+        found.append(_launch(kernel))
+    return tuple(found)
+
+
+def _copying(kernel: JitFunction, access: Access) -> Launch:
+    """What copies a tensor that all rows share."""
+    step, pointer = kernel.step, f"*{TRITON_DTYPES[access.tensor.dtype]}"
+    constants = (("BLOCK", COPIED), ("VECTOR", step.vector), ("EARLY", False))
+    return Launch(
+        jit_name="copies_kernel",
+        signature=(
+            ("values_ptr", pointer),
+            ("copies_ptr", pointer),
+            ("count", "i32"),
+            *((name, "constexpr") for name, _ in constants),
+        ),
+        constants=constants,
+        divisible=("values_ptr", "copies_ptr"),
+    )
+
+
+def _launch(kernel: JitFunction) -> Launch:
+    """The kernel as the device will compile it for the graph's sizes."""
+    return _compiled_as(kernel, kernel.step, _values(kernel))
+
+
+def _launch_together(together: Together) -> Launch:
+    """The kernel that is several, likewise."""
+    ends = accumulate(side.step.programs for side in together.sides)
+    values = dict(zip(together.ends, ends, strict=False))
+    values |= together.own(map(_values, together.sides))
+    return _compiled_as(together, together.sides[0].step, values)
+
+
+def _compiled_as(kernel: JitFunction | Together, step: Step, values: Mapping[str, int]) -> Launch:
+    """A kernel with some run-time numbers, which is launched as a step says."""
+    signature = [
+        (name, f"*{TRITON_DTYPES[access.tensor.dtype]}") for name, access in kernel.pointers.items()
+    ]
+    if step.phases:
+        signature.append(("workspace_ptr", "*i64"))
+    signature += [(name, "i32" if v <= INT32_MAX else "i64") for name, v in values.items()]
+    signature += [(name, "constexpr") for name in kernel.constants]
+    pointers = [name for name, kind in signature if kind.startswith("*")]
+    return Launch(
+        jit_name=kernel.name,
+        signature=tuple(signature),
+        constants=tuple((name, value) for name, (_, value) in kernel.constants.items()),
+        num_warps=step.warps,
+        num_stages=step.stages,
+        fp_fusion=kernel.contracts,
+        most_registers=step.most_registers,
+        divisible=(*pointers, *(n for n, v in values.items() if v % 16 == 0)),
+    )
+
+
+def _values(kernel: JitFunction) -> dict[str, int]:
+    """The run-time numbers of a function at the graph's sizes."""
+    sizes, body = kernel.step.sizes, kernel.body
+    values = {name: prod(sizes[a] for a in axes) for name, axes in body.sizes.items()}
+    strides = {
+        name: access.tensor.stride[along] if isinstance(along, int) else along.step(access)
+        for name, (access, along) in body.strides.items()
+    }
+    return values | strides
+
+
+def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, ...]:
+    """Sizes to check: rows as long as the graph's with few of them, odd sizes throughout, one row,
+    and what takes the other way of a kernel that has two; the graph's own on request."""
+    numbers = rulebook.verify
+    hints = file.region.sizes
+    free = set(file.free)
+    first = file.plan.steps[0]
+    inner = set(spanned(first.inner))
+    outer_free = [a for g in reversed(first.outer) for a in reversed(g.axes) if a in free]
+    fixed_row = prod(hints[a] for a in inner)
+    fixed_rows = prod(hints[a] for g in first.outer for a in g.axes if a not in free)
+    beside = file.plan.steps[1:] if file.together else ()
+    apart = [a for step in beside for g in step.outer for a in g.axes if a in free]
+    apart = [axis for axis in dict.fromkeys(reversed(apart)) if axis not in outer_free]
+    affordable = numbers.interpreted_elements.count // max(fixed_row * fixed_rows, 1)
+    several_programs = -(-(2 * first.rows + 1) // fixed_rows)
+    rows = max(several_programs, min(numbers.interpreted_rows.count, affordable))
+    if first.schedule == "flat":
+        rows = 2 * first.block + 77
+    row_free = [a for a in spanned(first.inner) if a in free]
+    unit = first.part or first.block
+    fixed = fixed_row // prod(hints[a] for a in row_free)
+    most = 4 * numbers.interpreted_elements.count
+    divided = first.schedule == "blocked" or first.part > 0
+    long = divided and fixed_row * rows > most
+    row = _shortened(row_free, hints, (2 * unit + 77) // fixed) if long else {}
+    odd = _shortened(row_free, hints, (unit + 77) // fixed) if divided else {}
+    chosen = {
+        "graph's rows": {**hints, **_shrunk(outer_free, hints, rows), **row},
+        ODD_SIZES: {
+            **hints,
+            **_shrunk(outer_free, hints, max(rows - 1, 3)),
+            **(odd or {a: _odd(hints[a]) for a in row_free}),
+        },
+        "one row": {**hints, **dict.fromkeys(outer_free, 1), **row},
+    }
+    if crowded := _crowded(file, free):
+        chosen["lanes at many places"] = {**chosen[ODD_SIZES], **crowded}
+    if crossing := _crossing(file, free):
+        chosen["lanes in two runs"] = {**hints, **crossing}
+    if single := _single(file, free, chosen.values()):
+        short = {axis: _odd(hints[axis]) for axis in row_free}
+        chosen["two programs"] = {**chosen[ODD_SIZES], **short, **single}
+    chosen = {name: {**sizes, **_shrunk(apart, sizes, rows)} for name, sizes in chosen.items()}
+    if full_size:
+        chosen[FULL_SIZE] = dict(hints)
+    seen: dict[tuple[tuple[int, int], ...], str] = {}
+    for name, sizes in chosen.items():
+        seen.setdefault(tuple(sorted(sizes.items())), name)
+    return tuple(_case(file, name, dict(sizes), numbers) for sizes, name in seen.items())
+
+
+def _single(file: KernelFile, free: Set[int], made: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """Sizes at which each of the later launches has two programs where it has one in every case
+    that there is; none where each has several."""
+    found: dict[int, int] = {}
+    cases = [*made]
+    for step in file.plan.steps[1:]:
+        outer = [axis for axis in spanned(step.outer) if axis in file.region.sizes]
+        most = max(prod(sizes[axis] for axis in outer) for sizes in cases)
+        height = step.block if step.schedule == "flat" else step.rows
+        if most <= height < prod(file.hints[axis] for axis in outer):
+            found |= _shrunk(
+                [axis for axis in reversed(outer) if axis in free], file.hints, height + 1
+            )
+    return found
+
+
+def _crowded(file: KernelFile, free: Set[int]) -> dict[int, int]:
+    """Sizes at which the lanes of a program lie at more than two places of a row's outer group,
+    for kernels that tell the two apart; none where no such sizes are served."""
+    found: dict[int, int] = {}
+    for kernel in (each for each in file.kernels if each.body.near):
+        inner, most = kernel.step.groups[-1], kernel.step.block - 1
+        if inner.size > most and set(inner.axes) <= free:
+            for axis in inner.axes:
+                found[axis] = min(file.hints[axis], most)
+                most //= found[axis]
+    return {axis: max(size, 1) for axis, size in found.items()}
+
+
+def _crossing(file: KernelFile, free: Set[int]) -> dict[int, int]:
+    """Sizes at which blocks of a flat kernel that tells two runs apart lie in one and across two;
+    none where a run is shorter than a block."""
+    found: dict[int, int] = {}
+    for kernel in (each for each in file.kernels if each.body.near and not each.step.inner):
+        *outer, last = kernel.step.outer
+        found |= _shrunk([a for a in reversed(spanned(outer)) if a in free], file.hints, 5)
+        inner = [axis for axis in last.axes if axis in free]
+        found |= _shortened(inner, file.hints, kernel.step.block + 77)
+    return found
+
+
+def _shrunk(axes: Sequence[int], hints: Mapping[int, int], budget: int) -> dict[int, int]:
+    """Sizes whose product stays near the budget, the inner axes served first; odd where cut.
+
+    No axis is cut below two: an axis of one hides where its elements are.
+    """
+    found: dict[int, int] = {}
+    for place, axis in enumerate(axes):
+        share = budget if place == len(axes) - 1 else round(budget**0.5)
+        size = min(hints[axis], max(2, share))
+        if 2 < size < hints[axis] and size % 2 == 0:
+            size -= 1
+        found[axis] = size
+        budget = max(1, budget // size)
+    return found
+
+
+def _shortened(axes: Sequence[int], hints: Mapping[int, int], wanted: int) -> dict[int, int]:
+    """Sizes of a row's axes with about `wanted` elements, the outermost cut first."""
+    found = {axis: hints[axis] for axis in axes}
+    for axis in axes:
+        others = prod(found.values()) // max(found[axis], 1)
+        found[axis] = min(found[axis], max(1, -(-wanted // max(others, 1))))
+    return found
+
+
+def _odd(size: int) -> int:
+    """A smaller size that is no power of two and leaves a tail."""
+    return 77 if size > 128 else max(1, size - 1 if size % 2 == 0 else size - 2)
+
+
+def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify) -> Case:
+    most = _largest(file) if name == FULL_SIZE else numbers.indexed_places.count
+    sizes = {**sizes, **_parts(file, sizes)}
+    loaded: int | None = 0
+    stored = loads_asked = stores_asked = 0
+    tensors = _laid_out(file, sizes, most)
+    for kernel in file.kernels:
+        step = kernel.step
+        rows, cols = (
+            prod(sizes[a] for a in spanned(groups)) for groups in (step.outer, step.inner)
+        )
+        for access in kernel.copied:
+            loaded = None if loaded is None else loaded + cols * access.tensor.itemsize
+            stored += copied_elements(cols, step.vector) * access.tensor.itemsize
+            loads_asked += copied_elements(cols, step.vector)
+            stores_asked += copied_elements(cols, step.vector)
+        asked = Asked(step, sizes, kernel.body.near)
+        for number, (read, written, word_bytes) in enumerate(_launched(kernel, sizes)):
+            loads_asked += asked.about(number)
+            loads_asked += asked.by(read) + asked.parts * word_bytes[0] // WORD_BYTES
+            stores_asked += asked.left(written) + word_bytes[1] // WORD_BYTES
+            region = file.region if file.together else step.region
+            if file.together:  # one launch reads for all of them
+                read = _in_one_launch(file) if kernel is file.kernels[0] else []
+            for access in {load.name: load for load in read}.values():
+                if access.name in step.copied and loaded is not None:
+                    taken = taken_elements(rows, cols, step.vector)
+                    loaded += taken * access.tensor.itemsize
+            for loads in by_storage([load for load in read if load.name not in step.copied]):
+                own = {load.name: tensors[load.name] for load in loads}
+                touched = loaded_bytes(region, loads, own, sizes)
+                loaded = None if loaded is None or touched is None else loaded + touched
+            loaded = None if loaded is None else loaded + word_bytes[0]
+            stored += word_bytes[1] + sum(
+                prod(sizes[a] for dim in access.dims for a in dim) * access.tensor.itemsize
+                for access in written
+            )
+    return replace(
+        _inputs(file, name, sizes, most),
+        loaded_bytes=loaded,
+        stored_bytes=stored,
+        loads=loads_asked,
+        stores=stores_asked,
+        costly=prod(sizes.values()) > numbers.costly_elements.count,
+        summed=_summed(file.region, sizes),
+    )
+
+
+def _summed(region: Region, sizes: Mapping[int, int]) -> int:
+    """The elements of the largest sum, of sums of sums together."""
+    behind: dict[int, int] = {}
+    for number in region.live:
+        expr = region.exprs[number]
+        most = max((behind.get(arg, 1) for arg in expr.args), default=1)
+        if expr.op in ("reduce", "scan") and expr.monoid == "sum":
+            most *= prod(sizes[axis] for axis in expr.axes)
+        behind[number] = most
+    return max(behind.values(), default=1)
+
+
+def _in_one_launch(file: KernelFile) -> list[Access]:
+    """Every load of the kernels that are launched together."""
+    return [load for kernel in file.kernels for load in kernel.step.loads]
+
+
+def _inputs(file: KernelFile, name: str, sizes: Mapping[int, int], most: int) -> Case:
+    """The inputs at some sizes, and the values that integers among them may have."""
+    sizes = {**sizes, **_parts(file, sizes)}
+    read = _laid_out(file, sizes, most)
+    tensors: dict[str, Tensor] = {}
+    for number, given in enumerate(file.input_names):
+        if f"in{number}" in read:
+            tensors[given] = read[f"in{number}"]
+        else:
+            access = file.unread[given]
+            pairs = zip(access.dims, access.tensor.shape, strict=True)
+            shape = tuple(prod(sizes[axis] for axis in dim) if dim else n for dim, n in pairs)
+            tensors[given] = dense(access.tensor, shape)
+    inputs = tuple(tensors[given] for given in file.input_names)
+    ranges = [_range(file, number, tensors, sizes) for number in range(len(inputs))]
+    return Case(name=name, inputs=inputs, ranges=tuple(_in_common(inputs, ranges)))
+
+
+def _in_common(
+    inputs: Sequence[Tensor], ranges: Sequence[tuple[int, int] | None]
+) -> Iterator[tuple[int, int] | None]:
+    """The values of each tensor, that may have elements in common with others of its storage."""
+    for tensor, own in zip(inputs, ranges, strict=True):
+        alike = [
+            values
+            for other, values in zip(inputs, ranges, strict=True)
+            if values and tensor.storage >= 0
+            if (other.storage, other.dtype) == (tensor.storage, tensor.dtype)
+        ]
+        yield (max(v[0] for v in alike), min(v[1] for v in alike)) if alike else own
+
+
+def _laid_out(file: KernelFile, sizes: Mapping[int, int], most: int) -> dict[str, Tensor]:
+    """Every tensor that a kernel reads at some sizes, by the name of its accesses: those of one
+    storage where they lie in it."""
+    tensors: dict[str, Tensor] = {}
+    for kernel in file.kernels:
+        for name, loads in by_tensor(kernel.step.loads).items():
+            tensor = _resized(file, kernel, loads, sizes, most)
+            if tensors.setdefault(name, tensor) != tensor:  # kernels that ask for different
+                tensors[name] = _following(loads[0].tensor, tensor.shape)
+    of_graph = {f"in{n}": tensor for n, tensor in enumerate(file.region.inputs)}
+    for views in by_storage([load for kernel in file.kernels for load in kernel.step.loads]):
+        names = {load.name for load in views}
+        if len(names) > 1:
+            first = min(of_graph[name].offset for name in names)
+            for name in names:
+                offset = _moved(of_graph[name], tensors[name], of_graph[name].offset - first)
+                storage = of_graph[name].storage
+                tensors[name] = replace(tensors[name], storage=storage, offset=offset)
+    return tensors
+
+
+def _moved(graph: Tensor, tensor: Tensor, offset: int) -> int:
+    """An offset of the graph's as so many steps along each dimension, of a tensor at other sizes.
+    What begins behind a dimension's end does so where that is shorter, too."""
+    found = 0
+    for d in memory_order(graph):
+        if graph.stride[d] and graph.shape[d] > 1:
+            steps, offset = divmod(offset, graph.stride[d])
+            if tensor.shape[d] < graph.shape[d]:
+                steps = min(steps, tensor.shape[d])
+            found += steps * tensor.stride[d]
+    return found + offset
+
+
+def _launched(
+    kernel: JitFunction, sizes: Mapping[int, int]
+) -> Iterator[tuple[list[Access], list[Access], tuple[int, int]]]:
+    """What each launch of a kernel reads, what it writes, and the bytes of words that it takes and
+    leaves. Programs of the interpreter cannot wait: there a cooperative kernel is launched once for
+    each exchange and once more."""
+    step = kernel.step
+    if not step.phases:
+        yield list(step.loads), list(step.stores), (0, 0)
+        return
+    base = dict(zip(step.region.all("load"), step.loads, strict=True))
+    shared = (*step.outer, step.parts) if step.parts else step.outer
+    unit = WORD_BYTES * prod(sizes[a] for a in spanned(shared))
+    results = {store.name for store in step.stores}
+    for last, exchange in enumerate((*step.exchanges, None)):
+        end = len(step.phases) if exchange is None else step.phases.index(exchange) + 1
+        run = step.phases[:end]
+        asked = {number for phase in run for number in phase.region.all("load")}
+        taken = sum(words(each) for each in step.exchanges[:last])
+        left = words(exchange) if exchange else 0
+        yield (
+            [load for number, load in base.items() if number in asked],
+            [store for phase in run for store in phase.stores if store.name in results],
+            (unit * taken, unit * left),
+        )
+
+
+def _parts(file: KernelFile, sizes: Mapping[int, int]) -> dict[int, int]:
+    """The number of parts that rows of these sizes have."""
+    found: dict[int, int] = {}
+    for step in (kernel.step for kernel in file.kernels):
+        if step.parts:
+            (axis,) = step.parts.axes
+            walked, share = (step.inner, step.part)
+            if step.schedule == "persistent":
+                walked, share = step.outer, step.rows
+            found[axis] = -(-prod(sizes[a] for a in spanned(walked)) // share)
+            if step.schedule == "persistent":
+                found[axis] = min(found[axis], step.most)
+    return found
+
+
+def _range(
+    file: KernelFile, number: int, tensors: Mapping[str, Tensor], sizes: Mapping[int, int]
+) -> tuple[int, int] | None:
+    """The values of an integer input: any of a seed; of one that stands in an index such that the
+    index is a place of what it indexes."""
+    region = file.region
+    if file.random and number >= len(file.input_names) - len(STATE):
+        return -(2**63), 2**63 - 1
+    found: list[int] = []
+    for load in region.all("load"):
+        expr = region.exprs[load]
+        shape = tensors[file.input_names[expr.input]].shape
+        for d, index in enumerate(expr.indices):
+            if any(
+                region.exprs[i].op == "load" and region.exprs[i].input == number
+                for i in reach(region, index)
+            ):
+                # Places of several dimensions may be one number, of which each takes a part.
+                tried = (shape[d], prod(shape))
+                below = (data_below(region.exprs, index, shape[d], sizes, n) for n in tried)
+                found.append(max(n or 1 for n in below))
+    if not found and number in region.bounds:  # what it indexes is not needed by the kernels
+        found.append(region.bounds[number])
+    return (0, min(found)) if found else None
+
+
+def _resized(
+    file: KernelFile,
+    kernel: JitFunction,
+    loads: Sequence[Access],
+    sizes: Mapping[int, int],
+    most: int,
+) -> Tensor:
+    """A tensor at other sizes, laid out as the launcher expects: free strides stay. A dimension
+    that only data indexes is cut short unless the sizes are the graph's."""
+    access = min(loads, key=lambda load: len(load.pulled))
+    region = kernel.step.region
+    dims = region.dims_of(access.name)
+    steps = gaps(access, kernel.step.groups)
+    stride_of: dict[int, int] = {}
+    for group in kernel.step.groups:
+        if group.name not in steps:
+            continue
+        later = steps[group.name]
+        step = (
+            group.step(access) if later is None else prod(sizes[a] for g in later for a in g.axes)
+        )
+        for axis in reversed(group.axes):
+            stride_of[axis] = step
+            step *= sizes[axis]
+    shape: list[int] = []
+    for d, (dim, size) in enumerate(zip(dims, access.tensor.shape, strict=True)):
+        known, rest = factors(dim, size, file.extents)
+        if not known and (access.name, d) in file.indexed:
+            rest = min(size, most)
+        shape.append(prod(sizes[axis] for axis in known) * rest)
+    stride = tuple(
+        stride_of.get(dim[-1], step) if dim and step else step
+        for dim, step in zip(access.dims, access.tensor.stride, strict=True)
+    )
+    return Tensor(tuple(shape), stride, access.tensor.dtype)
+
+
+def _following(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A tensor at other sizes, whose dimensions follow each other in memory where they did."""
+    stride = list(tensor.stride)
+    order = [d for d in memory_order(tensor)[::-1] if tensor.shape[d] != 1]
+    for inner, d in pairwise(order):
+        if tensor.stride[d] == tensor.stride[inner] * tensor.shape[inner]:
+            stride[d] = stride[inner] * shape[inner]
+    return Tensor(shape, tuple(stride), tensor.dtype)

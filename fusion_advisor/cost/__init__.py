@@ -1,0 +1,8 @@
+"""FLOPs, HBM bytes and roofline bound of each launch, and the data flow between them."""
+
+OFFERS = (
+    "annotate",
+    "dataflow",
+    "times",
+)
+"""The modules that other rooms may import."""

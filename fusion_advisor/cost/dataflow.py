@@ -1,0 +1,195 @@
+"""Who feeds whom: the graph's dependencies with views seen through and in-place writes resolved.
+
+A node is known here by its position in the graph. Sets of positions are Python integers used as
+bit sets, so that reachability over thousands of nodes costs milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fusion_advisor.cost.annotate import Annotated, element_set
+from fusion_advisor.ir.graph import Node, Ref
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The positions in a bit set, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+@dataclass
+class Dataflow:
+    """Dependencies of an annotated graph.
+
+    `operands[i]` are the tensors that node i reads, after in-place writes; `readers[ref]` the nodes
+    that read a tensor directly (views among them). `before[i]` are the nodes that i waits for
+    directly, `above[i]` all positions that must run before i, and `beyond[i]` those of them that
+    can never share a kernel with i: a node that nothing fuses with lies between.
+    """
+
+    annotated: Annotated
+    position: dict[str, int] = field(default_factory=dict[str, int])
+    operands: list[tuple[Ref, ...]] = field(default_factory=list[tuple[Ref, ...]])
+    readers: dict[Ref, list[int]] = field(default_factory=dict[Ref, list[int]])
+    before: list[set[int]] = field(default_factory=list[set[int]])
+    above: list[int] = field(default_factory=list[int])
+    beyond: list[int] = field(default_factory=list[int])
+    fusible: list[bool] = field(default_factory=list[bool])
+    results: tuple[Ref, ...] = ()
+    """The tensors that the caller gets, in order, after in-place writes."""
+    returned: set[Ref] = field(default_factory=set[Ref])
+    elements: dict[Ref, int] = field(default_factory=dict[Ref, int])
+    """Equal for tensors that address the same elements of one storage."""
+    varied: Mapping[Ref, frozenset[int]] = field(default_factory=dict[Ref, frozenset[int]])
+    """The dimensions of tensors whose sizes were others when the model ran at other sizes."""
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.annotated.graph.nodes
+
+    def is_view(self, number: int) -> bool:
+        return self.annotated.costs[self.nodes[number].name].pattern == "view"
+
+    def launches(self, number: int) -> bool:
+        return self.annotated.costs[self.nodes[number].name].launches > 0
+
+    def base(self, ref: Ref) -> Ref:
+        """The tensor that a chain of views looks at."""
+        while self.is_view(self.position[ref.node]):
+            ref = self.operands[self.position[ref.node]][0]
+        return ref
+
+    def uses(self, ref: Ref) -> Iterator[int]:
+        """Positions of the launches that read a tensor, views seen through; -1 for the caller."""
+        if ref in self.returned:
+            yield -1
+        for reader in self.readers.get(ref, ()):
+            if self.is_view(reader):
+                for output in range(len(self.nodes[reader].outputs)):
+                    yield from self.uses(Ref(self.nodes[reader].name, output))
+            else:
+                yield reader
+
+
+def dataflow(annotated: Annotated) -> Dataflow:
+    """Build the dependencies of a graph."""
+    flow = Dataflow(annotated)
+    nodes = annotated.graph.nodes
+    flow.position = {node.name: i for i, node in enumerate(nodes)}
+    known: dict[object, int] = {}
+    for ref, tensor in annotated.tensors.items():
+        flow.elements[ref] = known.setdefault(element_set(tensor), len(known))
+    after, barred = _resolve_writes(flow)
+    for i, node in enumerate(nodes):
+        cost = annotated.costs[node.name]
+        flow.fusible.append(
+            cost.fusible and cost.launches > 0 and cost.memory_bound and i not in barred
+        )
+        before = {flow.position[ref.node] for ref in flow.operands[i]} | after.get(i, set())
+        flow.before.append(before)
+        flow.above.append(0)
+        for p in before:
+            flow.above[i] |= flow.above[p] | (1 << p)
+    flow.beyond = _beyond(flow, flow.fusible, _views_that_pass(flow))
+    return flow
+
+
+def widened(flow: Dataflow, passing: Sequence[bool]) -> Dataflow:
+    """The same dataflow, barred by nothing but the launches that do not pass."""
+    return replace(
+        flow, fusible=list(passing), beyond=_beyond(flow, passing, [True] * len(passing))
+    )
+
+
+def _views_that_pass(flow: Dataflow) -> list[bool]:
+    """Views whose consumers can pull their elements through."""
+    return [flow.annotated.costs[node.name].fusible for node in flow.nodes]
+
+
+def _beyond(flow: Dataflow, launches: Sequence[bool], views: Sequence[bool]) -> list[int]:
+    """For each node, what feeds it through a launch or a view that bars fusion."""
+    beyond: list[int] = []
+    for before in flow.before:
+        out = 0
+        for p in before:
+            out |= beyond[p]
+            passes = views[p] if flow.is_view(p) else launches[p] or not flow.launches(p)
+            if not passes:
+                out |= flow.above[p] | (1 << p)
+        beyond.append(out)
+    return beyond
+
+
+def _resolve_writes(flow: Dataflow) -> tuple[dict[int, set[int]], set[int]]:
+    """Point every reader at the tensor that it really reads.
+
+    Returns the extra order between nodes (no read moves across a write that aliases it) and the
+    in-place nodes that must stay as they are: those that write what the caller owns, or what is
+    later read through an older view.
+    """
+    annotated, nodes = flow.annotated, flow.nodes
+    touches: dict[int, list[int]] = {}
+    for i, node in enumerate(nodes):
+        seen = {t.storage for t in node.outputs if t is not None}
+        seen |= {annotated.tensors[r].storage for r in node.refs() if r in annotated.tensors}
+        for storage in seen:
+            touches.setdefault(storage, []).append(i)
+
+    after: dict[int, set[int]] = {}
+    barred: set[int] = set()
+    current: dict[Ref, Ref] = {}
+    for i, node in enumerate(nodes):
+        refs = tuple(current.get(r, r) for r in node.refs() if r in annotated.tensors)
+        flow.operands.append(refs)
+        for ref in refs:
+            readers = flow.readers.setdefault(ref, [])
+            if not readers or readers[-1] != i:
+                readers.append(i)
+        for storage in () if flow.is_view(i) else node.mutates:
+            after.setdefault(i, set()).update(other for other in touches[storage] if other < i)
+            if _keeps_in_place(flow, i, storage, touches[storage]):
+                barred.add(i)
+                for other in touches[storage]:
+                    if other > i:
+                        after.setdefault(other, set()).add(i)
+            else:
+                written = Ref(node.name)
+                for other in touches[storage]:
+                    if other < i:
+                        for n, tensor in enumerate(nodes[other].outputs):
+                            if tensor is not None and tensor.storage == storage:
+                                current[Ref(nodes[other].name, n)] = written
+    flow.results = tuple(
+        current.get(ref, ref) for ref in annotated.graph.outputs if ref in annotated.tensors
+    )
+    flow.returned = set(flow.results)
+    return after, barred
+
+
+def _keeps_in_place(flow: Dataflow, number: int, storage: int, touching: list[int]) -> bool:
+    """The write is visible beyond the value that the node returns."""
+    nodes, tensors = flow.nodes, flow.annotated.tensors
+    written = nodes[number].outputs[0] if nodes[number].outputs else None
+    if written is None or written.storage != storage or len(nodes[number].mutates) > 1:
+        return True
+    older = {
+        Ref(nodes[i].name, n)
+        for i in touching
+        if i < number
+        for n, tensor in enumerate(nodes[i].outputs)
+        if tensor is not None and tensor.storage == storage
+    }
+    if any(nodes[flow.position[ref.node]].kind != "call" for ref in older):
+        return True
+    different = {
+        ref
+        for ref in older
+        if (tensors[ref].shape, tensors[ref].stride, tensors[ref].offset)
+        != (written.shape, written.stride, written.offset)
+    }
+    later = {ref for i in touching if i > number for ref in nodes[i].refs()}
+    return bool(different & (later | set(flow.annotated.graph.outputs)))

@@ -1,0 +1,103 @@
+"""Protocol of a time model, and the plain one: bytes over bandwidth, or arithmetic, plus launches.
+
+The model that was fitted to measurements stands behind this protocol; where its room is gone, the
+plain one serves. All times are microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol, cast
+
+from fusion_advisor.ops import Call, Op
+from fusion_advisor.rulebook.devices import Device, Unit
+
+if TYPE_CHECKING:  # which is built on costs, and so on this
+    from fusion_advisor.cost.dataflow import Dataflow
+
+ROOM = "fusion_advisor.perfmodel"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of eager's: HBM bytes, the arithmetic's time at the device's peaks, and what warps
+    issue for its primitives, in instructions of warps. `op` is None where nobody modelled it."""
+
+    call: Call
+    op: Op | None
+    bytes_read: int
+    bytes_written: int
+    unit: Unit
+    arithmetic_us: float
+    instructions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """The kernels of a group: its `plan`, None where it has none, HBM bytes, the arithmetic's time
+    at the device's peaks, how many launches, and registers per thread of each, once compiled."""
+
+    plan: object
+    moved: int
+    arithmetic_us: float
+    launches: int
+    registers: Sequence[int] = ()
+
+
+class TimeModel(Protocol):
+    """What predicts times."""
+
+    def launch(self, launch: Launch, device: Device) -> tuple[float, object]:
+        """The time of one launch among others, and the model's own notes on it, which it alone
+        reads."""
+        ...
+
+    def eager_us(self, flow: Dataflow, launches: Sequence[int]) -> float:
+        """The time of a call of launches, by number, in eager's order, with a cold L2."""
+        ...
+
+    def fused_us(self, fused: Fused, device: Device) -> float:
+        """The time of a call of a group's kernels, with a cold L2."""
+        ...
+
+    def interval(self, unfused_us: float, fused_us: float, device: Device) -> tuple[float, float]:
+        """What 90 % of measured speed-ups lie between."""
+        ...
+
+
+class Roofline:
+    """The plain model: what is longer, bytes or arithmetic, plus launches."""
+
+    def launch(self, launch: Launch, device: Device) -> tuple[float, object]:
+        moved = launch.bytes_read + launch.bytes_written
+        return _longer(moved, launch.arithmetic_us, device) + device.launch_us, None
+
+    def eager_us(self, flow: Dataflow, launches: Sequence[int]) -> float:
+        costs = flow.annotated.costs
+        return sum(costs[flow.nodes[number].name].time_us for number in launches)
+
+    def fused_us(self, fused: Fused, device: Device) -> float:
+        busy = _longer(fused.moved, fused.arithmetic_us, device)
+        return busy + fused.launches * device.launch_us
+
+    def interval(self, unfused_us: float, fused_us: float, device: Device) -> tuple[float, float]:
+        """Between no gain at all and that of the roofline: nothing more is known here."""
+        del device
+        ratio = unfused_us / fused_us
+        return min(1.0, ratio), max(1.0, ratio)
+
+
+def _longer(moved: int, arithmetic_us: float, device: Device) -> float:
+    return max(1e6 * moved / device.bandwidth, arithmetic_us)
+
+
+@cache
+def time_model() -> TimeModel:
+    """The model of the room that predicts times, else the plain one."""
+    if find_spec(ROOM) is None:
+        return Roofline()
+    return cast("TimeModel", import_module(f"{ROOM}.workload").MODEL)

@@ -1,0 +1,1 @@
+"""The torch.compile backend: a graph divided between our kernels and Inductor."""

@@ -1,0 +1,207 @@
+"""`torch.compile(model, backend="fusion_advisor")`: our kernels where they win, Inductor elsewhere.
+
+Each graph that Dynamo hands over is lowered to ATen, analysed and divided (`partition.divide`).
+What is ours becomes calls of opaque operators (`custom_ops`), and Inductor gets the graph with them
+in it; a graph without any goes to Inductor untouched. Graphs break where they break under Inductor,
+and symbolic sizes stay symbolic: one operator serves them all.
+
+Options (`torch.compile(..., options={...})`; all others are Inductor's, and `mode` is too):
+
+- `inner`: who compiles the graph: "inductor", "eager" (nobody, the graph is run as it is), or a
+  function that takes a graph and its inputs as a backend does.
+- `take_all`: every accepted group, also where its kernel is not expected to win.
+- `device`, `rules`: as on the command line; without `device` the rules of the inputs' GPU.
+
+Where gradients are required the graph is Inductor's alone: it stays differentiable as it was, and
+nothing is saved. Kernels run under `torch.no_grad()` and `torch.inference_mode()`.
+
+What was done is logged at INFO by the logger "fusion_advisor", and kept in `last()`. A fault of
+ours costs the kernels, not the model: one warning names it and Inductor compiles the graph alone;
+`FUSION_ADVISOR_STRICT=1` raises it.
+"""
+# torch.compile and Inductor's internals are untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fusion_advisor.capture.aot import lower
+from fusion_advisor.dynamo.custom_ops import interpreted, substitute
+from fusion_advisor.dynamo.partition import Compiler, Place, divide
+from fusion_advisor.report.schema import Report
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.local_gpu import choose_device
+from fusion_advisor.support.load_kernel_file import cause
+
+_log = logging.getLogger("fusion_advisor")
+
+Inner = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one of Dynamo's graphs. `why` says why all of it is Inductor's; `report` is
+    None where it was not analysed."""
+
+    places: tuple[Place, ...] = ()
+    report: Report | None = None
+    why: str = ""
+
+    @property
+    def taken(self) -> tuple[Place, ...]:
+        return tuple(place for place in self.places if place.kernel is not None)
+
+    @property
+    def left(self) -> tuple[Place, ...]:
+        return tuple(place for place in self.places if place.kernel is None)
+
+    def __str__(self) -> str:
+        head = f"{len(self.taken)} of {len(self.places)} fusions are ours"
+        lines = [self.why or head]
+        for what, places in (("ours", self.taken), ("left to Inductor", self.left)):
+            counted = Counter((place.group, place.name, place.why) for place in places)
+            lines += [
+                f"  {what}: {group} {name} x{count}: {why}"
+                for (group, name, why), count in counted.items()
+            ]
+        return "\n".join(lines)
+
+
+@dataclass
+class _Kept:
+    outcome: Outcome | None = None
+
+
+_kept = _Kept()
+
+
+def last() -> Outcome | None:
+    """What became of the graph that was compiled last in this process."""
+    return _kept.outcome
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Ours of the options, and how the rest is compiled."""
+
+    inner: Inner
+    compiler: Compiler
+    device: str | None = None
+    rules: tuple[Path, ...] = ()
+    patches: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def fusion_advisor(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The backend, as Dynamo calls it: a graph and example inputs in, a callable out."""
+    chosen = _options(mode, dict(options or {}))
+    why = _not_ours(module, inputs)
+    if why:
+        _tell(Outcome(why=why))
+        return chosen.inner(module, inputs)
+    try:
+        ours, outcome = _divided(module, inputs, chosen)
+        if ours is None:
+            _tell(outcome)
+            return chosen.inner(module, inputs)
+        compiled = chosen.inner(ours, inputs)
+        _tell(outcome)
+        return compiled
+    except Exception as error:
+        if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
+            raise
+        why = f"no kernels of ours here: {cause(error)}; Inductor compiles the graph alone"
+        warnings.warn(f"fusion_advisor: {why}", stacklevel=2)
+        _tell(Outcome(why=why))
+    return chosen.inner(module, inputs)
+
+
+def _tell(outcome: Outcome) -> None:
+    _kept.outcome = outcome
+    _log.info("%s", outcome, extra={"outcome": outcome})
+
+
+def _options(mode: str | None, options: dict[str, Any]) -> _Options:
+    inner = options.pop("inner", "inductor")
+    device, rules = options.pop("device", None), options.pop("rules", ())
+    take_all = bool(options.pop("take_all", False))
+    from torch._inductor import config, list_mode_options
+
+    patches = {**(list_mode_options(mode) if mode else {}), **options}
+
+    def setting(name: str) -> bool:
+        known = config.get_config_copy()
+        return bool(patches.get(name, known[name]))
+
+    compiler = Compiler(setting("max_autotune"), setting("triton.cudagraphs"), take_all)
+    paths = tuple(map(Path, (rules,) if isinstance(rules, str | Path) else rules))
+    return _Options(_inner(inner, patches), compiler, device, paths)
+
+
+def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
+    if callable(name):
+        return name
+    if name == "eager":
+        return lambda module, inputs: module.forward
+    if name != "inductor":
+        raise ValueError(f"inner={name!r}: one of 'inductor', 'eager', or a backend function")
+
+    def inductor(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        from torch._inductor.compile_fx import compile_fx
+
+        compiled: Any = compile_fx(module, inputs, config_patches=patches)
+        return compiled
+
+    return inductor
+
+
+def _not_ours(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """Why no kernel of ours can run in a graph; "" where one may."""
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    recording = torch.is_grad_enabled() or _enables_gradients(module)
+    if recording and any(tensor.requires_grad for tensor in tensors):
+        return (
+            "gradients are required: the graph is Inductor's alone and stays differentiable; "
+            "kernels run under torch.no_grad() or torch.inference_mode()"
+        )
+    if not interpreted() and not any(tensor.is_cuda for tensor in tensors):
+        return "no input is on a CUDA device: the graph is Inductor's alone"
+    return ""
+
+
+def _enables_gradients(module: torch.fx.GraphModule) -> bool:
+    """Does a graph switch gradients on by itself, as `torch.enable_grad` in a model does?"""
+    switch = torch._C._set_grad_enabled
+    return any(node.target is switch and node.args == (True,) for node in module.graph.nodes)
+
+
+def _divided(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], options: _Options
+) -> tuple[torch.fx.GraphModule | None, Outcome]:
+    """The graph with calls of our kernels in it; None where there are none."""
+    rulebook = load_rulebook(options.rules)
+    gpu = next((v.device for v in inputs if isinstance(v, torch.Tensor) and v.is_cuda), None)
+    names = (torch.cuda.get_device_name(gpu),) if gpu is not None else ()
+    device, chosen = choose_device(options.device, rulebook, names)
+    lowered = lower(module, inputs)
+    division = divide(lowered.graph, device, rulebook, options.compiler, (chosen,))
+    places = substitute(lowered, division.flow, division.places)
+    outcome = Outcome(tuple(places), division.report)
+    return (lowered.module if outcome.taken else None), outcome

@@ -1,0 +1,230 @@
+"""Places of an ATen graph as calls of our kernels: one opaque operator for each emitted file.
+
+The operator's implementation is the file's launcher, with its guards and its fall-back, which may
+look at sizes since nobody traces it. Its fake implementation is the file's reference: the same ATen
+calls on fake tensors give every size, stride and dtype, symbolic ones too.
+"""
+# torch.fx carries Any in every node.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+# pyright: reportMissingTypeStubs=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, cast
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._inductor.pattern_matcher import stable_topological_sort
+from torch.fx.experimental.symbolic_shapes import guard_scalar, statically_known_true
+
+from fusion_advisor.capture.aot import Lowered
+from fusion_advisor.capture.expansions import describe, symbolic
+from fusion_advisor.codegen.kernel_file import fixed_axes, origins
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.dynamo.partition import Place
+from fusion_advisor.fusion.lower import Expressed
+from fusion_advisor.ir.graph import Ref
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.ops import REGISTRY
+from fusion_advisor.support.load_kernel_file import lasting_folder, load_module
+
+_LIBRARY = torch.library.Library("fusion_advisor", "FRAGMENT")
+_SIZES_ALONE = ("view", "creation", "allocation")
+"""Patterns of ops that take sizes for nothing but the shape of their result."""
+
+
+class Left(Exception):
+    """Why a place cannot be replaced: one line."""
+
+
+def substitute(lowered: Lowered, flow: Dataflow, places: Sequence[Place]) -> list[Place]:
+    """Put calls of their kernels in the places that have one, in the graph itself; the places as
+    they are then. What cannot be called there stays as it is, and says why."""
+    done: list[Place] = []
+    for place in places:
+        if place.kernel is None:
+            done.append(place)
+            continue
+        try:
+            _replace(lowered, flow, place, place.kernel)
+        except Left as why:
+            place = replace(place, kernel=None, why=str(why))
+        done.append(place)
+    stable_topological_sort(lowered.module.graph)  # nothing moves behind a write, which are last
+    lowered.module.graph.eliminate_dead_code()
+    lowered.module.recompile()
+    return done
+
+
+def _replace(lowered: Lowered, flow: Dataflow, place: Place, kernel: Kernel) -> None:
+    """Raises Left before anything is changed."""
+    expressed = place.decision.subject.expressed
+    assert expressed is not None
+    if expressed.draws:
+        raise Left("draws random numbers, which torch.compile takes from torch's own generator")
+    taken = [_node_of(lowered, flow, ref) for ref in expressed.inputs]
+    made = [_node_of(lowered, flow, ref) for ref in expressed.outputs]
+    _check_device([*taken, *made])
+    _check_layouts(flow, expressed, taken)
+    _check_sizes(lowered, place, expressed)
+    kept = _kept_numbers(lowered, flow, expressed)
+    called = _operator(kernel)
+    values = _fake_results(called, taken, made)
+    for number in kept:
+        guard_scalar(number)  # as torch itself fixes them where an operator asks for a number
+    graph = lowered.module.graph
+    # Put in order later, since what it takes may stand behind; but before what is written in place.
+    with graph.inserting_before(made[0]):
+        call = graph.call_function(called, tuple(taken))
+        call.meta = {**made[0].meta, "val": values[0] if len(values) == 1 else values}
+        for number, (ref, old) in enumerate(zip(expressed.outputs, made, strict=True)):
+            new = call
+            if len(made) > 1:
+                new = graph.call_function(operator.getitem, (call, number))
+                new.meta = {**old.meta, "val": values[number]}
+            old.replace_all_uses_with(new)
+            lowered.origins[ref] = new
+
+
+def _node_of(lowered: Lowered, flow: Dataflow, ref: Ref) -> torch.fx.Node:
+    node = lowered.origins.get(ref)
+    if node is None:
+        op = flow.nodes[flow.position[ref.node]].op
+        raise Left(f"{op} is a part of one call in the graph, which cannot be cut there")
+    return node
+
+
+def _check_device(nodes: Sequence[torch.fx.Node]) -> None:
+    devices = {node.meta["val"].device for node in nodes}
+    if len(devices) > 1:
+        raise Left(f"its tensors are on {' and '.join(sorted(map(str, devices)))}")
+    if {device.type for device in devices} != {"cuda"} and not interpreted():
+        raise Left(f"its tensors are on {devices.pop()}")
+
+
+def interpreted() -> bool:
+    """Do kernels run in Triton's interpreter, on CPU tensors?"""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _check_layouts(flow: Dataflow, expressed: Expressed, taken: Sequence[torch.fx.Node]) -> None:
+    """The graph's tensors lie as the records have them: a kernel serves one pattern of strides."""
+    for ref, node in zip(expressed.inputs, taken, strict=True):
+        recorded, found = flow.annotated.tensors[ref], describe(node.meta["val"])
+        steps = zip(recorded.shape, recorded.stride, found.stride, strict=True)
+        if recorded.shape != found.shape or any(n > 1 and a != b for n, a, b in steps):
+            raise Left(f"{ref.node} has strides {found.stride}, not {recorded.stride}")
+
+
+def _kept_numbers(lowered: Lowered, flow: Dataflow, expressed: Expressed) -> list[torch.SymFloat]:
+    """The symbolic numbers that the kernel has in it as constants: those that the model keeps (an
+    eps, a scale). Raises Left for one that follows from a size or that the caller gives."""
+    kept: list[torch.SymFloat] = []
+    for name in dict.fromkeys(ref.node for ref in expressed.dims if ref not in expressed.inputs):
+        node = lowered.origins.get(Ref(name))
+        op = REGISTRY.get(flow.nodes[flow.position[name]].op)
+        shapes = op is not None and op.pattern in _SIZES_ALONE
+        for argument in node.all_input_nodes if node is not None else ():
+            value = argument.meta.get("val")
+            if isinstance(value, torch.SymFloat) and _is_kept_by_the_model(argument):
+                kept.append(value)
+            elif isinstance(value, torch.SymInt) and shapes:
+                continue  # `_check_sizes` has seen to it
+            elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                raise Left(f"{name} computes with {value}, which changes from call to call")
+    return kept
+
+
+def _is_kept_by_the_model(number: torch.fx.Node) -> bool:
+    """Is it an attribute of a module, which Dynamo hands over as a tensor of float64?"""
+    given = number.all_input_nodes
+    source: Any = getattr(given[0], "_dynamo_source", None) if len(given) == 1 else None
+    if source is None or number.target is not torch.ops.aten._local_scalar_dense.default:
+        return False
+    kind = source.guard_source  # a method in older releases
+    return cast(Any, kind() if callable(kind) else kind).is_unspecialized_nn_module()
+
+
+def _check_sizes(lowered: Lowered, place: Place, expressed: Expressed) -> None:
+    """Every symbolic size inside is what the kernel makes of its inputs' sizes, whatever they are;
+    not merely equal to it at the sizes of this call."""
+    plan, region = place.decision.subject.plan, expressed.region
+    assert plan is not None
+    nodes = {ref: lowered.origins[ref] for ref in expressed.dims if ref in lowered.origins}
+    values = {ref: node.meta["val"] for ref, node in nodes.items()}
+    if not any(symbolic(value.shape) for value in values.values()):
+        return
+    sizes: dict[int, Any] = dict(region.sizes)
+    for axis, (number, d) in origins(region, fixed_axes(plan)).items():
+        sizes[axis] = values[expressed.inputs[number]].shape[d]
+    crossing = {*expressed.inputs, *expressed.outputs}
+    for ref, value in values.items():
+        for dim, size in zip(expressed.dims[ref], value.shape, strict=True):
+            if not isinstance(size, torch.SymInt) or not (dim or ref in crossing):
+                continue
+            known = all(axis in sizes for axis in dim)
+            if not (known or ref in crossing):
+                continue  # nothing walks there
+            here = prod(sizes[axis] for axis in dim) if dim and known else None
+            if here is None or not statically_known_true(here == size):
+                raise Left(f"serves one size of {ref.node} alone, where the graph has {size}")
+
+
+# -- operators -------------------------------------------------------------------------------------
+
+
+def _fake_results(
+    called: Any, taken: Sequence[torch.fx.Node], made: Sequence[torch.fx.Node]
+) -> tuple[torch.Tensor, ...]:
+    """The results on fake tensors, which must be what the graph has in their place."""
+    given = [node.meta["val"] for node in taken]
+    with given[0].fake_mode, enable_python_dispatcher():
+        results = called(*given)
+    results = results if isinstance(results, tuple) else (results,)
+    for found, node in zip(results, made, strict=True):
+        wanted = node.meta["val"]
+        same = found.dtype == wanted.dtype and _same(found.shape, wanted.shape)
+        if not same or not all(
+            statically_known_true(n == 1) or statically_known_true(a == b)
+            for n, a, b in zip(wanted.shape, found.stride(), wanted.stride(), strict=True)
+        ):
+            raise Left(f"{node.name} would be {_said(found)}, not {_said(wanted)}")
+    return results
+
+
+def _same(these: Sequence[Any], those: Sequence[Any]) -> bool:
+    return len(these) == len(those) and all(
+        statically_known_true(a == b) for a, b in zip(these, those, strict=True)
+    )
+
+
+def _said(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype} of strides {tuple(tensor.stride())}"
+
+
+def _operator(kernel: Kernel) -> Any:
+    """The operator of an emitted file; its name holds a hash of the text, so that what Inductor
+    keeps on disk never meets another kernel."""
+    name = f"{kernel.entry}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:12]}"
+    qualified = f"fusion_advisor::{name}"
+    if name not in _DEFINED:
+        module = load_module(kernel.text, lasting_folder())
+        takes = ", ".join(f"Tensor t{number}" for number in range(len(kernel.inputs)))
+        gives = ", ".join("Tensor" for _ in kernel.outputs)
+        gives = gives if len(kernel.outputs) == 1 else f"({gives})"
+        tags = (torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag)
+        _LIBRARY.define(f"{name}({takes}) -> {gives}", tags=tags)
+        _LIBRARY.impl(name, getattr(module, kernel.entry), "CompositeExplicitAutograd")
+        torch.library.register_fake(qualified, module.reference, lib=_LIBRARY)
+        _DEFINED.add(name)
+    return getattr(torch.ops.fusion_advisor, name).default
+
+
+_DEFINED: set[str] = set()

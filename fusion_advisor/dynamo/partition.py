@@ -1,0 +1,104 @@
+"""Where the stages meet for a compiler: a graph divided between our kernels and Inductor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fusion_advisor.codegen.emit import attempt
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.dynamo.weigh import weigh
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.fusion.findings import Finding, identify
+from fusion_advisor.fusion.route import action
+from fusion_advisor.ir.faults import Faults
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.report.assemble import Proof, assemble
+from fusion_advisor.report.schema import Report
+from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.schema import Rulebook
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Who compiles what we do not take, and how: `tuned` where Inductor measures its choices,
+    `graphed` where launches are replayed by a CUDA graph. With `take_all` every accepted group is
+    taken, whether its kernel wins or not: for comparisons and tests."""
+
+    tuned: bool = False
+    graphed: bool = False
+    take_all: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """One occurrence of an accepted group; without a kernel, `why` says why it is Inductor's."""
+
+    group: str
+    name: str
+    why: str
+    decision: Decision
+    kernel: Kernel | None = None
+
+
+@dataclass(frozen=True)
+class Division:
+    """A graph divided between our kernels and Inductor, with its report."""
+
+    flow: Dataflow
+    places: tuple[Place, ...]
+    report: Report
+
+
+def divide(
+    graph: Graph, device: Device, rulebook: Rulebook, compiler: Compiler, assumed: Sequence[str]
+) -> Division:
+    """From a captured graph to the kernels that its compiler should leave to us, in this process.
+
+    Kernels are emitted, not proven: `analyze` does that.
+    """
+    flow, faults = dataflow(annotate(graph, device)), Faults()
+    # Dynamo's guards, and the symbols of sizes that no number is taken for, see to every size.
+    shapes = {ref: frozenset(range(len(t.shape))) for ref, t in flow.annotated.tensors.items()}
+    flow = replace(flow, varied=shapes)
+    grouping = group(flow, lambda launches: decide(flow, launches, rulebook, faults), rulebook)
+    found = identify(flow, grouping, rulebook, faults)
+    places: list[Place] = []
+    proofs: dict[str, Proof] = {}
+    for finding in found.groups:
+        own = list(_divided(flow, finding, rulebook, compiler))
+        kernel = next((place.kernel for place in own if place.kernel), None)
+        proofs[finding.id] = Proof(kernel, why="" if kernel else own[0].why)
+        places += own
+    report = assemble(flow, grouping, found, proofs, Scenario(), assumed, rulebook, faults)
+    return Division(flow, tuple(places), report)
+
+
+def _divided(
+    flow: Dataflow, finding: Finding, rulebook: Rulebook, compiler: Compiler
+) -> Iterator[Place]:
+    """The occurrences of one group. Neighbours differ, and so may what is best."""
+    route = action(finding, rulebook).route
+    known: dict[object, Kernel] = {}
+    for instance in finding.instances:
+        decision = decide(flow, [i for i in instance if flow.launches(i)], rulebook)
+        weighed = weigh(decision, rulebook, tuned=compiler.tuned, graphed=compiler.graphed)
+        place = Place(finding.id, finding.name, str(weighed), decision)
+        if not compiler.take_all and route == "inductor":
+            yield replace(place, why="a short chain of pointwise ops, which Inductor fuses as well")
+            continue
+        if not compiler.take_all and not weighed.wins:
+            yield place
+            continue
+        expressed = decision.subject.expressed
+        assert expressed is not None
+        kernel = known.get(expressed.form) or attempt(flow, decision, finding.name, rulebook)
+        if isinstance(kernel, str):
+            yield replace(place, why=kernel)
+            continue
+        known[expressed.form] = kernel
+        yield replace(place, kernel=kernel)

@@ -1,0 +1,146 @@
+"""What Inductor would need for a region, against our kernel as an opaque op in its graph.
+
+Inductor fuses the region too, and moves what crosses its border once: where our kernel is a plain
+stream it is as fast. It falls behind where a row is walked several times, does not fit into one
+program, or is combined from parts. How far was measured beside our kernels, by what the kernel is
+and by how wide its tensors are (`rules/inductor.toml`), and is applied to what the time model
+predicts for our kernel beyond its launches.
+
+An op that Inductor cannot see through blocks fusions. Every launch beside the region that Inductor
+could have put into the region's kernel then needs a launch of its own; a tensor between the two is
+read again, and written only for that if nobody else wants it. All such neighbours are charged for,
+as if Inductor fused each of them.
+
+Without CUDA graphs a call also costs the host more than a kernel that Inductor launches itself.
+What the kernel's own time on the GPU does not hide of it is charged for too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.fusion.lower import Boundary
+from fusion_advisor.ir.graph import FLOATS, Ref
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.schema import Inductor, Rulebook, Slower
+from fusion_advisor.schedules.base import Plan
+
+INLINED = frozenset({"pointwise", "reduction", "window", "copy", "gather", "creation", "random"})
+"""Patterns of launches that Inductor fuses with their neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """Predicted microseconds of one occurrence: Inductor's kernel for the region; ours, what it
+    blocks and what the host adds. `blocked_bytes` is what moves only because the op is opaque."""
+
+    inductor_us: float
+    kernel_us: float
+    blocked_us: float
+    blocked_bytes: int
+    host_us: float
+
+    @property
+    def ours_us(self) -> float:
+        return self.kernel_us + self.blocked_us + self.host_us
+
+    @property
+    def wins(self) -> bool:
+        return self.ours_us < self.inductor_us
+
+    def __str__(self) -> str:
+        parts = [f"kernel {self.kernel_us:.1f} us"]
+        if self.blocked_us:
+            parts.append(f"{self.blocked_us:.1f} us for fusions it blocks ({self.blocked_bytes} B)")
+        if self.host_us:
+            parts.append(f"{self.host_us:.1f} us of the host")
+        return f"{' + '.join(parts)}, Inductor {self.inductor_us:.1f} us"
+
+
+def weigh(decision: Decision, rulebook: Rulebook, *, tuned: bool, graphed: bool) -> Weighed:
+    """Weigh one occurrence of an accepted group with a plan. `tuned`: Inductor measures its choices
+    (max-autotune); `graphed`: launches are replayed by a CUDA graph."""
+    subject, rules = decision.subject, rulebook.inductor
+    plan, device = subject.plan, subject.device
+    assert plan is not None
+    kernel_us = decision.fused_us - device.times.call.value
+    least_us = plan.launches * device.times.kernel_launch.value
+    slower = _slower(plan, rules).of(narrow=_narrow(plan.region), tuned=tuned)
+    blocked_bytes, launches = _blocked(subject.flow, subject.border)
+    blocked_us = (
+        1e6 * blocked_bytes / device.bandwidth + launches * device.times.kernel_launch.value
+    )
+    return Weighed(
+        inductor_us=least_us + max(kernel_us - least_us, 0.0) * slower,
+        kernel_us=kernel_us,
+        blocked_us=blocked_us,
+        blocked_bytes=blocked_bytes,
+        host_us=0.0 if graphed else max(rules.call.value - kernel_us, 0.0),
+    )
+
+
+def _slower(plan: Plan, rules: Inductor) -> Slower:
+    """Which of the measured classes a plan belongs to."""
+    schedules = {step.schedule for step in plan.steps}
+    if len(plan.steps) > 1 and not schedules <= {"flat", "tiled"}:
+        return rules.parts
+    if schedules & {"cooperative", "persistent", "blocked"}:
+        return rules.long
+    if "row" not in schedules:
+        return rules.tiled if "tiled" in schedules else rules.flat
+    length = max(step.length for step in plan.steps)
+    several = _following(plan.region) > 1 and length > rules.persistent.count
+    return rules.rows if several else rules.row
+
+
+def _following(region: Region) -> int:
+    """The most reductions that wait for each other."""
+    depth: dict[int, int] = {}
+    for number, expr in enumerate(region.exprs):
+        below = max((depth[arg] for arg in expr.args), default=0)
+        depth[number] = below + (expr.op in ("reduce", "scan"))
+    return max((depth[number] for number in region.live), default=0)
+
+
+def _narrow(region: Region) -> bool:
+    """Is no large tensor as wide as float32?"""
+    tensors = [*region.inputs, *(output.tensor for output in region.outputs)]
+    most = max(tensor.numel for tensor in tensors)
+    return all(tensor.dtype not in FLOATS for tensor in tensors if tensor.numel == most)
+
+
+def _blocked(flow: Dataflow, border: Boundary) -> tuple[int, int]:
+    """Bytes that an opaque op keeps from being fused away, and the launches that stay."""
+    inside, tensors = set(border.members), flow.annotated.tensors
+    neighbours: set[int] = set()
+    moved = 0
+    for ref in border.inputs:
+        maker = flow.position[flow.base(ref).node]
+        if _inlined(flow, maker) and not any(flow.beyond[i] >> maker & 1 for i in inside):
+            neighbours.add(maker)
+            moved += tensors[ref].bytes
+            moved += tensors[ref].bytes * _only_for(flow, flow.base(ref), inside)
+    for ref in border.outputs:
+        users = {use for use in flow.uses(ref) if use not in inside}
+        fused = {use for use in users if use >= 0 and _joins(flow, use, inside)}
+        neighbours |= fused
+        moved += tensors[ref].bytes * (len(fused) + (users == fused))
+    return moved, len(neighbours)
+
+
+def _joins(flow: Dataflow, use: int, inside: set[int]) -> bool:
+    """Could Inductor put a reader of the region's results into the region's kernel? Not what also
+    waits for a matmul that reads them."""
+    return _inlined(flow, use) and not any(flow.beyond[use] >> i & 1 for i in inside)
+
+
+def _only_for(flow: Dataflow, ref: Ref, inside: set[int]) -> bool:
+    """Is a tensor read by nobody but these, and launches that Inductor fuses with its maker?"""
+    return all(use in inside or (use >= 0 and _inlined(flow, use)) for use in flow.uses(ref))
+
+
+def _inlined(flow: Dataflow, number: int) -> bool:
+    cost = flow.annotated.costs[flow.nodes[number].name]
+    return cost.memory_bound and cost.pattern in INLINED

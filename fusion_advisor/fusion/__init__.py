@@ -1,0 +1,13 @@
+"""Which launches become one kernel: search, gates, verdict, name and route."""
+
+OFFERS = (
+    "components",
+    "decide",
+    "findings",
+    "gates",
+    "idioms",
+    "library_match",
+    "lower",
+    "route",
+)
+"""The modules that other rooms may import."""

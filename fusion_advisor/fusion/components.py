@@ -1,0 +1,477 @@
+"""Stage: which launches become one kernel.
+
+Launches are gathered into components that could share kernels at all; each distinct component is
+cut once by `partition`, and the cut is carried to all of its occurrences. Every set that the search
+judged and rejected is kept as a candidate with its gates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import networkx as nx
+from networkx.utils import UnionFind
+
+from fusion_advisor.cost.dataflow import Dataflow, bits, widened
+from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.fusion.lower import boundary, fused_traffic
+from fusion_advisor.fusion.partition import (
+    Component,
+    Traffic,
+    Verdict,
+    compatible,
+    joined,
+    partition,
+)
+from fusion_advisor.ir.graph import Ref
+from fusion_advisor.rulebook.schema import Rulebook
+
+Decide = Callable[[Iterable[int]], Decision]
+
+
+@dataclass
+class Found:
+    """One decided set with all of its occurrences, each as positions in the graph."""
+
+    decision: Decision
+    instances: list[tuple[int, ...]]
+    parent: Found | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """One instance of a set: the tensors that it reads and does not make, its positions as bits."""
+
+    place: tuple[int, ...]
+    found: Found
+    reads: frozenset[int]
+    mask: int
+
+
+_Merged = tuple[Found, list[_Side]]
+"""A set that several instances would become, and those."""
+
+
+@dataclass
+class Grouping:
+    """Accepted groups, rejected candidates, and how far the partition may be from the best."""
+
+    groups: list[Found] = field(default_factory=list[Found])
+    candidates: list[Found] = field(default_factory=list[Found])
+    gap: float = 0.0
+    time_us: float = 0.0
+    saveable_bytes: int = 0
+
+
+def group(
+    flow: Dataflow,
+    decide: Decide,
+    rulebook: Rulebook,
+    kind: Callable[[tuple[int, ...]], object] = lambda component: None,
+) -> Grouping:
+    """Partition every component of a graph. Components that compute the same are cut alike, those
+    of different `kind` apart."""
+    result = Grouping()
+    by_shape: dict[object, list[tuple[int, ...]]] = {}
+    for component in components(flow, flow.fusible):
+        alike = _shape(flow, component), kind(component)
+        by_shape.setdefault(alike, []).append(component)
+    worst = 0.0
+    for occurrences in by_shape.values():
+        worst = max(worst, _solve(flow, occurrences, decide, rulebook, result))
+    result.gap = worst
+    _break_cycles(flow, result)
+    _launch_together(flow, decide, result)
+    _maximal_regions(flow, decide, result)
+    return result
+
+
+def components(flow: Dataflow, wanted: Sequence[bool]) -> list[tuple[int, ...]]:
+    """Sets of wanted launches connected by tensors that can stay on chip, each in graph order.
+
+    Two launches are connected when one reads the other's result, through views that can be
+    pulled through, or when both read one full-sized tensor, and nothing bars them.
+    """
+    chosen = [i for i, is_wanted in enumerate(wanted) if is_wanted]
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_nodes_from(chosen)
+    graph.add_edges_from((i, near) for i, near in _links(flow, chosen) if not _apart(flow, i, near))
+    found = (tuple(sorted(members)) for members in nx.connected_components(graph))
+    return sorted(found)
+
+
+def _apart(flow: Dataflow, one: int, other: int) -> bool:
+    return bool(flow.beyond[one] >> other & 1 or flow.beyond[other] >> one & 1)
+
+
+def _links(flow: Dataflow, chosen: Sequence[int]) -> Iterable[tuple[int, int]]:
+    """Pairs of the chosen launches that a tensor connects."""
+    wanted = set(chosen)
+    siblings: dict[int, int] = {}
+    tensors = flow.annotated.tensors
+    for i in chosen:
+        outputs = [t.numel for t in flow.nodes[i].outputs if t is not None]
+        full = max(outputs + [tensors[ref].numel for ref in flow.operands[i]])
+        for ref in flow.operands[i]:
+            maker = flow.position[flow.base(ref).node]
+            if maker in wanted:
+                yield i, maker
+            if tensors[ref].numel == full:
+                key = flow.elements[ref]
+                if key in siblings:
+                    yield i, siblings[key]
+                siblings[key] = i
+
+
+def _shape(flow: Dataflow, component: tuple[int, ...]) -> object:
+    """Equal for components that are the same computation with the same surroundings."""
+    local = {number: i for i, number in enumerate(component)}
+    inside = 0
+    for number in component:
+        inside |= 1 << number
+    outer: dict[int, int] = {}
+    rows: list[object] = []
+
+    def seen(ref: Ref) -> object:
+        number = flow.position[ref.node]
+        if number in local:
+            return local[number], ref.output
+        if flow.is_view(number):
+            base = flow.base(ref)
+            if flow.position[base.node] in local:
+                return (
+                    "view",
+                    flow.annotated.classes[ref.node],
+                    seen(flow.operands[number][0]),
+                )
+        return "out", outer.setdefault(flow.elements[ref], len(outer))
+
+    for number in component:
+        node = flow.nodes[number]
+        needed = tuple(
+            any(use not in local for use in flow.uses(Ref(node.name, n)))
+            for n in range(len(node.outputs))
+        )
+        rows.append(
+            (
+                flow.annotated.classes[node.name],
+                tuple(seen(ref) for ref in flow.operands[number]),
+                needed,
+                tuple(local[i] for i in bits(flow.above[number] & inside)),
+                tuple(local[i] for i in bits(flow.beyond[number] & inside)),
+            )
+        )
+    return tuple(rows)
+
+
+def _localised(flow: Dataflow, numbers: tuple[int, ...]) -> Component:
+    """A component in terms of its own positions."""
+    local = {number: i for i, number in enumerate(numbers)}
+    annotated = flow.annotated
+    times = annotated.device.times
+    bandwidth = annotated.device.bandwidth * times.fastest  # for a bound: nothing is faster
+    inside = 0
+    for number in numbers:
+        inside |= 1 << number
+
+    def narrow(mask: int) -> int:
+        return sum(1 << local[i] for i in bits(mask & inside))
+
+    tensor_ids: dict[int, int] = {}
+
+    def tensor_id(ref: Ref) -> int:
+        return tensor_ids.setdefault(flow.elements[ref], len(tensor_ids))
+
+    near = [0] * len(numbers)
+    for i, j in _links(flow, numbers):
+        if not _apart(flow, i, j):
+            near[local[i]] |= 1 << local[j]
+            near[local[j]] |= 1 << local[i]
+    apart = [narrow(flow.beyond[n]) for n in numbers]
+    for i, mask in enumerate(list(apart)):
+        for j in bits(mask):
+            apart[j] |= 1 << i
+    traffic: list[Traffic] = []
+    for number in numbers:
+        node = flow.nodes[number]
+        reads = {
+            tensor_id(base): annotated.tensors[ref].bytes / bandwidth * 1e6
+            for ref in flow.operands[number]
+            for base in (flow.base(ref) if flow.position[flow.base(ref).node] in local else ref,)
+        }
+        writes: list[tuple[int, float, int, bool]] = []
+        for n, tensor in enumerate(node.outputs):
+            if tensor is None:
+                continue
+            ref = Ref(node.name, n)
+            uses = set(flow.uses(ref))
+            readers = sum(1 << local[u] for u in uses if u in local)
+            outside = any(u not in local for u in uses)
+            if readers or outside:
+                time = tensor.bytes / bandwidth * 1e6
+                writes.append((tensor_id(ref), time, readers, outside))
+        traffic.append(Traffic(tuple(reads.items()), tuple(writes)))
+    return Component(
+        above=[narrow(flow.above[n]) for n in numbers],
+        apart=apart,
+        near=near,
+        alone_us=[annotated.costs[flow.nodes[n].name].time_us for n in numbers],
+        traffic=traffic,
+        launch_us=min(times.eager_launch.value, times.kernel_launch.value),
+    )
+
+
+def _solve(
+    flow: Dataflow,
+    occurrences: list[tuple[int, ...]],
+    decide: Decide,
+    rulebook: Rulebook,
+    result: Grouping,
+) -> float:
+    """Cut one component and carry the cut to its other occurrences; returns the gap."""
+    numbers = occurrences[0]
+    if len(numbers) < 2:
+        return 0.0
+    component = _localised(flow, numbers)
+    decisions: dict[int, Decision] = {}
+
+    def judge(mask: int) -> Verdict:
+        decision = decisions[mask] = decide(numbers[i] for i in bits(mask))
+        launches_us = decision.fused_us - flow.annotated.device.times.call.value
+        return Verdict(decision.accepted, decision.hopeless, launches_us)
+
+    search = rulebook.search
+    cut = partition(component, judge, search.exact_nodes.count, search.judged_sets.count)
+    whole = component.everything
+    legal = compatible(component, whole)
+    if legal and whole not in decisions:
+        judge(whole)
+
+    def found(mask: int, parent: Found | None) -> Found:
+        places = [tuple(place[i] for i in bits(mask)) for place in occurrences]
+        return Found(decisions[mask], places, parent)
+
+    top = found(whole, None) if legal else None
+    result.groups.extend(top if top and mask == whole else found(mask, top) for mask in cut.sets)
+    if top and whole not in cut.sets and not top.decision.accepted:
+        result.candidates.append(top)
+    result.candidates.extend(
+        found(mask, top) for mask in _tried(component, decisions) if mask != whole
+    )
+    return cut.gap
+
+
+def _tried(component: Component, decisions: dict[int, Decision]) -> list[int]:
+    """The smallest rejected sets: every larger one failed for what one of these fails for."""
+    rejected = [
+        mask
+        for mask, decision in decisions.items()
+        if not decision.accepted and mask & (mask - 1) and joined(component, mask)
+    ]
+    minimal = [mask for mask in rejected if not any(m != mask and m & mask == m for m in rejected)]
+    return sorted(minimal)
+
+
+def _break_cycles(flow: Dataflow, result: Grouping) -> None:
+    """Components are cut apart from each other; should their sets close a cycle together, the set
+    that saves least is left unfused."""
+    while True:
+        blocks = [(found, place) for found in result.groups for place in found.instances]
+        stuck = _in_cycle(flow, [place for _, place in blocks])
+        if not stuck:
+            return
+        found, place = min(
+            (blocks[i] for i in stuck),
+            key=lambda block: block[0].decision.unfused_us - block[0].decision.fused_us,
+        )
+        found.instances.remove(place)
+        result.gap = max(result.gap, _lost(found, result))
+        result.groups = [g for g in result.groups if g.instances]
+
+
+def _launch_together(flow: Dataflow, decide: Decide, result: Grouping) -> None:
+    """Accepted groups that read one tensor and do not wait for each other become one launch, where
+    that is accepted and predicted to be faster: the queries and the keys of a rotary embedding."""
+    apart = sorted(
+        (
+            _side(flow, place, found)
+            for found in result.groups
+            for place in found.instances
+            if found.decision.subject.plan and not found.decision.subject.plan.region.reduced
+        ),
+        key=lambda side: side.place,
+    )
+    readers: dict[int, list[int]] = {}
+    for number, side in enumerate(apart):
+        for tensor in side.reads:
+            readers.setdefault(tensor, []).append(number)
+    merged: list[_Merged] = []
+    gone: set[int] = set()
+    for number, first in enumerate(apart):
+        if number in gone:
+            continue
+        sides, decision = [first], first.found.decision
+        near = {n for tensor in first.reads for n in readers[tensor] if n > number}
+        for n in sorted(near - gone):
+            other = apart[n]
+            if all(_beside(flow, side, other) for side in sides):
+                both = decide(i for side in (*sides, other) for i in side.place)
+                if both.accepted and _gains(flow, both, decision, other.found.decision):
+                    gone.add(n)
+                    sides, decision = [*sides, other], both
+        if len(sides) > 1:
+            place = decision.subject.launches
+            merged.append((Found(decision, [place], first.found.parent), sides))
+    kept = _without_cycles(flow, result, merged)
+    alike: dict[object, Found] = {}
+    for found, sides in kept:
+        for side in sides:
+            side.found.instances.remove(side.place)
+        (place,) = found.instances
+        shape = _shape(flow, place)
+        if shape in alike:
+            alike[shape].instances.append(place)
+        else:
+            alike[shape] = found
+    result.groups = [found for found in (*result.groups, *alike.values()) if found.instances]
+
+
+def _gains(flow: Dataflow, both: Decision, one: Decision, other: Decision) -> bool:
+    """Is one launch predicted to take less than two that follow each other?"""
+    call_us = flow.annotated.device.times.call.value
+    return both.fused_us < one.fused_us + other.fused_us - call_us
+
+
+def _beside(flow: Dataflow, one: _Side, other: _Side) -> bool:
+    """Do two sets read one tensor, and does neither wait for the other?"""
+    if one.reads.isdisjoint(other.reads):
+        return False
+    waits = any(flow.above[number] & one.mask for number in other.place)
+    return not waits and not any(flow.above[number] & other.mask for number in one.place)
+
+
+def _side(flow: Dataflow, place: tuple[int, ...], found: Found) -> _Side:
+    bases = {flow.base(ref) for number in place for ref in flow.operands[number]}
+    reads = {flow.elements[base] for base in bases if flow.position[base.node] not in place}
+    return _Side(place, found, frozenset(reads), sum(1 << number for number in place))
+
+
+def _without_cycles(flow: Dataflow, result: Grouping, merged: list[_Merged]) -> list[_Merged]:
+    """Of what could be launched together that which leaves an order of launches."""
+    while True:
+        gone = {side.place for _, sides in merged for side in sides}
+        blocks = [place for found, _ in merged for place in found.instances]
+        rest = [p for found in result.groups for p in found.instances if p not in gone]
+        stuck = {n for n in _in_cycle(flow, [*blocks, *rest]) if n < len(blocks)}
+        if not stuck:
+            return merged
+        merged = [each for n, each in enumerate(merged) if n not in stuck]
+
+
+def _lost(found: Found, result: Grouping) -> float:
+    """Share of the groups' fused time that leaving one instance unfused costs."""
+    total = sum(g.decision.fused_us * len(g.instances) for g in result.groups)
+    loss = found.decision.unfused_us - found.decision.fused_us
+    return loss / total if total else 0.0
+
+
+def _in_cycle(flow: Dataflow, blocks: list[tuple[int, ...]]) -> list[int]:
+    """Blocks that wait for each other, so that no order of launches can serve them."""
+    vertex = {i: (n, True) for n, block in enumerate(blocks) for i in block}
+    quotient: nx.DiGraph[tuple[int, bool]] = nx.DiGraph()
+    for i, before in enumerate(flow.before):
+        if flow.is_view(i):  # goes with what it looks at
+            vertex[i] = vertex[flow.position[flow.operands[i][0].node]]
+        here = vertex.setdefault(i, (i, False))
+        quotient.add_edges_from((vertex[p], here) for p in before if vertex[p] != here)
+    if nx.is_directed_acyclic_graph(quotient):
+        return []
+    tangled = (part for part in nx.strongly_connected_components(quotient) if len(part) > 1)
+    return [n for part in tangled for n, is_block in part if is_block]
+
+
+def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping) -> None:
+    """What fusing every maximal region of modelled memory-bound launches would save, and the
+    candidates that reach further than a component: regions with ops that have no meaning, and
+    regions with the compute-bound ends that touch them."""
+    costs = [flow.annotated.costs[node.name] for node in flow.nodes]
+    memory_bound = [c.modelled and c.launches > 0 and c.memory_bound for c in costs]
+    compute_bound = [c.launches > 0 and not c.memory_bound for c in costs]
+    wide = widened(flow, memory_bound)
+    fused = {place for g in result.groups for place in g.instances}
+    known = fused | {place for c in result.candidates for place in c.instances}
+    seen: dict[object, Found] = {}
+    regions = tuple(_convex_regions(wide))
+    result.saveable_bytes = _saveable_bytes(wide, regions, result.groups)
+    for region in regions:
+        ends = tuple(sorted({*region, *_ends(flow, region, compute_bound)}))
+        for place in dict.fromkeys((region, ends)):
+            if len(place) < 2 or place in known:
+                continue
+            shape = _shape(flow, place)
+            if shape in seen:
+                seen[shape].instances.append(place)
+            else:
+                seen[shape] = Found(decide(place), [place])
+    result.candidates.extend(f for f in seen.values() if not f.decision.accepted)
+
+
+def _saveable_bytes(
+    wide: Dataflow, regions: Sequence[tuple[int, ...]], groups: Sequence[Found]
+) -> int:
+    """What one launch for each region would save; regions that a group reaches over count as one.
+    No less than what the groups save, whose plans may leave out what launches are counted with."""
+    joint: UnionFind[int] = UnionFind()
+    for place in (*regions, *(place for found in groups for place in found.instances)):
+        joint.union(*place)
+    saved: dict[int, int] = {}
+    for found in groups:
+        for place in found.instances:
+            more = found.decision.unfused_bytes - found.decision.fused_bytes
+            saved[joint[place[0]]] = saved.get(joint[place[0]], 0) + more
+    total = 0
+    for together in (each for each in joint.to_sets() if len(each) > 1):
+        unfused = sum(wide.annotated.costs[wide.nodes[i].name].bytes for i in together)
+        most = unfused - fused_traffic(wide, boundary(wide, together))
+        total += max(most, saved.get(joint[next(iter(together))], 0))
+    return total
+
+
+def _convex_regions(wide: Dataflow) -> Iterable[tuple[int, ...]]:
+    """Components, each cut into sets that no path leaves and enters again; equal ones cut once."""
+    cuts: dict[object, tuple[tuple[int, ...], ...]] = {}
+    for numbers in components(wide, wide.fusible):
+        shape = _shape(wide, numbers)
+        if shape not in cuts:
+            cuts[shape] = _convex_cut(_localised(wide, numbers))
+        yield from (tuple(numbers[i] for i in part) for part in cuts[shape])
+
+
+def _convex_cut(component: Component) -> tuple[tuple[int, ...], ...]:
+    def agree(mask: int) -> Verdict:
+        return Verdict(True, False, 0.0)
+
+    sets = partition(component, agree, 0, 0).sets
+    covered = 0
+    for mask in sets:
+        covered |= mask
+    alone = (1 << i for i in bits(component.everything & ~covered))
+    return tuple(tuple(bits(mask)) for mask in (*sets, *alone))
+
+
+def _ends(flow: Dataflow, region: tuple[int, ...], compute_bound: list[bool]) -> set[int]:
+    """Compute-bound launches that feed a region or read from it."""
+    ends: set[int] = set()
+    for number in region:
+        for ref in flow.operands[number]:
+            maker = flow.position[flow.base(ref).node]
+            if compute_bound[maker]:
+                ends.add(maker)
+        for n in range(len(flow.nodes[number].outputs)):
+            ends.update(
+                use
+                for use in flow.uses(Ref(flow.nodes[number].name, n))
+                if use >= 0 and compute_bound[use]
+            )
+    return ends

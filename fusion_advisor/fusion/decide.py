@@ -1,0 +1,197 @@
+"""Stage: the verdict on a set of launches. Every gate runs; one that fails, or cannot be known,
+is enough not to fuse."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from fusion_advisor.cost.annotate import seconds_of_arithmetic
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.cost.times import Fused, time_model
+from fusion_advisor.fusion.gates import GATES, Subject
+from fusion_advisor.fusion.gates.traffic_saving import fused_bytes
+from fusion_advisor.fusion.lower import boundary, express
+from fusion_advisor.ir.faults import Faults
+from fusion_advisor.region.axes import NotExpressible
+from fusion_advisor.rulebook.schema import Comparison, Rulebook
+from fusion_advisor.schedules.select import plan
+
+Outcome = Literal["holds", "fails", "unknown"]
+
+_COMPARE: dict[Comparison, Callable[[float, float], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """One gate's reading and what it means."""
+
+    code: str
+    name: str
+    measured: float | None
+    comparison: str
+    limit: float
+    unit: str
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Everything known of a set of launches, with the verdict. Times are microseconds, of a call
+    that finds nothing in the L2."""
+
+    subject: Subject
+    gates: tuple[GateResult, ...]
+    fused_bytes: int
+    unplaced: str = ""
+    """Why the model's source cannot express it, where that was asked."""
+    fault: str = ""
+    """The fault of ours for which nothing is known of it."""
+    registers: tuple[int, ...] = ()
+    """Of a thread of each of its kernels, once they are compiled: until then they are estimated."""
+
+    @cached_property  # of most sets that are tried nobody asks
+    def unfused_us(self) -> float:
+        if self.fault:
+            return sum(self.subject.cost(launch).time_us for launch in self.subject.launches)
+        return time_model().eager_us(self.subject.flow, self.subject.launches)
+
+    @cached_property
+    def fused_us(self) -> float:
+        if self.fault:
+            return self.unfused_us
+        fused = fused_of(self.subject, self.registers)
+        return time_model().fused_us(fused, self.subject.device)
+
+    @property
+    def accepted(self) -> bool:
+        several = len(self.subject.launches) > 1 and not self.unplaced
+        return several and all(gate.outcome == "holds" for gate in self.gates)
+
+    @property
+    def worthwhile(self) -> bool:
+        """The time model's verdict, which stands beside the flow's."""
+        return self.fused_us < self.unfused_us
+
+    @property
+    def deciding(self) -> GateResult | None:
+        """The first gate of the flow that fails, else the one that nothing is known for."""
+        fails = next((g for g in self.gates if g.outcome == "fails"), None)
+        return fails or next((g for g in reversed(self.gates) if g.outcome == "unknown"), None)
+
+    @property
+    def unfused_bytes(self) -> int:
+        return self.subject.unfused_bytes
+
+    @property
+    def hopeless(self) -> bool:
+        """No larger set that contains this one can be accepted either: it has an op or a tile that
+        only gets worse, or two parts that no plan brings together."""
+        growing = ("compute-bound", "on-chip", "register-spill", "discontinuous")
+        return self.subject.hopeless or any(
+            gate.outcome == "fails" and gate.name in growing for gate in self.gates
+        )
+
+
+def fused_of(subject: Subject, registers: Sequence[int] = ()) -> Fused:
+    """What the time model is told of a set's kernels, of so many registers per thread each where
+    they are compiled."""
+    device, plan = subject.device, subject.plan
+    arithmetic_us = 1e6 * sum(
+        seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
+        for cost in map(subject.cost, subject.launches)
+    )
+    launches = len(plan.steps) if plan and not plan.together else 1
+    return Fused(plan, fused_bytes(subject), arithmetic_us, launches, registers)
+
+
+def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> Subject:
+    """Express and plan a set of launches as far as that goes."""
+    chosen = tuple(sorted(launches))
+    border = boundary(flow, chosen)
+    device = flow.annotated.device
+    try:
+        expressed = express(flow, border)
+    except NotExpressible as problem:
+        return Subject(flow, chosen, border, None, None, problem, device, rulebook)
+    planned = plan(expressed.region, device, rulebook)
+    return Subject(flow, chosen, border, expressed, planned, None, device, rulebook)
+
+
+def deciding(
+    flow: Dataflow, rulebook: Rulebook, faults: Faults | None = None
+) -> Callable[[Iterable[int]], Decision]:
+    """`decide` for one graph, of which several partitions ask about the same sets."""
+    known: dict[tuple[int, ...], Decision] = {}
+
+    def decided(launches: Iterable[int]) -> Decision:
+        key = tuple(sorted(launches))
+        if key not in known:
+            known[key] = decide(flow, key, rulebook, faults)
+        return known[key]
+
+    return decided
+
+
+def decide(
+    flow: Dataflow, launches: Iterable[int], rulebook: Rulebook, faults: Faults | None = None
+) -> Decision:
+    """Run every gate on a set of launches and compare. Given `faults`, a set that cannot be judged
+    is rejected for the fault of ours that it shows."""
+    chosen = tuple(sorted(launches))
+    try:
+        decision = judge(subject_of(flow, chosen, rulebook))
+        if faults is not None:  # the time model is a part of it
+            _ = decision.unfused_us, decision.fused_us
+    except Exception as error:
+        if faults is None:
+            raise
+        why = faults.note(error, (flow.nodes[number].name for number in chosen))
+        return _unjudged(flow, chosen, rulebook, why)
+    return decision
+
+
+def _unjudged(flow: Dataflow, launches: tuple[int, ...], rulebook: Rulebook, why: str) -> Decision:
+    """A set of which no gate is known."""
+    border, device = boundary(flow, launches), flow.annotated.device
+    problem = NotExpressible(why, final=False)
+    subject = Subject(flow, launches, border, None, None, problem, device, rulebook)
+    gates = tuple(
+        GateResult(rule.code, name, None, rule.comparison, 0.0, rule.unit, "unknown", why)
+        for name in GATES
+        for rule in [rulebook.gate(name)]
+    )
+    return Decision(subject, gates, subject.unfused_bytes, fault=why)
+
+
+def judge(subject: Subject) -> Decision:
+    """Run every gate on what is known of a set of launches, and compare."""
+    results: list[GateResult] = []
+    for name, measure in GATES.items():
+        rule, reading = subject.rulebook.gate(name), measure(subject)
+        outcome: Outcome = "unknown"
+        if reading.measured is not None:
+            held = _COMPARE[rule.comparison](reading.measured, reading.limit)
+            outcome = "holds" if held else "fails"
+        results.append(
+            GateResult(
+                rule.code,
+                name,
+                reading.measured,
+                rule.comparison,
+                reading.limit,
+                rule.unit,
+                outcome,
+                reading.why,
+            )
+        )
+    return Decision(subject, tuple(results), fused_bytes(subject))

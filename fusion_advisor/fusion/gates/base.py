@@ -1,0 +1,60 @@
+"""What a gate is given, and what it returns. A gate measures; `decide` alone compares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusion_advisor.cost.annotate import Cost
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.lower import Boundary, Expressed
+from fusion_advisor.region.axes import NotExpressible
+from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.schedules.base import Plan
+from fusion_advisor.schedules.select import Planned
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A set of launches that might become one kernel, with all that is known of it.
+
+    `expressed` and `planned` are None where the region form has no place for the set; `problem`
+    says why.
+    """
+
+    flow: Dataflow
+    launches: tuple[int, ...]
+    border: Boundary
+    expressed: Expressed | None
+    planned: Planned | None
+    problem: NotExpressible | None
+    device: Device
+    rulebook: Rulebook
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that would be emitted."""
+        return self.planned.plans[0] if self.planned and self.planned.plans else None
+
+    @property
+    def hopeless(self) -> bool:
+        """No larger set can have a plan either."""
+        if self.problem is not None:
+            return self.problem.final
+        return self.planned is not None and any(r.final for r in self.planned.refusals)
+
+    def cost(self, launch: int) -> Cost:
+        return self.flow.annotated.costs[self.flow.nodes[launch].name]
+
+    @property
+    def unfused_bytes(self) -> int:
+        return sum(self.cost(i).bytes for i in self.launches)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A measurement against a limit, both in `unit`. `measured` is None when it cannot be known."""
+
+    measured: float | None
+    limit: float
+    why: str

@@ -1,0 +1,345 @@
+"""What a region computes, in words that people use: `residual + RMSNorm`, `SwiGLU`, `mish + add`.
+
+A norm, a softmax and the like are seen in the structure, however they are written; every launch
+that is no part of one is called by its op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from itertools import groupby
+
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.gates import Subject
+from fusion_advisor.fusion.idioms import Form, gated, normalised, softmaxes, tanh_gelus
+from fusion_advisor.fusion.lower import Expressed, boundary, express
+from fusion_advisor.ir.graph import FLOATS, Ref
+from fusion_advisor.region.axes import NotExpressible
+
+_MOST = 4
+"""Words of a name. Of more, neighbours that are but ops are counted, then the last left out."""
+
+_CALLED = {
+    "mm": "matrix product", "bmm": "matrix product", "addmm": "matrix product",
+    "baddbmm": "matrix product", "_scaled_mm": "matrix product",
+    "convolution": "convolution", "relu": "ReLU", "gelu": "GELU", "silu": "SiLU", "elu": "ELU",
+    "native_layer_norm": "LayerNorm", "_fused_rms_norm": "RMSNorm", "rms_norm": "RMSNorm",
+    "native_group_norm": "GroupNorm", "native_batch_norm": "BatchNorm",
+    "cudnn_batch_norm": "BatchNorm", "_native_batch_norm_legit": "BatchNorm",
+    "_native_batch_norm_legit_no_training": "BatchNorm", "native_dropout": "dropout",
+    "amax": "max", "amin": "min", "_to_copy": "cast", "clone": "copy",
+    "_log_softmax": "log-softmax", "nll_loss_forward": "NLL loss",
+}  # fmt: skip
+"""Ops that are not called by their own name."""
+
+_MOVES = ("_to_copy", "clone", "copy", "copy_", "contiguous", "cat", "stack", "fill", "fill_")
+"""Ops that compute nothing: named where nothing else is there."""
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Something with a name of its own: all launches from what it is made of, one of `starts`, up
+    to its result. Both are values of the region."""
+
+    name: str
+    starts: frozenset[int]
+    end: int
+
+
+def computed(subject: Subject) -> str:
+    """The words for a set of launches, in the graph's order, joined by ` + `."""
+    flow, launches = subject.flow, subject.launches
+    named = {i: _of_op(flow, i) for i in launches}
+    for name, members in _wholes(subject):
+        named |= dict.fromkeys(members, name)
+    moves = {_of_op(flow, i) for i in launches if _short(flow.nodes[i].op) in _MOVES}
+    words = list(dict.fromkeys(named[i] for i in launches))
+    words = [word for word in words if word not in moves] or words
+    if len(words) > _MOST:
+        ops = {_of_op(flow, i) for i in launches} - set(_CALLED.values())
+        words = words if ops.issuperset(words) else list(_counted(words, ops))
+    if len(words) > _MOST:
+        words = [*words[: _MOST - 1], f"{len(words) - _MOST + 1} more"]
+    return " + ".join(words)
+
+
+def _counted(words: Iterable[str], ops: Set[str]) -> Iterator[str]:
+    """The words with each run of ops as their number."""
+    for plain, run in groupby(words, lambda word: word in ops):
+        found = list(run)
+        yield from [f"{len(found)} ops"] if plain and len(found) > 1 else found
+
+
+def _short(op: str) -> str:
+    """`aten.add.Tensor` is `add`."""
+    parts = op.split(".")
+    return parts[1] if len(parts) > 2 else parts[-1]
+
+
+def _of_op(flow: Dataflow, launch: int) -> str:
+    """A launch by its op."""
+    cost = flow.annotated.costs[flow.nodes[launch].name]
+    if cost.pattern == "attention":
+        return "attention"
+    short = _short(flow.nodes[launch].op)
+    return _CALLED.get(short, short.strip("_").replace("_", " "))
+
+
+def _wholes(subject: Subject) -> Iterator[tuple[str, list[int]]]:
+    """Each thing with a name of its own, and its launches."""
+    expressed = subject.expressed or _without_products(subject)
+    if expressed is None:
+        return
+    form = Form(expressed.region)
+    ends = _Ends(subject.flow, expressed, form)
+    for i in form.region.all("add"):  # a part of a norm is called by that, below
+        made = ends.launch_of(i)
+        if made is not None and _is_bias(form, i):
+            yield "bias", [made]
+    found = [
+        *_norms(form),
+        *_softmaxes(form),
+        *_gates(form),
+        *_gelus(form),
+        *_rotations(form, ends),
+    ]
+    for whole in found:
+        if members := ends.between(whole.starts, whole.end):
+            yield whole.name, members
+    for row in {start for whole in found if whole.name in _NORMS for start in whole.starts}:
+        if _is_residual(form, row) and (made := ends.launch_of(row)) is not None:
+            yield "residual", [made]
+
+
+_NORMS = ("RMSNorm", "LayerNorm")
+
+
+def _without_products(subject: Subject) -> Expressed | None:
+    """The launches that could share a kernel, where the others keep the set from being a region."""
+    flow = subject.flow
+    fusible = [i for i in subject.launches if flow.fusible[i]]
+    if not fusible or len(fusible) == len(subject.launches):
+        return None
+    try:
+        return express(flow, boundary(flow, fusible))
+    except NotExpressible:
+        return None
+
+
+class _Ends:
+    """Which launch made a value of a region, and which lie between two."""
+
+    def __init__(self, flow: Dataflow, expressed: Expressed, form: Form) -> None:
+        self.flow, self.expressed = flow, expressed
+        self.members = [i for i in expressed.members if flow.launches(i)]
+        self.makers = {
+            form.bare(value): flow.position[name]
+            for value, name in expressed.region.results.items()
+        }
+        self.before = {i: self._read(i) for i in self.members}
+
+    def _read(self, launch: int) -> set[str]:
+        """The tensors behind what a launch reads."""
+        return {self.flow.base(ref).node for ref in self.flow.operands[launch]}
+
+    def launch_of(self, value: int) -> int | None:
+        """None for what the region is given, and for a part of a launch."""
+        return self.makers.get(value)
+
+    def base(self, load: int) -> str:
+        """The tensor behind a load."""
+        ref = self.expressed.inputs[self.expressed.region.exprs[load].input]
+        return self.flow.base(ref).node
+
+    def between(self, starts: Iterable[int], end: int) -> list[int]:
+        """The launches that are made of a start and that the end is made of, with the end's own;
+        empty where that is no launch's result."""
+        last = self.launch_of(end)
+        if last is None:
+            return []
+        names = {self._name(start) for start in starts}
+        found: list[int] = []
+        for i in self.members:  # in the graph's order, so what a launch reads is seen before it
+            if self.before[i] & names and i <= last:
+                names.add(self.flow.nodes[i].name)
+                found.append(i)
+        needed = {last}
+        for i in reversed(found):
+            if i in needed:
+                needed |= {self.flow.position[name] for name in self.before[i]}
+        inside = {i for i in found if i in needed}
+        whole = self.flow.nodes[last].out.numel
+        for i in reversed(self.members):  # what is made for those alone: 1 + weight, say
+            if self.flow.nodes[i].out.numel < whole and inside.issuperset(self._uses(i)):
+                inside.add(i)
+        return sorted(inside)
+
+    def _uses(self, launch: int) -> Iterator[int]:
+        node = self.flow.nodes[launch]
+        return (use for n in range(len(node.outputs)) for use in self.flow.uses(Ref(node.name, n)))
+
+    def _name(self, value: int) -> str:
+        made = self.launch_of(value)
+        if made is not None:
+            return self.flow.nodes[made].name
+        load = self.expressed.region.exprs[value].op == "load"
+        return self.base(value) if load and self._given(value) else ""
+
+    def _given(self, load: int) -> bool:
+        return self.expressed.region.exprs[load].input < len(self.expressed.inputs)
+
+
+# -- what has a name -------------------------------------------------------------------------------
+
+
+def _norms(form: Form) -> Iterator[_Whole]:
+    """A row times one over the root of its mean square, then a weight and a bias."""
+    for row, squared, centred in normalised(form):
+        end = next(filter(None, (_scaled(form, i, squared) for i in form.region.live)), None)
+        if end is not None:
+            name = "LayerNorm" if centred else "RMSNorm"
+            yield _Whole(name, frozenset({row}), _affine(form, end))
+
+
+def _scaled(form: Form, number: int, row: int) -> int | None:
+    """The value itself, where it is a row divided by a root of something."""
+    expr = form.region.exprs[number]
+    if expr.op not in ("mul", "div") or row not in form.args(number):
+        return None
+    ops = ("add", "mul", "div", "maximum", "sqrt", "rsqrt", "reciprocal")
+    under = (form.behind(arg, ops) for arg in form.args(number) if arg != row)
+    roots = any(form.expr(i).op in ("sqrt", "rsqrt") for values in under for i in values)
+    return number if roots else None
+
+
+def _affine(form: Form, number: int) -> int:
+    """What the value is after it is scaled and shifted by what is the same in every row."""
+    region = form.region
+    while True:
+        after = next((i for i in form.users(number) if _by_a_row(form, i, number)), None)
+        if after is None:
+            return number
+        number = after
+        assert region.exprs[number].op in ("mul", "add")
+
+
+def _by_a_row(form: Form, number: int, of: int) -> bool:
+    """Is a value scaled or shifted by what is the same in every row?"""
+    expr = form.region.exprs[number]
+    if expr.op not in ("mul", "add") or expr.dtype not in FLOATS:
+        return False
+    others = [arg for arg in form.args(number) if arg != of]
+    return len(others) == 1 and not form.constant(others[0]) and _is_a_row(form, others[0], of)
+
+
+def _is_a_row(form: Form, number: int, of: int) -> bool:
+    """Does a value vary along fewer axes than another? Where there is but one row, and so as many
+    axes: is it made of vectors alone, and the other is not?"""
+    depends = form.region.depends
+    if depends[number] != depends[of]:
+        return depends[number] < depends[of]
+    return _rank(form, number) == 1 < _rank(form, of)
+
+
+def _rank(form: Form, number: int) -> int:
+    """The most dimensions of what a value is made of; 0 of a constant."""
+    inputs = form.region.inputs
+    return max((len(inputs[form.expr(i).input].shape) for i in _loads(form, number)), default=0)
+
+
+def _is_bias(form: Form, number: int) -> bool:
+    """A sum with a vector."""
+    return any(
+        _by_a_row(form, number, arg) and min(_rank(form, side) for side in form.args(number)) == 1
+        for arg in form.args(number)
+    )
+
+
+def _is_residual(form: Form, row: int) -> bool:
+    """A sum of two tensors of its own size, one of which is given."""
+    depends = form.region.depends
+    if form.expr(row).op != "add":
+        return False
+    sides = form.args(row)
+    alike = all(depends[side] == depends[row] and not _is_a_row(form, side, row) for side in sides)
+    return alike and any(form.expr(side).op == "load" for side in sides)
+
+
+def _softmaxes(form: Form) -> Iterator[_Whole]:
+    for given, end in softmaxes(form):
+        yield _Whole("softmax", frozenset({given}), end)
+
+
+def _gates(form: Form) -> Iterator[_Whole]:
+    """a · sigmoid(a), and that times something else."""
+    for product, gate, more in sorted(gated(form), key=lambda found: found[2]):  # the larger last
+        yield _Whole("SwiGLU" if more else "SiLU", frozenset({gate}), product)
+
+
+def _gelus(form: Form) -> Iterator[_Whole]:
+    """All that is made of nothing but u, where u is what a GELU is of."""
+    for tanh, given in tanh_gelus(form):
+        end = tanh
+        for i in form.region.live:
+            if end in form.args(i) and _only_of(form, i, given):
+                end = i
+        yield _Whole("GELU", frozenset({given}), end)
+
+
+def _only_of(form: Form, number: int, given: int) -> bool:
+    """Is a value made of another one and of constants alone?"""
+    todo = [number]
+    while todo:
+        one = form.bare(todo.pop())
+        if one == given or form.constant(one):
+            continue
+        args = form.args(one)
+        if not args or form.expr(one).op == "load":
+            return False
+        todo.extend(args)
+    return True
+
+
+def _rotations(form: Form, ends: _Ends) -> Iterator[_Whole]:
+    """x · cos ± y · sin, where x and y are elements of one tensor, and y of the other sign or in
+    another place."""
+    for op in ("add", "sub"):
+        for total in form.region.all(op):
+            terms = [form.args(arg) for arg in form.args(total) if form.expr(arg).op == "mul"]
+            if len(terms) == 2 and (turned := _turned(form, ends, terms)):
+                yield _Whole("rotary embedding", turned, form.bare(total))
+
+
+def _turned(form: Form, ends: _Ends, terms: Sequence[tuple[int, ...]]) -> frozenset[int]:
+    """The two values that are turned; empty where none are."""
+    for x in terms[0]:
+        for y in terms[1]:
+            cos, sin = _other(terms[0], x), _other(terms[1], y)
+            if x == y or cos == sin:
+                continue
+            first, second = _loads(form, x), _loads(form, y)
+            others = _loads(form, cos) | _loads(form, sin)
+            bases = set(map(ends.base, first))
+            same = bases and bases == set(map(ends.base, second)) and first != second
+            if same and bases.isdisjoint(map(ends.base, others)):
+                return frozenset({x, y})
+    return frozenset()
+
+
+def _other(factors: tuple[int, ...], one: int) -> int:
+    """The second factor of a product; of a square the first again."""
+    return next((factor for factor in factors if factor != one), one)
+
+
+def _loads(form: Form, value: int) -> frozenset[int]:
+    """The loads that a value is made of."""
+    exprs = form.region.exprs
+    found: set[int] = set()
+    todo = [value]
+    while todo:
+        one = todo.pop()
+        if one not in found:
+            found.add(one)
+            todo.extend(exprs[one].args)
+    return frozenset(i for i in found if exprs[i].op == "load")

@@ -1,0 +1,218 @@
+"""Stage: some nodes of a graph as one region form, with what flows in and out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.ir.addressed import together
+from fusion_advisor.ir.graph import Ref, Tensor
+from fusion_advisor.ops import REGISTRY, state
+from fusion_advisor.region.axes import Dims, NotExpressible
+from fusion_advisor.region.builder import Builder, Value
+from fusion_advisor.region.region import Region, finish
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What a set of nodes reads from and leaves in memory. `members` are the launches and the
+    views between them, in the graph's order."""
+
+    members: tuple[int, ...]
+    inputs: tuple[Ref, ...]
+    outputs: tuple[Ref, ...]
+
+
+@dataclass(frozen=True)
+class Expressed:
+    """A region form together with the tensors that it stands for.
+
+    `inputs[i]` is the tensor behind the region's input i (none is behind seed and offset, which
+    come last), `outputs` those that it stores; `dims` gives every tensor inside the region its
+    resolved axes, and `draws` gives every random node the number of its first draw and the tensor
+    that eager would fill.
+    """
+
+    region: Region
+    inputs: tuple[Ref, ...]
+    outputs: tuple[Ref, ...]
+    members: tuple[int, ...]
+    dims: dict[Ref, Dims]
+    draws: dict[str, tuple[int, Tensor]]
+
+    @property
+    def form(self) -> object:
+        """Equal where the same kernel serves, its arguments in the same order."""
+        region = self.region
+        inputs = tuple((tensor.shape, tensor.stride, tensor.dtype) for tensor in region.inputs)
+        return region.exprs, inputs, tuple(output.value for output in region.outputs)
+
+
+def boundary(flow: Dataflow, launches: Iterable[int]) -> Boundary:
+    """Find the views inside a set of launches, and what crosses its border."""
+    inside = set(launches)
+    views: set[int] = set()
+    inputs: dict[Ref, None] = {}
+
+    def internal(ref: Ref) -> bool:
+        number = flow.position[ref.node]
+        if number in inside:
+            return True
+        if not flow.is_view(number) or not internal(flow.operands[number][0]):
+            return False
+        views.add(number)
+        return True
+
+    for number in sorted(inside):
+        for ref in flow.operands[number]:
+            if not internal(ref):
+                inputs[ref] = None
+    made = (
+        Ref(flow.nodes[number].name, i)
+        for number in sorted(inside)
+        for i, tensor in enumerate(flow.nodes[number].outputs)
+        if tensor is not None
+    )
+    outputs = [ref for ref in made if any(use not in inside for use in flow.uses(ref))]
+    return Boundary(tuple(sorted(inside | views)), tuple(inputs), tuple(outputs))
+
+
+def fused_traffic(flow: Dataflow, border: Boundary) -> int:
+    """Bytes that one kernel for the set would move: what the launches move, less what they write
+    and read only among themselves, and less what several of them read. Of a tensor that a launch
+    wrote a part of, a cache say, the rest is still read."""
+    annotated = flow.annotated
+    tensors = annotated.tensors
+    made = {flow.nodes[i].name for i in border.members if flow.launches(i)}
+    kept = set(border.outputs)
+    shared: dict[int, int] = {}
+    read_of: dict[Ref, int] = {}
+    seen_of: dict[Ref, list[Tensor]] = {}
+    total = 0
+    for number in border.members:
+        node, cost = flow.nodes[number], annotated.costs[flow.nodes[number].name]
+        if not cost.launches:
+            continue
+        total += cost.bytes
+        for i, tensor in enumerate(node.outputs):
+            if tensor is not None and Ref(node.name, i) not in kept:
+                total -= min(tensor.bytes, cost.bytes_written)
+        for base, refs in _by_base(flow, number).items():
+            read = min(together(tensors[ref] for ref in refs), cost.bytes_read)
+            if base.node in made:
+                total -= min(read, annotated.costs[base.node].bytes_written)
+                continue
+            first = 0
+            for element, ref in {flow.elements[ref]: ref for ref in refs}.items():
+                own, before = min(tensors[ref].bytes, cost.bytes_read), shared.get(element, 0)
+                first += max(own - before, 0)
+                shared[element] = max(own, before)
+            first = min(first, read)
+            total -= read - first
+            read_of[base] = read_of.get(base, 0) + first
+            seen_of.setdefault(base, []).extend(tensors[ref] for ref in refs)
+    # Views that overlap, a tensor and its halves say, are read once, whichever launches read them.
+    return total - sum(max(read - together(seen_of[base]), 0) for base, read in read_of.items())
+
+
+def _by_base(flow: Dataflow, number: int) -> dict[Ref, list[Ref]]:
+    """What a launch reads, by the tensor that it looks at."""
+    found: dict[Ref, list[Ref]] = {}
+    for ref in flow.operands[number]:
+        found.setdefault(flow.base(ref), []).append(ref)
+    return found
+
+
+def express(flow: Dataflow, border: Boundary) -> Expressed:
+    """State the meanings of the nodes one after the other over one builder.
+
+    Raises NotExpressible where the region form has no place for a node or a view.
+    """
+    builder = Builder()
+    tensors = flow.annotated.tensors
+    values: dict[Ref, Value] = {}
+    order: list[Ref] = []
+    draws: dict[str, tuple[int, Tensor]] = {}
+    shared = _seen_in_several_ways(flow, border)
+
+    def load(ref: Ref) -> Value:
+        order.append(ref)
+        return builder.input(tensors[ref])
+
+    def value_of(ref: Ref) -> Value:
+        if ref not in values:
+            number = flow.position[ref.node]
+            if ref in shared and flow.is_view(number):
+                _state(number)
+            else:
+                values[ref] = load(ref)
+        return values[ref]
+
+    def _state(number: int) -> None:
+        node = flow.nodes[number]
+        op = REGISTRY.get(node.op)
+        if op is None:
+            raise NotExpressible(f"{node.op} is not in the registry")
+        resolved = iter(flow.operands[number])
+        first_draw = builder.streams
+        found = state(op, builder, node, lambda _: value_of(next(resolved)))
+        if builder.streams > first_draw:
+            draws[node.name] = first_draw, node.out
+        for i, value in enumerate(found):
+            if value is not None:
+                values[Ref(node.name, i)] = value
+        first = values.get(Ref(node.name))
+        if first is not None and op.pattern != "view":
+            builder.labels.setdefault(first.id, node.name)
+            builder.results.setdefault(first.id, node.name)
+
+    for number in border.members:
+        _state(number)
+    missing = [ref for ref in border.outputs if ref not in values]
+    if missing:
+        lost = f"output {missing[0].output} of {missing[0].node} has no meaning"
+        raise NotExpressible(lost, final=False)
+    region = finish(builder, [(values[ref], tensors[ref]) for ref in border.outputs])
+    resolve = builder.axes.resolve
+    dims = {ref: tuple(resolve(d) for d in value.dims) for ref, value in values.items()}
+    return Expressed(region, tuple(order), border.outputs, border.members, dims, draws)
+
+
+def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:
+    """Inputs that are views of one tensor with the same elements, or of another input: loaded
+    once, as that tensor.
+
+    Only where every view on the way can be pulled through.
+    """
+    ways: dict[int, list[Ref]] = {}
+    for ref in border.inputs:
+        ways.setdefault(flow.elements[ref], []).append(ref)
+    shared: set[Ref] = set()
+    for refs in ways.values():
+        if len({_layout(flow.annotated.tensors[ref]) for ref in refs}) > 1:
+            for ref in refs:
+                shared.update(_views_to(flow, ref, frozenset()))
+    inputs = frozenset(border.inputs)
+    for ref in border.inputs:
+        way = _views_to(flow, ref, inputs - {ref})
+        if way and flow.operands[flow.position[way[-1].node]][0] in inputs:
+            shared.update(way)
+    return shared
+
+
+def _views_to(flow: Dataflow, ref: Ref, ends: frozenset[Ref]) -> list[Ref]:
+    """The views from one tensor back to the first of some others, or to their base."""
+    way: list[Ref] = []
+    while flow.is_view(number := flow.position[ref.node]):
+        if not flow.annotated.costs[ref.node].fusible:
+            break
+        way.append(ref)
+        ref = flow.operands[number][0]
+        if ref in ends:
+            break
+    return way
+
+
+def _layout(tensor: Tensor) -> object:
+    return tensor.shape, tensor.stride

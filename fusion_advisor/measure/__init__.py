@@ -1,0 +1,10 @@
+"""Times on a GPU, of eager, kernels and torch.compile; the search for configurations."""
+
+OFFERS = (
+    "calibrate",
+    "driver",
+    "protocol",
+    "regret",
+    "search",
+)
+"""The modules that other rooms may import."""

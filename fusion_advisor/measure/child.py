@@ -1,0 +1,513 @@
+"""Check and time one way of computing something on a GPU; run by `measure` as a child process.
+
+A line in is a job (`GroupJob`, `ModelJob`, `CeilingsJob` or `TurnsJob`, told apart by `task`), a
+line out its `Measurement`, `Ceilings` or `Turns`. A way is right when, on fresh data in the buffers
+that it was timed on, its results are as near to a float64 run of the same ops as the rules allow,
+before the timing and after it. Between the two everything it allocates is poisoned, the data in its
+inputs is replaced while the GPU is held back, and its results are copied on its own stream at once:
+zeros, results of an earlier call and work on another stream are not right then.
+"""
+
+# torch.compile and Inductor's internals are untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fusion_advisor.capture.replay import NODE, Launcher, opaque, operator_of, replayed
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.graph_json import graph_from_json
+from fusion_advisor.ir.kernel import Case, Criterion, from_json, to_json
+from fusion_advisor.measure.clocks import Clock, DeviceClock, HostClock, refuse_too_fast
+from fusion_advisor.measure.inductor_coverage import Lines, lines_of, watched
+from fusion_advisor.measure.protocol import (
+    Ceilings,
+    CeilingsJob,
+    GroupJob,
+    Inductor,
+    Measurement,
+    ModelJob,
+    Series,
+    TimingRules,
+    Turns,
+    TurnsJob,
+    Way,
+)
+from fusion_advisor.rulebook.local_gpu import version
+from fusion_advisor.support.load_kernel_file import Fault, cause, load_module, spoiled
+from fusion_advisor.support.worker import protocol, restart
+from fusion_advisor.verify.check_child import build_inputs, poisoned_outputs, truth
+from fusion_advisor.verify.stepping import as_tuple
+from fusion_advisor.verify.tolerance import Error, Tensors, Truth, compare
+
+Call = Callable[..., Any]
+
+
+class Absent(Exception):
+    """Why a way is not there: one line."""
+
+
+# -- ways ------------------------------------------------------------------------------------------
+
+
+def way_of(way: Way, plain: Call, emitted: Call | None) -> Call:
+    """The callable of a way over the inputs; `plain` is what eager launches. Raises Absent."""
+    if way.kind == "kernel":
+        assert emitted is not None
+        return emitted
+    if way.kind == "line":
+        return _line(way)
+    if way.kind == "compiled":
+        torch.compiler.reset()
+        if way.backend not in torch.compiler.list_backends(exclude_tags=()):
+            raise Absent(f"{way.backend} is no backend here: its package is not installed")
+        return torch.compile(plain, mode=way.mode or None, dynamic=False, backend=way.backend)
+    return plain
+
+
+def _line(way: Way) -> Call:
+    """PyTorch code over named inputs."""
+    missing = [name for name in way.needs if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Absent(f"{missing[0]} is not installed")
+    known: dict[str, Any] = {"torch": torch}
+    for statement in way.imports:
+        exec(statement, known)  # of the rules, like the line: nothing of the model is in them
+    function: Call = eval(f"lambda {', '.join(n for n, _ in way.names)}: {way.line}", known)
+    return lambda *inputs: function(*(inputs[number] for _, number in way.names))
+
+
+# -- is it right? ----------------------------------------------------------------------------------
+
+
+def fresh(inputs: Tensors, drawn: Tensors) -> None:
+    """Other data into the same buffers."""
+    for old, new in zip(inputs, drawn, strict=True):
+        if 0 in old.stride():
+            old[tuple(slice(None) if s else slice(0, 1) for s in old.stride())].copy_(
+                new[tuple(slice(None) if s else slice(0, 1) for s in new.stride())]
+            )
+        else:
+            old.copy_(new)
+
+
+def snapshot(call: Call, inputs: Tensors) -> Tensors:
+    """What a call has left for the next work on its stream; what it allocates was poisoned."""
+    with poisoned_outputs():
+        return tuple(result.clone() for result in as_tuple(call(*inputs)))
+
+
+def _further(plain: Call, case: Case, seed: int, clock: Clock) -> Iterator[Truth]:
+    """Other draws like that of a seed."""
+    for draw in count(1):
+        yield truth(plain, build_inputs(case, "normal", 1000 * draw + seed, clock.device))
+
+
+# -- one group -------------------------------------------------------------------------------------
+
+
+def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
+    """One way of one group. Raises Fault where it is wrong or its time cannot be, Absent where it
+    is not there."""
+    began = time.perf_counter()
+    plain: Call = module.reference
+    call = way_of(job.way, plain, getattr(module, job.kernel.entry))
+    case = job.kernel.cases[0]
+    inputs = build_inputs(case, "normal", 0, clock.device)
+    seen: Inductor | None = None
+    if job.way.kind == "compiled":
+        seen = _compiled(call, inputs, lines_of(plain, job.nodes))
+    else:
+        call(*inputs)
+    seconds = time.perf_counter() - began
+
+    def right(seed: int) -> tuple[float, float]:
+        drawn = build_inputs(case, "normal", seed, clock.device)
+        fresh(inputs, drawn)
+        del drawn
+        found = snapshot(call, inputs)
+        if job.random:
+            return 0.0, 0.0
+        held = compare(
+            found,
+            truth(plain, inputs),
+            job.rules.criterion,
+            case.summed,
+            _further(plain, case, seed, clock),
+        )
+        return held.ours, held.eager
+
+    before = right(1)
+    clock.release()
+    timing = clock.time(lambda: call(*inputs), job.least_bytes)
+    after = right(2)
+    worst = max(before, after)
+    error = None if job.random else worst[0]
+    return Measurement(
+        job.subject, job.way.name, timing, error, None if job.random else worst[1],
+        seconds=seconds, inductor=seen,
+    )  # fmt: skip
+
+
+def _compiled(call: Call, inputs: Tensors, lines: Lines) -> Inductor:
+    """Runs a compiled function once: what Inductor made of all its graphs."""
+    with watched(lines) as made:
+        call(*inputs)
+    if not lines:
+        return Inductor(unknown="not known: the file has other lines than the graph has nodes")
+    return Inductor(
+        tuple(kernel for one in made for kernel in one.kernels),
+        tuple(pair for one in made for pair in one.apart),
+        next((one.unknown for one in made if one.unknown), ""),
+    )
+
+
+# -- kernels in turn -------------------------------------------------------------------------------
+
+
+def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
+    """Each kernel held to float64 before and after all of them are timed in turn. What one cannot
+    do, or does wrong, is in its series; Fault where the first one's file does not even import."""
+    plain: Call = load_module(job.kernels[0].text, folder).reference
+    case = job.kernels[0].cases[0]
+    inputs = build_inputs(case, "normal", 0, clock.device)
+    calls: dict[int, Call] = {}
+    series: dict[int, Series] = {}
+
+    def attempted(number: int, what: Callable[[], Any]) -> Any:
+        try:
+            return what()
+        except Exception as error:  # noqa: BLE001 whatever a configuration raises is its row
+            text = str(error) if isinstance(error, Fault) else cause(error)
+            series[number] = Series(failure=" ".join(text.split()))
+            calls.pop(number, None)
+
+    def ready(number: int) -> None:
+        kernel = job.kernels[number]
+        calls[number] = getattr(load_module(kernel.text, folder), kernel.entry)
+        calls[number](*inputs)
+
+    def right(seed: int) -> None:
+        fresh(inputs, build_inputs(case, "normal", seed, clock.device))
+        known = truth(plain, inputs)
+
+        def near(call: Call) -> None:
+            found = snapshot(call, inputs)
+            compare(
+                found, known, job.rules.criterion, case.summed, _further(plain, case, seed, clock)
+            )
+
+        for number, call in list(calls.items()):
+            attempted(number, partial(near, call))
+
+    for number in range(len(job.kernels)):
+        attempted(number, partial(ready, number))
+    if not job.random:
+        right(1)
+    clock.release()
+    timed = clock.turns([partial(call, *inputs) for call in calls.values()], job.rounds)
+    for number, us in zip(list(calls), timed, strict=True):
+        series[number] = Series(tuple(us))
+        middle = statistics.median(us)
+        attempted(number, partial(refuse_too_fast, middle, job.least_bytes, job.rules))
+    if not job.random:
+        right(2)
+    rows = tuple(series[number] for number in range(len(job.kernels)))
+    broken = next((row.failure for row in rows if row.failure and spoiled(row.failure)), None)
+    return Turns(rows, tuple(machine(clock.device).items()), broken)
+
+
+# -- a whole model ---------------------------------------------------------------------------------
+
+
+def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
+    """A whole graph in one way, on random weights; how far what is replaced is from eager. Raises
+    Fault where that is too far."""
+    began = time.perf_counter()
+    graph = graph_from_json(job.graph)
+    launchers = tuple(
+        Launcher(getattr(load_module(one.text, folder), one.entry), one.inputs, one.outputs, after)
+        for one, after in zip(job.kernels, job.after, strict=True)
+    )
+    compiled = job.way.kind == "compiled"
+    if compiled:
+        launchers = tuple(opaque(one, graph, clock.device) for one in launchers)
+    plain, inputs = replayed(graph, (), clock.device)
+    rest = graph_from_json(job.rest) if launchers else graph
+    chosen, _ = replayed(rest, launchers, clock.device, inputs)
+    call: Call = way_of(job.way, chosen, None) if compiled else chosen
+    seen: Inductor | None = None
+    first = _unwritten(graph, inputs)
+    if compiled and job.way.backend == "inductor":
+        nodes = [node.meta[NODE] for node in chosen.graph.nodes if NODE in node.meta]
+        seen = _compiled(call, first(), lines_of(chosen.forward, nodes))
+    results = as_tuple(call(*first()))
+    seconds = time.perf_counter() - began
+    held = Error()
+    checked = bool(launchers) and not _random(graph)
+    if checked:
+        rival = partial(way_of, job.way, plain, None) if compiled else None
+        held = _apart(results, plain, first, job.rules.criterion, rival)
+    del results
+    clock.release()
+    timing = clock.time(lambda: call(*inputs), 0)
+    return Measurement(
+        "model", job.way.name, timing, held.ours if checked else None,
+        held.eager if checked else None, seconds=seconds, inductor=seen,
+    )  # fmt: skip
+
+
+def _unwritten(graph: Graph, inputs: Tensors) -> Callable[[], Tensors]:
+    """Gives the inputs as they are at first: copies of those that the graph writes in place."""
+    written = {storage for node in graph.nodes for storage in node.mutates}
+    given = [node for node in graph.nodes if node.kind != "call" and node.outputs]
+    kept = [node.out.storage not in written for node in given]
+
+    def copies() -> Tensors:
+        return tuple(
+            tensor if stays else _copied(tensor) for stays, tensor in zip(kept, inputs, strict=True)
+        )
+
+    return copies
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    copy = torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    fresh((copy,), (tensor,))
+    return copy
+
+
+def _random(graph: Graph) -> bool:
+    """Does it draw random numbers, which differ from run to run?"""
+    tag = torch.Tag.nondeterministic_seeded
+    return any(node.kind == "call" and tag in operator_of(node).tags for node in graph.nodes)
+
+
+class _Moved(TorchDispatchMode):
+    """Moves every floating result of a launch by about the last place of its dtype, up or down."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        operands = [each for each in tree_leaves(args) if isinstance(each, torch.Tensor)]
+        held = {each.untyped_storage().data_ptr() for each in operands}
+        returned: tuple[Any, ...] = as_tuple(found)
+        for result in returned:
+            if not isinstance(result, torch.Tensor) or not result.is_floating_point():
+                continue
+            views = result.untyped_storage().data_ptr() in held and not func._schema.is_mutable
+            if views or not operands or result.element_size() == 1:
+                continue
+            sign = torch.randint(0, 2, result.shape, device=result.device, dtype=torch.int8) * 2 - 1
+            moved = result + result * torch.finfo(result.dtype).eps * sign
+            result.copy_(torch.where(moved.isfinite(), moved, result))
+        return found
+
+
+def _apart(
+    found: Tensors,
+    plain: Call,
+    inputs: Callable[[], Tensors],
+    criterion: Criterion,
+    rival: Callable[[], Call] | None = None,
+) -> Error:
+    """The largest difference from eager. Raises Fault where a result is further off than the
+    criterion allows, with eager in float64's place, which few whole models run in: eager's own
+    error is then how far its results move as each launch is rounded otherwise. What a compiler does
+    to launches that are not replaced (another algorithm for a convolution) is its own: with a
+    `rival`, the plain model compiled likewise, its error is eager's where it is the larger one."""
+    eager = as_tuple(plain(*inputs()))
+
+    def moved() -> Truth:
+        with _Moved():
+            return Truth(as_tuple(plain(*inputs())), eager)
+
+    def further() -> Iterator[Truth]:
+        while True:
+            yield moved()
+
+    try:
+        return compare(found, moved(), criterion, further=further())
+    except Fault as fault:
+        if rival is None:
+            raise Fault(f"not what eager gives: {fault}") from fault
+    beside = Truth(as_tuple(rival()(*inputs())), eager)
+    try:
+        return compare(found, beside, criterion)
+    except Fault as fault:
+        raise Fault(f"not what eager gives: {fault}") from fault
+
+
+# -- ceilings --------------------------------------------------------------------------------------
+
+
+def ceilings(job: CeilingsJob, clock: Clock) -> Ceilings:
+    """What a large copy, large matrix products and a launch reach here."""
+    count = 1 << (29 if clock.device == "cuda" else 16)
+    source = torch.randn(count, device=clock.device)
+    target = torch.empty_like(source)
+    copied = clock.time(partial(target.copy_, source), 0)
+    del target, source
+    clock.release()
+    products = tuple((dtype, _matmul(dtype, clock)) for dtype in job.dtypes)
+    small = torch.zeros(32, device=clock.device)
+    launched = clock.time(lambda: small.add_(1.0), 0)
+    return Ceilings(
+        copy=2 * 4 * count / (copied.us * 1e-6),
+        matmul=products,
+        launch_us=launched.us,
+        host_launch_us=_host_us(small),
+        machine=tuple(machine(clock.device).items()),
+    )
+
+
+def _matmul(dtype: str, clock: Clock) -> float:
+    """FLOP/s of a square product on random data; TF32 is float32 with the mode set."""
+    size = 8192 if clock.device == "cuda" else 64
+    kind = getattr(torch, "float32" if dtype == "tf32" else dtype)
+    a, b = (torch.randn(size, size, device=clock.device).to(kind) for _ in range(2))
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    try:
+        spent = clock.time(lambda: a @ b, 0)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    return 2 * size**3 / (spent.us * 1e-6)
+
+
+def _host_us(small: torch.Tensor) -> float:
+    """What the host takes for one small launch, of a thousand."""
+    spent: list[float] = []
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(1000):
+            small.add_(1.0)
+        spent.append((time.perf_counter() - began) * 1e3)
+        if small.is_cuda:
+            torch.cuda.synchronize()
+    return statistics.median(spent)
+
+
+def machine(device: str) -> dict[str, str]:
+    """What measures: the GPU with its clocks, and the versions."""
+    import triton
+
+    found = {"torch": torch.__version__, "triton": triton.__version__, "gpu": "none"}
+    liger = version("liger-kernel")
+    found |= {"liger": liger} if liger else {}
+    if device == "cuda":
+        found["gpu"] = torch.cuda.get_device_name()
+        found["cuda"] = str(torch.version.cuda)
+        found |= _driver()
+    return found
+
+
+def _driver() -> dict[str, str]:
+    import subprocess
+
+    names = ("driver_version", "clocks.current.sm", "clocks.current.memory", "power.limit")
+    asked = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"driver": f"not known: {type(error).__name__}"}
+    return dict(zip(names, map(str.strip, done.stdout.split(",")), strict=False))
+
+
+# -- the child -------------------------------------------------------------------------------------
+
+
+def answer(line: str, folder: Path, clock: Callable[[TimingRules], Clock]) -> str:
+    """One job's answer; what goes wrong is in it."""
+    task = json.loads(line)["task"]
+    if task == "ceilings":
+        asked = from_json(CeilingsJob, line)
+        return to_json(ceilings(asked, clock(asked.rules)))
+    if task == "turns":
+        return _in_turn(from_json(TurnsJob, line), folder, clock)
+    kind = GroupJob if task == "group" else ModelJob
+    job = from_json(kind, line)
+    subject = job.subject if isinstance(job, GroupJob) else "model"
+    failed = partial(Measurement, subject, job.way.name)
+    try:
+        with torch.no_grad():
+            if isinstance(job, GroupJob):
+                module = load_module(job.kernel.text, folder)
+                return to_json(group(job, module, clock(job.rules)))
+            return to_json(model(job, folder, clock(job.rules)))
+    except Absent as absent:
+        return to_json(failed(absent=str(absent)))
+    except Exception as error:  # noqa: BLE001 rivals raise what they like: it is their row
+        text = str(error) if isinstance(error, Fault) else cause(error)
+        return to_json(failed(failure=" ".join(text.split())))
+
+
+def _in_turn(job: TurnsJob, folder: Path, clock: Callable[[TimingRules], Clock]) -> str:
+    try:
+        with torch.no_grad():
+            return to_json(turns(job, folder, clock(job.rules)))
+    except Exception as error:  # noqa: BLE001 the reference may raise anything: it is told
+        text = str(error) if isinstance(error, Fault) else cause(error)
+        return to_json(Turns(failure=" ".join(text.split())))
+
+
+def _clock(device: str) -> Callable[[TimingRules], Clock]:
+    """One clock for the child's life: its buffer is large."""
+    made: list[Clock] = []
+
+    def clock(rules: TimingRules) -> Clock:
+        if not made:
+            made.append(DeviceClock(rules) if device == "cuda" else HostClock())
+        return made[0]
+
+    return clock
+
+
+def main(where: str) -> None:
+    """The child's life: `where` is `gpu`, or `rehearse` for the interpreter on a CPU."""
+    warnings.simplefilter("ignore")
+    os.environ["FUSION_ADVISOR_STRICT"] = "1"
+    device = "cuda" if where == "gpu" else "cpu"
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+        from fusion_advisor.verify.interpreter import install
+
+        install()
+    with protocol() as (lines, reply), tempfile.TemporaryDirectory() as folder:
+        _serve(lines, reply, Path(folder), _clock(device))
+
+
+def _serve(lines: Iterator[str], reply: Callable[[str], None], folder: Path, clock: Any) -> None:
+    for line in lines:
+        text = answer(line, folder, clock)
+        reply(text)
+        if spoiled(json.loads(text).get("failure") or ""):
+            restart()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -1,0 +1,201 @@
+"""Stage: which configuration of a kernel is the fastest on the GPU that is here.
+
+All configurations are timed in turn, so that what changes with time changes all of them alike. The
+quickest of them then stand alone beside the rules' own. One wins that is faster by more than their
+rounds spread, and by more than medians differ from run to run, and that passes every check that a
+kernel has to pass; else the rules' own stays.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from fusion_advisor.codegen.header import does
+from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.ir.kernel import Check, Compiled, Kernel
+from fusion_advisor.measure.config_space import configuration, neighbours
+from fusion_advisor.measure.driver import measure_turns, timing_rules
+from fusion_advisor.measure.protocol import Series, Turns
+from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.local_gpu import gpu_names
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.errors import UsageError
+from fusion_advisor.support.worker import Worker
+from fusion_advisor.verify.driver import holds
+
+Proven = tuple[Check | None, Compiled | None]
+"""What `verify` says of a kernel; None where it was not asked."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A kernel in one configuration, with that in words."""
+
+    configuration: str
+    kernel: Kernel
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The kernel that is to be written. `said` is what was found, for the file's stamp; `proof` is
+    the winner's, and `instead` the fingerprint of the rules' own: None and empty where that stays.
+    `us` and `own_us` are the microseconds of both. `failure` is why nothing was found out."""
+
+    kernel: Kernel
+    said: str = ""
+    configuration: str = ""
+    us: float = 0.0
+    own_us: float = 0.0
+    proof: Proven | None = None
+    instead: str = ""
+    failure: str = ""
+
+
+class Timer(Protocol):
+    """Times kernels in turn, for so many rounds."""
+
+    def __call__(self, kernels: Sequence[Kernel], rounds: int) -> Turns: ...
+
+
+class Searcher(Protocol):
+    """Finds the fastest configuration of a group's kernel. `emitted` writes the kernel of another
+    plan, or says why there is none; `proven` checks and compiles it."""
+
+    def __call__(
+        self,
+        decision: Decision,
+        kernel: Kernel,
+        emitted: Callable[[Decision], Kernel | str],
+        proven: Callable[[Kernel], Proven],
+    ) -> Searched: ...
+
+
+@contextmanager
+def searching(asked: str | None, rulebook: Rulebook) -> Generator[Searcher]:
+    """A searcher, with a child of its own on the GPU that is here. `asked` is the device that
+    kernels are judged for. UsageError where there is no GPU, or where that is another one."""
+    gpus = gpu_names()
+    if not gpus:
+        raise UsageError(
+            "--search times kernels on a GPU and there is none here; leave it out, or run it on one"
+        )
+    device = rulebook.device(gpus[0])
+    if asked is not None and rulebook.device(asked).name != device.name:
+        raise UsageError(
+            f"--search times kernels on the {gpus[0]} here, and these are for {asked}; "
+            "leave it out, or analyze for this GPU"
+        )
+    with Worker("fusion_advisor.measure.child", "gpu") as worker:
+        yield searcher(worker, device, rulebook)
+
+
+def searcher(worker: Worker, device: Device, rulebook: Rulebook) -> Searcher:
+    """One whose kernels are timed by this child."""
+    rules, timeout_s = timing_rules(rulebook, device), rulebook.tuning.timeout.base
+
+    def searched(
+        decision: Decision,
+        kernel: Kernel,
+        emitted: Callable[[Decision], Kernel | str],
+        proven: Callable[[Kernel], Proven],
+    ) -> Searched:
+        def timed(kernels: Sequence[Kernel], rounds: int) -> Turns:
+            return measure_turns(decision, kernels, rounds, worker, rules, timeout_s)
+
+        own, *others = contenders(decision, kernel, emitted, rulebook)
+        return search(own, others, timed, proven, rulebook)
+
+    return searched
+
+
+def contenders(
+    decision: Decision,
+    kernel: Kernel,
+    emitted: Callable[[Decision], Kernel | str],
+    rulebook: Rulebook,
+) -> list[Contender]:
+    """A group's kernel as the rules have it, and in each neighbouring configuration that can be
+    written."""
+    found: list[Contender] = []
+    for each in (decision, *neighbours(decision, rulebook)):
+        plan = each.subject.plan
+        made = kernel if each is decision else emitted(each)
+        if plan is not None and isinstance(made, Kernel):
+            found.append(Contender(configuration(plan), made))
+    return found
+
+
+def search(
+    own: Contender,
+    others: Sequence[Contender],
+    timed: Timer,
+    proven: Callable[[Kernel], Proven],
+    rulebook: Rulebook,
+) -> Searched:
+    """The fastest of a kernel's configurations; `own` is the one that the rules choose."""
+    numbers = rulebook.tuning
+    all_in_turn = timed([each.kernel for each in (own, *others)], numbers.screened.count)
+    failure = _failure(all_in_turn)
+    if failure:
+        return Searched(own.kernel, failure=failure)
+    first, *rows = all_in_turn.series
+    own_us = statistics.median(first.us)
+    ranked = sorted((statistics.median(row.us), n) for n, row in enumerate(rows) if row.us)
+    quicker = [others[n] for us, n in ranked if us < own_us]
+    head = f"{_place(all_in_turn)}, of {len(others) + 1} configurations"
+    for one in quicker[: numbers.finalists.count]:
+        alone = timed([own.kernel, one.kernel], numbers.rounds.count)
+        if _failure(alone) or not alone.series[1].us:
+            continue
+        mine, its = alone.series
+        own_us = statistics.median(mine.us)
+        if not faster(its, mine, rulebook.measure.tie.value):
+            continue
+        proof = proven(one.kernel)
+        if not holds(*proof):
+            continue
+        us = statistics.median(its.us)
+        said = (
+            f"{head}: {one.configuration}, {us:.2f} us; "
+            f"the rules' own, {own.configuration}, {own_us:.2f} us"
+        )
+        own_text = does(own.kernel.text)
+        return Searched(one.kernel, said, one.configuration, us, own_us, proof, own_text)
+    said = (
+        f"{head}: the rules' own, {own.configuration}, {own_us:.2f} us; "
+        "no other that is right is faster by more than times differ"
+    )
+    return Searched(own.kernel, said, own.configuration, own_us, own_us)
+
+
+def faster(one: Series, other: Series, tie: float) -> bool:
+    """Is one kernel faster than another, by more than the quartiles of either's rounds are apart,
+    and by more than medians differ between runs?"""
+    gain = statistics.median(other.us) - statistics.median(one.us)
+    spread = max(_spread(one), _spread(other))
+    return gain > spread and statistics.median(other.us) > tie * statistics.median(one.us)
+
+
+def _spread(series: Series) -> float:
+    """Between the quartiles, in microseconds; of one round there is none."""
+    if len(series.us) == 1:
+        return 0.0
+    low, _, high = statistics.quantiles(series.us, n=4)
+    return high - low
+
+
+def _failure(turns: Turns) -> str:
+    """Why the rules' own configuration was not timed; empty where it was."""
+    if turns.failure:
+        return turns.failure
+    return turns.series[0].failure or ""
+
+
+def _place(turns: Turns) -> str:
+    machine = dict(turns.machine)
+    versions = (f"{name} {machine[name]}" for name in ("torch", "triton"))
+    return f"on {machine['gpu']}, {', '.join(versions)}"

@@ -1,0 +1,17 @@
+"""Attention as graphs have it: one call, which may take a mask."""
+
+from __future__ import annotations
+
+from fusion_advisor.ir.graph import Node, Ref
+
+ATTENTION = "aten.scaled_dot_product_attention.default"
+_MASK = 3
+"""Where it takes one."""
+
+
+def mask_of(node: Node) -> Ref | None:
+    """The mask that an attention takes; None where it takes none, and for any other node."""
+    if node.op != ATTENTION:
+        return None
+    given = node.args[_MASK] if len(node.args) > _MASK else dict(node.kwargs).get("attn_mask")
+    return given if isinstance(given, Ref) else None

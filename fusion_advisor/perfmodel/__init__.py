@@ -1,0 +1,1 @@
+"""Microseconds of launches and plans, by a model that was fitted to measurements."""

@@ -1,0 +1,386 @@
+"""What the warps of an emitted kernel issue: instructions, and wavefronts of the L1.
+
+A wavefront is what the L1 of a multiprocessor, which is its shared memory too, does in one clock
+(`bank_conflicts`). Threads hold a tile as `blocked_layout` says: where what they ask for lies, and
+through how many lanes and warps a reduction goes, follows from that. What a thread has no places of
+its own for, all of them make.
+
+What is worth how many instructions (`rules/predict.toml`, `times.issue`) was fitted on what the
+hardware counted of 1006 cases' kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from math import gcd, log2, prod
+
+from fusion_advisor.perfmodel.bank_conflicts import BANKS, WORD_BYTES, wavefronts_of
+from fusion_advisor.perfmodel.blocked_layout import Spread, spread
+from fusion_advisor.perfmodel.coalescing import Asked, asked, divisions, hangs, lane_of
+from fusion_advisor.region.exprs import INDEX
+from fusion_advisor.region.instruction_mix import UNISSUED, instructions
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.schedules.base import Step
+from fusion_advisor.schedules.joined import shares
+from fusion_advisor.schedules.layout import Access, Group, address_of
+from fusion_advisor.schedules.reducing import walks
+
+UNKNOWN = 8
+"""Wavefronts of a request whose places hang on data: of neighbours some lie together."""
+CONFLICTS = 2
+"""Wavefronts for each word that is turned, to shared memory or back."""
+WARPS_SEEN = 8
+"""Whose lanes' addresses are looked at."""
+SCANNED = 14
+"""Wavefronts for each vector that a warp scans: shuffles, and what warps leave each other."""
+SHARED = 13
+"""Wavefronts of a warp for each reduction whose parts programs leave for each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What the warps of a kernel do, all together; each is worth some instructions."""
+
+    program: float
+    """Warps that begin."""
+    access: float
+    """Tensors that a warp reads or writes."""
+    request: float
+    """Vectors that it asks for."""
+    masked: float
+    """Elements taken one by one, each under its own mask, though neighbours lie together."""
+    divided: float
+    """Places that it finds by a division."""
+    index: float
+    """Steps to find what an index says."""
+    simple: float
+    """Instructions of primitives that are one or two, as they were timed alone."""
+    other: float
+    """Instructions of all other primitives, as they were timed alone."""
+    integer: float
+    """Primitives of 64-bit integers."""
+    step: float
+    """Places that reductions combine."""
+    exchange: float
+    """Values that lanes or warps give each other."""
+    scanned: float
+    """Vectors that warps scan."""
+    shared: float
+    """Reductions whose parts programs that share a row leave for each other."""
+
+    def instructions(self, device: Device) -> float:
+        """Of warps."""
+        worth = device.times.issue
+        return sum(getattr(self, f.name) * getattr(worth, f.name).value for f in fields(self))
+
+
+def tally(program: Program, device: Device, *, precise: bool) -> Tally:
+    """Of a kernel whose results are made in the longer forms where they are `precise`."""
+    step, every = program.step, program.every
+    warps = step.programs * step.warps * step.turns
+    parts = [part.region for part in step.phases or (step,)]
+    made = [
+        instructions(r, device, precise=precise, lanes=partial(program.times, r)) for r in parts
+    ]
+    one_by_one = sum(1 for one in every if one.whole == 1 and one.apart == 1)
+    places = program.main.places * program.serial
+    indices = integers = scanned = 0.0
+    for region in parts:
+        for number in region.live:
+            expr = region.exprs[number]
+            wide = any(region.exprs[one].dtype == "int64" for one in (number, *expr.args))
+            if expr.op == "scan":
+                scanned += program.times(region, expr.args[0]) / program.scanned_at_once
+            elif expr.op in (*UNISSUED, "reduce"):
+                continue
+            elif expr.dtype == INDEX:
+                indices += program.times(region, number)
+            elif wide:
+                integers += program.times(region, number)
+    return Tally(
+        program=step.programs * step.warps,
+        access=warps * sum(one.share for one in every),
+        request=warps * sum(program.requests(one) for one in every),
+        masked=warps * one_by_one * places,
+        divided=warps * program.divided,
+        index=warps * indices,
+        simple=warps * sum(one.simple for one in made),
+        other=warps * sum(one.others for one in made),
+        integer=warps * integers,
+        step=warps * sum(one.steps for one in made),
+        exchange=warps * (program.turned + sum(one.exchanges for one in program.reductions)),
+        scanned=warps * scanned,
+        shared=warps * program.shared,
+    )
+
+
+def wavefronts(program: Program) -> int:
+    """Of all programs together."""
+    step = program.step
+    found = 1.0 + sum(program.requests(one) * program.lines(one) for one in program.every)
+    found += sum(one.wavefronts for one in program.reductions) + CONFLICTS * program.turned
+    vectors = program.main.places / program.scanned_at_once
+    found += SCANNED * vectors * sum(1 for _ in step.region.all("scan"))
+    found += SHARED * program.shared
+    return int(step.programs * step.warps * step.turns * found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """Of one warp: values that it gives to other lanes or warps, and wavefronts that this takes."""
+
+    exchanges: float
+    wavefronts: float
+
+
+class Program:
+    """What a thread, or a warp, of a kernel's program has to do."""
+
+    def __init__(self, step: Step, warp: int) -> None:
+        self.step, self.warp = step, warp
+        self.shares = shares(step)
+        self.every = asked(step, self.shares)
+        self.rows = step.rows if step.inner else 1
+        self.inner = _axes(step.inner or step.outer)
+        self.outer = _axes(step.outer) if step.inner else frozenset[int]()
+        self.walks = walks(step.region, step.serial)
+
+    # -- what its threads hold -----------------------------------------------------------------
+
+    @cached_property
+    def spreads(self) -> tuple[Spread, Spread]:
+        """Of what lies together along rows, and across them."""
+        step, widest = self.step, [1, 1]
+        for one in self.every:
+            if self.rows == 1 or all(self.walked(one.access)):
+                side = self._lies(one.access)
+                widest[side] = max(widest[side], one.width)
+        return (
+            spread(step.block, self.rows, widest[0], step.warps, self.warp),
+            spread(self.rows, step.block, widest[1], step.warps, self.warp),
+        )
+
+    @cached_property
+    def side(self) -> int:
+        """Which of both the largest tensor has: 0 along rows, 1 across them."""
+        _, side = min((-o.access.tensor.bytes, self._lies(o.access)) for o in self.every)
+        return side
+
+    @property
+    def main(self) -> Spread:
+        return self.spreads[self.side]
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Places of a thread along a row, and rows."""
+        held, across = self.main.held, self.main.held_across
+        return (across, held) if self.side else (held, across)
+
+    @property
+    def serial(self) -> int:
+        """Places that a lane walks one after the other, each time."""
+        return prod(self.step.region.sizes[axis] for axis in self.step.serial)
+
+    def walked(self, access: Access) -> tuple[bool, bool]:
+        """Does an access hang on places along rows, and on rows?"""
+        return hangs(self.step, access, self.inner), hangs(self.step, access, self.outer)
+
+    def _lies(self, access: Access) -> int:
+        """Along rows, or across them: as memory follows; across where it follows neither."""
+        step, lane = self.step, lane_of(self.step, access)
+        if not step.inner or self.rows == 1:
+            return 0
+        apart = bool(lane.axes) and all(self.walked(access)) and access.step(lane.axes[-1]) != 1
+        return int(lane not in step.inner or (apart and not access.pulled))
+
+    def _held(self, access: Access) -> tuple[Spread, bool, bool, int]:
+        """How an access is spread, whether it hangs on what lies together and on the rest, and on
+        which side it lies. What does not hang on the whole tile is held as the tile is."""
+        along, rows = self.walked(access)
+        side = self._lies(access) if along and rows else self.side
+        return (self.spreads[side], *((rows, along) if side else (along, rows)), side)
+
+    # -- instructions --------------------------------------------------------------------------
+
+    def times(self, region: Region, number: int) -> float:
+        """How often a warp makes a value of a region: the kernel's, or that of a phase."""
+        step, axes = self.step, region.depends[number]
+        along, rows = self.held
+        found = self.shares.get(number, 1.0) * (rows if axes & self.outer else 1)
+        if axes & self.inner:
+            found *= along * self._chunks()
+        walked = axes & step.serial
+        if walked:
+            found *= max(self.walks.values(), default=1)
+        return found * prod(region.sizes[axis] for axis in walked)
+
+    @property
+    def scanned_at_once(self) -> int:
+        """Places that a thread scans by itself before its warp does."""
+        return 1 if self.side else self.main.vector
+
+    def _chunks(self) -> float:
+        """Tiles that it walks along a row, or pieces that it holds."""
+        step = self.step
+        if step.schedule == "blocked":
+            return -(-(step.part or step.length) // step.block)
+        return 1.0 + step.rest / step.block
+
+    @property
+    def divided(self) -> float:
+        """Divisions of one warp that find the places of its elements."""
+        step, (along, rows) = self.step, self.held
+        if not step.inner:
+            return along * divisions(step, step.outer)
+        found = 0.0 if step.in_planes else rows * divisions(step, step.outer)
+        return found + along * divisions(step, step.inner)
+
+    # -- wavefronts ----------------------------------------------------------------------------
+
+    def requests(self, one: Asked) -> float:
+        """Of one warp for one access: at each place that lanes walk, and for each chunk of a row;
+        not where no lane of the warp has an element."""
+        step, access = self.step, one.access
+        spread, on, across, _ = self._held(access)
+        found = one.share * (spread.held_across if across else 1)
+        if on and (one.apart != 0 or not self._near):
+            found *= spread.held / min(one.whole, spread.vector, spread.held)
+        walked = [axis for axis in step.serial if hangs(step, access, frozenset((axis,)))]
+        if walked:
+            found *= self._again(one) * prod(step.region.sizes[axis] for axis in walked)
+        if step.inner and self.walked(access)[0]:
+            found *= (step.part or step.length) / step.block
+        return found
+
+    def lines(self, one: Asked) -> float:
+        """Wavefronts of one request: the mean of those that are looked at. What is made at a share
+        of the places has all of them there."""
+        access = one.access if one.share == 1.0 else replace(one.access, guard=None)
+        spread, on, _, side = self._held(access)
+        address = address_of(self.step.region, access)
+        if address is None:
+            return float(UNKNOWN) if on else 1.0
+        width = (min(one.whole, spread.vector) if on else 1) * access.tensor.itemsize
+        asked = (
+            tuple(None if at is None else address(at) for at in lanes)
+            for lanes in self._lanes[side].warps
+        )
+        return sum(wavefronts_of(addresses, width) for addresses in asked) / WARPS_SEEN
+
+    @cached_property
+    def _lanes(self) -> tuple[_Lanes, ...]:
+        """Of lanes along rows, and across them."""
+        return _Lanes(self, 0), _Lanes(self, 1)
+
+    def _again(self, one: Asked) -> int:
+        """How often lanes walk the places of a load."""
+        numbers = tuple(self.step.region.all("load"))
+        at = next((n for n, each in zip(numbers, self.every, strict=False) if each is one), None)
+        return 1 if at is None else self.walks.get(at, 1)
+
+    @property
+    def _near(self) -> bool:
+        """Do all lanes lie in one run of the last group, or in two?"""
+        step = self.step
+        return bool(step.inner) or not step.outer or step.block <= step.outer[-1].size
+
+    @property
+    def shared(self) -> int:
+        """Reductions whose parts programs of one row leave for each other."""
+        phases = self.step.phases if self.step.parts else ()
+        return sum(1 for phase in phases for _ in phase.region.all("reduce"))
+
+    @cached_property
+    def turned(self) -> float:
+        """Words that a thread puts into shared memory and takes from there, of what lies across the
+        rest of the tile."""
+        across = [one for one in self.every if self._held(one.access)[3] != self.side]
+        words = sum(one.share * one.access.tensor.itemsize / WORD_BYTES for one in across)
+        return 2 * words * self.main.places
+
+    @cached_property
+    def reductions(self) -> tuple[_Reduction, ...]:
+        """Along rows."""
+        found: list[_Reduction] = []
+        for part in self.step.phases or (self.step,):
+            region = part.region
+            for number in region.all("reduce"):
+                operand = region.depends[region.exprs[number].args[0]]
+                if (operand - region.depends[number]) & self.step.along:
+                    again = region.depends[number] & part.serial
+                    found.append(self._reduced(prod(region.sizes[axis] for axis in again)))
+        return tuple(found)
+
+    def _reduced(self, times: int) -> _Reduction:
+        """Lanes combine theirs, then warps through shared memory, where those of a row lie
+        together, and all lanes read the result there."""
+        main, step = self.main, self.step
+        lanes, warps, beside, apart = main.lanes, main.warps, main.lanes_across, 1
+        if self.side:
+            lanes, warps = main.lanes_across, main.warps_across
+            beside, apart = main.lanes, main.vector
+        _, kept = self.held
+        lanes = min(lanes, step.block)
+        warps = min(warps, max(1, step.block // lanes))
+        times *= 1 + bool(step.rest or step.vector)
+        shuffled = kept * log2(lanes)
+        if warps == 1:
+            return _Reduction(times * shuffled, times * shuffled)
+        conflicts = max(1.0, beside * gcd(apart * warps, BANKS) / BANKS)
+        words = self.rows * warps / (step.warps * self.warp)
+        combined = max(1.0, words) * log2(warps) + 2 * words
+        return _Reduction(
+            times * (shuffled + 2 * kept + 2 + log2(warps)),
+            times * (shuffled + 2 * kept * conflicts + combined),
+        )
+
+
+class _Lanes:
+    """Where the lanes of some warps are, in tiles evenly apart, of what lies on one side."""
+
+    def __init__(self, program: Program, side: int) -> None:
+        self.program, self.side = program, side
+
+    @cached_property
+    def warps(self) -> list[list[dict[int, int] | None]]:
+        """The place of each lane's first element along each axis, None where it has none."""
+        return [self._warp(number) for number in range(WARPS_SEEN)]
+
+    def _warp(self, number: int) -> list[dict[int, int] | None]:
+        program, share = self.program, (number + 0.5) / WARPS_SEEN
+        step, spread = program.step, program.spreads[self.side]
+        first = number % spread.warps * spread.lanes * spread.vector
+        places = [first + lane % spread.lanes * spread.vector for lane in range(program.warp)]
+        others = [lane // spread.lanes for lane in range(program.warp)]
+        if self.side:
+            places, others = others, places
+        along = self._tile(step.inner or step.outer, step.block, share, places)
+        rest = self._tile(step.outer if step.inner else (), program.rows, share, others)
+        serial = self._split([*step.serial], int(share * program.serial))
+        common = dict.fromkeys(step.region.sizes, 0) | serial
+        both = zip(along, rest, strict=True)
+        return [None if one is None or two is None else common | one | two for one, two in both]
+
+    def _tile(
+        self, groups: Sequence[Group], tile: int, share: float, places: Sequence[int]
+    ) -> list[dict[int, int] | None]:
+        """Places of a tile at some share of all of them, along each axis."""
+        size = prod(group.size for group in groups)
+        axes = [axis for group in groups for axis in group.axes]
+        begins = int(size * share) // tile * tile
+        here = (begins + place % tile for place in places)
+        return [self._split(axes, place) if place < size else None for place in here]
+
+    def _split(self, axes: Sequence[int], place: int) -> dict[int, int]:
+        """A place over several axes, outermost first, along each of them."""
+        found: dict[int, int] = {}
+        for axis in reversed(axes):
+            place, found[axis] = divmod(place, self.program.step.region.sizes[axis])
+        return found
+
+
+def _axes(groups: Sequence[Group]) -> frozenset[int]:
+    return frozenset(axis for group in groups for axis in group.axes)

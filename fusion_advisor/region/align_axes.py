@@ -1,0 +1,58 @@
+"""Names for the axes that reductions bind.
+
+Which axis a reduction runs along is its own affair. Where its operand leaves out an axis of the
+results that is as large, it may run along that one, and a program that walks the row has the
+results' columns before it too: a mean over rows of 8192, added to rows of 8192 of another tensor,
+is then laid out as a softmax is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fusion_advisor.region.axes import AxisList
+from fusion_advisor.region.builder import Builder, Value
+from fusion_advisor.region.exprs import needed
+
+
+def rename_bound(builder: Builder, results: Sequence[Value]) -> None:
+    """Unify the axes of each reduction along which no result lies with axes of the results, the
+    innermost first: all of them, or none. No value may then depend on one axis in two ways."""
+    resolve = builder.axes.resolve
+    kept = tuple(
+        dict.fromkeys(a for v in results for dim in v.dims[::-1] for a in resolve(dim)[::-1])
+    )
+    sizes = {builder.axes.sizes[axis] for axis in kept}
+    live = needed(builder.exprs, [value.id for value in results])
+    bound = {resolve(builder.exprs[n].axes) for n in live if builder.exprs[n].op == "reduce"}
+    for axes in sorted(bound):
+        apart = all(other == axes or not {*other} & {*axes} for other in bound)
+        if apart and not {*axes} & {*kept} and all(builder.axes.sizes[a] in sizes for a in axes):
+            _rename(builder, axes, kept, _together(builder, live))
+
+
+def _rename(
+    builder: Builder, axes: AxisList, kept: AxisList, together: Mapping[int, frozenset[int]]
+) -> None:
+    """Unify each axis with one of the results', of its size, that nothing meets it in."""
+    sizes, named = builder.axes.sizes, dict[int, int]()
+    for axis in reversed(axes):
+        met = together.get(axis, frozenset())
+        free = (a for a in kept if sizes[a] == sizes[axis] and a not in met | {*named.values()})
+        found = next(free, None)
+        if found is None:
+            return
+        named[axis] = found
+    for axis, found in named.items():
+        builder.axes.unify((found,), (axis,))
+
+
+def _together(builder: Builder, live: Sequence[int]) -> dict[int, frozenset[int]]:
+    """The axes that each axis meets in a value, or in the dimensions of one."""
+    resolve = builder.axes.resolve
+    viewed = (frozenset(axis for dim in dims for axis in resolve(dim)) for dims in builder.views)
+    found: dict[int, frozenset[int]] = {}
+    for axes in {*builder.depends(live).values(), *viewed}:
+        for axis in axes:
+            found[axis] = found.get(axis, frozenset()) | axes
+    return found

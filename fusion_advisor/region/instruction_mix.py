@@ -1,0 +1,68 @@
+"""How many instructions of lanes the values of a region are worth, by `rules/instructions.toml`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from fusion_advisor.region.exprs import INDEX
+from fusion_advisor.region.peephole import WITH_ONE, one_more
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.devices import Device
+
+UNISSUED = ("load", "const", "place", "extent", "size", "taken")
+"""Addresses and numbers, whose cost goes with the elements."""
+_FEW = 3
+"""A primitive that was timed at fewer is one instruction or two."""
+
+
+def precise(region: Region) -> bool:
+    """Whether a result is as narrow as float32, which asks for the longer forms."""
+    return any(output.tensor.dtype == "float32" for output in region.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """Instructions of lanes: of steps of reductions, one each; of primitives that are one or two,
+    which the compiler contracts with others; and of all others."""
+
+    steps: float
+    simple: float
+    others: float
+
+    @property
+    def total(self) -> float:
+        return self.steps + self.simple + self.others
+
+
+def instructions(
+    region: Region,
+    device: Device,
+    *,
+    precise: bool,
+    lanes: Callable[[int], float] | None = None,
+) -> Issued:
+    """Instructions for the values of a region: each made by as many `lanes` as its number says,
+    once at every place that it has if that is not given."""
+    steps = simple = others = 0.0
+    sums = one_more(region)
+    for number in region.live:
+        expr = region.exprs[number]
+        if expr.op in UNISSUED or expr.dtype == INDEX:
+            continue
+        combined = expr.op in ("reduce", "scan")
+        places = expr.args[0] if combined else number
+        if lanes is None:
+            count = float(prod(region.sizes[axis] for axis in region.depends[places]))
+        else:
+            count = lanes(places)
+        made = WITH_ONE[expr.op] if number in sums else expr.op
+        each = device.worth(made, expr.dtype, precise=precise)
+        if combined:
+            steps += count
+        elif each < _FEW:
+            simple += count * each
+        else:
+            others += count * each
+    return Issued(steps, simple, others)

@@ -1,0 +1,10 @@
+"""What is said of a model: schema, assembly from the stages' records, formats, diff."""
+
+OFFERS = (
+    "assemble",
+    "diff",
+    "formats",
+    "redact",
+    "schema",
+)
+"""The modules that other rooms may import."""

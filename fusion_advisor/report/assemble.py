@@ -1,0 +1,689 @@
+"""Stage: everything that the stages found, as one report."""
+
+from __future__ import annotations
+
+import linecache
+import math
+import operator
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+from fusion_advisor.advice.run import advise
+from fusion_advisor.cost.annotate import Annotated, Cost, element_set
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.cost.times import time_model
+from fusion_advisor.fusion.components import Grouping
+from fusion_advisor.fusion.decide import Decision, GateResult
+from fusion_advisor.fusion.findings import Finding, Identified
+from fusion_advisor.fusion.route import action, fix
+from fusion_advisor.ir.faults import Faults
+from fusion_advisor.ir.frames import named
+from fusion_advisor.ir.graph import Graph, Node, Ref, Source, Tensor
+from fusion_advisor.ir.kernel import Check, Compiled, Kernel
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.measure.search import Searched
+from fusion_advisor.ops import REGISTRY
+from fusion_advisor.report.schema import (
+    ActionRow,
+    AdviceRow,
+    CauseRow,
+    CheckRow,
+    DeviceRow,
+    FaultRow,
+    FixableRow,
+    GateRow,
+    GroupRow,
+    ImpactRow,
+    KernelRow,
+    LineRow,
+    ModelRow,
+    NodeRow,
+    OnChipRow,
+    PredictedRow,
+    Report,
+    ResourcesRow,
+    Rules,
+    ScenarioRow,
+    SourceRow,
+    Tool,
+    TotalsRow,
+    TrafficRow,
+    UngroupedRow,
+)
+from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.explain import explanation
+from fusion_advisor.rulebook.local_gpu import versions
+from fusion_advisor.rulebook.quantities import told_apart
+from fusion_advisor.rulebook.schema import Rulebook
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A group's kernel and what is known of it; `why` says why there is none. `file` is the path
+    that a report names, None when it is not written; `searched` what a search on a GPU found."""
+
+    kernel: Kernel | None
+    compiled: Compiled | None = None
+    check: Check | None = None
+    file: str | None = None
+    why: str = ""
+    searched: Searched | None = None
+
+
+def assemble(
+    flow: Dataflow,
+    grouping: Grouping,
+    found: Identified,
+    proofs: Mapping[str, Proof],
+    scenario: Scenario,
+    assumed: Sequence[str],
+    rulebook: Rulebook,
+    faults: Faults | None = None,
+) -> Report:
+    """Put the report together; `proofs` are by the id of the group, `faults` what was not analysed
+    so far."""
+    faults = faults or Faults(strict=True)
+    annotated = flow.annotated
+    graph = annotated.graph
+    eager_us = _eager_us(flow, found.groups)
+    total_us = sum(eager_us.values())
+
+    def rows(findings: Iterable[Finding]) -> list[GroupRow]:
+        nothing = Proof(None, why="rejected: no kernel is written")
+        return [
+            _group(flow, finding, proofs.get(finding.id, nothing), total_us, rulebook)
+            for finding in findings
+        ]
+
+    grouped = {i for finding in found.groups for place in finding.instances for i in place}
+    advice = advise(flow, grouped, scenario.gradients, rulebook, faults)
+    return Report(
+        tool=Tool.model_validate(versions()),
+        rules=_rules(rulebook),
+        device=_device(annotated),
+        scenario=_scenario(graph, scenario, assumed),
+        model=_model(graph),
+        nodes=[
+            _node(node, annotated.costs[node.name], annotated.device)
+            for node in graph.nodes
+            if _listed(node)
+        ],
+        groups=rows(found.groups),
+        candidates=rows(found.candidates),
+        ungrouped=_ungrouped(flow, found, grouped),
+        advice=[
+            AdviceRow(
+                id=f"a{number}",
+                code=a.code,
+                message=a.message,
+                saved_us=a.saved_us,
+                sources=_sources(a.sources),
+                evidence=list(a.evidence),
+                fingerprint=a.mark,
+            )
+            for number, a in enumerate(advice, start=1)
+        ],
+        totals=_totals(
+            flow, grouping, found.groups, eager_us, len(faults.found), scenario.gradients
+        ),
+        search_gap=grouping.gap,
+        unmodelled=_unmodelled(annotated),
+        no_schedule=_no_schedule(found),
+        not_run=list(graph.not_run),
+        faults=[FaultRow(why=fault.why, nodes=list(fault.nodes)) for fault in faults.found],
+    )
+
+
+# -- what was run ----------------------------------------------------------------------------------
+
+
+def _rules(rulebook: Rulebook) -> Rules:
+    gates = {gate.code: explanation(rulebook, gate) for gate in rulebook.gates.values()}
+    idioms = {name: explanation(rulebook, idiom) for name, idiom in rulebook.patterns.items()}
+    advice = {name: explanation(rulebook, kind) for name, kind in rulebook.advice.items()}
+    return Rules(version=rulebook.version, hash=rulebook.hash, explained=gates | idioms | advice)
+
+
+def _device(annotated: Annotated) -> DeviceRow:
+    device = annotated.device
+    return DeviceRow(
+        name=device.name,
+        title=device.title,
+        compute_capability=device.compute_capability,
+        bandwidth=device.bandwidth,
+        datasheet_bandwidth=device.datasheet_bandwidth,
+        launch_us=device.launch_us,
+        times_fitted_on=device.times.fitted_on,
+        peaks=_peaks(annotated),
+        sm_count=device.sm_count,
+        shared_memory_bytes=device.shared_memory_bytes,
+        sources={
+            "bandwidth": device.achieved.copied.source,
+            "launch": device.achieved.launch.source,
+            "matmul_share": device.achieved.matmul_share.source,
+        },
+    )
+
+
+def _peaks(annotated: Annotated) -> dict[str, float]:
+    """The peak of each unit that a launch of the graph has arithmetic for."""
+    device = annotated.device
+    return {
+        _unit(cost, device): device.peak_flops(cost.unit, cost.dtype)
+        for cost in annotated.costs.values()
+        if cost.launches and cost.flops
+    }
+
+
+def _unit(cost: Cost, device: Device) -> str:
+    return " ".join(device.place(cost.unit, cost.dtype))
+
+
+def _scenario(graph: Graph, scenario: Scenario, assumed: Sequence[str]) -> ScenarioRow:
+    return ScenarioRow(
+        mode=scenario.mode,
+        phase=scenario.phase,
+        dtype=scenario.dtype,
+        autocast=scenario.autocast,
+        batch=scenario.batch,
+        seq=scenario.seq,
+        kv_len=scenario.kv_len,
+        dynamic=scenario.dynamic,
+        shapes={
+            node.name: _layout(node.outputs[0])
+            for node in graph.nodes
+            if node.kind == "input" and node.outputs and node.outputs[0]
+        },
+        defaults=list(assumed),
+    )
+
+
+def _layout(tensor: Tensor) -> str:
+    sizes = tensor.dims or tuple(map(str, tensor.shape))
+    return f"{'x'.join(sizes)}:{tensor.dtype}"
+
+
+def _model(graph: Graph) -> ModelRow:
+    return ModelRow(
+        source=graph.source,
+        captured_by=graph.captured_by,
+        nodes=sum(map(_listed, graph.nodes)),
+        graph_breaks=list(graph.graph_breaks),
+        differs_from_eager=list(graph.differs_from_eager),
+    )
+
+
+# -- nodes -----------------------------------------------------------------------------------------
+
+
+def _listed(node: Node) -> bool:
+    """Launches and views have a row; tensors that are there before the graph runs have none."""
+    return node.kind == "call"
+
+
+def _node(node: Node, cost: Cost, device: Device) -> NodeRow:
+    first = next((tensor for tensor in node.outputs if tensor is not None), None)
+    return NodeRow(
+        name=node.name,
+        op=node.op,
+        shape=list(first.shape) if first else [],
+        dtype=first.dtype if first else "",
+        flops=cost.flops,
+        bytes_read=cost.bytes_read,
+        bytes_written=cost.bytes_written,
+        arithmetic_intensity=cost.intensity,
+        bound=cost.bound,
+        parallelism=f"{cost.pattern} over {cost.axes}" if cost.axes else cost.pattern,
+        modelled=cost.modelled,
+        module=node.module,
+        source=_source(node.source) if node.source else None,
+        time_us=cost.time_us,
+        fx=node.fx,
+        inputs=list(dict.fromkeys(ref.node for ref in node.refs())),
+        unit=_unit(cost, device) if cost.launches else "",
+    )
+
+
+def _source(source: Source) -> SourceRow:
+    return _source_row(source, os.getcwd())
+
+
+@lru_cache(maxsize=4096)  # a layer's lines come back in every layer
+def _source_row(source: Source, folder: str) -> SourceRow:
+    return SourceRow(file=named(source.file, folder), line=source.line)
+
+
+def _sources(sources: Iterable[Source | None]) -> list[LineRow]:
+    """Each line once."""
+    return [_line(source) for source in dict.fromkeys(sources) if source]
+
+
+def _line(source: Source) -> LineRow:
+    place = _source(source)
+    text = linecache.getline(source.file, source.line).strip()
+    return LineRow(file=place.file, line=place.line, text=text)
+
+
+# -- groups and candidates -------------------------------------------------------------------------
+
+
+def _group(
+    flow: Dataflow, finding: Finding, proof: Proof, total_us: float, rulebook: Rulebook
+) -> GroupRow:
+    decision = finding.decision
+    advice = action(finding, rulebook)
+    fixable = fix(decision)
+    names = [[flow.nodes[i].name for i in place] for place in finding.instances]
+    members = (flow.nodes[i] for place in finding.instances for i in place)
+    return GroupRow(
+        id=finding.id,
+        fingerprint=finding.fingerprint,
+        nodes=names[0],
+        instances=names,
+        pattern=finding.pattern,
+        verdict="fuse" if decision.accepted else "reject",
+        gates=[_gate(gate) for gate in decision.gates],
+        traffic=_traffic(decision),
+        on_chip=_on_chip(decision),
+        predicted=_predicted(decision),
+        impact=ImpactRow(
+            saved_us=finding.saved_us,
+            instances=len(finding.instances),
+            saved_us_total=finding.saved_us_total,
+            share=finding.saved_us_total / total_us if total_us else 0.0,
+            launches_saved=finding.launches_saved,
+            activation_bytes_saved=_activations_saved(decision),
+            rank=finding.rank,
+            basis="predicted",
+        ),
+        route=advice.route,
+        action=ActionRow(text=advice.text, code=advice.code),
+        fixable=FixableRow(**asdict(fixable)) if fixable else None,
+        kernel=_kernel(decision, proof),
+        measured=None,
+        sources=_sources(node.source for node in members),
+        parent=finding.parent,
+        launches=len(decision.subject.launches),
+        computes=finding.computes,
+        layers=layers(flow.nodes[i].module for place in finding.instances for i in place),
+    )
+
+
+_NUMBERED = re.compile(r"((?:.*?\.)?[^.\d][^.]*)\.(\d+)(?=\.|$)")
+"""A module that its owner has by number: the path of the owner, and the number."""
+
+
+def layers(modules: Iterable[str]) -> str:
+    """The outermost numbered modules that some modules lie in: `layers 0–31`, of one
+    `layers.0`; empty for none. Their owner's path is told where its last name is another's, too."""
+    numbers: dict[str, set[int]] = {}
+    for found in map(_NUMBERED.match, modules):
+        if found:
+            numbers.setdefault(found[1], set()).add(int(found[2]))
+    last = [owner.rpartition(".")[2] for owner in numbers]
+    names = last if len(set(last)) == len(last) else list(numbers)
+    return ", ".join(
+        f"{name}{'.' if len(these) == 1 else ' '}{_ranges(sorted(these))}"
+        for name, these in zip(names, numbers.values(), strict=True)
+    )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`0–3, 7` for 0, 1, 2, 3 and 7."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{low}" if low == high else f"{low}–{high}" for low, high in runs)
+
+
+def _gate(gate: GateResult) -> GateRow:
+    return GateRow(
+        code=gate.code,
+        name=gate.name,
+        measured=gate.measured,
+        limit=gate.limit,
+        unit=gate.unit,
+        outcome=gate.outcome,
+        why=gate.why,
+        comparison=gate.comparison,
+    )
+
+
+def _traffic(decision: Decision) -> TrafficRow:
+    unfused, fused = decision.unfused_bytes, decision.fused_bytes
+    return TrafficRow(
+        unfused_bytes=unfused,
+        fused_bytes=fused,
+        ratio=unfused / fused if fused else float(len(decision.subject.launches)),
+        saved_bytes=unfused - fused,
+    )
+
+
+def _on_chip(decision: Decision) -> OnChipRow:
+    plan = decision.subject.plan
+    budget = next((int(g.limit) for g in decision.gates if g.name == "on-chip"), 0)
+    return OnChipRow(bytes=plan.on_chip_bytes if plan else None, budget_bytes=budget)
+
+
+def _predicted(decision: Decision) -> PredictedRow:
+    unfused_us, fused_us = decision.unfused_us, decision.fused_us
+    return PredictedRow(
+        unfused_us=unfused_us,
+        fused_us=fused_us,
+        speedup=unfused_us / fused_us,
+        interval=time_model().interval(unfused_us, fused_us, decision.subject.device),
+        worthwhile=decision.worthwhile,
+    )
+
+
+def _activations_saved(decision: Decision) -> int:
+    """Bytes of the results that no longer reach memory."""
+    subject = decision.subject
+    kept = {(ref.node, ref.output) for ref in subject.border.outputs}
+    return sum(
+        tensor.bytes
+        for i in subject.launches
+        for n, tensor in enumerate(subject.flow.nodes[i].outputs)
+        if tensor is not None and (subject.flow.nodes[i].name, n) not in kept
+    )
+
+
+def _kernel(decision: Decision, proof: Proof) -> KernelRow:
+    kernel, compiled, check = proof.kernel, proof.compiled, proof.check
+    plan = decision.subject.plan
+    row = KernelRow(schedule=plan.schedule if plan else None, why=proof.why or None)
+    if kernel is None:
+        return row
+    row.status, row.file, row.entry = "emitted", proof.file, kernel.entry
+    if compiled is not None and compiled.failure is None:
+        row.status, row.resources = "compiled", _resources(compiled)
+    if check is not None:
+        row.check = check_row(check)
+    failures = [r.failure for r in (compiled, check) if r is not None and r.failure]
+    if failures:
+        row.why = "; ".join(failures)
+    elif check is not None and check.passed:
+        row.status = "gpu-checked" if check.where.startswith("cuda") else "interpreted"
+    return row
+
+
+def _resources(compiled: Compiled) -> ResourcesRow | None:
+    if not compiled.resources:
+        return None
+    worst = max(compiled.resources, key=lambda r: (r.spill_bytes, r.registers))
+    return ResourcesRow(
+        registers=worst.registers,
+        spill_bytes=worst.spill_bytes,
+        shared_bytes=max(r.shared_bytes for r in compiled.resources),
+        triton=worst.triton,
+        ptxas=worst.ptxas,
+    )
+
+
+def check_row(check: Check) -> CheckRow:
+    """A check as the report has it."""
+
+    def finite(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return CheckRow(
+        where=check.where,
+        shapes=list(check.shapes),
+        seeds=check.seeds,
+        max_error=finite(check.max_error),
+        eager_error=finite(check.eager_error),
+        tolerance=finite(check.tolerance),
+        passed=check.passed,
+        failure=check.failure,
+        case=check.case,
+        stepped=check.stepped,
+    )
+
+
+# -- what is in no group ---------------------------------------------------------------------------
+
+
+def _ungrouped(flow: Dataflow, found: Identified, grouped: set[int]) -> list[UngroupedRow]:
+    rejected = _rejecting(flow, found.candidates)
+    return [
+        UngroupedRow(node=node.name, reason=_reason(flow, i, rejected.get(i)))
+        for i, node in enumerate(flow.nodes)
+        if _listed(node) and i not in grouped
+    ]
+
+
+def _rejecting(flow: Dataflow, candidates: Iterable[Finding]) -> dict[int, Finding]:
+    """For each launch the smallest candidate with it, those without compute-bound ends first."""
+
+    def closeness(finding: Finding) -> tuple[bool, int]:
+        gate = finding.decision.deciding
+        ends = gate is not None and gate.name == "compute-bound"
+        return ends, len(finding.decision.subject.launches)
+
+    return {
+        i: finding
+        for finding in sorted(candidates, key=closeness, reverse=True)
+        for place in finding.instances
+        for i in place
+        if flow.launches(i)
+    }
+
+
+def _reason(flow: Dataflow, number: int, rejected: Finding | None) -> str:
+    """Why a node stands alone, with the number that decides."""
+    node = flow.nodes[number]
+    cost = flow.annotated.costs[node.name]
+    if not cost.launches:
+        return f"{cost.pattern if cost.pattern in ('view', 'allocation') else 'empty'}: no launch"
+    if not cost.modelled:
+        return "not modelled: counted by its tensors"
+    if not cost.memory_bound:
+        return f"compute-bound: {cost.intensity:.0f} FLOP/B over the ridge {cost.ridge:.0f}"
+    if not cost.fusible:
+        return f"no-schedule: {_inexpressible(node)}"
+    if rejected is not None and (verdict := _verdict(rejected.decision.deciding)):
+        return f"{verdict} (candidate {rejected.id})"
+    if not flow.fusible[number]:
+        return "in-place: writes what the caller owns or what is later read through an older view"
+    if _has_neighbour(flow, number):
+        return "left out: the best partition saves more without it"
+    return "alone: no memory-bound neighbour to share a kernel with"
+
+
+def _has_neighbour(flow: Dataflow, number: int) -> bool:
+    """A launch that it reads from or that reads from it could share a kernel with it."""
+    node = flow.nodes[number]
+    near = {flow.position[flow.base(ref).node] for ref in flow.operands[number]}
+    near |= {use for n in range(len(node.outputs)) for use in flow.uses(Ref(node.name, n))}
+    barred = flow.beyond[number]
+    return any(
+        flow.fusible[i] and not (barred >> i | flow.beyond[i] >> number) & 1 for i in near if i >= 0
+    )
+
+
+def _inexpressible(node: Node) -> str:
+    op = REGISTRY.get(node.op)
+    if op is None or op.meaning is None:
+        return op.unstated if op else f"{node.op} is not in the registry"
+    return f"the meaning of {node.op} does not cover this call"
+
+
+def _verdict(gate: GateResult | None) -> str:
+    """`traffic-saving: 1.25 x, needs >= 1.5`; for an unknown gate its reason."""
+    if gate is None:
+        return ""
+    if gate.measured is None:
+        return f"{gate.name}: {gate.why}"
+    measured, limit = told_apart(gate.measured, gate.limit)
+    return f"{gate.name}: {measured} {gate.unit}, needs {gate.comparison} {limit}"
+
+
+def _unmodelled(annotated: Annotated) -> list[CauseRow]:
+    """Ops that the registry lacks, the most time first."""
+    return _by_cause(
+        (node.op, annotated.costs[node.name].bytes, annotated.costs[node.name].time_us)
+        for node in annotated.graph.nodes
+        if not annotated.costs[node.name].modelled
+    )
+
+
+def _no_schedule(found: Identified) -> list[CauseRow]:
+    """What bars the candidates that have no plan; bytes and time are what fusing would save."""
+    rows: list[tuple[str, int, float]] = []
+    for finding in found.candidates:
+        gate = finding.decision.deciding
+        if gate is not None and gate.name == "no-schedule":
+            saved = finding.decision.unfused_bytes - finding.decision.fused_bytes
+            rows += [(gate.why, saved, finding.saved_us)] * len(finding.instances)
+    return _by_cause(rows)
+
+
+def _by_cause(rows: Iterable[tuple[str, int, float]]) -> list[CauseRow]:
+    causes: dict[str, CauseRow] = {}
+    for cause, moved, time_us in rows:
+        row = causes.setdefault(cause, CauseRow(cause=cause, nodes=0, bytes=0, time_us=0.0))
+        row.nodes, row.bytes, row.time_us = row.nodes + 1, row.bytes + moved, row.time_us + time_us
+    return sorted(causes.values(), key=lambda row: -row.time_us)
+
+
+# -- totals ----------------------------------------------------------------------------------------
+
+
+_UNDER_NO_GRAD = "under torch.no_grad() alone: with gradients eager's own launches run"
+
+
+def _totals(
+    flow: Dataflow,
+    grouping: Grouping,
+    groups: Sequence[Finding],
+    eager_us: Mapping[str, float],
+    faults: int,
+    gradients: bool,
+) -> TotalsRow:
+    total_us = sum(eager_us.values())
+    costs = [flow.annotated.costs[node.name] for node in flow.nodes]
+    hbm_bytes, kernels = sum(c.bytes for c in costs), sum(c.launches for c in costs)
+    saved_us = sum(g.saved_us_total for g in groups)
+    saved_bytes = sum(
+        (g.decision.unfused_bytes - g.decision.fused_bytes) * len(g.instances) for g in groups
+    )
+    by_bound: dict[str, float] = {"compute": 0.0, "memory": 0.0, "overhead": 0.0}
+    for name, time_us in eager_us.items():
+        by_bound[flow.annotated.costs[name].bound if name else "overhead"] += time_us
+    return TotalsRow(
+        flops=sum(c.flops for c in costs),
+        hbm_bytes_unfused=hbm_bytes,
+        hbm_bytes_fused=hbm_bytes - saved_bytes,
+        kernels_unfused=kernels,
+        kernels_fused=kernels - sum(g.launches_saved * len(g.instances) for g in groups),
+        time_us=total_us,
+        predicted_speedup=_ratio(total_us, total_us - saved_us),
+        coverage=_ratio(sum(c.time_us for c in costs if c.modelled), sum(c.time_us for c in costs)),
+        saveable_bytes=grouping.saveable_bytes,
+        ceiling_speedup=_ratio(total_us, _least_us(flow, eager_us)),
+        peak_activation_bytes=peak_activation_bytes(flow.annotated.graph),
+        time_by_bound=by_bound,
+        faults=faults,
+        condition=_UNDER_NO_GRAD if gradients else "",
+    )
+
+
+def _eager_us(flow: Dataflow, groups: Iterable[Finding]) -> dict[str, float]:
+    """The model as eager runs it: what each launch takes, by its name, and under no name the call
+    itself. Launches of a group find in the L2 what the ones before left there; elsewhere that is
+    not counted, before or after."""
+    costs = flow.annotated.costs
+    times = {name: cost.time_us for name, cost in costs.items() if cost.launches}
+    if not times:
+        return {}
+    call = flow.annotated.device.times.call.value
+    for finding in groups:
+        decision = finding.decision
+        alone = sum(decision.subject.cost(i).time_us for i in decision.subject.launches)
+        for name in (flow.nodes[i].name for place in finding.instances for i in place):
+            if name in times:
+                times[name] *= (decision.unfused_us - call) / alone
+    return {"": call, **times}
+
+
+def _ratio(over: float, under: float) -> float:
+    return over / under if under > 0 else 1.0
+
+
+def _least_us(flow: Dataflow, eager_us: Mapping[str, float]) -> float:
+    """What stays when all is fused that may be: the call, every launch that is never fused, and of
+    the others to read once what those and the caller give and to write once what those and the
+    caller get, in no fewer launches than lie one behind the other with a launch that is never fused
+    between them."""
+    annotated, device = flow.annotated, flow.annotated.device
+    names = [node.name for node in flow.nodes]
+    stays = [flow.launches(i) and not flow.fusible[i] for i in range(len(names))]
+    left_us = sum(us for name, us in eager_us.items() if not name or stays[flow.position[name]])
+    written = 0
+    read: dict[Ref, dict[object, int]] = {}
+    turns = [0] * len(names)  # odd within a fused launch, even behind one that is never fused
+    for i, name in enumerate(names):
+        turn = max((turns[p] for p in flow.before[i]), default=0)
+        turns[i] = turn + turn % 2 if stays[i] else turn | int(flow.fusible[i])
+        if not flow.fusible[i]:
+            continue
+        cost = annotated.costs[name]
+        for ref in flow.operands[i]:
+            base = flow.base(ref)
+            maker = flow.position[base.node]
+            if stays[maker] or flow.nodes[maker].kind != "call":
+                parts, tensor = read.setdefault(base, {}), annotated.tensors[ref]
+                key = element_set(tensor)
+                parts[key] = max(parts.get(key, 0), min(tensor.bytes, cost.bytes_read))
+        for n, tensor in enumerate(flow.nodes[i].outputs):
+            ref = Ref(name, n)
+            if tensor is not None and any(use < 0 or stays[use] for use in flow.uses(ref)):
+                written += min(tensor.bytes, cost.bytes_written)
+    fastest = device.bandwidth * device.times.fastest
+    # Views that overlap are together no more than what they look at.
+    taken = sum(min(sum(parts.values()), annotated.tensors[b].bytes) for b, parts in read.items())
+    moving_us = (taken + written) / fastest * 1e6
+    least_launch = min(device.times.eager_launch.value, device.times.kernel_launch.value)
+    launches = (max(turns, default=0) + 1) // 2
+    return left_us + max(moving_us, launches * least_launch)
+
+
+def peak_activation_bytes(graph: Graph) -> int:
+    """The most bytes of intermediates and results alive at once, each storage from the launch that
+    makes it to its last use; what is there before the graph runs is not counted."""
+    storage_of: dict[Ref, int] = {}
+    sizes: dict[int, int] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for step, node in enumerate(graph.nodes):
+        for ref in node.refs():
+            if ref in storage_of:
+                last[storage_of[ref]] = step
+        for n, tensor in enumerate(node.outputs):
+            if tensor is not None:
+                storage = storage_of[Ref(node.name, n)] = tensor.storage
+                first.setdefault(storage, step)
+                last[storage] = step
+                given = graph.nodes[first[storage]].kind != "call"
+                sizes[storage] = 0 if given else max(sizes.get(storage, 0), _extent(tensor))
+    for ref in graph.outputs:
+        if ref in storage_of:
+            last[storage_of[ref]] = len(graph.nodes)
+    change = [0] * (len(graph.nodes) + 2)
+    for storage, size in sizes.items():
+        change[first[storage]] += size
+        change[last[storage] + 1] -= size
+    return max(accumulate(change))
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes of the storage up to the last element of this tensor."""
+    reach = sum(map(operator.mul, tensor.shape, tensor.stride)) - sum(tensor.stride)
+    return (tensor.offset + reach + 1) * tensor.itemsize if tensor.numel else 0

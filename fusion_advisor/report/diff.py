@@ -1,0 +1,169 @@
+"""Two reports of one model: what a change did to traffic and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from fusion_advisor.report.formats import wording
+from fusion_advisor.report.schema import AdviceRow, GroupRow, Report
+
+
+def compare(old: Report, new: Report) -> Iterator[str]:
+    """Lines for people: totals that changed, then verdicts by fingerprint."""
+    if old.device.name != new.device.name or not same_judge(old, new):
+        yield (
+            f"not the same judge: {old.device.name} by {by(old)}, {new.device.name} by {by(new)}"
+        )
+    before, after = dict(wording.totals(old)), dict(wording.totals(new))
+    changed = [name for name in after if after[name] != before.get(name)]
+    yield from (f"{name}: {before.get(name, '')}  =>  {after[name]}" for name in changed)
+    rows = list(_verdicts(old, new))
+    yield from rows
+    if not changed and not rows:
+        yield "no difference in traffic or verdicts"
+
+
+def same_judge(old: Report, new: Report) -> bool:
+    """Were two reports made by one version of this tool with the same rules?"""
+    return (old.tool.version, old.rules.hash) == (new.tool.version, new.rules.hash)
+
+
+def by(report: Report) -> str:
+    """What made a report, in words."""
+    return f"fusion-advisor {report.tool.version} with rules {report.rules.hash[:8]}"
+
+
+def asked_alike(old: Report, new: Report) -> str:
+    """What keeps two reports from being compared, a device or a scenario; empty if nothing does."""
+    if old.device.name != new.device.name:
+        return f"it is of {old.device.name}, and this report of {new.device.name}"
+    asked = {"shapes", "defaults"}
+    before, after = old.scenario.model_dump(exclude=asked), new.scenario.model_dump(exclude=asked)
+    field = next((name for name in after if before.get(name) != after[name]), None)
+    if field is not None:
+        return f"its {field} is {before.get(field)}, and that of this report {after[field]}"
+    return ""
+
+
+def unknown_to(old: Report, new: Report) -> set[str]:
+    """The ids of groups of the new report that the old one does not accept anywhere, and of the
+    advice that it does not give."""
+    was, now = _paired(old, new)
+    known = {mark for mark, row in was.items() if row.verdict == "fuse"}
+    groups = {row.id for mark, row in now.items() if row.verdict == "fuse" and mark not in known}
+    return groups | {row.id for row in _advice_beyond(old, new)}
+
+
+def _advice_beyond(old: Report, new: Report) -> list[AdviceRow]:
+    """The advice of the new report that the old one gives neither for the same reason nor for the
+    same lines."""
+    marks = {row.fingerprint for row in old.advice if row.fingerprint}
+    places = {_advised(row) for row in old.advice}
+    return [r for r in new.advice if r.fingerprint not in marks and _advised(r) not in places]
+
+
+def _advised(row: AdviceRow) -> object:
+    return row.code, tuple((source.file, source.line) for source in row.sources)
+
+
+def cost_us(old: Report, new: Report, row: GroupRow | AdviceRow) -> float:
+    """What eager takes more for a row of the new report: in the modules that a group lies in; in
+    the whole step for advice, and where the old report has no such modules."""
+    places = row.instances if isinstance(row, GroupRow) else []
+    inside = {name for place in places for name in place}
+    modules = {node.module for node in new.nodes if node.name in inside}
+    if not modules or not modules <= {node.module for node in old.nodes}:
+        return new.totals.time_us - old.totals.time_us
+    before, after = (
+        sum(node.time_us for node in report.nodes if node.module in modules)
+        for report in (old, new)
+    )
+    return after - before
+
+
+def growth(old: Report, new: Report) -> dict[str, float]:
+    """The shares by which eager's HBM bytes and its launches grew: facts of the model."""
+    was, now = old.totals, new.totals
+    pairs = {
+        "HBM bytes": (was.hbm_bytes_unfused, now.hbm_bytes_unfused),
+        "launches": (was.kernels_unfused, now.kernels_unfused),
+    }
+    return {name: after / before - 1 for name, (before, after) in pairs.items() if before}
+
+
+def time_growth(old: Report, new: Report) -> dict[str, float]:
+    """The share by which eager's predicted time grew; none where another judge predicted it."""
+    was, now = old.totals.time_us, new.totals.time_us
+    return {"time": now / was - 1} if was and same_judge(old, new) else {}
+
+
+def _verdicts(old: Report, new: Report) -> Iterator[str]:
+    was, now = _paired(old, new)
+    gone = [row for mark, row in was.items() if mark not in now]
+    fresh = [row for mark, row in now.items() if mark not in was]
+    for mark, row in now.items():
+        known = was.get(mark)
+        if known is None:
+            if not _renamed(row, gone):
+                yield f"new      {_described(row)}"
+        elif known.verdict != row.verdict:
+            yield f"changed  {known.verdict} => {_described(row)}"
+        elif len(known.instances) != len(row.instances):
+            yield f"changed  {len(known.instances)} instances => {_described(row)}"
+    for row in gone:
+        if not _renamed(row, fresh):
+            yield f"gone     {_described(row)}"
+    yield from (f"new      {row.code}: {row.message}" for row in _advice_beyond(old, new))
+    yield from (f"gone     {row.code}: {row.message}" for row in _advice_beyond(new, old))
+
+
+def _renamed(row: GroupRow, others: Iterable[GroupRow]) -> bool:
+    """Is a region rejected as one of others was, of the same lines in part: one launch more or less
+    in it, which changes no verdict?"""
+    lines = _lines(row)
+    return row.verdict != "fuse" and any(
+        other.verdict != "fuse" and other.code == row.code and not lines.isdisjoint(_lines(other))
+        for other in others
+    )
+
+
+def _lines(row: GroupRow) -> set[tuple[str, str]]:
+    """The lines of a region by what they say, which survives that they are moved."""
+    return {(source.file, source.text or str(source.line)) for source in row.sources}
+
+
+def _paired(old: Report, new: Report) -> tuple[dict[str, GroupRow], dict[str, GroupRow]]:
+    """The rows of both, the same computation by the same key."""
+    was, now = _by_fingerprint(old), _by_fingerprint(new)
+    _pair_by_place(was, now)
+    return was, now
+
+
+def _by_fingerprint(report: Report) -> dict[str, GroupRow]:
+    """Accepted groups win over candidates of the same computation."""
+    return {row.fingerprint: row for row in (*report.candidates, *report.groups)}
+
+
+def _pair_by_place(was: dict[str, GroupRow], now: dict[str, GroupRow]) -> None:
+    """What only one side knows by its fingerprint, another dtype or batch say, is known by its
+    pattern and lines where these are one's alone."""
+    left = _places({mark: row for mark, row in was.items() if mark not in now})
+    right = _places({mark: row for mark, row in now.items() if mark not in was})
+    for place, marks in left.items():
+        if len(marks) == 1 and len(right.get(place, ())) == 1:
+            was[right[place][0]] = was.pop(marks[0])
+
+
+def _places(rows: dict[str, GroupRow]) -> dict[object, list[str]]:
+    found: dict[object, list[str]] = {}
+    for mark, row in rows.items():
+        lines = tuple((source.file, source.line) for source in row.sources)
+        found.setdefault((row.pattern, lines), []).append(mark)
+    return found
+
+
+def _described(row: GroupRow) -> str:
+    return (
+        f"{row.verdict} {wording.named(row)}, {len(row.instances)} instances:"
+        f" {wording.gate(row.deciding)}"
+    )

@@ -1,0 +1,480 @@
+"""How numbers and verdicts are said, in every format for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from fusion_advisor.report.schema import (
+    AdviceRow,
+    FindingRow,
+    GateRow,
+    GroupRow,
+    Report,
+    SourceRow,
+    WayRow,
+)
+from fusion_advisor.rulebook.quantities import said, told_apart
+
+
+def computes(group: GroupRow) -> str:
+    """What a group computes; in reports that do not say, its idiom."""
+    return group.computes or group.pattern
+
+
+def named(row: GroupRow | AdviceRow) -> str:
+    """What it is and where: `residual + RMSNorm at model.py:94 (layers 0–31)`."""
+    what = computes(row) if isinstance(row, GroupRow) else row.code
+    at = f" at {short(row.sources[0])}" if row.sources else ""
+    layers = row.layers if isinstance(row, GroupRow) else ""
+    return f"{what}{at}" + (f" ({layers})" if layers else "")
+
+
+def short(source: SourceRow) -> str:
+    """A line without the folders of its file: `model.py:94`."""
+    return f"{PurePath(source.file).name}:{source.line}"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, three digits: `33.6 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def time(us: float) -> str:
+    """Microseconds; milliseconds or seconds from a thousand of the unit below on."""
+    if abs(us) >= 1e6:
+        return f"{us / 1e6:.3g} s"
+    return f"{us / 1000:.3g} ms" if abs(us) >= 1000 else f"{us:.3g} µs"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 or not share else f"{100 * share:.1g} %"
+
+
+def sides(gate: GateRow) -> tuple[str, str]:
+    """What a gate measured, empty where it could not, and what it asks for."""
+    if gate.measured is None:
+        return "", f"{gate.comparison} {said(gate.limit)}"
+    measured, limit = told_apart(gate.measured, gate.limit)
+    return f"{measured} {gate.unit}", f"{gate.comparison} {limit}"
+
+
+_STRUCTURAL = ("count", "share")
+"""Units of gates that find something or not: what they found says more than how many."""
+
+
+def gate(row: GateRow | None) -> str:
+    """A gate with its numbers: `traffic-saving 1.25 x, needs >= 1.5`."""
+    if row is None:
+        return "no gate decides"
+    if row.measured is None:
+        return f"{row.name}: {row.why}"
+    if row.unit in _STRUCTURAL and row.why and row.outcome != "holds":
+        return f"{row.name}: {row.why}"
+    measured, needs = sides(row)
+    return f"{row.name} {measured}, needs {needs}"
+
+
+def gain(group: GroupRow) -> str:
+    """What a group saves in all."""
+    repeated = f" in {len(group.instances)} instances" if len(group.instances) > 1 else ""
+    return f"{time(group.impact.saved_us_total)}{repeated}"
+
+
+def kernel(group: GroupRow) -> str:
+    """How far a kernel is proven."""
+    row = group.kernel
+    parts = [row.status]
+    if not verified(group):
+        parts.insert(0, "NOT VERIFIED")
+    if row.check is not None and row.check.passed:
+        on = "Triton's interpreter" if row.check.where == "interpreter" else row.check.where
+        count = len(row.check.shapes)
+        shapes = f"{count} shape{'s' if count > 1 else ''}"
+        parts.append(f"checked on {on} with {shapes}, {row.check.seeds} seeds")
+    if row.resources is not None:
+        parts.append(f"{row.resources.registers} registers, {row.resources.spill_bytes} B spilled")
+    if row.why:
+        parts.append(row.why)
+    return "; ".join(parts)
+
+
+def disagreement(group: GroupRow) -> str:
+    """What the time model says, where that is not what the gates say."""
+    low, high = group.predicted.interval
+    times = f"{group.predicted.speedup:.2f}x predicted ({low:.2f} to {high:.2f})"
+    if group.verdict == "fuse" and not group.predicted.worthwhile:
+        return f"the time model expects no gain: {times}"
+    planned = group.kernel.schedule is not None
+    if group.verdict != "fuse" and planned and group.predicted.worthwhile:
+        return f"the time model expects a gain all the same: {times}"
+    return ""
+
+
+def decided(group: GroupRow) -> str:
+    """The deciding gate, and the time model's say where it differs."""
+    return "; ".join(part for part in (gate(group.deciding), disagreement(group)) if part)
+
+
+def verified(group: GroupRow) -> bool:
+    """Has a check of its kernel passed?"""
+    return group.kernel.check is not None and group.kernel.check.passed
+
+
+def launches(group: GroupRow) -> str:
+    """`9 kernels in one`."""
+    left = group.launches - group.impact.launches_saved
+    return f"{group.launches} kernels in {'one' if left == 1 else left}"
+
+
+def apart(report: Report) -> list[GroupRow]:
+    """The candidates that are more than a part of what is fused anyway."""
+    fused = [set(place) for group in report.groups for place in group.instances]
+    return [
+        row
+        for row in report.candidates
+        if not all(any(whole.issuperset(place) for whole in fused) for place in row.instances)
+    ]
+
+
+def scenario(report: Report) -> str:
+    """What was asked for, where it differs from a plain forward pass in eval mode."""
+    row = report.scenario
+    said = [f"{row.mode} mode", row.phase]
+    said += [f"{row.dtype} parameters"] if row.dtype else []
+    said += [f"autocast to {row.autocast}"] if row.autocast else []
+    said += [f"batch {row.batch}"] if row.batch else []
+    said += [f"sequence {row.seq}"] if row.seq else []
+    said += [f"cache of {row.kv_len}"] if row.kv_len else []
+    said += ["symbolic sizes"] if row.dynamic else []
+    return ", ".join(said)
+
+
+def notes(report: Report) -> list[tuple[str, str]]:
+    """What a reader has to know before any figure: each with what it is about."""
+    condition, missed = report.totals.condition, report.not_run
+    found = [("kernels run", condition)] if condition and report.groups else []
+    if missed:
+        others = f" and {len(missed) - _NAMED} more" if len(missed) > _NAMED else ""
+        found += [("not run", f"{', '.join(missed[:_NAMED])}{others}: no launch reads from them")]
+    return found
+
+
+def device(report: Report) -> str:
+    """How fast the device is taken to be, and where that is from."""
+    row = report.device
+    figures = {
+        "bandwidth": f"copy {row.bandwidth / 1e9:.0f} GB/s",
+        "launch": f"a launch {time(row.launch_us)}",
+    }
+    return "; ".join(
+        f"{figure} ({row.sources[name]})" if name in row.sources else figure
+        for name, figure in figures.items()
+    )
+
+
+def advice(row: AdviceRow) -> str:
+    """What it says, and what following it saves at most."""
+    saves = f"up to {time(row.saved_us)}: " if row.saved_us else ""
+    return f"{saves}{row.message}"
+
+
+def place(row: GroupRow | AdviceRow) -> str:
+    """The first line of the source, and how many more."""
+    if not row.sources:
+        return "no source"
+    first = row.sources[0]
+    more = f" and {len(row.sources) - 1} more" if len(row.sources) > 1 else ""
+    return f"{first.file}:{first.line}{more}"
+
+
+def ways(group: GroupRow) -> list[tuple[str, ...]]:
+    """How each way of a group was measured: name, time with quartiles, share of the copy
+    bandwidth, what is to be said of it."""
+    return [_way(row) for row in group.measured.ways] if group.measured else []
+
+
+def steps(report: Report) -> list[tuple[str, ...]]:
+    """How each way of the whole model was measured, as `ways` has it."""
+    return [_way(row) for row in report.bench.model] if report.bench else []
+
+
+def _way(row: WayRow) -> tuple[str, ...]:
+    if row.us is None:
+        return row.way, "", "", row.failure or row.absent or ""
+    spread = f"{time(row.us)} ({time(row.low_us or row.us)} to {time(row.high_us or row.us)})"
+    said = [] if row.host_ahead else ["the host limits"]
+    count = len(row.covers)
+    said += [f"{count} kernel{'s' if count > 1 else ''}"] if count else []
+    said += [row.unknown] if row.unknown else []
+    return row.way, spread, percent(row.share) if row.share else "", ", ".join(said)
+
+
+def measured(group: GroupRow) -> str:
+    """What the measurement says beside the prediction."""
+    found = group.measured
+    if found is None or found.speedup is None:
+        return "not measured"
+    off = f"{100 * found.speedup_error:+.0f} %" if found.speedup_error is not None else ""
+    return f"{found.speedup:.2f}x measured, predicted {off} off; fastest: {found.best}"
+
+
+def marked(group: GroupRow) -> str:
+    """Its id and name, and that it was rejected, if it was."""
+    rejected = "" if group.verdict == "fuse" else ", rejected"
+    return f"{group.id} {named(group)}{rejected}"
+
+
+def timed(report: Report) -> list[GroupRow]:
+    """The groups, then the rejected candidates, that were measured."""
+    return [row for row in (*report.groups, *report.candidates) if row.measured]
+
+
+_MOST_REASONS = 3
+"""Of Inductor's, for one group; all are in the JSON."""
+
+_NAMED = 4
+"""Modules or inputs that a line names."""
+
+
+def inductor(group: GroupRow) -> list[str]:
+    """What torch.compile makes of a group alone and in the whole model, by the group's nodes, and
+    why by its own account it did not fuse more."""
+    found = group.measured
+    if found is None:
+        return []
+    lines: list[str] = []
+    alone = next((row for row in found.ways if row.way == "compile"), None)
+    if alone and alone.covers:
+        made = "; ".join(f"{kernel} ({_nodes(nodes)})" for kernel, nodes in alone.covers)
+        lines.append(f"torch.compile of it alone: {made}")
+    if found.beside:
+        made = "; ".join(
+            f"{row.kernel} ({_nodes(row.inside)}"
+            + (f" and {len(row.outside)} nodes of others)" if row.outside else ")")
+            for row in found.beside
+        )
+        lines.append(f"torch.compile of the model: {made}")
+    parts = [*(alone.apart if alone else []), *found.apart]
+    said = dict.fromkeys(
+        f"Inductor kept {_nodes(row.first)} apart from {_nodes(row.second)}: {row.why}"
+        for row in parts
+    )
+    return [*lines, *list(said)[:_MOST_REASONS]]
+
+
+def _nodes(names: Iterable[str]) -> str:
+    return ", ".join(names) or "no node of the graph"
+
+
+def judged(report: Report) -> list[str]:
+    """How good the verdicts were, of all that was timed."""
+    rows = report.bench.verdicts if report.bench else {}
+    return [
+        f"verdicts of the {who}: of {row.fused_faster + row.fused_slower} to fuse"
+        f" {row.fused_faster} are faster than eager, of"
+        f" {row.rejected_faster + row.rejected_slower} rejected {row.rejected_faster};"
+        f" {100 * row.lost:.1f} % of the time lost against hindsight"
+        for who, row in rows.items()
+    ]
+
+
+def totals(report: Report) -> list[tuple[str, str]]:
+    """The model before and after, with what bounds it."""
+    row = report.totals
+    saved = row.hbm_bytes_unfused - row.hbm_bytes_fused
+    of = f", {percent(saved / row.saveable_bytes)} of the saveable" if row.saveable_bytes else ""
+    device = report.device
+    borrowed = device.times_fitted_on not in ("", device.name)
+    by = f", by the {device.times_fitted_on}'s kernels" if borrowed else ""
+    after = row.time_us / row.predicted_speedup if row.predicted_speedup else row.time_us
+    return [
+        ("kernels", f"{row.kernels_unfused} → {row.kernels_fused}"),
+        (
+            "HBM bytes",
+            f"{size(row.hbm_bytes_unfused)} → {size(row.hbm_bytes_fused)}"
+            f" ({size(saved)} saved{of} {size(row.saveable_bytes)})"
+            if of
+            else f"{size(row.hbm_bytes_unfused)} → {size(row.hbm_bytes_fused)}",
+        ),
+        (
+            "time",
+            f"{time(row.time_us)} → {time(after)} predicted{by}"
+            f" ({row.predicted_speedup:.2f}x, ceiling {row.ceiling_speedup:.2f}x)"
+            + (f", {row.condition}" if row.condition else ""),
+        ),
+        ("FLOPs", f"{row.flops:.4g}"),
+        ("coverage", f"{percent(row.coverage)} of the time is in modelled ops"),
+        ("peak activations", size(row.peak_activation_bytes)),
+        *([("faults", said)] if (said := faults(report)) else []),
+    ]
+
+
+def faults(report: Report) -> str:
+    """What was not analysed for faults of ours; empty where all was."""
+    if not report.faults:
+        return ""
+    count = len(report.faults)
+    what = "region" if count == 1 else "regions"
+    each = "; ".join(
+        f"{fault.why} ({', '.join(fault.nodes)})" if fault.nodes else fault.why
+        for fault in report.faults
+    )
+    return f"{count} {what} not analysed: fault of ours: {each}"
+
+
+def bottlenecks(report: Report) -> list[tuple[str, float, float, int]]:
+    """Each bottleneck with its microseconds, their share and the HBM bytes of the launches that it
+    bounds, the longest first."""
+    by_bound = report.totals.time_by_bound
+    total = sum(by_bound.values()) or 1.0
+    moved: Counter[str] = Counter()
+    for node in report.nodes:
+        moved[node.bound] += node.bytes_read + node.bytes_written
+    ranked = sorted(by_bound.items(), key=lambda item: -item[1])
+    return [(name, us, us / total, moved[name]) for name, us in ranked]
+
+
+_BEYOND = {"matmul": "matrix products", "attention": "attention", "convolution": "convolutions"}
+"""What is never fused, by the pattern of its launches."""
+
+
+def beyond(report: Report) -> list[tuple[str, float]]:
+    """What lies beyond the reach of fusion, each with its microseconds, the longest first."""
+    times: dict[str, float] = {}
+    for node in report.nodes:
+        if node.bound != "free" and (name := _BEYOND.get(node.parallelism.split(" ")[0])):
+            times[name] = times.get(name, 0.0) + node.time_us
+    return sorted(times.items(), key=lambda item: -item[1])
+
+
+def parts(report: Report) -> list[tuple[str, float, float]]:
+    """What the step's time is made of: each part with its microseconds today, and with the groups
+    fused. The last is what fusion could reach and no group does."""
+    before = report.totals.time_us
+    after = before / report.totals.predicted_speedup if report.totals.predicted_speedup else before
+    fused = {name for group in report.groups for place in group.instances for name in place}
+    never = beyond(report)
+    rest = sum(
+        node.time_us
+        for node in report.nodes
+        if node.name not in fused and node.parallelism.split(" ")[0] not in _BEYOND
+    )
+    grouped = max(before - rest - sum(us for _, us in never), 0.0)
+    known = [("in groups", grouped, max(grouped - (before - after), 0.0))]
+    known += [(name, us, us) for name, us in never]
+    return [part for part in [*known, ("left alone", rest, rest)] if part[1]]
+
+
+def rejections(report: Report) -> str:
+    """How many candidates each gate rejects: `7 candidates (compute-bound 5, on-chip 2)`."""
+    rows = apart(report)
+    gates = Counter(row.deciding.name if row.deciding else "no gate" for row in rows)
+    each = ", ".join(f"{name} {count}" for name, count in gates.most_common())
+    return f"{len(rows)} candidate{'s' if len(rows) > 1 else ''} ({each})" if rows else ""
+
+
+@dataclass(frozen=True)
+class Todo:
+    """One thing to do, a fusion or advice: `saved_us` of the step at most, None where nothing
+    predicts it; `share` is of the step's time."""
+
+    row: GroupRow | AdviceRow
+    saved_us: float | None
+    share: float
+
+
+def todo(report: Report) -> list[Todo]:
+    """The accepted groups and the advice in one list, the most time first, what nothing predicts
+    last."""
+    total = report.totals.time_us or 1.0
+    rows = [Todo(row, row.impact.saved_us_total, row.impact.share) for row in report.groups]
+    rows += [Todo(row, row.saved_us, (row.saved_us or 0.0) / total) for row in report.advice]
+    return sorted(rows, key=lambda row: (row.saved_us is None, -(row.saved_us or 0.0)))
+
+
+def action(row: GroupRow | AdviceRow) -> str:
+    """What to do about it and in how many launches and places, in one line."""
+    if isinstance(row, AdviceRow):
+        return remedy(row)
+    places = f" in each of {len(row.instances)} places" if len(row.instances) > 1 else ""
+    return f"{launches(row)}{places}: {remedy(row)}"
+
+
+def remedy(row: GroupRow | AdviceRow) -> str:
+    """What to do about it."""
+    if isinstance(row, AdviceRow):
+        return row.message
+    if row.route == "framework":
+        return f"write {row.action.code}"
+    kernel = row.kernel.file or row.kernel.entry
+    if kernel is None:
+        return "no kernel" + (f" ({row.kernel.why})" if row.kernel.why else "")
+    proof = "not checked" if row.kernel.check is None else "check FAILED"
+    proof = "checked" if verified(row) else proof
+    if row.route == "inductor":
+        return f"torch.compile fuses it, or {kernel} ({proof})"
+    return f"{kernel} ({proof})"
+
+
+def dtype(report: Report) -> str:
+    """The dtype of floats that most bytes of the results are in; empty where none is a float."""
+    moved: Counter[str] = Counter()
+    for node in report.nodes:
+        if "float" in node.dtype:
+            moved[node.dtype] += node.bytes_written
+    return moved.most_common(1)[0][0] if moved else ""
+
+
+def inputs(report: Report) -> str:
+    """The sizes that the model was given: `tokens 4x2048:int64`."""
+    shapes = [f"{name} {shape}" for name, shape in report.scenario.shapes.items()]
+    more = f" and {len(shapes) - _NAMED} more" if len(shapes) > _NAMED else ""
+    return f"{', '.join(shapes[:_NAMED])}{more}"
+
+
+def setting(report: Report) -> str:
+    """The mode, dtype and sizes that all figures are for."""
+    known = (scenario(report), dtype(report), inputs(report))
+    return "; ".join(part for part in known if part)
+
+
+def reasons(report: Report, top: int) -> list[tuple[str, int]]:
+    """The most frequent reasons for standing alone, without their numbers; views left out."""
+    kinds: Iterable[str] = (
+        row.reason.split(" (candidate")[0].split(":")[0]
+        if not row.reason.startswith("no-schedule")
+        else row.reason.split(" (candidate")[0]
+        for row in report.ungrouped
+        if not row.reason.endswith("no launch")
+    )
+    return Counter(kinds).most_common(top)
+
+
+def cost(finding: FindingRow) -> str:
+    """What the change that brought it costs; empty where that is not known."""
+    if finding.cost_us is None:
+        return ""
+    more = f"{time(finding.cost_us)} more" if finding.cost_us > 0 else "no more"
+    return f"costs {more} than the baseline"
+
+
+def noted(report: Report, subject: GroupRow | AdviceRow) -> str:
+    """What a reviewer is told of a group or advice beside its figures: that it is new, who ignores
+    it."""
+    found = report.review.findings if report.review else []
+    key = "group" if isinstance(subject, GroupRow) else "advice"
+    row = next((row for row in found if getattr(row, key) == subject.id), None)
+    if row is None:
+        return "no finding" if report.review else ""
+    if row.ignored is None:
+        return ", ".join(part for part in (row.state, cost(row)) if part)
+    source = row.ignored.source
+    where = f" ({source.file}:{source.line})" if source else ""
+    return f"ignored: {row.ignored.reason}{where}"

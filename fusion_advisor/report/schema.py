@@ -1,0 +1,575 @@
+"""The report: what users and their tools rely on, as data.
+
+Units are in the names: `_us` are microseconds, bytes are HBM bytes. Figures of a group are of one
+instance, but for `saved_us_total` and `share`. Readers accept unknown fields; a change that breaks
+one of these raises SCHEMA_VERSION.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fusion_advisor.support.errors import UsageError
+
+SCHEMA_VERSION = 1
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Tool(_Row):
+    """What made the report; None for a package that is not installed."""
+
+    name: str
+    version: str
+    torch: str | None
+    triton: str | None
+
+
+class Rules(_Row):
+    """`explained` has the gates by code and the idioms by name, as `explain` prints them."""
+
+    version: str
+    hash: str
+    explained: dict[str, str] = {}
+
+
+class DeviceRow(_Row):
+    """The device that everything was judged for. Bandwidths are bytes a second. `sources` says
+    where its own speed is from: `bandwidth` (of a copy), `launch` and `matmul_share`."""
+
+    name: str
+    title: str
+    compute_capability: str
+    bandwidth: float
+    datasheet_bandwidth: float
+    launch_us: float
+    times_fitted_on: str = ""
+    """The device whose measured kernels the predicted times follow, relative to its bandwidth."""
+    peaks: dict[str, float] = {}
+    """FLOP a second of each unit that the nodes run on, by what they call it."""
+    sm_count: int
+    shared_memory_bytes: int
+    sources: dict[str, str] = {}
+
+
+class ScenarioRow(_Row):
+    """What the model was captured under. None: as the model's own file has it. `defaults` is what
+    was assumed because nobody said."""
+
+    mode: str
+    phase: str
+    dtype: str | None
+    autocast: str | None
+    batch: int | None
+    seq: int | None
+    kv_len: int | None
+    dynamic: bool
+    shapes: dict[str, str]
+    defaults: list[str]
+
+
+class ModelRow(_Row):
+    source: str
+    captured_by: str
+    nodes: int
+    graph_breaks: list[str]
+    differs_from_eager: list[str]
+    capture_seconds: float | None = None
+    """None: a clock's reading, and a report is the same on each run (`--verbose` tells it)."""
+
+
+class SourceRow(_Row):
+    file: str
+    line: int
+
+
+class LineRow(SourceRow):
+    """`text` is the line itself, without its indentation; empty where the file is not there."""
+
+    text: str = ""
+
+
+class NodeRow(_Row):
+    """One launch or view. Tensors that are there before the graph runs have no row. `inputs` are
+    what it reads, each once; `unit` is the unit that its arithmetic runs on, with the dtype; `fx`
+    is the node of the exported program that it was launched for."""
+
+    name: str
+    op: str
+    shape: list[int]
+    dtype: str
+    flops: int
+    bytes_read: int
+    bytes_written: int
+    arithmetic_intensity: float
+    bound: str
+    parallelism: str
+    modelled: bool
+    module: str
+    source: SourceRow | None
+    time_us: float = 0.0
+    fx: str = ""
+    inputs: list[str] = []
+    unit: str = ""
+
+
+class GateRow(_Row):
+    """One gate's reading. `measured` is None when it cannot be known."""
+
+    code: str
+    name: str
+    measured: float | None
+    limit: float
+    unit: str
+    outcome: str
+    why: str
+    comparison: str = ""
+
+
+class TrafficRow(_Row):
+    unfused_bytes: int
+    fused_bytes: int
+    ratio: float
+    saved_bytes: int
+
+
+class OnChipRow(_Row):
+    """None: there is no plan, so no tile."""
+
+    bytes: int | None
+    budget_bytes: int
+
+
+class PredictedRow(_Row):
+    """Of one call that finds nothing in the L2; of a compiled kernel with its registers. `interval`
+    holds the measured speed-up of 90 % of kernels; `worthwhile` is what the time model says,
+    whatever the gates do."""
+
+    unfused_us: float
+    fused_us: float
+    speedup: float
+    interval: tuple[float, float]
+    worthwhile: bool = True
+
+
+class ImpactRow(_Row):
+    saved_us: float
+    instances: int
+    saved_us_total: float
+    share: float
+    launches_saved: int
+    activation_bytes_saved: int
+    rank: int
+    basis: str
+
+
+class ActionRow(_Row):
+    text: str
+    code: str
+
+
+class FixableRow(_Row):
+    """The smallest change that flips the one gate that fails."""
+
+    gate: str
+    needed: float
+    change: str
+
+
+class ResourcesRow(_Row):
+    """The worst launch of a kernel: registers a thread, spills and shared memory in bytes."""
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    triton: str = ""
+    ptxas: str = ""
+
+
+class CheckRow(_Row):
+    """`where` it ran and on which `shapes`; errors are absolute, None when not finite: the largest
+    of all cases, and eager's in the same `case`. `stepped` is the largest share of a result's
+    elements that only eager's own error at a rounding or a comparison excuses."""
+
+    where: str
+    shapes: list[str]
+    seeds: int
+    max_error: float | None
+    eager_error: float | None
+    tolerance: float | None
+    passed: bool = True
+    failure: str | None = None
+    case: str = ""
+    stepped: float = 0.0
+
+
+class KernelRow(_Row):
+    """`status` is how far the kernel is proven; `why` says what keeps it there. `text` is what
+    stands in `file`: the JSON leaves it out, and a report that is loaded has it from there."""
+
+    status: str = "none"
+    file: str | None = None
+    entry: str | None = None
+    schedule: str | None = None
+    resources: ResourcesRow | None = None
+    check: CheckRow | None = None
+    why: str | None = None
+    text: str | None = Field(default=None, exclude=True)
+
+
+class ApartRow(_Row):
+    """Two sets of nodes that Inductor left in different kernels, and why by its own account."""
+
+    first: list[str]
+    second: list[str]
+    why: str
+
+
+class BesideRow(_Row):
+    """A kernel of torch.compile of the whole model: the nodes of one group's instance that it
+    covers, and the others."""
+
+    kernel: str
+    inside: list[str]
+    outside: list[str]
+
+
+class WayRow(_Row):
+    """One way to compute something, as measured: microseconds of the GPU, cold L2, the median with
+    its quartiles; `wall_us` is what a caller that waits sees. `share` is of the measured copy
+    bandwidth, over the bytes that must move. Errors are the largest against float64, of the model
+    against eager, whose own is how far other roundings move it. `failure` says why there is no
+    time, `absent` why there is no such way here. `covers` is what Inductor made: each kernel that
+    it launches with the nodes that it covers; `apart` where it did not fuse; `unknown` why that is
+    not known."""
+
+    way: str
+    us: float | None = None
+    low_us: float | None = None
+    high_us: float | None = None
+    wall_us: float | None = None
+    runs: int = 0
+    host_ahead: bool = True
+    share: float | None = None
+    error: float | None = None
+    eager_error: float | None = None
+    failure: str | None = None
+    absent: str | None = None
+    covers: list[tuple[str, list[str]]] = []
+    apart: list[ApartRow] = []
+    unknown: str = ""
+
+
+class MeasuredRow(_Row):
+    """A group on a GPU. `speedup` is eager's time over the kernel's; `fused_error` and
+    `speedup_error` how far the predictions were off, as a share of what was measured; `best` the
+    fastest way that is right. `beside` are the kernels that torch.compile of the whole model has
+    for its first instance, `apart` why that is not one."""
+
+    ways: list[WayRow]
+    best: str | None
+    speedup: float | None
+    fused_error: float | None
+    speedup_error: float | None
+    beside: list[BesideRow] = []
+    apart: list[ApartRow] = []
+
+
+class VerdictsRow(_Row):
+    """Decisions by what they said and by whether the kernel is faster than eager; `lost` is the
+    share by which what was chosen takes longer than choosing with hindsight. Each stands by
+    itself, though candidates overlap; weighted by instances."""
+
+    fused_faster: int
+    fused_slower: int
+    rejected_faster: int
+    rejected_slower: int
+    lost: float
+
+
+class BenchRow(_Row):
+    """A whole run of `bench`: what measured, what the GPU itself reaches (bytes and FLOP a second),
+    the model's step in each way and which of them to use."""
+
+    machine: dict[str, str]
+    copy_bandwidth: float
+    matmul: dict[str, float]
+    launch_us: float
+    host_launch_us: float
+    model: list[WayRow]
+    recommended: str
+    why: str
+    complete: bool = True
+    own_ops: list[str] = []
+    """The groups that the model's way `framework` puts the framework's own op in place of."""
+    verdicts: dict[str, VerdictsRow] = {}
+    """Of the gates and of the time model, over all that was timed; rejected ones with them under
+    `--candidates`."""
+
+
+class GroupRow(_Row):
+    """An accepted group or a rejected candidate. `computes` says in words what it computes,
+    `layers` in which numbered modules of the model; both are empty where that is not known."""
+
+    id: str
+    fingerprint: str
+    nodes: list[str]
+    instances: list[list[str]]
+    pattern: str
+    verdict: str
+    gates: list[GateRow]
+    traffic: TrafficRow
+    on_chip: OnChipRow
+    predicted: PredictedRow
+    impact: ImpactRow
+    route: str
+    action: ActionRow
+    fixable: FixableRow | None
+    kernel: KernelRow
+    measured: MeasuredRow | None
+    sources: list[LineRow]
+    parent: str | None = None
+    launches: int = 0
+    computes: str = ""
+    layers: str = ""
+
+    @property
+    def code(self) -> str:
+        """Of the gate that decides; empty where none does."""
+        return self.deciding.code if self.deciding else ""
+
+    @property
+    def deciding(self) -> GateRow | None:
+        """The gate that rejects: the first that fails, else the last that is unknown. For an
+        accepted group the traffic that it saves."""
+        if self.verdict == "fuse":
+            return next((g for g in self.gates if g.name == "traffic-saving"), None)
+        fails = (gate for gate in self.gates if gate.outcome == "fails")
+        unknown = (gate for gate in reversed(self.gates) if gate.outcome == "unknown")
+        return next(fails, None) or next(unknown, None)
+
+
+class UngroupedRow(_Row):
+    node: str
+    reason: str
+
+
+class AdviceRow(_Row):
+    """A finding that is not a fusion. `saved_us` is None where nothing predicts it; `evidence` are
+    the facts that it stands on; `fingerprint` survives moved lines and another number of layers."""
+
+    code: str
+    message: str
+    saved_us: float | None
+    sources: list[LineRow]
+    id: str = ""
+    evidence: list[str] = []
+    fingerprint: str = ""
+
+
+class CauseRow(_Row):
+    """What a missing op or schedule stands in the way of."""
+
+    cause: str
+    nodes: int
+    bytes: int
+    time_us: float
+
+
+class TotalsRow(_Row):
+    """Of the whole model, all instances counted. `ceiling_speedup` is Amdahl's: launches that are
+    never fused stay, the others cost nothing beyond reading what they are given and writing what
+    others get, once. `saveable_bytes` is what one launch for each maximal region of modelled
+    memory-bound ones would save, if any schedule existed: no grouping saves more."""
+
+    flops: int
+    hbm_bytes_unfused: int
+    hbm_bytes_fused: int
+    kernels_unfused: int
+    kernels_fused: int
+    time_us: float
+    predicted_speedup: float
+    coverage: float
+    saveable_bytes: int
+    ceiling_speedup: float
+    peak_activation_bytes: int
+    time_by_bound: dict[str, float] = {}
+    faults: int = 0
+    """Regions that were not analysed for a fault of ours."""
+    condition: str = ""
+    """When the kernels run of which these are the figures; empty where they do in this scenario."""
+
+
+class FaultRow(_Row):
+    """A fault of ours for which a region was not analysed, and the nodes of the smallest one that
+    shows it; none where it is no region's."""
+
+    why: str
+    nodes: list[str]
+
+
+class IgnoredRow(_Row):
+    """Who asks to leave a finding alone: a comment at `source`, or the configuration."""
+
+    code: str
+    reason: str
+    source: SourceRow | None
+
+
+class FindingRow(_Row):
+    """An accepted group, or advice that saves time, as reviewers are told of it: with the code of
+    the gate that decides, or of the advice; the id of the other is empty. `state` is `new` or
+    `known` against the baseline, empty without one. The files of `sources` are seen from the root
+    of the repository, where they lie in it. `cost_us` is what a new one costs: microseconds that
+    its modules take beyond the baseline's, or the whole step where the baseline has no such
+    modules; None of what is not new."""
+
+    group: str
+    code: str
+    state: str
+    ignored: IgnoredRow | None
+    sources: list[SourceRow]
+    advice: str = ""
+    cost_us: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        row: GroupRow | AdviceRow,
+        sources: Sequence[SourceRow],
+        state: str = "",
+        ignored: IgnoredRow | None = None,
+        cost_us: float | None = None,
+    ) -> FindingRow:
+        """A group, or advice, as a finding."""
+        advised = isinstance(row, AdviceRow)
+        return cls(
+            group="" if advised else row.id, advice=row.id if advised else "", code=row.code,
+            state=state, ignored=ignored, sources=[*sources], cost_us=cost_us,
+        )  # fmt: skip
+
+
+class UnusedRow(_Row):
+    """A comment that asks to ignore a code and holds for no finding, and why."""
+
+    source: SourceRow
+    code: str
+    why: str
+
+
+class ReviewRow(_Row):
+    """What of the report reviewers are told: which groups and advice are findings, under the
+    configuration and the comments in the source; `below` counts those that save less than its
+    thresholds, `unselected` those whose codes it does not select."""
+
+    baseline: str | None
+    findings: list[FindingRow]
+    below: int
+    unselected: int
+    unused: list[UnusedRow]
+
+
+class Report(_Row):
+    """One model, one scenario, one device. `search_gap` is the share by which the partition may
+    be slower than the best; 0 when it is the best. `not_run` names the topmost modules that the
+    scenario does not reach: no launch reads a parameter of theirs."""
+
+    schema_version: int = SCHEMA_VERSION
+    tool: Tool
+    rules: Rules
+    device: DeviceRow
+    scenario: ScenarioRow
+    model: ModelRow
+    nodes: list[NodeRow]
+    groups: list[GroupRow]
+    candidates: list[GroupRow]
+    ungrouped: list[UngroupedRow]
+    advice: list[AdviceRow]
+    totals: TotalsRow
+    search_gap: float = 0.0
+    unmodelled: list[CauseRow] = []
+    no_schedule: list[CauseRow] = []
+    faults: list[FaultRow] = []
+    not_run: list[str] = []
+    graph: dict[str, Any] | None = None
+    bench: BenchRow | None = None
+    review: ReviewRow | None = None
+
+    @property
+    def told(self) -> list[GroupRow | AdviceRow]:
+        """What may be a finding: the accepted groups, and the advice whose gain is predicted. That
+        of earlier versions has no id to be named by."""
+        return [*self.groups, *(row for row in self.advice if row.id and row.saved_us)]
+
+    def subject(self, finding: FindingRow) -> GroupRow | AdviceRow:
+        """What a finding is of."""
+        rows = self.advice if finding.advice else self.groups
+        return next(row for row in rows if row.id == (finding.advice or finding.group))
+
+
+def json_schema() -> dict[str, Any]:
+    """The report's JSON Schema, draft 2020-12. It allows fields and values that it does not know,
+    and does not ask for those that came after the first reports of this version."""
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"A report of fusion-advisor, schema_version {SCHEMA_VERSION}",
+    }
+    schema = _untitled(Report.model_json_schema())
+    return {**head, **{key: schema[key] for key in sorted(schema)}}
+
+
+def _untitled(schema: Any) -> Any:
+    """A schema without the titles that repeat its fields' names."""
+    if isinstance(schema, list):
+        return [_untitled(item) for item in cast("list[Any]", schema)]
+    if not isinstance(schema, dict):
+        return schema
+    table = cast("dict[str, Any]", schema)
+    return {k: _untitled(v) for k, v in table.items() if k != "title" or isinstance(v, dict)}
+
+
+def load_report(file: Path) -> Report:
+    """Read a report, with the kernels beside it. UsageError, one line, when it is missing, no
+    report, or of another schema."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}; expected a report.json") from error
+    except ValueError as error:
+        raise UsageError(f"{file}: not JSON ({error}); expected a report.json") from error
+    fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+    version = fields.get("schema_version")
+    if version is None:
+        raise UsageError(f"{file}: no schema_version; expected a report of fusion-advisor")
+    if version != SCHEMA_VERSION:
+        raise UsageError(
+            f"{file}: schema_version {version}, and this version reads {SCHEMA_VERSION};"
+            " run analyze again"
+        )
+    try:
+        report = Report.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{file}: {field}: {first['msg']}; run analyze again") from error
+    for group in report.groups:
+        group.kernel.text = _kernel_beside(file, group.kernel.file)
+    return report
+
+
+def _kernel_beside(report: Path, name: str | None) -> str | None:
+    """The text of a kernel that lies in the report's own folder, None if it is not there."""
+    if not name:
+        return None
+    folder = report.parent.resolve()
+    kernel = (folder / name).resolve()
+    if not kernel.is_relative_to(folder) or kernel.suffix != ".py" or not kernel.is_file():
+        return None  # a report of somebody else's may name any file of this machine
+    return kernel.read_text(encoding="utf-8", errors="replace")

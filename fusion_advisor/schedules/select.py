@@ -1,0 +1,119 @@
+"""Stage: the plans of a region. A plan says what the fused kernel reads, writes and holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusion_advisor.region.exprs import INDEX, Expr
+from fusion_advisor.region.region import Region
+from fusion_advisor.rulebook.devices import Device
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.schedules import SCHEDULES, finishing, horizontal
+from fusion_advisor.schedules.base import Plan, Refused, Step, check_walks
+from fusion_advisor.schedules.layout import reach
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plans that serve a region, best first, and why the other schedules do not."""
+
+    plans: tuple[Plan, ...]
+    refusals: tuple[Refused, ...]
+
+
+def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
+    """Try every schedule on a region."""
+    loads = (region.exprs[i].input for i in region.live if region.exprs[i].op == "load")
+    if not set(loads) - region.random_state:
+        return Planned((), (Refused("no-schedule", "it reads no tensor that names the device"),))
+    if not all(region.sizes.values()):
+        return Planned((), (Refused("no-schedule", "a dimension has no elements"),))
+    accesses = len(list(region.all("load"))) + len(region.outputs)
+    most = rulebook.gate("no-schedule").number("accesses").count
+    if accesses > most:
+        # Larger regions have more of them: few keep to themselves what they share with these.
+        why = f"{accesses} loads and stores would compile for minutes; {most} at most"
+        return Planned((), (Refused("no-schedule", why, final=True),))
+    if _loses_a_sign(region):
+        why = "ptxas 12.8 drops a sign where negated integers meet in a maximum or minimum"
+        return Planned((), (Refused("no-schedule", why),))
+    plans, refusals = _tried(region, device, rulebook)
+    if not plans:
+        several = horizontal if horizontal.serves(region) else finishing
+        try:
+            plans.append(several.plan(region, device, rulebook, _best))
+        except Refused as refusal:
+            refusals.append(refusal)
+    return Planned(tuple(plans), tuple(refusals))
+
+
+def _loses_a_sign(region: Region) -> bool:
+    """A negation under an extreme of integers.
+
+    ptxas 12.8, which Triton 3.6 brings, makes one instruction (VIMNMX3) of max(max(-a, -b), -c)
+    for sm_90 and forgets the second sign; 12.9 and `-O0` are right. LLVM turns every spelling of a
+    negation into the same, so no spelling avoids it.
+    """
+    for number in region.live:
+        expr = region.exprs[number]
+        extreme = expr.op in ("maximum", "minimum") or expr.monoid in ("max", "min")
+        if extreme and _is_integer(expr) and any(
+            _negates(region, region.exprs[part]) for part in reach(region, number)
+        ):  # fmt: skip
+            return True
+    return False
+
+
+def _is_integer(expr: Expr) -> bool:
+    return expr.dtype.startswith(("int", "uint")) and expr.dtype != INDEX
+
+
+def _negates(region: Region, expr: Expr) -> bool:
+    """A negation of integers, as a difference to zero or a product with minus one, too."""
+    literals = [region.exprs[part].literal for part in expr.args]
+    same = (expr.op == "sub" and literals[0] == "0") or (expr.op == "mul" and "-1" in literals)
+    return _is_integer(expr) and (expr.op == "neg" or same)
+
+
+def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Plan], list[Refused]]:
+    plans: list[Plan] = []
+    refusals: list[Refused] = []
+    for schedule in SCHEDULES:
+        try:
+            found = schedule.plan(region, device, rulebook)
+            check_walks(found, rulebook)
+            plans.append(found)
+        except Refused as refusal:
+            refusals.append(refusal)
+    return _ranked(plans, device, rulebook), refusals
+
+
+def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]:
+    """Plans that fill the device first; of those that do, or do not, the ones that move the fewest
+    bytes, give or take a finishing step; of those the ones that scan no long rows at once, and the
+    one whose schedule comes first."""
+    slack = rulebook.gate("parallel-pattern").number("finish_share").value
+    least = min((plan.moved for plan in plans), default=0)
+    longest = rulebook.schedules.blocked.scan_elements.count
+
+    def rank(plan: Plan) -> tuple[bool, bool, bool]:
+        long = any(s.block > longest and any(s.region.all("scan")) for s in plan.steps)
+        return _idles(plan.busiest, device), plan.moved > least * (1 + slack), long
+
+    return sorted(plans, key=rank)
+
+
+def _idles(step: Step, device: Device) -> bool:
+    """Do the elements that a kernel holds at once leave threads of the device idle, for so long
+    that it costs more than a launch?"""
+    warps = device.multiprocessor.count.count * device.multiprocessor.warps.count
+    alone = step.moved / device.bandwidth * 1e6 * max(warps * device.warp_size / step.lanes - 1, 0)
+    return alone > device.launch_us
+
+
+def _best(region: Region, device: Device, rulebook: Rulebook) -> Plan:
+    """The first plan of a part of a region; Refused when it has none."""
+    plans, refusals = _tried(region, device, rulebook)
+    if not plans:
+        raise refusals[0]
+    return plans[0]

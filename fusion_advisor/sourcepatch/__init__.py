@@ -1,0 +1,13 @@
+"""From groups to edits of the model's source, with guards, tried before they are written."""
+
+OFFERS = (
+    "editing",
+    "equivalence",
+    "function_copies",
+    "guards",
+    "library_call",
+    "other_sizes",
+    "placement",
+    "trial",
+)
+"""The modules that other rooms may import."""

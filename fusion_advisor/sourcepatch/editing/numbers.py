@@ -1,0 +1,394 @@
+"""What an expression computes with beside tensors: numbers, words, and functions of torch's that
+Python holds.
+
+A kernel has them as constants. Where they come from is followed back, through names, arguments and
+what functions return, to what can be asked where the kernel is called: attributes of modules, names
+that are bound there, and sizes of tensors.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fusion_advisor.ir.graph import Ref
+from fusion_advisor.ir.source_trace import CHANGING, Evaluation, Span
+from fusion_advisor.sourcepatch.editing.rewrite import attribute
+from fusion_advisor.sourcepatch.editing.sources import Function, Place, Sources, names_in, span_of
+
+Names = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Number:
+    """What the text at a place of a file holds: `value` as source spells it, an attribute of a
+    module, a name's, or a size. `text` is what has that value where it was asked for; empty where
+    nothing is known that has it."""
+
+    file: str
+    span: Span
+    of: Literal["module", "name", "size"]
+    value: str
+    text: str
+
+
+class Numbers:
+    """The numbers in the source of one trail."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.sources = sources
+        self._trail = sources.trail
+        self._computed: set[tuple[int, Span]] = set()
+        """Where a part of the graph is computed, by activations."""
+        self._returned: dict[tuple[int, Span], int] = {}
+        """The calls that return a number, by who makes them and where."""
+        for step in self._trail.steps:
+            if isinstance(step, Evaluation):
+                self._computed |= {*sources.chain(step.activation, step.place)}
+        for number, call in enumerate(self._trail.activations):
+            if call.caller is not None and call.place and (call.value or "").startswith("="):
+                self._returned[call.caller, call.place] = number
+
+    def read(self, step: int, place: Place, line: int) -> Iterator[Number]:
+        """Those in the expression that made a node, each as it is to be had at a line of a place
+        around it."""
+        made = self._trail.steps[step]
+        assert isinstance(made, Evaluation)  # it made a node
+        file = self.sources.file(self._trail.activations[made.activation].file)
+        node = file.expressions.get(made.place) or file.statements.get(made.place)
+        yield from _Asked(self, place, line).within(node, made.activation)
+
+    def steering(self, activation: int, place: Place, line: int) -> Iterator[Number]:
+        """Those that the conditions in a call ask, which was made from a place."""
+        function, asked = self.sources.code(activation), _Asked(self, place, line)
+        for condition in _conditions(function) if function else ():
+            yield from asked.of(condition, activation)
+
+    def computed(self, activation: int, span: Span) -> bool:
+        """Whether a part of the graph is computed there."""
+        return (activation, span) in self._computed
+
+    def returning(self, activation: int, span: Span) -> int | None:
+        """The call there that returns a number."""
+        return self._returned.get((activation, span))
+
+
+class _Asked:
+    """Numbers as they are to be had at one line of a place."""
+
+    def __init__(self, numbers: Numbers, place: Place, line: int) -> None:
+        self._numbers = numbers
+        self._sources = numbers.sources
+        self._trail = numbers.sources.trail
+        self._place = place
+        self._names = numbers.sources.names.get(place, {}).get(line, {})
+        self._followed: set[tuple[int, Span]] = set()
+
+    def within(self, node: ast.AST | None, activation: int) -> Iterator[Number]:
+        """Those in the parts of an expression that are computed by nothing else."""
+        names = self._names_at(node, activation)
+        for child in ast.iter_child_nodes(node) if node is not None and names is not None else ():
+            yield from self._parts(child, activation, names or {})
+
+    def of(self, node: ast.expr, activation: int) -> Iterator[Number]:
+        """Those in an expression."""
+        key = activation, span_of(node)
+        names = self._names_at(node, activation)
+        if names is None or key in self._followed:
+            return
+        self._followed.add(key)
+        yield from self._parts(node, activation, names)
+
+    def _names_at(self, node: ast.AST | None, activation: int) -> Names | None:
+        """The words of the names as the statement begins that an expression stands in."""
+        if not isinstance(node, (ast.expr, ast.stmt)):
+            return None
+        around = self._sources.within(activation, span_of(node))
+        own = self._place.activation, self._place.block
+        for place in reversed(around):
+            at = self._place if (place.activation, place.block) == own else place
+            names = self._sources.names.get(at, {}).get(around[place].statement.line)
+            if names is not None:
+                return names
+        return None
+
+    def _parts(self, node: ast.AST, activation: int, names: Names) -> Iterator[Number]:
+        if isinstance(node, ast.expr):
+            if self._numbers.computed(activation, span_of(node)):
+                return
+            if isinstance(node, ast.Name):
+                yield from self._name(node, activation, names)
+                return
+            found = [*self._sized(node, activation, names), *self._held(node, activation, names)]
+            returning = self._numbers.returning(activation, span_of(node))
+            if returning is not None:
+                found += self._result(node, activation, returning)
+            if found:
+                yield from found
+                return
+        for child in ast.iter_child_nodes(node):
+            yield from self._parts(child, activation, names)
+
+    def _number(
+        self,
+        node: ast.expr,
+        activation: int,
+        of: Literal["module", "name", "size"],
+        value: str,
+        text: str | None = None,
+    ) -> Number:
+        file = self._trail.activations[activation].file
+        return Number(file, span_of(node), of, value, text or "")
+
+    # What has it.
+
+    def _held(self, node: ast.expr, activation: int, names: Names) -> Iterator[Number]:
+        """An attribute of a module, or of what that holds."""
+        root, parts = self._followed_path(node, activation)
+        word = names.get(root, "")
+        if not word.startswith(":") or not parts:
+            return
+        path = [part for part in word[1:].split(".") if part] + parts
+        for count in range(len(path), -1, -1):
+            held = self._trail.modules.get(".".join(path[:count]))
+            value = held and held.plain.get(".".join(path[count:]))
+            if value:
+                text = attribute(".".join(path), self._names) if value != CHANGING else None
+                yield self._number(node, activation, "module", value, text)
+                return
+
+    def _followed_path(self, node: ast.expr, activation: int) -> tuple[str, list[str]]:
+        """The path of an attribute; `cfg.s` is `self.cfg.s` where `cfg = self.cfg` binds it."""
+        root, parts = _path(node)
+        function = self._sources.code(activation)
+        if not parts or function is None or root in _parameters(function):
+            return root, parts
+        bound = [
+            getattr(each, "value", None)
+            for each in ast.walk(function)
+            for target in _targets(each)
+            if isinstance(target, ast.Name) and target.id == root
+        ]
+        value = bound[0] if len(bound) == 1 else None
+        if not isinstance(value, ast.Attribute):
+            return root, parts
+        root, around = _path(value)
+        return root, [*around, *parts]
+
+    def _sized(self, node: ast.expr, activation: int, names: Names) -> Iterator[Number]:
+        """`x.shape[1]` or `x.size(1)`."""
+        tensor, dim = _size(node)
+        if tensor is not None and dim is not None:
+            yield from self._size(node, tensor, dim, activation, names)
+
+    def _size(
+        self, node: ast.expr, tensor: ast.expr, dim: int, activation: int, names: Names
+    ) -> Iterator[Number]:
+        root, parts = _path(tensor)
+        ref = self._sources.value(names.get(root)) if not parts else None
+        shape = self._sources.shape(ref) if ref else ()
+        if ref and -len(shape) <= dim < len(shape):
+            asked = dim if dim < 0 else dim - len(shape)
+            text = next(self._as_long(ref, asked, dim), None)
+            yield self._number(node, activation, "size", str(shape[dim]), text)
+
+    def _as_long(self, ref: Ref, last: int, dim: int) -> Iterator[str]:
+        """The size of a tensor, or one that it has from another, by names; `last` and `dim` are the
+        same dimension."""
+        for each in self._sources.as_long(ref, last):
+            for name, word in self._names.items():
+                if self._sources.value(word) == each:
+                    yield f"{name}.size({dim if each == ref else last})"
+
+    # Where it comes from.
+
+    def _name(self, node: ast.Name, activation: int, names: Names) -> Iterator[Number]:
+        word = names.get(node.id, "")
+        if not word.startswith("="):
+            return
+        if activation == self._place.activation and self._names.get(node.id) == word:
+            yield self._number(node, activation, "name", word[1:], node.id)
+            return
+        function = self._sources.code(activation)
+        unknown = self._number(node, activation, "name", word[1:])
+        if function is None:
+            yield unknown
+            return
+        given = node.id in _parameters(function)
+        binding = [each for each in ast.walk(function) if _binds(each, node.id)]
+        if given:
+            yield from self._argument(function, node.id, activation, unknown)
+        for each in binding:
+            yield from self._bound(each, node.id, activation, unknown)
+        if not given and not binding:  # closed over
+            yield unknown
+
+    def _argument(
+        self, function: Function, name: str, activation: int, unknown: Number
+    ) -> Iterator[Number]:
+        """What a call gives for a parameter; nothing for its default, which the source says."""
+        call = self._trail.activations[activation]
+        if call.caller is None or call.place is None:
+            yield unknown
+            return
+        file = self._sources.file(self._trail.activations[call.caller].file)
+        made = file.expressions.get(call.place)
+        given: ast.expr | bool | None = None
+        if isinstance(made, ast.Call):
+            bound = self._is_bound(made, function, call.caller)
+            given = _given(made, function, name, bound=bound)
+        if given is None:
+            yield unknown
+        elif isinstance(given, ast.expr):
+            yield from self.of(given, call.caller)
+
+    def _is_bound(self, call: ast.Call, function: Function, caller: int) -> bool:
+        """Whether a call gives its function a first argument that it does not spell: `self`."""
+        files = self._sources.files.values()
+        parents = next(each.parents for each in files if function in each.parents)
+        marks = [getattr(each, "id", "") for each in function.decorator_list]
+        if not isinstance(parents[function], ast.ClassDef) or "staticmethod" in marks:
+            return False
+        func = call.func
+        if not isinstance(func, ast.Attribute) or func.attr != function.name:
+            return True  # a module's `forward`
+        around = self._sources.code(caller)
+        if "classmethod" in marks or around is None or not isinstance(func.value, ast.Name):
+            return True
+        name = func.value.id  # that of an object, or of a class, which is no local name
+        return name in _parameters(around) or any(_binds(n, name) for n in ast.walk(around))
+
+    def _bound(
+        self, node: ast.AST, name: str, activation: int, unknown: Number
+    ) -> Iterator[Number]:
+        """What a statement assigns to a local name, if it does."""
+        for target in _targets(node):
+            if name not in names_in(target):
+                continue
+            value = getattr(node, "iter", None) or getattr(node, "value", None)
+            plain = isinstance(target, ast.Name) or isinstance(node, (ast.For, ast.comprehension))
+            if plain and isinstance(value, ast.expr):
+                yield from self.of(value, activation)
+                continue
+            tensor = _shape_of(value) if isinstance(value, ast.expr) else None
+            dim, names = _place_in(target, name), self._names_at(node, activation)
+            found: list[Number] = []
+            if isinstance(value, ast.expr) and tensor and dim is not None and names is not None:
+                found += self._size(value, tensor, dim, activation, names)
+            yield from found or [unknown]
+
+    def _result(self, node: ast.expr, activation: int, returning: int) -> Iterator[Number]:
+        """What a call returns that computes nothing of the graph."""
+        value = self._trail.activations[returning].value or ""
+        unknown = self._number(node, activation, "name", value[1:])
+        function = self._sources.code(returning)
+        results = [n for n in ast.walk(function) if isinstance(n, ast.Return)] if function else []
+        if not results:
+            yield unknown
+        asked = [result.value for result in results if result.value is not None]
+        for each in (*asked, *(_conditions(function) if function else ())):
+            yield from self.of(each, returning)
+
+
+def _conditions(function: Function) -> Iterator[ast.expr]:
+    """What decides how a function goes on."""
+    for node in ast.walk(function):
+        if isinstance(node, (ast.If, ast.IfExp, ast.While)):
+            yield node.test
+
+
+def _path(node: ast.expr) -> tuple[str, list[str]]:
+    """`self.layers[0].eps` as its first name and what follows; no name for anything else."""
+    parts: list[str] = []
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            parts.append(str(node.slice.value))
+        else:
+            return "", []
+        node = node.value
+    return node.id, parts[::-1]
+
+
+def _size(node: ast.expr) -> tuple[ast.expr | None, int | None]:
+    """The tensor and the dimension of `x.shape[1]` or `x.size(1)`."""
+    if isinstance(node, ast.Subscript):
+        return _shape_of(node.value), _integer(node.slice)
+    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+        func = node.func
+        if isinstance(func, ast.Attribute) and func.attr == "size":
+            return func.value, _integer(node.args[0])
+    return None, None
+
+
+def _shape_of(node: ast.expr) -> ast.expr | None:
+    """The tensor of `x.shape` or `x.size()`."""
+    if isinstance(node, ast.Call) and not node.args and not node.keywords:
+        func = node.func
+        return func.value if isinstance(func, ast.Attribute) and func.attr == "size" else None
+    return node.value if isinstance(node, ast.Attribute) and node.attr == "shape" else None
+
+
+def _integer(node: ast.expr) -> int | None:
+    sign = 1
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        sign, node = -1, node.operand
+    value = node.value if isinstance(node, ast.Constant) else None
+    return sign * value if type(value) is int else None
+
+
+def _parameters(function: Function) -> list[str]:
+    given = function.args
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    return [arg.arg for arg in every if arg is not None]
+
+
+def _given(call: ast.Call, function: Function, name: str, *, bound: bool) -> ast.expr | bool | None:
+    """What a call gives for a parameter: an expression, True for its default, None where the call
+    does not tell."""
+    if any(isinstance(arg, ast.Starred) for arg in call.args):
+        return None
+    if any(keyword.arg is None for keyword in call.keywords):
+        return None
+    given = next((k.value for k in call.keywords if k.arg == name), None)
+    if given is not None:
+        return given
+    args = function.args
+    positional = [arg.arg for arg in (*args.posonlyargs, *args.args)]
+    defaults = {
+        **dict(zip(reversed(positional), reversed(args.defaults), strict=False)),
+        **dict(zip((arg.arg for arg in args.kwonlyargs), args.kw_defaults, strict=True)),
+    }
+    positional = positional[bound:]
+    if name in positional and positional.index(name) < len(call.args):
+        return call.args[positional.index(name)]
+    return True if _literal(defaults.get(name)) else None
+
+
+def _literal(node: ast.expr | None) -> bool:
+    """Whether an expression reads no name."""
+    return node is not None and not names_in(node)
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    return any(name in names_in(target) for target in _targets(node))
+
+
+def _targets(node: ast.AST) -> list[ast.expr]:
+    """What a statement, a loop or a walrus binds."""
+    if isinstance(node, ast.Assign):
+        return node.targets
+    if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension)):
+        return [node.target]
+    return [node.optional_vars] if isinstance(node, ast.withitem) and node.optional_vars else []
+
+
+def _place_in(target: ast.expr, name: str) -> int | None:
+    """Where in `a, b = ...` a name stands."""
+    parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
+    if any(isinstance(part, ast.Starred) for part in parts):
+        return None
+    return next((i for i, p in enumerate(parts) if isinstance(p, ast.Name) and p.id == name), None)

@@ -1,0 +1,628 @@
+"""One occurrence of a group as an edit of the source that made it, or the reason why there is none.
+
+All of its nodes have to be made in one place (`sources.Place`). There every expression that belongs
+to the group is taken out; what stands inside one and does not belong to it becomes an argument of
+the kernel's call, which stands where the first result was made.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.ir.graph import Ref
+from fusion_advisor.ir.source_trace import Span
+from fusion_advisor.sourcepatch.editing.sources import Place, SourceFile, Sources, names_in, span_of
+from fusion_advisor.support.errors import AdvisorError
+
+
+class NotPlaced(AdvisorError):
+    """A group that the source cannot express; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A kernel as the source calls it: its name, and the tensors that it takes and gives. With a
+    `line` the source says that instead: an expression in which `names` stand for inputs, by their
+    numbers. With `only_dtype` it may stand for the statements in the captured dtypes alone."""
+
+    name: str
+    inputs: tuple[Ref, ...]
+    outputs: tuple[Ref, ...]
+    line: str = ""
+    names: tuple[tuple[str, int], ...] = ()
+    only_dtype: bool = False
+
+    def written(self, texts: Sequence[str]) -> str:
+        """Its text; `texts` are those of the inputs. NotPlaced where one would be computed more
+        than once."""
+        if not self.line:
+            return f"{self.name}({', '.join(texts)})"
+        given = {name: texts[number] for name, number in self.names}
+        tree = ast.parse(self.line, mode="eval").body
+        read = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+        for name, text in given.items():
+            if read.count(name) > 1 and not _is_path(ast.parse(text, mode="eval").body):
+                raise NotPlaced(f"`{text}` would be computed more than once")
+        return ast.unparse(_Filling(given).visit(tree))
+
+
+class _Filling(ast.NodeTransformer):
+    """Puts expressions in place of names."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        text = self._given.get(node.id)
+        return ast.parse(text, mode="eval").body if text else node
+
+
+def _is_path(node: ast.expr) -> bool:
+    """Whether an expression is a name or an attribute of one."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What changes in one block of a file: expressions and statements replaced by text, statements
+    taken out (an empty text), and text put in before a statement."""
+
+    file: str
+    function: str
+    qualname: str
+    replaced: tuple[tuple[Span, str], ...]
+    inserted: tuple[tuple[Span, str], ...]
+    called: Span
+    """The statement that the kernel is called in, or before."""
+    lines: tuple[int, int]
+    """The first and the last line of the statements that change."""
+    kept: tuple[Span, ...] = ()
+    """What stands in a replaced expression and becomes an operand."""
+    guard: str = ""
+    """Where this condition holds, the source is left as it was: it computes something else then."""
+
+    @property
+    def touched(self) -> tuple[Span, ...]:
+        return tuple(span for span, _ in (*self.replaced, *self.inserted))
+
+    def takes(self, span: Span) -> bool:
+        """Whether what stands at a span goes: it is replaced, and not kept as an operand."""
+        replaced = any(each.holds(span) for each, _ in self.replaced)
+        return replaced and not any(each.holds(span) for each in self.kept)
+
+
+@dataclass
+class _Top:
+    """An expression that belongs to the group, in a statement that it stands in; `leaves` are the
+    expressions inside it that something else computes."""
+
+    statement: ast.stmt
+    node: ast.expr | ast.AugAssign
+    value: Ref | None
+    leaves: list[ast.expr] = field(default_factory=list[ast.expr])
+
+    @property
+    def whole(self) -> bool:
+        """Whether the statement does nothing but compute it and store or return it."""
+        return self.node is self.statement or getattr(self.statement, "value", None) is self.node
+
+
+def rewrite(
+    sources: Sources, flow: Dataflow, members: Sequence[int], call: Call
+) -> tuple[Place, Edit]:
+    """Where one occurrence of a group is made, and the edit there. NotPlaced with the reason."""
+    return _Rewriter(sources, flow, members, call).edit()
+
+
+class _Rewriter:
+    def __init__(
+        self, sources: Sources, flow: Dataflow, members: Sequence[int], call: Call
+    ) -> None:
+        self._sources = sources
+        self._flow = flow
+        self._call = call
+        self._inside = set(members)
+        steps = {flow.nodes[number].step for number in members}
+        if None in steps:
+            raise NotPlaced("a part of it was made by no expression of the source")
+        self._steps = {step for step in steps if step is not None}
+        self._gone = self._steps | self._idle() | self._passed_on()
+        self._place = self._common()
+        activation = sources.trail.activations[self._place.activation]
+        self._file: SourceFile = sources.file(activation.file)
+        self._function = self._file.function(self._place.block)
+        self._at = sources.held[self._place]
+
+    # Where.
+
+    def _idle(self) -> set[int]:
+        """Evaluations whose results nobody needs once the group is a kernel."""
+        flow, needed = self._flow, set[int]()
+        todo = [flow.position[ref.node] for ref in (*flow.returned, *self._call.inputs)]
+        todo += [i for i, node in enumerate(flow.nodes) if node.mutates and i not in self._inside]
+        while todo:
+            number = todo.pop()
+            if number not in needed and number not in self._inside:
+                needed.add(number)
+                todo += flow.before[number]
+        idle: set[int] = set()
+        for step, nodes in self._sources.made.items():
+            numbers = {flow.position[node.name] for node in nodes}
+            spared = numbers - self._inside
+            if step in self._steps and spared & needed:
+                kept = flow.nodes[min(spared & needed)].op
+                raise NotPlaced(f"{kept} comes from the same call and is not fused")
+            if step not in self._steps and not numbers & needed:
+                idle.add(step)
+        return idle
+
+    def _passed_on(self) -> set[int]:
+        """Evaluations that launch nothing and hand on what only the kernel needs: a dropout in
+        eval."""
+        return {
+            step
+            for ref, steps in self._sources.handed_on.items()
+            if ref not in self._call.outputs and self._flow.position[ref.node] in self._inside
+            for step in steps
+        }
+
+    def _common(self) -> Place:
+        """The innermost place that all of the group is in."""
+        every = [self._sources.standing[step] for step in self._steps]
+        shared = [place for place in every[0] if all(place in places for places in every)]
+        if not shared:
+            raise NotPlaced(
+                "its parts are made in different calls, or in different turns of a loop"
+            )
+        return shared[-1]
+
+    # What.
+
+    def edit(self) -> tuple[Place, Edit]:
+        tops = [top for statement in self._statements() for top in self._tops(statement)]
+        results = [top for top in tops if top.value in self._call.outputs]
+        missing = set(self._call.outputs) - {top.value for top in results}
+        if missing:
+            where = f"{self._function.name}()"
+            raise NotPlaced(f"{_names(missing)}: no expression in {where} has that value")
+        first = results[0]
+        replaced: dict[Span, str] = {}
+        rebound: list[tuple[str, ast.stmt]] = []
+        for top in tops:
+            if top.value not in self._call.outputs:
+                self._take_out(top, replaced, rebound)
+        texts = self._arguments(first, tops, replaced)
+        text = self._call.written(texts)
+        inserted: dict[Span, str] = {}
+        if len(self._call.outputs) == 1:
+            replaced[span_of(first.node)] = self._assigned(first, text)
+        else:
+            self._several(results, text, replaced, inserted)
+        self._idle_names(replaced)
+        self._unread(rebound, replaced)
+        body = map(span_of, self._file.body(self._place.block))
+        held = [s for s in body if any(s.holds(span) for span in (*replaced, *inserted))]
+        for span in held:
+            if not self._file.alone(span):
+                raise NotPlaced(f"line {span.line}: its statements share a line")
+        return self._place, Edit(
+            file=self._file.path,
+            function=self._function.name,
+            qualname=self._file.qualname(self._function),
+            replaced=tuple(sorted(replaced.items())),
+            inserted=tuple(sorted(inserted.items())),
+            called=span_of(first.statement),
+            kept=tuple(sorted(span_of(leaf) for top in tops for leaf in top.leaves)),
+            lines=(held[0].line, held[-1].end_line),
+        )
+
+    def _statements(self) -> list[ast.stmt]:
+        """The statements of the place that the group is made in, in their order."""
+        touched = {self._at[step].statement for step in self._gone if step in self._at}
+        return [s for s in self._file.body(self._place.block) if span_of(s) in touched]
+
+    def _tops(self, statement: ast.stmt) -> list[_Top]:
+        """The outermost expressions of a statement that belong to the group."""
+        if not isinstance(statement, _SIMPLE):
+            if self._evaluated(statement) & self._steps:
+                raise NotPlaced(f"line {statement.lineno}: a part of it is in a block of its own")
+            return []
+        found: list[_Top] = []
+        if isinstance(statement, ast.AugAssign) and self._gone & self._exactly(span_of(statement)):
+            value = self._value(statement)
+            top = _Top(statement, statement, value)
+            if self._evaluated(statement.value):
+                top.leaves += self._leaves(statement.value)
+            return [top]
+        for child in ast.iter_child_nodes(statement):
+            if isinstance(child, ast.expr):
+                found += self._search(statement, child)
+        return found
+
+    def _search(self, statement: ast.stmt, node: ast.expr) -> Iterator[_Top]:
+        inside = self._evaluated(node)
+        if not inside & self._gone:
+            return
+        if self._belongs(node):
+            top = _Top(statement, node, self._value(node))
+            for child in _parts(node):
+                top.leaves += self._leaves(child)
+            yield top
+            return
+        for child in _parts(node):
+            yield from self._search(statement, child)
+
+    def _leaves(self, node: ast.expr) -> list[ast.expr]:
+        """The outermost expressions that something beside the group computes."""
+        inside = self._evaluated(node)
+        if not inside:
+            return []
+        if not inside & self._gone:
+            return [node] if any(self._sources.made.get(step) for step in inside) else []
+        if not self._belongs(node) and self._exactly(span_of(node)):
+            raise NotPlaced(
+                f"line {node.lineno}: `{self._text(node)}` is computed between its parts"
+            )
+        return [leaf for child in _parts(node) for leaf in self._leaves(child)]
+
+    def _evaluated(self, node: ast.expr | ast.stmt) -> frozenset[int]:
+        """The evaluations within an expression, those of the calls that it makes included."""
+        return self._sources.evaluated(self._place, span_of(node), within=True)
+
+    def _exactly(self, span: Span) -> frozenset[int]:
+        return self._sources.evaluated(self._place, span, within=False)
+
+    def _belongs(self, node: ast.expr) -> bool:
+        """Whether the value of an expression is made by the group, and all that makes it is."""
+        node = _picked(node) or node
+        made = self._sources.made.keys() | self._gone
+        own = {step for step in self._exactly(span_of(node)) if step in made}
+        if own and own & self._gone and not own <= self._gone:
+            raise NotPlaced(
+                f"line {node.lineno}: only a part of what `{self._text(node)}` computes is fused"
+            )
+        return bool(own) and own <= self._gone
+
+    def _value(self, node: ast.expr | ast.stmt) -> Ref | None:
+        """What an expression gives: the last that it evaluates itself, or what its call returns."""
+        trail, span = self._sources.trail, span_of(node)
+        if isinstance(node, ast.Subscript) and (whole := _picked(node)):
+            return self._several_of(whole).get(_index(node))
+        steps = sorted(self._exactly(span))
+        if not steps or len(self._several_of(node)) > 1:
+            return None
+        calls = {
+            activation
+            for step in steps
+            for activation, _ in self._sources.chain(
+                trail.steps[step].activation, self._at[step].span
+            )
+            if trail.activations[activation].caller == self._place.activation
+            and trail.activations[activation].place == span
+        }
+        if calls:
+            return self._sources.value(trail.activations[max(calls)].value)
+        return self._sources.value(f"#{steps[-1]}")
+
+    def _several_of(self, node: ast.expr | ast.stmt) -> dict[int | None, Ref]:
+        """The tensors that an expression gives as a tuple, as `max` does along a dimension."""
+        given = (self._sources.value(f"#{step}") for step in self._exactly(span_of(node)))
+        refs = {ref for ref in given if ref is not None}
+        return {ref.output: ref for ref in refs} if len({ref.node for ref in refs}) == 1 else {}
+
+    # Taking out.
+
+    def _take_out(
+        self, top: _Top, replaced: dict[Span, str], rebound: list[tuple[str, ast.stmt]]
+    ) -> None:
+        """A value that only the kernel needs: its statement goes, or keeps its operand."""
+        statement = top.statement
+        targets = _targets(statement)
+        if targets is None or not top.whole:
+            raise NotPlaced(
+                f"line {statement.lineno}: `{self._text(top.node)}` is used there and not stored"
+            )
+        computed = [leaf for leaf in top.leaves if not self._only_views(leaf)]
+        if len(computed) > 1:
+            raise NotPlaced(
+                f"line {statement.lineno}: more than one of its operands is computed there"
+            )
+        rebound += ((target, statement) for target in targets)
+        replaced[span_of(statement)] = ""
+        for leaf in computed:
+            replaced[span_of(statement)] = f"{' = '.join(targets)} = {self._text(leaf)}"
+
+    def _only_views(self, node: ast.expr) -> bool:
+        """Whether nothing is launched for an expression, so that it can stand anywhere."""
+        made = [n for step in self._evaluated(node) for n in self._sources.made.get(step, ())]
+        return all(self._flow.is_view(self._flow.position[n.name]) for n in made)
+
+    def _assigned(self, top: _Top, text: str) -> str:
+        """The call in place of an expression, or of `x += y`."""
+        if isinstance(top.node, ast.AugAssign):
+            return f"{self._text(top.node.target)} = {text}"
+        return text
+
+    def _several(
+        self, results: list[_Top], text: str, replaced: dict[Span, str], inserted: dict[Span, str]
+    ) -> None:
+        """One call that gives several results, before the statement that made the first. A result
+        that is stored as soon as it is made gets its name at once."""
+        first = results[0]
+        taken = names_in(self._function)
+        made: dict[Ref, str] = {}
+        for ref in self._call.outputs:
+            top = next(top for top in results if top.value == ref)
+            name = _stored(top)
+            if name and (top is first or self._untouched(name, first.statement, top.statement)):
+                made[ref] = name
+                replaced[span_of(top.statement)] = ""
+                continue
+            place = next(n for n, node in enumerate(ast.walk(self._function)) if node is top.node)
+            made[ref] = next(
+                n for n in (f"fused_{place}{'_' * more}" for more in count()) if n not in taken
+            )
+            replaced[span_of(top.node)] = self._assigned(top, made[ref])
+        line = f"{', '.join(made[ref] for ref in self._call.outputs)} = {text}"
+        if replaced.get(span_of(first.statement)) == "":
+            replaced[span_of(first.statement)] = line
+        else:
+            inserted[span_of(first.statement)] = line
+
+    def _untouched(self, name: str, start: ast.stmt, end: ast.stmt) -> bool:
+        """Whether nothing between two statements, the later included, reads or binds a name."""
+        body = self._file.body(self._place.block)
+        between = body[body.index(start) : body.index(end)]
+        loads = {n for s in between for n in names_in(s)}
+        return name not in loads and name not in names_in(getattr(end, "value", end))
+
+    # Arguments.
+
+    def _arguments(self, first: _Top, tops: list[_Top], replaced: dict[Span, str]) -> list[str]:
+        """The text of each input where the call stands."""
+        single = len(self._call.outputs) == 1
+        names = self._bindings(first.statement, replaced)
+        original = self._names(first.statement)
+        leaves: dict[Ref, str] = {}
+        for leaf in first.leaves:
+            value = self._value(leaf)
+            if value is None or value not in self._call.inputs or value in leaves:
+                raise NotPlaced(
+                    f"line {leaf.lineno}: `{self._text(leaf)}` is computed there and is no input"
+                )
+            if not _same(leaf, names, original):
+                raise NotPlaced(
+                    f"line {leaf.lineno}: a name in `{self._text(leaf)}` has another value by then"
+                )
+            leaves[value] = self._text(leaf)
+        for top in tops:
+            launched = [leaf for leaf in top.leaves if not self._only_views(leaf)]
+            if top.value in self._call.outputs and top is not first and launched:
+                raise NotPlaced(
+                    f"line {top.statement.lineno}: an operand of a later result is computed there"
+                )
+            unchanged = self._names(top.statement)
+            for leaf in top.leaves if top is not first else ():
+                value = self._value(leaf)
+                if leaf in launched or value is None:
+                    continue
+                if _same(leaf, names, unchanged):
+                    leaves.setdefault(value, self._text(leaf))
+        if not single and leaves and getattr(first.statement, "value", None) is not first.node:
+            raise NotPlaced(
+                f"line {first.statement.lineno}: an operand is computed beside the first result"
+            )
+        known = {
+            **{self._sources.value(word): name for name, word in reversed(names.items())},
+            **self._mentioned(tops, names),
+        }
+        known.pop(None, None)
+        texts: list[str] = []
+        for ref in self._call.inputs:
+            text = leaves.get(ref) or known.get(ref) or self._path(ref, names)
+            if text is None:
+                raise NotPlaced(
+                    f"line {first.statement.lineno}: its operand {ref.node} has no name there"
+                )
+            texts.append(text)
+        return texts
+
+    def _mentioned(self, tops: list[_Top], names: dict[str, str]) -> dict[Ref | None, str]:
+        """Names, and calls that change nothing (a dropout in eval), that the group's own source
+        spells: what was written is kept."""
+        found: dict[Ref | None, str] = {}
+        for top in tops:
+            unchanged = self._names(top.statement)
+            for node in ast.walk(top.node):
+                if isinstance(node, ast.Name) and node.id in names:
+                    found.setdefault(self._sources.value(names[node.id]), node.id)
+                if not isinstance(node, ast.Call) or not self._evaluated(node):
+                    continue
+                made = any(self._sources.made.get(step) for step in self._evaluated(node))
+                if not made and _same(node, names, unchanged):
+                    found.setdefault(self._value(node), self._text(node))
+        return found
+
+    def _path(self, ref: Ref, names: dict[str, str]) -> str | None:
+        """A parameter or buffer as an attribute of a module that a name holds."""
+        trail, word = self._sources.trail, self._sources.word(ref)
+        kind = self._flow.nodes[self._flow.position[ref.node]].kind
+        if not word.startswith("@") or kind not in ("parameter", "buffer"):
+            return None
+        return attribute(trail.placeholders[int(word[1:])], names)
+
+    def _names(self, statement: ast.stmt) -> dict[str, str]:
+        """The words of the names as a statement begins, in the source as it is."""
+        return self._sources.names.get(self._place, {}).get(statement.lineno, {})
+
+    def _bindings(self, until: ast.stmt, replaced: dict[Span, str]) -> dict[str, str]:
+        """The same once the source is edited."""
+        body = self._file.body(self._place.block)
+        start = next(i for i, s in enumerate(body) if s is until or span_of(s) in replaced)
+        names = dict(self._names(body[start]))
+        for statement, following in zip(body[start:], body[start + 1 :], strict=False):
+            if statement is until:
+                break
+            before, after = self._names(statement), self._names(following)
+            text = replaced.get(span_of(statement))
+            if text == "":
+                continue
+            changed = {n: w for n, w in after.items() if before.get(n) != w}
+            if text is not None:
+                top = next(t for t in self._tops(statement))
+                leaf = next(leaf for leaf in top.leaves if not self._only_views(leaf))
+                value = self._value(leaf)
+                word = self._sources.word(value) if value is not None else ""
+                bound = _targets(statement) or ()  # of others a view that hands on made the word
+                changed = {n: word if n in bound else w for n, w in changed.items()}
+            names |= changed
+        return names
+
+    # What stays.
+
+    def _unread(self, rebound: Sequence[tuple[str, ast.stmt]], replaced: dict[Span, str]) -> None:
+        """NotPlaced where a name that is bound no longer, or otherwise, is read afterwards."""
+        for name, statement in rebound:
+            reader = self._read_after(name, statement, replaced)
+            if reader is not None:
+                raise NotPlaced(f"line {reader}: `{name}` is read, which only the kernel has now")
+
+    def _read_after(self, name: str, statement: ast.stmt, replaced: dict[Span, str]) -> int | None:
+        """The line of the first read of a name behind a statement that stays in the source."""
+        body = self._file.body(self._place.block)
+        index = next(i for i, s in enumerate(body) if s is statement)
+        for later in body[index + 1 :]:
+            for node in self._surviving(later, replaced):
+                if node.id == name and isinstance(node.ctx, ast.Load):
+                    return node.lineno
+            bound = _targets(later)
+            if bound and name in bound and replaced.get(span_of(later), "=") != "":
+                return None
+        end = span_of(body[-1])
+        for node in self._surviving(self._function, replaced):
+            outside = (node.lineno, node.col_offset) > (end.end_line, end.end_column)
+            looped = bool(self._place.turns) and node.lineno < statement.lineno
+            if node.id == name and isinstance(node.ctx, ast.Load) and (outside or looped):
+                return node.lineno
+        return None
+
+    def _surviving(self, root: ast.AST, replaced: dict[Span, str]) -> Iterator[ast.Name]:
+        """The names in what an edit leaves as it is."""
+        if isinstance(root, (ast.expr, ast.stmt)) and span_of(root) in replaced:
+            return
+        if isinstance(root, ast.Name):
+            yield root
+        for child in ast.iter_child_nodes(root):
+            yield from self._surviving(child, replaced)
+
+    def _idle_names(self, replaced: dict[Span, str]) -> None:
+        """Take out `dtype = x.dtype` and its like, which were there for what is gone."""
+        used = {
+            n.id for n in self._surviving(self._function, replaced) if isinstance(n.ctx, ast.Load)
+        }
+        kept = set(re.findall(r"\w+", " ".join(replaced.values())))
+        for statement in self._file.body(self._place.block):
+            targets = _unpacked(statement)
+            if not targets or span_of(statement) in replaced or self._evaluated(statement):
+                continue
+            value = getattr(statement, "value", None)
+            plain = value is not None and all(
+                isinstance(n, (ast.Name, ast.Attribute, ast.Constant, ast.expr_context))
+                for n in ast.walk(value)
+            )
+            was_read = any(
+                isinstance(n, ast.Name) and n.id in targets and isinstance(n.ctx, ast.Load)
+                for n in ast.walk(self._function)
+            )
+            if plain and was_read and not any(t in used or t in kept for t in targets):
+                replaced[span_of(statement)] = ""
+
+    def _text(self, node: ast.expr | ast.stmt) -> str:
+        """In one line: as it is written, if that is one."""
+        text = self._file.source(node)
+        return ast.unparse(node) if "\n" in text else text
+
+
+_SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return, ast.Expr)
+
+
+def _parts(node: ast.expr) -> Iterator[ast.expr]:
+    """The expressions that an expression is made of."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            yield child
+        elif isinstance(child, ast.keyword):
+            yield child.value
+
+
+def _stored(top: _Top) -> str | None:
+    """The one name that a statement stores a value of the group under, and does nothing else."""
+    targets = _targets(top.statement)
+    return targets[0] if targets and len(targets) == 1 and top.whole else None
+
+
+def _picked(node: ast.expr) -> ast.expr | None:
+    """The call in `call(...)[0]`."""
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
+        return node.value if _index(node) is not None else None
+    return None
+
+
+def _index(node: ast.Subscript) -> int | None:
+    number = node.slice.value if isinstance(node.slice, ast.Constant) else None
+    return number if isinstance(number, int) else None
+
+
+def _targets(statement: ast.stmt) -> list[str] | None:
+    """The names that a statement binds; None where it does anything else."""
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+    elif isinstance(statement, (ast.AugAssign, ast.AnnAssign)):
+        targets = [statement.target]
+    elif isinstance(statement, ast.Expr):
+        return []
+    else:
+        return None
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return names if len(names) == len(targets) else None
+
+
+def _unpacked(statement: ast.stmt) -> list[str]:
+    """The names that an assignment binds, `a, b = x.shape` included; none where it does more."""
+    if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
+        parts = statement.targets[0].elts if len(statement.targets) == 1 else []
+        names = [part.id for part in parts if isinstance(part, ast.Name)]
+        return names if len(names) == len(parts) else []
+    return _targets(statement) or []
+
+
+def _same(node: ast.expr, names: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """Whether every name in an expression has one value in both."""
+    return all(names.get(name) == others.get(name) for name in names_in(node))
+
+
+def attribute(path: str, names: Mapping[str, str]) -> str | None:
+    """`layers.0.weight` as `self.layers[0].weight`, where a name holds a module around it; None
+    where none does. `names` gives the words of the local names."""
+    best: tuple[int, str] | None = None
+    for name, word in names.items():
+        owner = word.removeprefix(":")
+        within = not owner or path == owner or path.startswith(f"{owner}.")
+        if not word.startswith(":") or not within:
+            continue
+        parts = path[len(owner) :].lstrip(".").split(".")
+        text = name + "".join(f"[{p}]" if p.isdigit() else f".{p}" for p in parts if p)
+        if best is None or len(parts) < best[0]:
+            best = len(parts), text
+    return best[1] if best else None
+
+
+def _names(refs: set[Ref]) -> str:
+    return ", ".join(sorted(ref.node for ref in refs))

@@ -1,0 +1,441 @@
+"""The model's source as trees, and where in them every node of the graph was made.
+
+A run of a list of statements (the body of a function, of a loop in one of its turns) is a `Place`:
+within one, statements follow each other, so that what they compute can be moved between them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from fusion_advisor.ir.graph import Graph, Node, Ref
+from fusion_advisor.ir.source_trace import Evaluation, Moment, Span, Trail
+from fusion_advisor.ops import REGISTRY
+from fusion_advisor.support.errors import UsageError
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_KEEPING = ("pointwise", "reduction", "scan", "random")
+
+
+def span_of(node: ast.expr | ast.stmt) -> Span:
+    """Where a node stands."""
+    end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
+    return Span(node.lineno, node.col_offset, end_line, end_column)
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """The names in a piece of source, but for attributes."""
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A list of statements in a file: the field of a function or of a compound statement."""
+
+    file: str
+    owner: Span
+    field: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """One run of a block: in which call, and in which turns of the loops around it."""
+
+    activation: int
+    block: Block
+    turns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an evaluation stands within a place: the statement, and the expression that it or the
+    call that led to it is."""
+
+    statement: Span
+    span: Span
+
+
+@dataclass
+class SourceFile:
+    """A file of the model: its text and its tree."""
+
+    path: str
+    text: str
+    tree: ast.Module
+    parents: dict[ast.AST, ast.AST] = field(default_factory=dict[ast.AST, ast.AST])
+
+    @classmethod
+    def read(cls, path: str) -> SourceFile:
+        """OSError and SyntaxError as Python raises them; UsageError for other text than UTF-8."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            where = f"{path}: byte {error.start}"
+            raise UsageError(f"{where} is not UTF-8: save the file as UTF-8") from error
+        return cls.of(path, text)
+
+    @classmethod
+    def of(cls, path: str, text: str) -> SourceFile:
+        """A file with a text. SyntaxError as Python raises it."""
+        found = cls(path, text, ast.parse(text))
+        for parent in ast.walk(found.tree):
+            for child in ast.iter_child_nodes(parent):
+                found.parents[child] = parent
+        return found
+
+    @cached_property
+    def expressions(self) -> dict[Span, ast.expr]:
+        """Every expression by its span; the outermost of those that share one."""
+        found: dict[Span, ast.expr] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.expr):
+                found.setdefault(span_of(node), node)
+        return found
+
+    @cached_property
+    def statements(self) -> dict[Span, ast.stmt]:
+        """Every statement by its span; the outermost of those that share one."""
+        found: dict[Span, ast.stmt] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.stmt):
+                found.setdefault(span_of(node), node)
+        return found
+
+    @cached_property
+    def begun(self) -> dict[int, ast.stmt]:
+        """The innermost statement that begins on a line."""
+        found: dict[int, ast.stmt] = {}
+        for statement in self.statements.values():
+            found[statement.lineno] = statement
+        return found
+
+    def alone(self, span: Span) -> bool:
+        """Whether nothing but a comment stands on the lines of a statement beside it."""
+        before = self._lines[span.line - 1][: span.column]
+        behind = self._lines[span.end_line - 1][span.end_column :].strip()
+        return not before.strip() and behind[:1] in (b"", b"#")
+
+    def source(self, node: ast.expr | ast.stmt) -> str:
+        """The text of a node."""
+        span = span_of(node)
+        first, *more = self._lines[span.line - 1 : span.end_line]
+        if not more:
+            return first[span.column : span.end_column].decode()
+        *middle, last = more
+        return b"".join([first[span.column :], *middle, last[: span.end_column]]).decode()
+
+    @cached_property
+    def _lines(self) -> list[bytes]:
+        """As Python's parser counts them: a form feed ends none."""
+        return self.text.encode().splitlines(keepends=True)
+
+    @cached_property
+    def has_torch(self) -> bool:
+        """Whether the file imports torch under that name, outside of functions and classes."""
+        todo: list[ast.AST] = [self.tree]
+        while todo:
+            node = todo.pop()
+            if isinstance(node, ast.Import):
+                bound = (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+                if "torch" in bound:
+                    return True
+            if not isinstance(node, (Function, ast.ClassDef)):
+                todo += ast.iter_child_nodes(node)
+        return False
+
+    @cached_property
+    def may_import_torch(self) -> bool:
+        """Whether nothing in the file is called torch, so that an import may be."""
+        for node in ast.walk(self.tree):
+            called = [getattr(node, each, "") for each in ("id", "arg", "name", "asname")]
+            if "torch" in called:
+                return False
+        return True
+
+    def given(self, kind: str, name: str) -> list[ast.Call]:
+        """The calls whose results a class gives to an attribute of its objects; none where it gives
+        it anything else, too."""
+        classes = [n for n in ast.walk(self.tree) if isinstance(n, ast.ClassDef) and n.name == kind]
+        values = [
+            value
+            for owner in classes
+            for node in ast.walk(owner)
+            for target, value in _assigned(node)
+            if isinstance(target, ast.Attribute) and target.attr == name
+        ]
+        calls = [value for value in values if isinstance(value, ast.Call)]
+        return calls if len(calls) == len(values) else []
+
+    def qualname(self, function: Function) -> str:
+        """A function's name as Python qualifies it: `Model.forward`, `make.<locals>.forward`."""
+        name, at = function.name, self.parents.get(function)
+        while at is not None:
+            if isinstance(at, ast.ClassDef):
+                name = f"{at.name}.{name}"
+            elif isinstance(at, Function):
+                name = f"{at.name}.<locals>.{name}"
+            at = self.parents.get(at)
+        return name
+
+    def outside_comprehensions(self, node: ast.expr | ast.stmt) -> ast.expr | ast.stmt:
+        """The outermost comprehension around a node within its statement, which runs its parts many
+        times; the node itself where there is none."""
+        at: ast.AST | None = node
+        while isinstance(at, (ast.expr, ast.comprehension, ast.keyword)):
+            if isinstance(at, _COMPREHENSIONS):
+                node = at
+            at = self.parents.get(at)
+        return node
+
+    def enclosing(self, node: ast.AST) -> list[ast.stmt]:
+        """The statements of a function around a node, outermost first; none for what is in no
+        function, or in a function or comprehension within its statement."""
+        found: list[ast.stmt] = []
+        at: ast.AST | None = node
+        while at is not None and not isinstance(at, Function):
+            if isinstance(at, ast.stmt):
+                found.append(at)
+            if isinstance(at, (ast.Lambda, ast.ClassDef, ast.Module)):
+                return []
+            at = self.parents.get(at)
+        return found[::-1] if at is not None else []
+
+    def block_of(self, statement: ast.stmt) -> Block:
+        """The list that a statement is in."""
+        parent = self.parents[statement]
+        fields: list[tuple[str, object]] = list(ast.iter_fields(parent))
+        name = next(n for n, value in fields if isinstance(value, list) and statement in value)
+        owner = span_of(parent) if isinstance(parent, ast.stmt) else Span(0, 0, 0, 0)
+        return Block(self.path, owner, name)
+
+    def body(self, block: Block) -> list[ast.stmt]:
+        """The statements of a block."""
+        return getattr(self.statements[block.owner], block.field)
+
+    def function(self, block: Block) -> Function:
+        """The function that a block is in."""
+        at: ast.AST = self.statements[block.owner]
+        while not isinstance(at, Function):
+            at = self.parents[at]
+        return at
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """What a statement assigns to what, `a, b = c, d` one by one."""
+    if isinstance(node, (ast.AnnAssign, ast.AugAssign)):
+        yield node.target, node.value
+    if not isinstance(node, ast.Assign):
+        return
+    for target in node.targets:
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+        for number, part in enumerate(parts):
+            yield part, values[number] if len(values) == len(parts) else None
+
+
+class Sources:
+    """A captured graph's trail, laid over the source that it ran."""
+
+    def __init__(self, graph: Graph, trail: Trail, files: dict[str, SourceFile]) -> None:
+        self.trail = trail
+        self.files = files
+        """Those read so far; several trails of one model share them."""
+        self.standing: list[dict[Place, Standing]] = []
+        """Of each step: where it stands, in the outermost place first."""
+        self.held: dict[Place, dict[int, Standing]] = {}
+        """The same by places: of the steps in each, in their order."""
+        self.names: dict[Place, dict[int, dict[str, str]]] = {}
+        """In a place, the words of the local names as the statement on a line begins."""
+        self.made: dict[int, list[Node]] = {}
+        """What each evaluation launched."""
+        for node in graph.nodes:
+            if node.step is not None:
+                self.made.setdefault(node.step, []).append(node)
+        self._nodes = {node.name: node for node in graph.nodes}
+        self.handed_on: dict[Ref, list[int]] = {}
+        """The evaluations that launch nothing, by the tensor that they hand on."""
+        self._words: dict[Ref, str] = {}
+        for word in trail.values:
+            ref = Ref(*trail.values[word])
+            self._words.setdefault(ref, word)
+            if word.startswith("#") and int(word[1:]) not in self.made:
+                self.handed_on.setdefault(ref, []).append(int(word[1:]))
+        self._modules: dict[int, str] = {}
+        self._begun: dict[int, Block] = {}
+        self._turns: dict[tuple[int, Span], int] = {}
+        self._known: dict[tuple[Place, Span, bool], frozenset[int]] = {}
+        self._walk()
+
+    def file(self, path: str) -> SourceFile:
+        """A file of the model, read once."""
+        if path not in self.files:
+            self.files[path] = SourceFile.read(path)
+        return self.files[path]
+
+    def value(self, word: str | None) -> Ref | None:
+        """The tensor that a word stands for."""
+        found = self.trail.values.get(word or "")
+        return Ref(*found) if found else None
+
+    def word(self, ref: Ref) -> str:
+        """A word for a tensor; empty where there is none."""
+        return self._words.get(ref, "")
+
+    def module(self, activation: int) -> str:
+        """The path of the module whose method a call is of, or was made by; the model's is ""."""
+        at: int | None = activation
+        while at is not None and at not in self._modules:
+            at = self.trail.activations[at].caller
+        return self._modules[at] if at is not None else ""
+
+    def shape(self, ref: Ref) -> tuple[int, ...]:
+        """A tensor's sizes; none where nothing is there."""
+        outputs = self._nodes[ref.node].outputs
+        tensor = outputs[ref.output] if ref.output < len(outputs) else None
+        return tensor.shape if tensor else ()
+
+    def as_long(self, ref: Ref, dim: int) -> Iterator[Ref]:
+        """A tensor, and those that it has the length of a dimension from, which counts from the
+        end: operands of ops that keep it."""
+        todo, size = [ref], self.shape(ref)[dim]
+        while todo:
+            at = todo.pop(0)
+            yield at
+            node = self._nodes[at.node]
+            op = REGISTRY.get(node.op)
+            if op is not None and op.pattern in _KEEPING and size != 1:
+                shapes = {each: self.shape(each) for each in node.refs()}
+                todo += (each for each, s in shapes.items() if len(s) >= -dim and s[dim] == size)
+
+    def code(self, activation: int) -> Function | None:
+        """The function that a call runs; None for a lambda or a comprehension."""
+        block = self._begun.get(activation)
+        return self.file(block.file).function(block) if block else None
+
+    def evaluated(self, place: Place, span: Span, *, within: bool) -> frozenset[int]:
+        """The evaluations that stand at a span of a place, or anywhere within it."""
+        key = place, span, within
+        if key not in self._known:
+            held = self.held[place].items()
+            self._known[key] = frozenset(
+                step for step, at in held if at.span == span or (within and span.holds(at.span))
+            )
+        return self._known[key]
+
+    def chain(self, activation: int, span: Span) -> Iterator[tuple[int, Span]]:
+        """The calls that led to a place in a call, itself first, each with where it was."""
+        at: int | None = activation
+        here: Span | None = span
+        while at is not None and here is not None:
+            yield at, here
+            at, here = self.trail.activations[at].caller, self.trail.activations[at].place
+
+    def beneath(self, step: int, place: Place) -> Iterator[int]:
+        """The calls in which an evaluation was made that a place's call led to."""
+        made = self.trail.steps[step]
+        assert isinstance(made, Evaluation)  # a place holds no other steps
+        for at, _ in self.chain(made.activation, made.place):
+            if at == place.activation:
+                return
+            yield at
+
+    def settled(self, path: str) -> bool:
+        """Whether the source of the class that holds a module says of which class that is, at one
+        place and by its name."""
+        held, parts = self.trail.modules, path.split(".")
+        around = next(n for n in range(len(parts) - 1, -1, -1) if held[".".join(parts[:n])].file)
+        owner = held[".".join(parts[:around])]
+        name, *within = parts[around:]
+        made = self.file(owner.file).given(owner.kind, name)
+        for part in within:
+            if len(made) != 1 or not part.isdigit() or len(made[0].args) <= int(part):
+                return False
+            made = [arg for arg in made[0].args[int(part) :][:1] if isinstance(arg, ast.Call)]
+        called = made[0].func if len(made) == 1 else None
+        spelled = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        return spelled == held[path].kind.rpartition(".")[2]
+
+    def _walk(self) -> None:
+        evaluating = self._evaluating()
+        for number, step in enumerate(self.trail.steps):
+            if isinstance(step, Moment):
+                self.standing.append({})
+                call = self.trail.activations[step.activation]
+                if (call.file, call.function) in evaluating:
+                    self._moment(step)
+                continue
+            found: dict[Place, Standing] = {}
+            for activation, span in reversed([*self.chain(step.activation, step.place)]):
+                found |= self.within(activation, span)
+            self.standing.append(found)
+            for place, standing in found.items():
+                self.held.setdefault(place, {})[number] = standing
+
+    def _evaluating(self) -> set[tuple[str, str]]:
+        """The functions, by file and name, in which a node of the graph was ever made, or that
+        return what Python holds."""
+        calls = self.trail.activations
+        seen: set[int] = set()
+        for step in self.trail.steps:
+            at = step.activation if isinstance(step, Evaluation) else None
+            while at is not None and at not in seen:
+                seen.add(at)
+                at = calls[at].caller
+        seen |= {n for n, call in enumerate(calls) if (call.value or "").startswith("=")}
+        return {(calls[number].file, calls[number].function) for number in seen}
+
+    def _moment(self, step: Moment) -> None:
+        own = step.names.get("self", "")
+        if own.startswith(":"):
+            self._modules[step.activation] = own.removeprefix(":")
+        call = self.trail.activations[step.activation]
+        if call.function.endswith(">"):  # a lambda or a comprehension runs no block
+            return
+        file = self.file(call.file)
+        statement = file.begun.get(step.line)
+        if statement is None:
+            return
+        around = file.enclosing(statement)
+        for outer, inner in pairwise(around):
+            if isinstance(outer, _LOOPS) and outer.body[0] is inner is statement:
+                key = step.activation, span_of(outer)
+                self._turns[key] = self._turns.get(key, 0) + 1
+        for depth, outer in enumerate(around):
+            if outer.lineno == step.line:  # `if a: b` begins two on one line
+                place = self._place(step.activation, file, around[: depth + 1])
+                self._begun.setdefault(step.activation, place.block)
+                self.names.setdefault(place, {}).setdefault(step.line, step.names)
+
+    def within(self, activation: int, span: Span) -> dict[Place, Standing]:
+        """The places of one call that hold a stretch of its function."""
+        call = self.trail.activations[activation]
+        if call.function.endswith(">"):  # a lambda or a comprehension
+            return {}
+        file = self.file(call.file)
+        node = file.expressions.get(span) or file.statements.get(span)
+        if node is None:
+            return {}
+        node = file.outside_comprehensions(node)
+        around = file.enclosing(node)
+        return {
+            self._place(activation, file, around[: depth + 1]): Standing(
+                span_of(statement), span_of(node)
+            )
+            for depth, statement in enumerate(around)
+        }
+
+    def _place(self, activation: int, file: SourceFile, around: Sequence[ast.stmt]) -> Place:
+        turns = tuple(
+            self._turns.get((activation, span_of(outer)), 0)
+            for outer in around[:-1]
+            if isinstance(outer, _LOOPS)
+        )
+        return Place(activation, file.block_of(around[-1]), turns)

@@ -1,0 +1,203 @@
+"""Edits applied to the text of a file, with everything else left as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
+
+from fusion_advisor.ir.source_trace import Span
+from fusion_advisor.sourcepatch.editing.rewrite import Edit
+
+
+def splice(text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str]) -> str:
+    """The text after the edits, each with the comment that stands above its call, and with the
+    statements that import what they name."""
+    wrapper = MetadataWrapper(cst.parse_module(text))
+    positions = wrapper.resolve(PositionProvider)
+    spans = _Spans(text)
+    replaced: dict[Span, str] = {}
+    inserted: dict[Span, str] = {}
+    comments: dict[Span, list[str]] = {}
+    guards: list[_Guard] = []
+    for edit, comment in edits:
+        if edit.guard:
+            guards.append(_Guard(edit.guard, *edit.lines))
+        replaced |= dict(edit.replaced)
+        inserted |= dict(edit.inserted)
+        comments.setdefault(edit.called, []).append(comment)
+    places = {node: spans.of(place) for node, place in positions.items()}
+    edited = wrapper.module.visit(_Editor(places, replaced, inserted, comments, _merged(guards)))
+    for statement in imports:
+        edited = _importing(edited, statement)
+    return edited.code
+
+
+@dataclass(frozen=True)
+class _Guard:
+    """A condition under which some lines stay as they were."""
+
+    condition: str
+    first: int
+    last: int
+
+
+def _merged(guards: Sequence[_Guard]) -> list[_Guard]:
+    """Guards of lines that overlap as one."""
+    merged: list[_Guard] = []
+    for guard in sorted(guards, key=lambda g: (g.first, g.last)):
+        last = merged[-1] if merged else None
+        if last is None or last.last < guard.first:
+            merged.append(guard)
+            continue
+        conditions = dict.fromkeys([*last.condition.split(" or "), *guard.condition.split(" or ")])
+        both = _Guard(" or ".join(conditions), last.first, max(last.last, guard.last))
+        merged[-1] = both
+    return merged
+
+
+class _Spans:
+    """Spans count bytes of UTF-8, libcst characters."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = text.splitlines(keepends=True)
+
+    def of(self, place: CodeRange) -> Span:
+        start, end = place.start, place.end
+        return Span(
+            start.line, self._bytes(start.line, start.column),
+            end.line, self._bytes(end.line, end.column),
+        )  # fmt: skip
+
+    def _bytes(self, line: int, column: int) -> int:
+        text = self._lines[line - 1] if line <= len(self._lines) else ""
+        return len(text[:column].encode())
+
+
+class _Editor(cst.CSTTransformer):
+    def __init__(
+        self,
+        places: dict[cst.CSTNode, Span],
+        replaced: dict[Span, str],
+        inserted: dict[Span, str],
+        comments: dict[Span, list[str]],
+        guards: Sequence[_Guard],
+    ) -> None:
+        super().__init__()
+        self._guards = guards
+        self._places = places
+        self._replaced = replaced
+        self._inserted = inserted
+        self._comments = comments
+
+    def on_leave(self, original_node: cst.CSTNodeT, updated_node: cst.CSTNodeT) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
+        updated = super().on_leave(original_node, updated_node)
+        if isinstance(original_node, cst.BaseExpression):
+            text = self._replaced.get(self._places[original_node])
+            if text:
+                return cst.parse_expression(text)
+        return updated
+
+    def leave_IndentedBlock(
+        self, original_node: cst.IndentedBlock, updated_node: cst.IndentedBlock
+    ) -> cst.IndentedBlock:
+        body: list[cst.BaseStatement] = []
+        pairs = [*zip(original_node.body, updated_node.body, strict=True)]
+        while pairs:
+            guard = next((g for g in self._guards if self._within(pairs[0][0], g)), None)
+            if guard is None:
+                body += self._edited([pairs[0]])
+                del pairs[0]
+                continue
+            count = next((i for i, (s, _) in enumerate(pairs) if not self._within(s, guard)), None)
+            guarded, pairs = pairs[:count], pairs[count:] if count else []
+            test = cst.parse_expression(guard.condition)
+            plain = cst.IndentedBlock([before.deep_clone() for before, _ in guarded])
+            fused = cst.IndentedBlock(self._edited(guarded))
+            body.append(cst.If(test=test, body=plain, orelse=cst.Else(body=fused)))
+        return updated_node.with_changes(body=body)
+
+    def _within(self, statement: cst.BaseStatement, guard: _Guard) -> bool:
+        span = self._places[statement]
+        return guard.first <= span.line and span.end_line <= guard.last
+
+    def _edited(
+        self, pairs: Sequence[tuple[cst.BaseStatement, cst.BaseStatement]]
+    ) -> list[cst.BaseStatement]:
+        """Statements in a row; what stood above one that is taken out stands above the next."""
+        body: list[cst.BaseStatement] = []
+        above: list[cst.EmptyLine] = []
+        for before, after in pairs:
+            made = self._statement(before, after)
+            if not made:
+                above += [line for line in _leading(after) if line.comment]
+            elif above:
+                made[0] = _with_lines(made[0], [*above, *_leading(made[0])])
+                above = []
+            body += made
+        return body
+
+    def _statement(
+        self, before: cst.BaseStatement, after: cst.BaseStatement
+    ) -> list[cst.BaseStatement]:
+        """What stands for a statement; nothing where it is taken out."""
+        span = self._places[before]
+        text = self._replaced.get(span) if isinstance(before, cst.SimpleStatementLine) else None
+        if text == "":
+            return []
+        made: list[cst.BaseStatement] = [after]
+        if text is not None:
+            changed = cst.parse_statement(text)
+            assert isinstance(changed, cst.SimpleStatementLine)
+            made = [changed.with_changes(leading_lines=_leading(after))]
+        if span in self._inserted:
+            call = cst.parse_statement(self._inserted[span])
+            made = [_with_lines(call, _leading(after)), _with_lines(made[0], [])]
+        called = [s for s in self._comments if span.holds(s)]
+        if called and isinstance(before, cst.SimpleStatementLine):
+            notes = [
+                cst.EmptyLine(comment=cst.Comment(f"# {line}"))
+                for s in sorted(called)
+                for line in self._comments[s]
+            ]
+            made[0] = _with_lines(made[0], [*_leading(made[0]), *notes])
+        return made
+
+
+def _leading(statement: cst.BaseStatement) -> Sequence[cst.EmptyLine]:
+    return getattr(statement, "leading_lines", ())
+
+
+def _with_lines(statement: cst.BaseStatement, lines: Sequence[cst.EmptyLine]) -> cst.BaseStatement:
+    return statement.with_changes(leading_lines=lines)
+
+
+def _bare(
+    body: Iterable[cst.SimpleStatementLine | cst.BaseCompoundStatement],
+) -> Iterator[cst.BaseStatement]:
+    """Statements without what stands above and behind them."""
+    for statement in body:
+        if isinstance(statement, cst.SimpleStatementLine):
+            yield statement.with_changes(
+                leading_lines=[], trailing_whitespace=cst.TrailingWhitespace()
+            )
+
+
+def _importing(module: cst.Module, imported: str) -> cst.Module:
+    """With an import behind the last one at the top of the file, unless it is there already."""
+    added = cst.parse_statement(imported)
+    body = list(module.body)
+    at = 0
+    for number, statement in enumerate(body):
+        if not isinstance(statement, cst.SimpleStatementLine):
+            break
+        first = statement.body[0]
+        if isinstance(first, (cst.Import, cst.ImportFrom)):
+            at = number + 1
+        elif not (number == 0 and isinstance(first, cst.Expr)):
+            break
+    if not any(statement.deep_equals(added) for statement in _bare(body[:at])):
+        body.insert(at, added)
+    return module.with_changes(body=body)

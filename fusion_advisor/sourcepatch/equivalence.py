@@ -1,0 +1,139 @@
+"""Whether two captured graphs compute the same from the same inputs and parameters, in all or but
+for what was replaced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from hashlib import sha256
+
+from fusion_advisor.cost.dataflow import Dataflow, bits
+from fusion_advisor.ir.graph import Arg, Node, Ref, Tensor
+
+
+def difference(one: Dataflow, other: Dataflow) -> str:
+    """What tells two graphs apart, empty where they are equal: the same results, made by the same
+    operators with the same arguments, and the same writes to what the caller owns. The order of
+    launches, and what no result needs, does not count."""
+    first, second = _Meaning(one), _Meaning(other)
+    mine, theirs = first.results(), second.results()
+    if len(mine) != len(theirs):
+        return f"{len(theirs)} results instead of {len(mine)}"
+    for number, (left, right) in enumerate(zip(mine, theirs, strict=True)):
+        if left != right:
+            ours, yours = first.unlike(second, number), second.unlike(first, number)
+            return f"result {number}: {yours or 'something else'} instead of {ours or 'the same'}"
+    if sorted(first.writes()) != sorted(second.writes()):
+        return "writes in place differ"
+    return ""
+
+
+def missing(one: Dataflow, other: Dataflow, gone: Collection[str]) -> str:
+    """What the first graph has and the second has not: a launch, but for those that are `gone`,
+    with tensors of the same layouts, or a result's layout. Empty where there is nothing."""
+    tensors, others = one.annotated.tensors, other.annotated.tensors
+    results = [_layout(tensors[ref]) for ref in one.annotated.graph.outputs]
+    if results != [_layout(others[ref]) for ref in other.annotated.graph.outputs]:
+        return "a result has another shape, dtype or strides"
+    left = Counter(_launch(other, number) for number in range(len(other.nodes)))
+    for number, node in enumerate(one.nodes):
+        if node.name in gone or node.kind != "call" or one.is_view(number):
+            continue
+        launch = _launch(one, number)
+        if not left[launch]:
+            return f"{_named(node)} is not launched as it was"
+        left[launch] -= 1
+    return ""
+
+
+def _launch(flow: Dataflow, number: int) -> object:
+    """An operator with its arguments, of tensors their layouts."""
+    node, tensors = flow.nodes[number], flow.annotated.tensors
+
+    def shown(arg: Arg) -> object:
+        if isinstance(arg, Ref):
+            return _layout(tensors[arg]) if arg in tensors else None
+        return tuple(map(shown, arg)) if isinstance(arg, tuple) else repr(arg)
+
+    kwargs = tuple((name, shown(arg)) for name, arg in node.kwargs if name not in _PLACE)
+    return out_of_place(node.op), tuple(map(shown, node.args)), kwargs
+
+
+def _named(node: Node) -> str:
+    """An operator and where it stands in the source."""
+    return f"{node.op} ({node.source.file}:{node.source.line})" if node.source else node.op
+
+
+def _layout(tensor: Tensor) -> object:
+    return tensor.shape, tensor.stride, tensor.dtype
+
+
+class _Meaning:
+    def __init__(self, flow: Dataflow) -> None:
+        self._flow = flow
+        self._hashes: list[str] = []
+        for number, node in enumerate(flow.nodes):
+            operands = iter(flow.operands[number])
+            args = tuple(self._shown(arg, operands) for arg in node.args)
+            named = ((name, self._shown(value, operands)) for name, value in node.kwargs)
+            kwargs = tuple(pair for pair in named if pair[0] not in _PLACE)
+            if "_like." in node.op:  # what it is like counts by its layout alone
+                args = args[1:]
+            given = node.name if node.kind != "call" else ""
+            row: object = (given, out_of_place(node.op), args, kwargs)
+            if flow.is_view(number):  # what it looks at, and how: `_of` tells the layout
+                row = "view", self._of(flow.base(flow.operands[number][0]))
+            self._hashes.append(sha256(repr(row).encode()).hexdigest())
+
+    def _shown(self, arg: Arg, operands: Iterator[Ref]) -> object:
+        tensors = self._flow.annotated.tensors
+        if isinstance(arg, Ref):
+            if arg not in tensors:
+                return None
+            return self._of(next(operands))
+        if isinstance(arg, tuple):
+            return tuple(self._shown(item, operands) for item in arg)
+        return repr(arg)
+
+    def _of(self, ref: Ref) -> str:
+        made = self._flow.annotated.tensors[ref]
+        number = self._flow.position[ref.node]
+        layout = made.shape, made.stride, made.offset, made.dtype
+        return repr((self._hashes[number], ref.output, layout))
+
+    def results(self) -> list[str]:
+        flow = self._flow
+        return [self._of(ref) for ref in flow.annotated.graph.outputs]
+
+    def writes(self) -> list[str]:
+        """Of the launches that write what was there before the graph ran."""
+        flow = self._flow
+        given = {t.storage for node in flow.nodes if node.kind != "call" for t in node.outputs if t}
+        return [
+            self._hashes[number]
+            for number, node in enumerate(flow.nodes)
+            if node.kind == "call" and given & set(node.mutates)
+        ]
+
+    def unlike(self, other: _Meaning, number: int) -> str:
+        """The first launch behind a result that the other graph does not have."""
+        flow, known = self._flow, set(other._hashes)
+        ref = flow.annotated.graph.outputs[number]
+        last = flow.position[ref.node]
+        for position in (*bits(flow.above[last]), last):
+            node = flow.nodes[position]
+            if self._hashes[position] not in known:
+                return _named(node)
+        return ""
+
+
+_PLACE = ("pin_memory", "device", "layout")
+"""Where a tensor lies, which is the same for all of a model."""
+
+
+def out_of_place(op: str) -> str:
+    """`aten.add_.Tensor` as `aten.add.Tensor`: who reads what is known from the dataflow."""
+    parts = op.split(".")
+    if len(parts) > 1 and parts[1].endswith("_") and not parts[1].endswith("__"):
+        parts[1] = parts[1].removesuffix("_")
+    return ".".join(parts)

@@ -1,0 +1,296 @@
+"""When replaced source computes what its kernel does: the conditions under which it does not.
+
+A kernel is made for a mode, a dtype, and the numbers that the model held when it was captured. A
+condition stands in the source before the call; where it holds, the statements stay as they were.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, cast
+
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.ir.graph import Arg, Ref
+from fusion_advisor.ir.source_trace import CHANGING, Span
+from fusion_advisor.sourcepatch.editing.numbers import Number, Numbers
+from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, attribute
+from fusion_advisor.sourcepatch.editing.sources import Block, Place, Sources, names_in
+from fusion_advisor.sourcepatch.other_sizes import SIZED
+
+
+@dataclass(frozen=True)
+class Other:
+    """The source as it runs in another mode, dtype or autocast."""
+
+    sources: Sources
+    differs: Literal["mode", "dtype", "autocast"]
+    training: bool = False
+    """Of `mode`: whether this one is training."""
+
+
+@dataclass(frozen=True)
+class Guards:
+    """The source as it ran, in which other ways and at which other sizes. With `wary` a guard asks
+    for all that may change in a model that lives on, too: gradients, hooks, submodules."""
+
+    sources: Sources
+    flow: Dataflow
+    others: Sequence[Other] = ()
+    resized: Sequence[Sources] = ()
+    wary: bool = False
+
+    def of(self, place: Place, edit: Edit, *, only_dtype: bool) -> str:
+        """The condition under which what is replaced computes something else; empty where there is
+        none. With `only_dtype` another dtype is one. NotPlaced where it cannot be asked there."""
+        here = _computed(self.sources, place.block, edit)
+        names = self.sources.names.get(place, {}).get(edit.lines[0], {})
+        conditions = {
+            **dict.fromkeys(self._elsewhere(place, edit, here, names, only_dtype)),
+            **dict.fromkeys(self._exchanged(place, edit, names)),
+            **dict.fromkeys(self._numbers(place, edit)),
+        }
+        return " or ".join(conditions)
+
+    # Another size.
+
+    def of_size(self, place: Place, edit: Edit, others: Sequence[Dataflow]) -> str:
+        """That a tensor has another size than it was captured in, which it has in all of some
+        graphs at other sizes. NotPlaced where no name holds one."""
+        tensors = self.flow.annotated.tensors
+        for name, word in self.sources.names.get(place, {}).get(edit.lines[0], {}).items():
+            ref = self.sources.value(word)
+            if ref is None:
+                continue
+            for dim, size in enumerate(tensors[ref].shape):
+                if all(each.annotated.tensors[ref].shape[dim] != size for each in others):
+                    return f"{name}.size({dim}) != {size}"
+        raise NotPlaced(f"line {edit.lines[0]}: it serves one size alone, which no name has there")
+
+    def of_held(
+        self, place: Place, edit: Edit, held: Sequence[tuple[Ref, int]], asked: str
+    ) -> Iterator[str]:
+        """That dimensions of what a kernel takes have other sizes than they were captured in, where
+        the condition `asked` does not ask it already. NotPlaced where no name holds such a tensor.
+        """
+        words = self.sources.names.get(place, {}).get(edit.lines[0], {})
+        names = {self.sources.value(word): name for name, word in words.items()}
+        for ref, dim in held:
+            shape = self.flow.annotated.tensors[ref].shape
+            size, spelt = shape[dim], (dim, dim - len(shape))
+            if ref not in names:
+                raise NotPlaced(
+                    f"line {edit.lines[0]}: it serves {size} alone in dimension {dim} of "
+                    f"{ref.node}, for its numbers may follow from that, and no name there holds it"
+                )
+            known = (f"{names[ref]}.{t}" for d in spelt for t in (f"size({d})", f"shape[{d}]"))
+            if not any(f"{text} != {size}" in asked for text in known):
+                yield f"{names[ref]}.size({dim}) != {size}"
+
+    def notices(self, place: Place, edit: Edit, sources: Sources, flow: Dataflow) -> bool:
+        """Whether something that the condition of an edit asks for is another in the source as it
+        ran built otherwise."""
+        asked = [
+            {*guards._exchanged(place, edit, names), *guards._numbers(place, edit)}
+            for guards in (
+                Guards(self.sources, self.flow, resized=self.resized),
+                Guards(sources, flow, resized=self.resized),
+            )
+            for names in [guards.sources.names.get(place, {}).get(edit.lines[0], {})]
+        ]
+        return bool(asked[0] - asked[1])
+
+    # Another mode, dtype, autocast.
+
+    def _elsewhere(
+        self,
+        place: Place,
+        edit: Edit,
+        here: Mapping[object, set[str]],
+        names: Mapping[str, str],
+        only_dtype: bool,
+    ) -> Iterator[str]:
+        if only_dtype:
+            yield self._of_dtype(edit, names)
+        for other in self.others:
+            there = _computed(other.sources, place.block, edit)
+            differing = here.keys() ^ there.keys()
+            if not differing:
+                continue
+            if other.differs == "mode":
+                modules = {m for key in differing for m in here.get(key) or there.get(key) or ()}
+                yield from _in_mode(modules, names, edit, other.training)
+            elif other.differs == "autocast":
+                yield "torch.is_autocast_enabled()"
+            else:
+                yield self._of_dtype(edit, names)
+        if self.wary:
+            yield self._of_dtype(edit, names)
+            yield f"{self._float(edit, names)[0]}.requires_grad"
+
+    def _of_dtype(self, edit: Edit, names: Mapping[str, str]) -> str:
+        """That a tensor has another dtype than it was captured in."""
+        name, dtype = self._float(edit, names)
+        return f"{name}.dtype != torch.{dtype}"
+
+    def _float(self, edit: Edit, names: Mapping[str, str]) -> tuple[str, str]:
+        """A name that holds a tensor of floats where an edit begins, and its dtype."""
+        for name, word in names.items():
+            ref = self.sources.value(word)
+            tensor = self.flow.annotated.tensors.get(ref) if ref else None
+            if tensor is not None and "float" in tensor.dtype:
+                return name, tensor.dtype
+        raise NotPlaced(f"line {edit.lines[0]}: another dtype changes what it computes")
+
+    # Another module.
+
+    def _exchanged(self, place: Place, edit: Edit, names: Mapping[str, str]) -> Iterator[str]:
+        """That a module whose call goes is of another class, holds other numbers, or has hooks."""
+        own = self.sources.module(place.activation)
+        made = _computed(self.sources, place.block, edit, place)
+        for path in sorted(set[str]().union(*made.values()) - {own}):
+            text, held = attribute(path, names), self.sources.trail.modules.get(path)
+            if text is None:
+                raise NotPlaced(
+                    f"line {edit.lines[0]}: no name there holds {path}, whose call goes"
+                )
+            if held is not None and (self.wary or not self.sources.settled(path)):
+                of_torch = held.kind.startswith("torch.")
+                asked = "type({}) is not {}" if of_torch else "type({}).__name__ != {!r}"
+                yield asked.format(text, held.kind)
+            if self.wary:
+                yield f"{text}._forward_hooks"
+                yield f"{text}._forward_pre_hooks"
+                yield f"'forward' in vars({text})"
+            given = {text for key, paths in made.items() if path in paths for text in _given(key)}
+            for name, value in held.plain.items() if held and not held.file else ():
+                if value in given or value.startswith("'"):
+                    yield _differs(f"{text}.{name}", value)
+
+    # Another number.
+
+    def _numbers(self, place: Place, edit: Edit) -> Iterator[str]:
+        """That what Python holds is not what it was: where that was always the same."""
+        seen = self._seen(place.block, edit)
+        for number in _read(*self._readers[0], place, edit):
+            if len(seen[number.file, number.span]) > 1:
+                continue
+            if number.text:
+                yield _differs(number.text, number.value)
+            elif number.value != "None":  # what is not given is seldom given later
+                what = "what changes in" if number.value == CHANGING else f"the {number.value} of"
+                raise NotPlaced(
+                    f"line {edit.lines[0]}: {what} line {number.span.line} cannot be asked there"
+                )
+
+    def _seen(self, block: Block, edit: Edit) -> Mapping[tuple[str, Span], set[str]]:
+        """What each number of an edit was, whenever its block ran."""
+        if (block, edit) not in self._known:
+            seen = self._known[block, edit] = defaultdict[tuple[str, Span], set[str]](set)
+            for sources, reader in self._readers:
+                for run in [run for run in sources.names if run.block == block]:
+                    for number in _read(sources, reader, run, edit):
+                        seen[number.file, number.span].add(number.value)
+        return self._known[block, edit]
+
+    @cached_property
+    def _known(self) -> dict[tuple[Block, Edit], dict[tuple[str, Span], set[str]]]:
+        """What was asked before: the edits of many occurrences are the same."""
+        return {}
+
+    @cached_property
+    def _readers(self) -> list[tuple[Sources, Numbers]]:
+        return [(sources, Numbers(sources)) for sources in (self.sources, *self.resized)]
+
+
+def check_shared(sources: Sources, place: Place, one: Edit, other: Edit) -> None:
+    """NotPlaced where two edits of a place get one guard, since their lines overlap, and that of
+    the later reads names that are not bound, or otherwise, where the earlier begins."""
+    early, late = sorted((one, other), key=lambda edit: edit.lines)
+    if late.lines[0] > early.lines[1]:
+        return
+    more = set(late.guard.split(" or ")) - set(early.guard.split(" or ")) - {""}
+    read = set[str]().union(*(names_in(ast.parse(condition, mode="eval")) for condition in more))
+    before, after = (sources.names[place].get(edit.lines[0], {}) for edit in (early, late))
+    if any(before.get(name) != after[name] for name in read & after.keys()):
+        raise NotPlaced(f"line {late.lines[0]}: its guard would stand before line {early.lines[0]}")
+
+
+def _differs(text: str, value: str) -> str:
+    """That something is not what it was, which source spells so."""
+    if value in ("True", "False"):
+        return f"not {text}" if value == "True" else text
+    same = value == "None" or value.startswith("torch.")
+    return f"{text} is not {value}" if same else f"{text} != {value}"
+
+
+def _read(sources: Sources, reader: Numbers, place: Place, edit: Edit) -> Iterator[Number]:
+    """The numbers that what an edit takes away from a place computes with."""
+    calls: set[int] = set()
+    for step, standing in sources.held.get(place, {}).items():
+        if not edit.takes(standing.span):
+            continue
+        calls |= {*sources.beneath(step, place)}
+        found = reader.read(step, place, edit.lines[0])
+        made = sources.made.get(step, ())
+        if any(node.op not in SIZED for node in made):
+            yield from found
+        elif made:  # sizes that follow from those of tensors are no numbers
+            yield from (number for number in found if number.of == "module")
+    for call in sorted(calls):
+        yield from reader.steering(call, place, edit.lines[0])
+
+
+def _in_mode(
+    modules: Iterable[str], names: Mapping[str, str], edit: Edit, training: bool
+) -> Iterator[str]:
+    """That one of the modules is in training, or is not."""
+    for path in sorted(modules):
+        text = attribute(path, names)
+        if text is None:
+            raise NotPlaced(
+                f"line {edit.lines[0]}: training changes what it computes, and no name there "
+                f"holds the module {path or 'itself'}"
+            )
+        yield f"{text}.training" if training else f"not {text}.training"
+
+
+def _computed(
+    sources: Sources, block: Block, edit: Edit, only: Place | None = None
+) -> dict[object, set[str]]:
+    """What the text that an edit replaces launches, by place and arguments, with the modules that
+    it is launched in: in every run of the block, or in one."""
+    found: dict[object, set[str]] = {}
+    for place, held in sources.held.items():
+        if place.block != block or only not in (None, place):
+            continue
+        taken = [(step, standing.span) for step, standing in held.items()]
+        taken = [(step, span) for step, span in taken if edit.takes(span)]
+        made = [(span, node) for step, span in taken for node in sources.made.get(step, ())]
+        own = {node.name for _, node in made}
+        for span, node in made:
+            key = span, node.op, _plain(node.args, own), _plain(node.kwargs, own)
+            found.setdefault(key, set()).add(node.module)
+    return found
+
+
+def _given(computed: object) -> Iterator[str]:
+    """The numbers and words among the arguments of what is computed."""
+    if isinstance(computed, tuple):
+        for part in cast("tuple[object, ...]", computed):
+            yield from _given(part)
+    elif isinstance(computed, str):
+        yield computed
+
+
+def _plain(arg: Arg, own: Collection[str]) -> object:
+    """An argument; of a tensor whether one of the `own` nodes made it. What lies between two parts
+    of an edit may compute nothing in one dtype, and a tensor of its own in another."""
+    if isinstance(arg, tuple):
+        return tuple(_plain(each, own) for each in arg)
+    if isinstance(arg, Ref):
+        return "own tensor" if arg.node in own else "tensor"
+    return repr(arg)

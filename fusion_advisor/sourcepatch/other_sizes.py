@@ -1,0 +1,245 @@
+"""A model at other sizes: which of its numbers follow from sizes, and groups at a larger batch.
+
+A kernel holds the numbers of the graph, and serves other sizes; a number that Python or torch made
+of a size is right for that size alone. Every dimension of every input is varied, and every whole
+number that a factory is given: all at once where the model takes that, else those that are equal,
+else each by itself. A dimension of one element is no axis of a kernel: what is written at a batch
+of one serves that alone, what is written at a batch of two serves any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+from fusion_advisor.codegen.eager_reference import RESHAPES, Numbers, numbers_of
+from fusion_advisor.codegen.kernel_file import fixed_axes, origins
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.fusion.decide import Decision, deciding
+from fusion_advisor.ir.graph import Graph, Node, Ref
+from fusion_advisor.ir.scenario import Sizes
+from fusion_advisor.ops import REGISTRY
+from fusion_advisor.rulebook.schema import Rulebook
+
+SIZED = ("aten.view.default", "aten._unsafe_view.default", "aten.expand.default")
+"""Ops that are told the sizes of their result, which follow from those of the inputs."""
+
+_Place = tuple[int, int]
+"""An input's tensor by its number, and a dimension of it."""
+Captures = Callable[[Sequence[Sizes]], Sequence[Graph | None]]
+"""The model at other sizes, None where it does not take them."""
+
+
+@dataclass(frozen=True)
+class Resized:
+    """A model as it ran at other sizes."""
+
+    sizes: Sizes
+    flow: Dataflow
+
+    @property
+    def said(self) -> str:
+        """The sizes in words."""
+        given = [node for node in self.flow.nodes if node.kind == "input" and node.outputs]
+        shapes = dict.fromkeys(" x ".join(map(str, node.out.shape)) for node in given)
+        built = [f"{other} for {one} in get_init_inputs()" for one, other in self.sizes.built]
+        return f"at {' and '.join([*shapes, *built])}"
+
+    @property
+    def has_one(self) -> bool:
+        """Whether a dimension has one element that had more."""
+        return any(size == 1 for _, _, size in self.sizes.inputs)
+
+    @property
+    def beyond_rows(self) -> bool:
+        """Whether it is more than another number of rows."""
+        return bool(self.sizes.built) or any(dim for _, dim, _ in self.sizes.inputs)
+
+
+def seen_at(flow: Dataflow, captures: Captures) -> tuple[list[Resized], Resized | None]:
+    """A model at two other sizes of each dimension of its inputs and of each number that it is
+    built with, as far as it takes them; and which of them is that of a larger batch, where it was
+    given a batch of one."""
+    places = {
+        (number, dim): size
+        for number, node in enumerate(n for n in flow.nodes if n.kind == "input" and n.outputs)
+        for dim, size in enumerate(node.out.shape)
+        if size
+    }
+    known: dict[Sizes, Dataflow | None] = {}
+    empty = flow.annotated.graph.empty
+
+    def capture(wanted: Iterable[Sizes]) -> None:
+        new = [each for each in dict.fromkeys(wanted) if each not in known and each != Sizes()]
+        for sizes, graph in zip(new, captures(new), strict=True):
+            known[sizes] = None
+            if graph is not None and (empty or not graph.empty):
+                known[sizes] = dataflow(annotate(graph, flow.annotated.device))
+
+    def taken(sizes: Sizes) -> bool:
+        """Whether the model launches the same there, so that the two can be compared."""
+        there = known.get(sizes)
+        return there is not None and _alike(flow, there)
+
+    def alike(dim: int, size: int) -> list[_Place]:
+        return [place for place, other in places.items() if (place[1], other) == (dim, size)]
+
+    batch = next((size for (_, dim), size in places.items() if dim == 0), 0)
+    first = _varied(places, alike(0, batch), 0)
+    whole = [_varied(places, places, kind) for kind in (0, 1)]
+    built = [
+        _varied(places, [p for p, size in places.items() if size == one], kind, one)
+        for one in flow.annotated.graph.built
+        for kind in (0, 1)
+    ]
+    capture([first, *whole, *built])
+    for kind in (0, 1):
+        if taken(whole[kind]):
+            continue
+        together = {p: _varied(places, alike(p[1], size), kind) for p, size in places.items()}
+        capture(together.values())
+        left = [place for place in places if not taken(together[place])]
+        capture(_varied(places, [place], kind) for place in left)
+        equal = [[p for p, size in places.items() if size == places[place]] for place in left]
+        capture(_varied(places, group, kind) for group in equal)
+    numbers = [_varied({}, (), kind, one) for one in flow.annotated.graph.built for kind in (0, 1)]
+    capture(n for n, both in zip(numbers, built, strict=True) if not taken(both))
+    found = {s: Resized(s, there) for s, there in known.items() if there is not None}
+    return list(found.values()), found.get(first) if batch == 1 else None
+
+
+def _varied(
+    places: Mapping[_Place, int], which: Iterable[_Place], kind: int, built: int = 0
+) -> Sizes:
+    """Some dimensions, and a number that a factory is given, at one of their other values."""
+    inputs = tuple((*place, _others(places[place])[kind]) for place in which)
+    return Sizes(inputs, ((built, _others(built)[kind]),) if built > 0 else ())
+
+
+def _others(size: int) -> tuple[int, int]:
+    """Two other values of a size: the second is 1. A length may be limited, and have to be even."""
+    if size <= 2:
+        return (2, 3) if size == 1 else (4, 1)
+    return (size // 2 if size % 2 == 0 else size - 1), 1
+
+
+def size_numbers(flow: Dataflow, resized: Sequence[Resized]) -> list[dict[str, str]]:
+    """For each of other sizes the nodes, by name, that compute with numbers which follow from
+    sizes, and what tells: they have others there, in the same graph."""
+    return [
+        {
+            one.name: _told(flow, each, one, (numbers_of(one), numbers_of(two)))
+            for one, two in _pairs(flow, each.flow)
+            if one.kind == "call" and numbers_of(one) != numbers_of(two)
+        }
+        for each in resized
+    ]
+
+
+def _told(flow: Dataflow, other: Resized, node: Node, numbers: tuple[Numbers, Numbers]) -> str:
+    """Where a node has other numbers, in one line."""
+    operand = next((ref for ref in node.refs() if ref in flow.annotated.tensors), None)
+    tensors = [each.annotated.tensors for each in (flow, other.flow)]
+    shapes = [" x ".join(map(str, each[operand].shape)) for each in tensors] if operand else []
+    pairs = zip_longest(*numbers, fillvalue="none")
+    here, there = next((a, b) for a, b in pairs if a != b)
+    if operand is None or shapes[0] == shapes[1]:
+        return f"it has {here}, and {there} {other.said}"
+    return f"it has {here} for {operand.node} of {shapes[0]}, and {there} for {shapes[1]}"
+
+
+def told_sizes(flow: Dataflow, resized: Sequence[Resized]) -> list[dict[Ref, frozenset[int]]]:
+    """For each of other sizes the results that are told sizes which are others there, in the same
+    graph, and in which dimensions."""
+    found: list[dict[Ref, frozenset[int]]] = []
+    for each in resized:
+        differing = {
+            Ref(one.name): frozenset(
+                d for d, n in enumerate(one.out.shape) if n != two.out.shape[d]
+            )
+            for one, two in _pairs(flow, each.flow)
+            if _is_told(one)
+        }
+        found.append({ref: dims for ref, dims in differing.items() if dims})
+    return found
+
+
+def _is_told(node: Node) -> bool:
+    """Whether the reference of a node spells the sizes of its result."""
+    op = REGISTRY.get(node.op)
+    return node.op in RESHAPES or any(
+        "{shape}" in text or "{size}" in text for text in (op.sizes.values() if op else ())
+    )
+
+
+def varied(flow: Dataflow, resized: Sequence[Resized]) -> dict[Ref, frozenset[int]]:
+    """The dimensions of tensors that had another size in the same graph."""
+    found: dict[Ref, frozenset[int]] = {}
+    for each in resized:
+        for one, two in _pairs(flow, each.flow):
+            for output, (a, b) in enumerate(zip(one.outputs, two.outputs, strict=True)):
+                if a is not None and b is not None and a.shape != b.shape:
+                    ref = Ref(one.name, output)
+                    differ = frozenset(d for d, n in enumerate(a.shape) if n != b.shape[d])
+                    found[ref] = found.get(ref, frozenset()) | differ
+    return found
+
+
+def _pairs(one: Dataflow, two: Dataflow) -> Iterator[tuple[Node, Node]]:
+    """The nodes of two graphs that launch the same; none where they do not."""
+    return zip(one.nodes, two.nodes, strict=True) if _alike(one, two) else iter(())
+
+
+def widened(
+    flow: Dataflow, wider: Dataflow | None, rulebook: Rulebook
+) -> Callable[[Decision], Decision]:
+    """Of an accepted set of `flow`, what its kernel is written from: the same set in the graph of a
+    larger batch, if it computes the same from the same tensors there and takes each size in which
+    the graphs differ from its inputs; else itself."""
+    if wider is None or not _alike(flow, wider):
+        return lambda decision: decision
+    decided = deciding(replace(wider, varied=flow.varied), rulebook)
+
+    def chosen(decision: Decision) -> Decision:
+        there = decided(decision.subject.launches)
+        return there if there.accepted and _serves(decision, there) else decision
+
+    return chosen
+
+
+def _alike(one: Dataflow, two: Dataflow) -> bool:
+    """Whether two graphs launch the same, sizes and numbers aside."""
+    return _launched(one) == _launched(two)
+
+
+def _launched(flow: Dataflow) -> list[object]:
+    ranks = [[each and len(each.shape) for each in node.outputs] for node in flow.nodes]
+    return [(node.name, node.op, rank) for node, rank in zip(flow.nodes, ranks, strict=True)]
+
+
+def _serves(decision: Decision, there: Decision) -> bool:
+    flow, wider, plan = decision.subject.flow, there.subject.flow, there.subject.plan
+    one, two = decision.subject.expressed, there.subject.expressed
+    if one is None or two is None or plan is None or one.draws:
+        return False
+    if (one.inputs, one.outputs, one.dims.keys()) != (two.inputs, two.outputs, two.dims.keys()):
+        return False
+    read = origins(plan.region, fixed_axes(plan))
+    for ref, dims in two.dims.items():
+        at = flow.position[ref.node]
+        if ref not in one.inputs and not _same(flow.nodes[at], wider.nodes[at]):
+            return False
+        sizes = (each.annotated.tensors[ref].shape for each in (flow, wider))
+        for dim, here, larger in zip(dims, *sizes, strict=True):
+            if here != larger and not (dim and all(axis in read for axis in dim)):
+                return False
+    return True
+
+
+def _same(one: Node, two: Node) -> bool:
+    """Whether two nodes are one call, but for the sizes of a view."""
+    if one.op in SIZED:
+        return one.args[0] == two.args[0]
+    return (one.args, one.kwargs) == (two.args, two.kwargs)

@@ -1,0 +1,495 @@
+"""Stage: accepted groups as edits of the files that the model is written in.
+
+A span of source serves every call of its function, so a group is put there only if all of the
+calls that ran ask for the same edit. What the source cannot express is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from fusion_advisor.codegen.header import Stamp, edited, fingerprint, read_stamp, restamped, stamped
+from fusion_advisor.codegen.held import held as held_to
+from fusion_advisor.codegen.kernel_file import fixed_axes, only_indexed, origins
+from fusion_advisor.codegen.kernel_package import (
+    kernels_of,
+    mark_of,
+    package_files,
+    package_name,
+    place_of,
+)
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.fusion.findings import Finding
+from fusion_advisor.fusion.gates import Subject
+from fusion_advisor.fusion.idioms import name_of
+from fusion_advisor.fusion.library_match import exact
+from fusion_advisor.fusion.lower import Boundary, Expressed, boundary, express
+from fusion_advisor.ir.graph import Ref
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.ir.source_trace import Span
+from fusion_advisor.region.axes import Dims
+from fusion_advisor.report.formats import wording
+from fusion_advisor.sourcepatch.editing.rewrite import Call, Edit, NotPlaced, rewrite
+from fusion_advisor.sourcepatch.editing.sources import Block, Place, Sources
+from fusion_advisor.sourcepatch.editing.splice import splice
+from fusion_advisor.sourcepatch.guards import Guards, Other, check_shared
+from fusion_advisor.sourcepatch.other_sizes import Resized, size_numbers, told_sizes
+
+
+@dataclass(frozen=True)
+class Put:
+    """A group in the source: its edits, one for each block, and how many of its occurrences they
+    serve."""
+
+    finding: Finding
+    edits: tuple[Edit, ...]
+    occurrences: int
+
+
+@dataclass
+class Patch:
+    """New texts of the files that change and of those that are added, by their paths; why the other
+    groups are not in it, by their ids. `outdated` says of kernels that were there already which of
+    the files that they were written from have changed since."""
+
+    puts: list[Put] = field(default_factory=list[Put])
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    before: dict[Path, str] = field(default_factory=dict[Path, str])
+    after: dict[Path, str] = field(default_factory=dict[Path, str])
+    outdated: dict[Path, str] = field(default_factory=dict[Path, str])
+
+    def diff(self, root: Path) -> str:
+        """As `git apply` takes it, paths from `root`."""
+        return "".join(
+            _difference(path.relative_to(root).as_posix(), self.before.get(path), text)
+            for path, text in sorted(self.after.items())
+        )
+
+
+_NUMBER = "a size became a number there"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What the source asks of the groups, for `fusion.components`. `editable` says which functions
+    may change, by a file and a line in them; `others` is the source as it runs otherwise, for what
+    must stay as it is then. With `wary` the source stays where a tensor has another dtype or a gradient, and
+    where a module has hooks whose call would go. With `operators` a group is put where one PyTorch
+    op computes exactly the same, as a call of that."""
+
+    sources: Sources
+    flow: Dataflow
+    editable: Callable[[str, int], bool]
+    others: tuple[Other, ...] = ()
+    wary: bool = False
+    operators: bool = False
+    resized: tuple[Resized, ...] = ()
+    """The model at other sizes."""
+    batch: Resized | None = None
+    """Of these the one at a larger batch."""
+    seen: tuple[Sources, ...] = ()
+    """The source as it ran at each of the other sizes."""
+    general: Callable[[Decision], Decision] | None = None
+    """What a group's kernel is written from: itself, or the group at that batch."""
+
+    @cached_property
+    def _guards(self) -> Guards:
+        pairs = zip(self.resized, self.seen, strict=True)
+        seen = [sources for each, sources in pairs if not each.sizes.built]
+        return Guards(self.sources, self.flow, self.others, seen, wary=self.wary)
+
+    @cached_property
+    def _numbers(self) -> list[dict[str, str]]:
+        return size_numbers(self.flow, self.resized)
+
+    @cached_property
+    def _told(self) -> list[dict[Ref, frozenset[int]]]:
+        return told_sizes(self.flow, self.resized)
+
+    def judged(self, decision: Decision) -> Decision:
+        """An accepted set with why the source cannot express it, if so."""
+        expressed = decision.subject.expressed
+        if not decision.accepted or expressed is None:
+            return decision
+        try:
+            self.edited(decision, decision.subject.border, expressed, "kernel")
+        except NotPlaced as reason:
+            return replace(decision, unplaced=str(reason))
+        return decision
+
+    def edited(
+        self,
+        decision: Decision,
+        border: Boundary,
+        expressed: Expressed,
+        name: str,
+        *,
+        only_dtype: bool = False,
+    ) -> tuple[Place, Edit]:
+        """Where one occurrence of a group is made, which `expressed` is, and the edit there;
+        `decision` is the group's. NotPlaced with the reason."""
+        call = self._call(decision.subject, expressed, name, only_dtype=only_dtype)
+        unserved = self._unserved(decision, expressed)
+        place, edit = rewrite(self.sources, self.flow, border.members, call)
+        if not self.editable(edit.file, edit.lines[0]):
+            raise NotPlaced(
+                f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
+            )
+        guards = [self._guards.of(place, edit, only_dtype=only_dtype)]
+        if unserved:
+            guards.append(self._guards.of_size(place, edit, unserved))
+        if not self.operators:
+            held = self._held(decision, expressed)
+            guards += self._guards.of_held(place, edit, held, " or ".join(guards))
+        self._refuse_unnoticed(place, edit, expressed)
+        edit = replace(edit, guard=" or ".join(filter(None, guards)))
+        if self.wants_torch([edit]) and not self.sources.file(edit.file).may_import_torch:
+            raise NotPlaced(f"{edit.file}: torch, which the edit names, is something else there")
+        return place, edit
+
+    def _call(
+        self, subject: Subject, expressed: Expressed, name: str, *, only_dtype: bool = False
+    ) -> Call:
+        """What stands for one occurrence of a group. NotPlaced where there is nothing."""
+        if expressed.draws:
+            raise NotPlaced("it draws random numbers, which would be others than torch's")
+        for ref in expressed.inputs:
+            node = self.flow.nodes[self.flow.position[ref.node]]
+            if node.kind == "constant" and not node.out.shape:
+                raise NotPlaced(f"{ref.node} is a number in a tensor, which may lie on the host")
+        call = Call(name, expressed.inputs, expressed.outputs, only_dtype=only_dtype)
+        if not self.operators:
+            return call
+        spelling = exact(subject, name_of(subject, subject.rulebook))
+        if spelling is None:
+            raise NotPlaced("no PyTorch op computes exactly this")
+        return replace(call, line=spelling.framework, names=spelling.names)
+
+    def _unserved(self, decision: Decision, expressed: Expressed) -> list[Dataflow]:
+        """The model at the other sizes of its inputs at which neither a group's kernel nor its
+        reference computes what it does there, for a dimension of one element has another size.
+        NotPlaced where it is any other number, or a size that the kernel's inputs lack."""
+        plan, found = decision.subject.plan, list[Dataflow]()
+        read = origins(expressed.region, fixed_axes(plan)) if plan else {}
+        widens = self.general is not None and self.general(decision) is not decision
+        for each, numbers, told in zip(self.resized, self._numbers, self._told, strict=True):
+            if each.sizes.built:
+                continue
+            for ref, dims in expressed.dims.items():
+                if ref in expressed.inputs:
+                    continue
+                if ref.node in numbers:
+                    raise NotPlaced(f"{ref.node}: {_NUMBER}: {numbers[ref.node]}")
+                sizes = self.flow.annotated.tensors[ref].shape
+                for d in self._unread(ref, dims, told, read):
+                    if sizes[d] != 1:
+                        raise NotPlaced(
+                            f"{ref.node}: {_NUMBER}: {sizes[d]} in dimension {d}, which is no size "
+                            "of what the kernel takes"
+                        )
+                    if not (widens and each is self.batch) and each.flow not in found:
+                        found.append(each.flow)
+        return found
+
+    def _held(self, decision: Decision, expressed: Expressed) -> list[tuple[Ref, int]]:
+        """The dimensions of what an occurrence's kernel takes in which it serves one size."""
+        subject = (self.general(decision) if self.general else decision).subject
+        plan, written = subject.plan, subject.expressed
+        if plan is None or written is None:
+            return []
+        return [
+            (expressed.inputs[number], d)
+            for number, d in held_to(
+                subject.flow, written, origins(plan.region, fixed_axes(plan)),
+                only_indexed(plan.region), subject.rulebook.held.telling.count,
+            )
+        ]  # fmt: skip
+
+    @staticmethod
+    def _unread(
+        ref: Ref, dims: Dims, told: Mapping[Ref, frozenset[int]], read: Collection[int]
+    ) -> list[int]:
+        """The dimensions of a result whose other sizes cannot be read off what the kernel takes."""
+        differing = sorted(told.get(ref, ()))
+        return [d for d in differing if not dims[d] or any(axis not in read for axis in dims[d])]
+
+    def _refuse_unnoticed(self, place: Place, edit: Edit, expressed: Expressed) -> None:
+        """NotPlaced where a model that is built with other numbers has others in the group, and
+        nothing that the guard asks for is another there."""
+        rows = zip(self.resized, self.seen, self._numbers, self._told, strict=True)
+        for each, sources, numbers, told in rows:
+            inside = [ref for ref in expressed.dims if ref not in expressed.inputs]
+            ref = next((r for r in inside if r.node in numbers or r in told), None)
+            if not each.sizes.built or ref is None:
+                continue
+            if not self._guards.notices(place, edit, sources, each.flow):
+                why = numbers.get(ref.node, f"a view has another size {each.said}")
+                raise NotPlaced(f"{ref.node}: {_NUMBER}: {why}")
+
+    def wants_torch(self, edits: Sequence[Edit]) -> bool:
+        """Whether edits of a file name torch, and the file does not."""
+        named = self.operators or any("torch." in edit.guard for edit in edits)
+        return named and not self.sources.file(edits[0].file).has_torch
+
+    def barred(self) -> Dataflow:
+        """The dataflow with launches kept apart that no block of the source could have in one
+        kernel."""
+        holding: dict[Place, int] = {}
+        possible = [tuple(self._possible(node.step)) for node in self.flow.nodes]
+        for number, places in enumerate(possible):
+            for place in places:
+                holding[place] = holding.get(place, 0) | 1 << number
+        everything = (1 << len(self.flow.nodes)) - 1
+        beyond: list[int] = []
+        for places, barred in zip(possible, self.flow.beyond, strict=True):
+            near = 0
+            for place in places:
+                near |= holding[place]
+            beyond.append(barred | everything & ~near)
+        return replace(self.flow, beyond=beyond)
+
+    def _possible(self, step: int | None) -> Iterator[Place]:
+        """The places of an evaluation in which its statement has no block of its own, and the
+        expression that it is a part of computes nothing that is in no kernel."""
+        for place, standing in (self.sources.standing[step] if step is not None else {}).items():
+            file = self.sources.file(place.block.file)
+            if hasattr(file.statements[standing.statement], "body"):
+                continue
+            beside = self.sources.evaluated(place, standing.span, within=False)
+            nodes = (node for each in beside for node in self.sources.made.get(each, ()))
+            numbers = (self.flow.position[node.name] for node in nodes)
+            if all(self.flow.fusible[n] or not self.flow.launches(n) for n in numbers):
+                yield place
+
+    def kind(self, component: tuple[int, ...]) -> object:
+        """Equal for components whose parts are made at the same places of the source."""
+        known: dict[Place, int] = {}
+        rows: list[object] = []
+        for number in component:
+            step = self.flow.nodes[number].step
+            places = self.sources.standing[step] if step is not None else {}
+            rows.append(tuple((known.setdefault(p, len(known)), p.block) for p in places))
+        return tuple(rows)
+
+
+def replaced_nodes(sources: Sources, edits: Collection[Edit]) -> set[str]:
+    """The nodes of a graph, by name, that the text made which edits replace."""
+    return {
+        node.name
+        for place, held in sources.held.items()
+        for edit in edits
+        if place.block.file == edit.file
+        for step, standing in held.items()
+        if edit.takes(standing.span)
+        for node in sources.made.get(step, ())
+    }
+
+
+def patch(
+    placement: Placement,
+    findings: Sequence[Finding],
+    kernels: Mapping[str, Kernel],
+    model: Path,
+    only_dtype: Collection[str] = (),
+    standing: Mapping[Path, str] | None = None,
+    stamps: Mapping[str, Stamp] | None = None,
+) -> Patch:
+    """The files with a call of its kernel in place of every group that they can express, or of an
+    op of PyTorch's where the placement asks for those.
+
+    `kernels` are those of the findings by their names, each proven, those of `only_dtype` for the
+    dtypes that were captured; `model` is the file beside which the package with the kernels is put.
+    `standing` are the files of that package that are there already: its kernels stay, and serve
+    findings of the same name. `stamps` say of the kernels what wrote and checked them.
+    """
+    standing, stamps = standing or {}, stamps or {}
+    result = Patch()
+    folder = model.parent / package_name(model)
+    chosen: dict[Place, list[Edit]] = {}
+    noted: dict[str, list[tuple[Edit, str]]] = {}
+    waiting = [finding for finding in findings if finding.name in kernels]
+    what = "PyTorch op" if placement.operators else "kernel"
+    result.refused |= {f.id: f"its {what} is not proven" for f in findings if f not in waiting}
+    while waiting:  # a call that is edited away in one place no longer speaks against another
+        before = len(waiting)
+        for finding in list(waiting):
+            try:
+                alone = finding.name in only_dtype
+                edits = _edits(placement, finding, folder.name, chosen, only_dtype=alone)
+            except NotPlaced as reason:
+                result.refused[finding.id] = str(reason)
+                continue
+            for place, each in edits.items():
+                chosen.setdefault(place, []).extend(each)
+            once = tuple(dict.fromkeys(edit for each in edits.values() for edit in each))
+            for edit in once:
+                note = _comment(finding, placement.operators)
+                noted.setdefault(edit.file, []).append((edit, note))
+            result.refused.pop(finding.id, None)
+            result.puts.append(Put(finding, once, len(finding.instances)))
+            waiting.remove(finding)
+        if len(waiting) == before:
+            break
+    for file, edits in noted.items():
+        path = Path(file).resolve()
+        result.before[path] = placement.sources.file(file).text
+        imported = ["import torch"] if placement.wants_torch([edit for edit, _ in edits]) else []
+        if not placement.operators:
+            imported.append(_import(path, folder))
+        result.after[path] = splice(result.before[path], edits, imported)
+    if placement.operators:
+        return result
+    texts = {name: _kept(result, folder, name, text) for name, text in kernels_of(standing).items()}
+    for put in result.puts:
+        name = put.finding.name
+        if name not in texts:
+            texts[name] = _new(result, placement, folder, put, kernels[name], stamps.get(name))
+    changed = package_files(folder, texts) if texts else {}
+    if texts.keys() == kernels_of(standing).keys():  # what stands around them may be an older one's
+        changed = {path: text for path, text in changed.items() if path.stem in texts}
+    changed = {path: text for path, text in changed.items() if standing.get(path) != text}
+    result.before |= {path: standing[path] for path in changed if path in standing}
+    result.after |= changed
+    return result
+
+
+def _new(
+    result: Patch,
+    placement: Placement,
+    folder: Path,
+    put: Put,
+    kernel: Kernel,
+    stamp: Stamp | None,
+) -> str:
+    """The file of a kernel that is added; a stamp names the sources as the patch leaves them."""
+    if stamp is None:
+        return kernel.text
+    nodes = placement.flow.nodes
+    made_in = [nodes[number].source for instance in put.finding.instances for number in instance]
+    lines = [(source.file, source.line) for source in made_in if source]
+    files = {file for file, line in lines if placement.editable(file, line)}
+    paths = sorted({Path(file).resolve() for file in files | {edit.file for edit in put.edits}})
+    sources = tuple((place_of(path, folder), _left(result, path)) for path in paths)
+    return stamped(kernel.text, replace(stamp, sources=sources))
+
+
+def _kept(result: Patch, folder: Path, name: str, text: str) -> str:
+    """The file of a kernel that stays; its stamp names the sources as the patch leaves them."""
+    stamp = read_stamp(text)
+    if stamp is None or edited(text):
+        return text
+    paths = [(folder.parent / place).resolve() for place, _ in stamp.sources]
+    pairs = zip(paths, stamp.sources, strict=True)
+    old = [place for path, (place, mark) in pairs if mark_of(path) != mark]
+    if old:
+        result.outdated[folder / f"{name}.py"] = ", ".join(old)
+    left = tuple((place_of(path, folder), _left(result, path)) for path in paths)
+    return text if left == stamp.sources else restamped(text, left)
+
+
+def _left(result: Patch, path: Path) -> str:
+    """The fingerprint of a source file as a patch leaves it."""
+    return fingerprint(result.after[path]) if path in result.after else mark_of(path)
+
+
+def _edits(
+    placement: Placement,
+    finding: Finding,
+    package: str,
+    chosen: Mapping[Place, Sequence[Edit]],
+    *,
+    only_dtype: bool,
+) -> dict[Place, tuple[Edit, ...]]:
+    """The edits of a group, by the places that it is made in, in one maybe several times. NotPlaced
+    where a block would have to be edited differently for some of its runs, or where another group
+    is put already."""
+    flow, sources = placement.flow, placement.sources
+    served = finding.decision.subject.expressed
+    assert served is not None  # an accepted set has a plan
+    found: dict[Block, dict[Place, tuple[Edit, ...]]] = {}
+    for instance in finding.instances:
+        border = boundary(flow, [number for number in instance if flow.launches(number)])
+        expressed = express(flow, border)
+        if served.form != expressed.form:
+            raise NotPlaced("its occurrences take their operands in different orders")
+        name = f"{package}.{finding.name}"
+        place, edit = placement.edited(
+            finding.decision, border, expressed, name, only_dtype=only_dtype
+        )
+        here = found.setdefault(place.block, {})
+        for other in (*chosen.get(place, ()), *here.get(place, ())):
+            if _overlap(edit.touched, other.touched):
+                line = edit.lines[0]
+                raise NotPlaced(f"line {line}: a group with as much to save is put there")
+            check_shared(sources, place, edit, other)
+        here[place] = tuple(sorted((*here.get(place, ()), edit), key=lambda e: e.touched))
+    for block, edits in found.items():
+        every = next(iter(edits.values()))
+        first = every[0]
+        if any(each != every for each in edits.values()):
+            raise NotPlaced(f"{first.function}(): its calls would be edited differently")
+        ran = {place for place in sources.names if place.block == block}
+        left = {p for p in ran - edits.keys() if not _edited_away(sources, p, chosen)}
+        if left:
+            raise NotPlaced(
+                f"{first.function}() ran {len(ran)} times, and in {len(left)} of them its parts "
+                "are not this group"
+            )
+    return {place: each for edits in found.values() for place, each in edits.items()}
+
+
+def _edited_away(sources: Sources, place: Place, chosen: Mapping[Place, Sequence[Edit]]) -> bool:
+    """Whether the call that a place is in goes with an edit."""
+    call = sources.trail.activations[place.activation]
+    if call.caller is None or call.place is None:
+        return False
+    return any(
+        edit.takes(span)
+        for at, span in sources.chain(call.caller, call.place)
+        for other, edits in chosen.items()
+        if other.activation == at
+        for edit in edits
+    )
+
+
+def _overlap(spans: Sequence[Span], others: Sequence[Span]) -> bool:
+    return any(a.holds(b) or b.holds(a) for a in spans for b in others)
+
+
+def _comment(finding: Finding, operator: bool) -> str:
+    """What stands above a call in the source."""
+    decision = finding.decision
+    saved = decision.unfused_bytes - decision.fused_bytes
+    launches = len(decision.subject.launches)
+    if operator:
+        less = f"{wording.size(saved)} less through HBM"
+        return f"fusion-advisor: {finding.pattern}, {launches} kernels in one of PyTorch's: {less}"
+    return (
+        f"fusion-advisor: {finding.pattern}, {launches} kernels in one: "
+        f"{wording.size(saved)} less through HBM, {wording.time(finding.saved_us)} predicted"
+    )
+
+
+def _import(file: Path, folder: Path) -> str:
+    """How a file imports the package of kernels: as its neighbour in a package, or by name."""
+    within = file.parent == folder.parent and (file.parent / "__init__.py").is_file()
+    return f"from . import {folder.name}" if within else f"import {folder.name}"
+
+
+def _difference(name: str, before: str | None, after: str) -> str:
+    """One file of a diff in git's form."""
+    head = f"diff --git a/{name} b/{name}\n"
+    if before is None:
+        head += "new file mode 100644\n"
+    old = "/dev/null" if before is None else f"a/{name}"
+    lines = difflib.unified_diff(
+        (before or "").splitlines(keepends=True), after.splitlines(keepends=True), old, f"b/{name}"
+    )
+    return head + "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )

@@ -1,0 +1,255 @@
+"""A model's file run on numbers, as a child process of `trial`: the original, or as patched.
+
+A line in is a `RunJob`, a line out is a `Ran`. The original draws its inputs, and leaves its
+weights and for each run inputs, results and those of a float64 run in a folder; the patched model
+takes the weights and inputs from there, and its results are held to both. Both begin every job with
+those weights. Kernels run through Triton's interpreter, with a GPU there as without one: a patch is
+the same on every machine. They may not fall back, but where the model and its inputs are cast to
+another dtype than they were asked for in, or have other sizes.
+"""
+# A model file is somebody's code: everything that comes out of it is Any.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import copy
+import os
+import traceback
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fusion_advisor.capture.child import relocate
+from fusion_advisor.capture.emitted_calls import references
+from fusion_advisor.capture.user_model import OnHost, defaults, found_in, leading_sizes, resized
+from fusion_advisor.ir.kernel import from_json, to_json
+from fusion_advisor.ir.scenario import Scenario, Sizes
+from fusion_advisor.measure.protocol import Ran, RunJob
+from fusion_advisor.support.load_kernel_file import Fault, cause
+from fusion_advisor.support.worker import protocol
+from fusion_advisor.verify.check_child import Float64Mode, prepare
+from fusion_advisor.verify.launch_counter import counted
+from fusion_advisor.verify.stepping import truth_of
+from fusion_advisor.verify.tolerance import TooFew, Truth, compare, missing_draws
+
+
+@dataclass
+class _Model:
+    """A model that is loaded once for all of its jobs."""
+
+    module: torch.nn.Module
+    draw: Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+_Given = tuple[tuple[Any, ...], dict[str, Any]]
+_SEEDS_APART = 1000
+"""Between the seeds of further draws."""
+
+
+def _loaded(job: RunJob, device: str) -> _Model:
+    if job.moved:
+        relocate(*job.moved)
+    with defaults(_scenario(job)), _on(device), _marked():
+        torch.manual_seed(0)
+        module, draw, *_ = found_in(job.model, job.at)
+        for each in (*module.parameters(), *module.buffers()):
+            held = each.data
+            if (numbers := _written(held)) is not held:
+                held.copy_(numbers)
+    return _Model(module.to(device).train(job.mode == "train"), draw)
+
+
+def _scenario(job: RunJob) -> Scenario:
+    return Scenario(dtype=job.dtype, autocast=job.autocast)
+
+
+def _on(device: str) -> AbstractContextManager[Any]:
+    """What the user's code says of CUDA is read as the host where there is none."""
+    return OnHost() if device == "cpu" else nullcontext()
+
+
+@contextmanager
+def _marked() -> Generator[None]:
+    """Memory that nothing was written to holds NaN, and the largest integer: what lay there before
+    may hide any error, as numbers do whose squares overflow."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
+    """Runs the original, with the references of kernels that it has already, and leaves what the
+    patched model is held to."""
+    folder = Path(job.folder)
+    try:
+        _same_weights(job, model, folder)
+        module = _cast(model.module, job.cast)
+        wide = _cast(module, "float64")
+
+        def drawn(size: tuple[int, int], seed: int) -> tuple[_Given, Truth]:
+            torch.manual_seed(seed)
+            with defaults(_scenario(job)), _on(device), _marked():
+                given = _sized(resized(model.draw(), job.at), size, device)
+            given = _in_dtype(given, job.cast or job.dtype)
+            return given, truth_of(
+                partial(_results, job, module, given, device),
+                partial(_results, job, wide, _in_dtype(given, "float64"), device, wide=True),
+            )
+
+        for number, (size, seed) in enumerate(_runs(job)):
+            given, known = drawn(size, seed)
+            missing = [missing_draws(each, job.criterion) for each in known.eager]
+            draws = range(1, 1 + min(max(missing, default=0), job.further))
+            further = [drawn(size, seed + _SEEDS_APART * draw)[1] for draw in draws]
+            torch.save((given, known, further), folder / f"{job.cast}{number}.pt")
+    except Exception as error:  # noqa: BLE001 the user's code, at sizes that it may not know
+        return Ran(place, unfit=f"the original does not run so: {cause(error)}")
+    return Ran(place)
+
+
+def _patched(job: RunJob, model: _Model, place: str, device: str) -> Ran:
+    """Runs the patched model on what the original left."""
+    folder = Path(job.folder)
+    lenient = bool(job.cast) or job.at != Sizes()
+    strict = {"FUSION_ADVISOR_STRICT": "0" if lenient else "1"}
+    with counted(Path(job.kernels)) as launches, mock.patch.dict(os.environ, strict):
+        try:
+            _same_weights(job, model, folder)
+            module = _cast(model.module, job.cast)
+            for number, (_, seed) in enumerate(_runs(job)):
+                kept = folder / f"{job.cast}{number}.pt"
+                given, known, further = torch.load(kept, weights_only=False)
+                torch.manual_seed(seed)
+                found = _results(job, module, given, device)
+                compare(found, known, job.criterion, job.summed, further)
+        except Fault as fault:
+            return Ran(place, wrong=str(fault), few=isinstance(fault, TooFew))
+        except Exception as error:  # noqa: BLE001 the user's code, edited
+            trace = traceback.extract_tb(error.__traceback__)
+            # of several kernels in one file each has a function of its own to fall back
+            if not lenient and any(frame.name.endswith("fall_back") for frame in trace):
+                return Ran(place, unfit=cause(error))
+            return Ran(place, wrong=cause(error))
+        return Ran(place, launches.total())
+
+
+_DTYPES: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
+    "bfloat16": torch.nn.Module.bfloat16,
+    "float16": torch.nn.Module.half,
+    "float32": torch.nn.Module.float,
+    "float64": torch.nn.Module.double,
+}
+
+
+def _cast(module: torch.nn.Module, dtype: str) -> torch.nn.Module:
+    """A copy with its floats in a dtype; the module itself where none is asked for."""
+    return _DTYPES[dtype](copy.deepcopy(module)) if dtype else module
+
+
+def _same_weights(job: RunJob, model: _Model, folder: Path) -> None:
+    """The weights that the original was built with: a run may change them."""
+    built = "".join(f"_{other}_for_{one}" for one, other in job.at.built)
+    weights = folder / f"weights{built}.pt"
+    if weights.exists():
+        model.module.load_state_dict(torch.load(weights, weights_only=False))
+    else:
+        torch.save(model.module.state_dict(), weights)
+
+
+def _runs(job: RunJob) -> list[tuple[tuple[int, int], int]]:
+    return [(size, seed) for size in job.sizes for seed in range(1, job.seeds + 1)]
+
+
+def _results(
+    job: RunJob, module: torch.nn.Module, given: _Given, device: str, *, wide: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """The tensors that a forward pass returns."""
+    args, kwargs = copy.deepcopy(given)
+    dtype = getattr(torch, job.autocast) if job.autocast and not wide else None
+    with (
+        torch.no_grad(), _on(device), defaults(Scenario(dtype="float64" if wide else job.dtype)),
+        torch.autocast(device, dtype=dtype, enabled=dtype is not None),
+        Float64Mode() if wide else nullcontext(),
+    ):  # fmt: skip
+        result = module(*args, **kwargs)
+    return tuple(each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor))
+
+
+def _sized(given: _Given, size: tuple[int, int], device: str) -> _Given:
+    """Inputs whose first and second dimensions, where they are as long as those of the first
+    tensor, have other lengths: their own elements, again from the start where these do not do.
+    Numbers that say little, as those of `torch.empty`, are drawn anew."""
+    leading = leading_sizes(given)
+
+    def changed(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        for dim, wanted in enumerate(size):
+            if wanted and value.dim() > dim and value.shape[dim] == leading[dim] != 0:
+                value = value.index_select(dim, torch.arange(wanted) % value.shape[dim])
+        if value.is_floating_point() and value.numel() > 1 and _says_little(value):
+            value = torch.randn(value.shape).to(value.dtype)
+        return _written(value).to(device)
+
+    return pytree.tree_map(changed, given)
+
+
+def _says_little(value: torch.Tensor) -> bool:
+    """Whether numbers are all one, not finite, or such that their squares may overflow."""
+    largest = value.abs().max()
+    return not 1e-20 < float(largest) < 1e15 or bool((value == value.flatten()[0]).all())
+
+
+def _written(value: torch.Tensor) -> torch.Tensor:
+    """With numbers where `_marked` found none: random ones, and the index 0."""
+    if value.dtype in (torch.int32, torch.int64):
+        unwritten = value == torch.iinfo(value.dtype).max
+    elif value.is_floating_point() and value.element_size() > 1:
+        unwritten = value.isnan()
+    else:
+        return value
+    if not unwritten.any():
+        return value
+    numbers = torch.randn(value.shape) if value.is_floating_point() else torch.zeros(value.shape)
+    return torch.where(unwritten, numbers.to(value), value)
+
+
+def _in_dtype(given: _Given, dtype: str | None) -> _Given:
+    """Inputs with their floats in a dtype, if one is asked for."""
+
+    def cast(value: Any) -> Any:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(getattr(torch, dtype)) if floating and dtype else value
+
+    return pytree.tree_map(cast, given)
+
+
+def main() -> None:
+    """The child's life: one model, built once with the same numbers, and its jobs."""
+    warnings.simplefilter("ignore")
+    place, device = prepare("interpreter")
+    models: dict[object, _Model] = {}
+    with protocol() as (lines, answer):
+        for line in lines:
+            job = from_json(RunJob, line)
+            try:
+                if job.at.built not in models:
+                    models[job.at.built] = _loaded(job, device)
+            except Exception as error:  # noqa: BLE001 the user's code
+                answer(to_json(Ran(place, unfit=f"it cannot be built: {cause(error)}")))
+                continue
+            with nullcontext() if job.moved else references():
+                run = _patched if job.moved else _original
+                answer(to_json(run(job, models[job.at.built], place, device)))

@@ -1,0 +1,11 @@
+"""Errors of one line, files written whole, child processes: no word of the project."""
+
+OFFERS = (
+    "errors",
+    "files",
+    "forkserver",
+    "kept",
+    "load_kernel_file",
+    "worker",
+)
+"""The modules that other rooms may import."""

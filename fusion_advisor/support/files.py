@@ -1,0 +1,71 @@
+"""Files that are whole or not there: written beside, then renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from fusion_advisor.support.errors import UsageError
+
+
+def require_folder(folder: Path) -> None:
+    """UsageError, before any work is done, when nothing can be written into a folder: a file is
+    written there, or where the folder would be made, and is gone again."""
+    whole = folder.absolute()
+    place = whole
+    try:
+        place = next(path for path in (whole, *whole.parents) if path.exists())
+        if not place.is_dir():
+            raise UsageError(f"{folder}: {place} is a file; give a folder")
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".fusion-advisor."):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{folder}: {place} cannot be written into: {error.strerror}; give another folder"
+        ) from error
+
+
+def require_file(file: Path) -> None:
+    """UsageError, before any work is done, when a file cannot be written."""
+    if file.is_dir():
+        raise UsageError(f"{file}: a folder; give a file")
+    require_folder(file.parent)
+
+
+def missing(path: str) -> str:
+    """What stands where a file should."""
+    return "a folder" if Path(path).is_dir() else "no such file"
+
+
+def write(file: Path, text: str) -> None:
+    """Replace `file` by `text`, its folders made as needed. UsageError when that is refused."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
+    beside = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        beside.chmod(0o644)
+        beside.replace(file)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
+
+
+def tree_of(file: Path) -> Path:
+    """The git working tree that a file is in, else its folder."""
+    folder = file.resolve().parent
+    return next((p for p in (folder, *folder.parents) if (p / ".git").exists()), folder)
+
+
+def content_hash(file: Path) -> str:
+    """The SHA-256 of what a file holds; empty for one that cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    except OSError:
+        return ""

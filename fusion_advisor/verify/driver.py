@@ -1,0 +1,213 @@
+"""Stage: prove the emitted kernels, against fp64 and by compiling them for their device.
+
+Both happen in long-lived child processes, because the interpreter and the compiler cannot share
+one. Start them early (while the model is captured), and hand the kernels in when they are emitted:
+
+    with provers(90, rules, check=True, compile=True) as children:
+        ...                                     # capture, group, plan, decide, emit
+        proofs = verify(kernels, children)
+
+A child that crashes, hangs or fails to start gives one failed record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from fusion_advisor.codegen.header import body
+from fusion_advisor.ir.kernel import (
+    Check,
+    CheckJob,
+    Compiled,
+    CompileJob,
+    Criterion,
+    Kernel,
+    from_json,
+    to_json,
+)
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.quantities import Number
+from fusion_advisor.rulebook.schema import Verify
+from fusion_advisor.support.worker import Worker, WorkerError
+from fusion_advisor.verify.proofs import Proofs
+from fusion_advisor.verify.warmup import REHEARSAL
+
+Where = Literal["auto", "interpreter", "gpu"]
+_Proof = TypeVar("_Proof", Check, Compiled)
+
+
+def criterion_of(rules: Verify) -> Criterion:
+    """The numbers that a checking child needs."""
+
+    def plain(number: Number, kind: Any) -> Any:
+        return number.count if kind == "int" else number.value
+
+    numbers = rules.criterion
+    return Criterion(**{f.name: plain(getattr(numbers, f.name), f.type) for f in fields(Criterion)})
+
+
+def checker(where: Where, rules: Verify | None = None) -> Worker:
+    """A child that checks: on the GPU, through the interpreter, or (`auto`) on the GPU where there
+    is one."""
+    return Worker("fusion_advisor.verify.check_child", where, niceness=_known(rules).niceness.count)
+
+
+def compiler(rules: Verify | None = None) -> Worker:
+    """A child that compiles: never under the interpreter."""
+    environment = {"TRITON_INTERPRET": "0"}
+    niceness = _known(rules).niceness.count
+    return Worker("fusion_advisor.verify.compile_child", environment=environment, niceness=niceness)
+
+
+def _known(rules: Verify | None) -> Verify:
+    """The rules given, else those shipped."""
+    return rules or load_rulebook().verify
+
+
+def submit_check(
+    worker: Worker,
+    kernel: Kernel,
+    *,
+    seeds: int = 5,
+    timeout_s: float | None = None,
+    rules: Verify | None = None,
+) -> Future[str]:
+    """Hand one kernel in; `collect_check` gives its record."""
+    rules = _known(rules)
+    job = CheckJob(kernel, seeds, criterion_of(rules))
+    return worker.submit(to_json(job), timeout_s or rules.timeout.base)
+
+
+def collect_check(kernel: Kernel, answer: Future[str], *, seeds: int = 5) -> Check:
+    """Wait for the record; a child that did not answer is a failed check."""
+    try:
+        return from_json(Check, answer.result())
+    except WorkerError as error:
+        return Check(kernel.name, "nowhere", False, seeds=seeds, failure=str(error))
+
+
+def submit_compile(
+    worker: Worker,
+    kernel: Kernel,
+    capability: int,
+    *,
+    rules: Verify | None = None,
+) -> Future[str]:
+    """Hand one kernel in; `collect_compiled` gives its record."""
+    job = CompileJob(kernel, capability)
+    return worker.submit(to_json(job), _known(rules).timeout.base)
+
+
+def collect_compiled(kernel: Kernel, answer: Future[str]) -> Compiled:
+    """Wait for the record; a child that did not answer is a failed compile."""
+    try:
+        return from_json(Compiled, answer.result())
+    except WorkerError as error:
+        return Compiled(kernel.name, failure=str(error))
+
+
+@dataclass(frozen=True)
+class Provers:
+    """The child processes that check and compile; None where that is not wanted.
+
+    `capability` is of the device, which need not be here (90: H100, H200). What `known` has is not
+    proven again."""
+
+    check: Worker | None
+    compile: Worker | None
+    capability: int
+    rules: Verify
+    known: Proofs | None = None
+
+
+@contextmanager
+def provers(
+    capability: int,
+    rules: Verify,
+    *,
+    check: bool,
+    compile: bool,
+    where: Where = "interpreter",
+    known: Proofs | None = None,
+) -> Generator[Provers, None, None]:
+    """Children that start now and rehearse, so that they are warm when the kernels come. `where`
+    they check is the interpreter, which is on every machine, unless something is measured. They
+    end with the block, in whatever they do."""
+    with ExitStack() as stack:
+        checking = stack.enter_context(checker(where, rules)) if check else None
+        compiling = stack.enter_context(compiler(rules)) if compile else None
+        if checking:
+            submit_check(checking, REHEARSAL, seeds=1, rules=rules)
+            stack.callback(checking.abandon)
+        if compiling:
+            submit_compile(compiling, REHEARSAL, capability, rules=rules)
+            stack.callback(compiling.abandon)
+        yield Provers(checking, compiling, capability, rules, known)
+
+
+def holds(check: Check | None, compiled: Compiled | None) -> bool:
+    """Has a kernel passed whatever was asked for?"""
+    return (not check or check.passed) and (not compiled or not compiled.failure)
+
+
+def verify(
+    kernels: Sequence[Kernel], children: Provers
+) -> list[tuple[Check | None, Compiled | None]]:
+    """Every kernel checked and compiled, both at the same time; in the order of the kernels, with
+    None where there is no such child."""
+    check, compile, rules = children.check, children.compile, children.rules
+    seeds, capability = rules.seeds.count, children.capability
+    handed = [
+        (
+            check
+            and _proven(
+                Check,
+                to_json(CheckJob(_bare(kernel), seeds, criterion_of(rules))),
+                partial(submit_check, check, kernel, seeds=seeds, rules=rules),
+                partial(collect_check, kernel, seeds=seeds),
+                children.known,
+            ),
+            compile
+            and _proven(
+                Compiled,
+                to_json(CompileJob(_bare(kernel), capability)),
+                partial(submit_compile, compile, kernel, capability, rules=rules),
+                partial(collect_compiled, kernel),
+                children.known,
+            ),
+        )
+        for kernel in kernels
+    ]
+    return [(checked and checked(), compiled and compiled()) for checked, compiled in handed]
+
+
+def _bare(kernel: Kernel) -> Kernel:
+    """A kernel by what it does, wherever in a model it is."""
+    return replace(kernel, text=body(kernel.text))
+
+
+def _proven(
+    kind: type[_Proof],
+    job: str,
+    submit: Callable[[], Future[str]],
+    collect: Callable[[Future[str]], _Proof],
+    known: Proofs | None,
+) -> Callable[[], _Proof]:
+    """Begins a job, unless its record is known; the function given waits for the record."""
+    found = known and known.find(kind, job)
+    if found is not None:
+        return lambda: found
+    answer = submit()
+
+    def collected() -> _Proof:
+        proof = collect(answer)
+        if known is not None:
+            known.keep(job, proof)
+        return proof
+
+    return collected

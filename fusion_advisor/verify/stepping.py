@@ -1,0 +1,146 @@
+"""Eager's and float64's results of a call, and how far eager's own errors tip what steps: roundings
+to whole numbers, comparisons, casts to integers."""
+
+# torch is partly untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusion_advisor.verify.tolerance import Tensors, Truth
+
+STEPS = (
+    *("round", "floor", "ceil", "trunc", "sign", "sgn", "heaviside", "bucketize"),
+    *("gt", "ge", "lt", "le", "eq", "ne", "floor_divide", "remainder", "fmod"),
+)
+"""Ops whose result jumps somewhere, by their name without overload; of `_to_copy` and `div` those
+that end in whole numbers."""
+
+
+def truth_of(eagerly: Callable[[], Tensors], exactly: Callable[[], Tensors]) -> Truth:
+    """What a computation gives in eager and in float64; where eager's arguments of steps are off,
+    also how far that moves each result."""
+    seen, own = _Arguments(), _Arguments()
+    with seen:
+        eager = eagerly()
+    with own:
+        exact = exactly()
+    errors = _errors(seen.arguments, own.arguments, exactly)
+    if not any(errors):
+        return Truth(eager, exact)
+    moved = [torch.zeros_like(each, dtype=torch.float64) for each in exact]
+    for tipped, _ in _tipped(errors, exactly):
+        moved = _furthest(moved, tipped, exact)
+    return Truth(eager, exact, tuple(moved))
+
+
+def as_tuple(result: Any) -> Tensors:
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def _errors(
+    eager: list[torch.Tensor], exact: list[torch.Tensor], exactly: Callable[[], Tensors]
+) -> list[float]:
+    """Eager's largest error of the argument of each step, beyond what the errors of the steps
+    before make of it: a value that is rounded twice is tipped once. 0 where the two runs differ in
+    steps."""
+    errors = [0.0] * len(exact)
+    if [each.shape for each in eager] != [each.shape for each in exact]:
+        return errors
+    for number, (one, other) in enumerate(zip(eager, exact, strict=True)):
+        error = _apart(one, other)
+        if any(errors) and error.any():
+            moved = [torch.zeros_like(error)]
+            for _, arguments in _tipped(errors, exactly):
+                moved = _furthest(moved, [arguments[number]], [other])
+            error = (error - moved[0]).clamp_min(0.0)
+        errors[number] = float(error.max()) if error.numel() else 0.0
+    return errors
+
+
+def _tipped(
+    errors: list[float], exactly: Callable[[], Tensors]
+) -> Iterator[tuple[Tensors, list[torch.Tensor]]]:
+    """The results, and the arguments of the steps, of a run in float64 with every argument moved up
+    by its error, and of one with every argument moved down."""
+    for sign in (1.0, -1.0):
+        arguments = _Arguments()
+        with _Shifted([sign * error for error in errors]), arguments:
+            found = exactly()
+        yield found, arguments.arguments
+
+
+def _furthest(
+    held: list[torch.Tensor], found: Sequence[torch.Tensor], known: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """For each element the larger of what is held and how far what was found is from what is
+    known."""
+    return [
+        torch.maximum(most, _apart(one, other))
+        for most, one, other in zip(held, found, known, strict=True)
+    ]
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """How far each element is from another, 0 where one of them is not finite."""
+    one, other = one.double(), other.double()
+    return torch.where(one.isfinite() & other.isfinite(), (one - other).abs(), 0.0)
+
+
+def _steps(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an op of a floating tensor jumps."""
+    if not (args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point()):
+        return False
+    name = func._schema.name.removeprefix("aten::").rstrip("_")
+    if name == "_to_copy" or name == "to":
+        dtype = kwargs.get("dtype")
+        return dtype is not None and not dtype.is_floating_point and not dtype.is_complex
+    return name in STEPS or (name == "div" and kwargs.get("rounding_mode") is not None)
+
+
+class _Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports all of Dynamo to keep it out of here: 2 s of a child's life."""
+        return False
+
+
+class _Arguments(_Mode):
+    """Keeps what steps are taken of: of a comparison of two tensors their difference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arguments: list[torch.Tensor] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _steps(func, args, kwargs):
+            first, *others = args
+            both = bool(others) and isinstance(others[0], torch.Tensor)
+            self.arguments.append(first - others[0] if both else first.clone())
+        return func(*args, **kwargs)
+
+
+class _Shifted(_Mode):
+    """Moves the first operand of each step by a number of its own."""
+
+    def __init__(self, by: list[float]) -> None:
+        super().__init__()
+        self._by = iter(by)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _steps(func, args, kwargs):
+            shift = next(self._by, 0.0)
+            args = (args[0] + shift, *args[1:]) if shift else args
+        return func(*args, **kwargs)

@@ -1,0 +1,11 @@
+"""Where stages meet: analyze, bench, patch, apply."""
+
+OFFERS = (
+    "analyze",
+    "bench",
+    "patch",
+    "patch_transformers",
+    "results_db",
+    "update",
+)
+"""The modules that other rooms may import."""

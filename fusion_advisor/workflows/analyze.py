@@ -1,0 +1,205 @@
+"""The table of contents: where the stages meet, from a capture to a report with proven kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from fusion_advisor.codegen.emit import attempt
+from fusion_advisor.codegen.header import Stamp, checked, stamped
+from fusion_advisor.codegen.kernel_package import mark_of
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.fusion.findings import Finding, Identified, identify, with_registers
+from fusion_advisor.fusion.library_match import exact
+from fusion_advisor.ir.faults import Faults
+from fusion_advisor.ir.frames import named
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.kernel import Check, Kernel
+from fusion_advisor.ir.scenario import Request
+from fusion_advisor.measure.search import Proven, Searched, Searcher
+from fusion_advisor.report.assemble import Proof, assemble
+from fusion_advisor.report.schema import Report
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.local_gpu import choose_device, version
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.verify.driver import Provers, holds, provers, verify
+from fusion_advisor.verify.proofs import Proofs
+
+STAGES = ("capture", "annotate", "group", "emit", "verify", "report")
+"""What `analyze` tells of, in order; and of the search behind `verify` where one is asked for."""
+
+
+class Listener(Protocol):
+    """Told of each stage as it begins, and of what was assumed as soon as that is known."""
+
+    def stage(self, name: str) -> None: ...
+
+    def assumed(self, facts: Sequence[str]) -> None: ...
+
+
+class Silent:
+    def stage(self, name: str) -> None:
+        del name
+
+    def assumed(self, facts: Sequence[str]) -> None:
+        del facts
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The report, and the kernels of the accepted groups; what searches came to, by the group."""
+
+    report: Report
+    kernels: tuple[Kernel, ...]
+    flow: Dataflow
+    searches: Mapping[str, Searched] = field(default_factory=dict[str, Searched])
+
+
+def analyze(
+    request: Request,
+    captured: Callable[[], Graph],
+    listener: Listener | None = None,
+    searcher: Searcher | None = None,
+) -> Analysis:
+    """From a model's capture to a report with proven kernels.
+
+    `captured` waits for the graph: `capture.child.capturing` begins before this module, and all it
+    imports, was loaded. A `searcher` finds the fastest configuration of each kernel. Raises
+    UsageError for a wrong request and CaptureError for a model that cannot be captured.
+    """
+    listener = listener or Silent()
+    rulebook = load_rulebook(request.rules)
+    device, chosen = choose_device(request.device, rulebook, request.gpus)
+    known = Proofs(request.proofs, rulebook.cache.proofs.count) if request.proofs else None
+    with provers(
+        device.capability, rulebook.verify,
+        check=request.verify, compile=request.compile,
+        where="auto" if searcher else "interpreter", known=known,
+    ) as children:  # fmt: skip # they warm up while the model is captured
+        listener.stage("capture")
+        graph = captured()
+        assumed = (chosen, *graph.assumed)
+        listener.assumed(assumed)
+        listener.stage("annotate")
+        flow = dataflow(annotate(graph, device))
+        listener.stage("group")
+        faults = Faults(strict=request.strict)
+        grouping = group(flow, lambda launches: decide(flow, launches, rulebook, faults), rulebook)
+        found = identify(flow, grouping, rulebook, faults)
+        listener.stage("emit")
+        full_size = searcher is not None and bool(request.gpus)
+        proofs = emitted(request, found, rulebook, faults, full_size=full_size)
+        listener.stage("verify")
+        kernels = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
+        proven = verify(list(kernels.values()), children)
+        for name, (check, compiled) in zip(kernels, proven, strict=True):
+            proofs[name] = replace(proofs[name], check=check, compiled=compiled)
+        registers = {name: p.compiled.registers for name, p in proofs.items() if p.compiled}
+        found = with_registers(found, registers)
+        if searcher:
+            listener.stage("search")
+            for finding in found.groups:
+                proof = proofs[finding.id]
+                proofs[finding.id] = searched(finding, proof, searcher, children, rulebook)
+    listener.stage("report")
+    report = assemble(flow, grouping, found, proofs, request.scenario, assumed, rulebook, faults)
+    signed = [
+        _signed(request, flow, finding, proofs[finding.id], rulebook) for finding in found.groups
+    ]
+    for row, kernel in zip(report.groups, signed, strict=True):
+        row.kernel.text = kernel.text if kernel else None
+    searches = {name: proof.searched for name, proof in proofs.items() if proof.searched}
+    return Analysis(report, tuple(kernel for kernel in signed if kernel), flow, searches)
+
+
+def _signed(
+    request: Request, flow: Dataflow, finding: Finding, proof: Proof, rulebook: Rulebook
+) -> Kernel | None:
+    """A group's kernel whose file says what it was made from and how it was checked."""
+    if proof.kernel is None:
+        return None
+    home = Path(request.model.partition(":")[0]).resolve().parent
+    made_in = (flow.nodes[number].source for place in finding.instances for number in place)
+    files = sorted({Path(source.file).resolve() for source in made_in if source})
+    sources = tuple((_beside(file, home), mark) for file in files if (mark := mark_of(file)))
+    stamp = stamp_of(request, proof.check, rulebook, proof.searched)
+    stamp = replace(stamp, sources=sources)
+    return replace(proof.kernel, text=stamped(proof.kernel.text, stamp))
+
+
+def _beside(file: Path, home: Path) -> str:
+    """A source file as seen from the model's folder, alike on every machine."""
+    name = named(str(file), str(home))
+    return Path(name).name if Path(name).is_absolute() else Path(name).as_posix()
+
+
+def stamp_of(
+    request: Request, check: Check | None, rulebook: Rulebook, found: Searched | None = None
+) -> Stamp:
+    """What wrote and checked a kernel, and what a search has found."""
+    tool = version("fusion-advisor") or "unknown"
+    return Stamp(
+        tool, rulebook.hash, checked=checked(check), command=request.command,
+        searched=found.said if found else "", instead=found.instead if found else "",
+    )  # fmt: skip
+
+
+def searched(
+    finding: Finding, proof: Proof, searcher: Searcher, children: Provers, rulebook: Rulebook
+) -> Proof:
+    """A group's proof with the fastest of its kernel's configurations; with why not where the
+    kernel has not passed."""
+    kernel = proof.kernel
+    if kernel is None:
+        return proof
+    if not holds(proof.check, proof.compiled):
+        return replace(proof, searched=Searched(kernel, failure="the kernel has not passed"))
+
+    def emitted(decision: Decision) -> Kernel | str:
+        return written(replace(finding, decision=decision), rulebook, full_size=True)
+
+    def proven(other: Kernel) -> Proven:
+        return verify([other], children)[0]
+
+    found = searcher(finding.decision, kernel, emitted, proven)
+    check, compiled = found.proof or (proof.check, proof.compiled)
+    return replace(proof, kernel=found.kernel, check=check, compiled=compiled, searched=found)
+
+
+def emitted(
+    request: Request,
+    found: Identified,
+    rulebook: Rulebook,
+    faults: Faults | None = None,
+    *,
+    full_size: bool,
+) -> dict[str, Proof]:
+    """A kernel for each accepted group, by its id."""
+
+    def one(finding: Finding) -> Proof:
+        file = f"{request.folder}/{finding.name}.py" if request.folder is not None else None
+        try:
+            kernel = written(finding, rulebook, full_size=full_size)
+        except Exception as error:
+            if faults is None:
+                raise
+            flow, launches = finding.decision.subject.flow, finding.decision.subject.launches
+            kernel = faults.note(error, (flow.nodes[number].name for number in launches))
+        return Proof(None, why=kernel) if isinstance(kernel, str) else Proof(kernel, file=file)
+
+    return {finding.id: one(finding) for finding in found.groups}
+
+
+def written(finding: Finding, rulebook: Rulebook, *, full_size: bool) -> Kernel | str:
+    """A group's kernel, beside PyTorch's own op; why there is none where none can be written."""
+    subject = finding.decision.subject
+    own_op = exact(subject, finding.pattern) if finding.framework else None
+    return attempt(
+        subject.flow, finding.decision, finding.name, rulebook,
+        framework=own_op, full_size=full_size,
+    )  # fmt: skip

@@ -1,0 +1,385 @@
+"""Where the stages of `bench` meet: a report and its graph in, the report with measurements out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from fusion_advisor.codegen.emit import attempt
+from fusion_advisor.codegen.header import checked, edited, read_stamp, stamped
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.fusion.library_match import exact
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.kernel import Check, Kernel
+from fusion_advisor.measure.driver import (
+    Subject,
+    ceilings,
+    in_place,
+    measure_group,
+    measure_model,
+    own_ops,
+    timing_rules,
+    ways,
+)
+from fusion_advisor.measure.protocol import (
+    BACKEND,
+    BACKEND_GRAPHED,
+    COMPILED,
+    EAGER,
+    KERNEL,
+    KERNEL_COMPILED,
+    KERNEL_GRAPHED,
+    OWN_OPS,
+    Ceilings,
+    Measurement,
+    Replacement,
+    TimingRules,
+    Way,
+)
+from fusion_advisor.measure.search import Proven, Searched, Searcher
+from fusion_advisor.report.assemble import check_row
+from fusion_advisor.report.schema import GroupRow, Report, WayRow
+from fusion_advisor.rulebook.local_gpu import version
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.errors import UsageError
+from fusion_advisor.support.load_kernel_file import OUT_OF_MEMORY
+from fusion_advisor.support.worker import Worker, WorkerError
+from fusion_advisor.verify.driver import (
+    Provers,
+    Where,
+    checker,
+    collect_check,
+    submit_check,
+    verify,
+)
+from fusion_advisor.workflows.inductor_overlap import beside
+from fusion_advisor.workflows.recommend import (
+    bench_row,
+    measured,
+    own_op_serves,
+    settle,
+    way_row,
+)
+from fusion_advisor.workflows.results_db import Ledger
+
+
+class Progress(Protocol):
+    """Told what is measured next, and how many of how many are done."""
+
+    def __call__(self, what: str, done: int, total: int) -> None: ...
+
+
+@dataclass
+class Run:
+    """What a run of `bench` is asked for. `texts` are the emitted files by group, in place of what
+    would be emitted now; `only` the groups wanted, all when empty; `candidates` adds the rejected
+    ones that have a plan, without torch.compile; `rehearse` runs each way once on the CPU, at small
+    sizes, to see that it works; `ledger` keeps every row, and gives those that stand."""
+
+    report: Report
+    graph: Graph
+    rulebook: Rulebook
+    texts: Mapping[str, str]
+    only: Sequence[str] = ()
+    candidates: bool = False
+    compiled: bool = True
+    whole: bool = True
+    rehearse: bool = False
+    told: Progress = lambda what, done, total: None
+    ledger: Ledger | None = None
+    ways: dict[str, list[WayRow]] = field(default_factory=dict[str, list[WayRow]])
+
+    def failures(self) -> Iterator[tuple[str, WayRow]]:
+        """What went wrong, with whose it is."""
+        for subject, rows in self.ways.items():
+            yield from ((subject, row) for row in rows if row.failure)
+
+    def faults(self) -> Iterator[tuple[str, WayRow]]:
+        """What went wrong with kernels: rivals' failures and full memories are none of theirs."""
+        ours = {way.name for way in _WITH_KERNELS}
+        for subject, row in self.failures():
+            if row.way in ours and not str(row.failure).endswith(OUT_OF_MEMORY):
+                yield subject, row
+
+
+def bench(run: Run) -> Report:
+    """Check and time every way of each group and of the model; the report with what was found.
+
+    An interrupt (Ctrl-C) ends the run and keeps what is finished. Raises UsageError where a group
+    is not in the graph, or where the GPU does not answer.
+    """
+    device = run.rulebook.device(run.report.device.name)
+    flow = dataflow(annotate(run.graph, device))
+    chosen = _chosen(run)
+    subjects = list(_subjects(run, flow, chosen))
+    rules, timeout_s = timing_rules(run.rulebook, device), run.rulebook.measure.timeout.base
+    complete = True
+    where = "rehearse" if run.rehearse else "gpu"
+    with Worker("fusion_advisor.measure.child", where) as worker:
+        run.told("ceilings", 0, 1)
+        try:
+            top = ceilings(worker, rules, timeout_s)
+        except WorkerError as error:
+            raise UsageError(f"the GPU cannot be measured: {error}") from error
+        if run.ledger:
+            run.ledger.begin(dict(top.machine))
+        try:
+            _Session(run, flow, subjects, worker, rules, timeout_s, top).measure()
+        except KeyboardInterrupt:
+            complete = False
+            worker.abandon()
+    model = run.ways.get("model", [])
+    for group in chosen:
+        if group.id in run.ways:
+            found = measured(group, run.ways[group.id])
+            found.beside, found.apart = beside(group, model)
+            settle(group, found)
+    tie = run.rulebook.measure.tie.value
+    own = [subject.id for subject in _with_own_op(run, subjects)]
+    run.report.bench = bench_row(top, model, complete, tie=tie, own_ops=own, groups=chosen)
+    return run.report
+
+
+def searched(
+    run: Run, searcher: Searcher, children: Provers
+) -> Iterator[tuple[GroupRow, Searched, str]]:
+    """The groups that have a file, each with what a search finds for it and the text of the file:
+    the kernel in its fastest configuration, stamped as the file is. One that somebody has edited
+    stays. Raises UsageError where a group is not in the graph."""
+    device = run.rulebook.device(run.report.device.name)
+    flow = dataflow(annotate(run.graph, device))
+    groups = [group for group in _chosen(run) if group.verdict == "fuse" and group.id in run.texts]
+    for number, group in enumerate(groups):
+        run.told(f"{group.id} search", number, len(groups))
+        text = run.texts[group.id]
+        found = _searched(run, flow, group, searcher, children)
+        stamp = read_stamp(text)
+        if stamp and not found.failure:
+            check = found.proof[0] if found.proof else None
+            stamp = replace(
+                stamp, tool=version("fusion-advisor") or "unknown", rules=run.rulebook.hash,
+                checked=checked(check) if check else stamp.checked,
+                command=_with_search(stamp.command),
+                searched=found.said, instead=found.instead,
+            )  # fmt: skip
+            text = stamped(found.kernel.text, stamp)
+        yield group, found, text
+
+
+def _with_search(command: str) -> str:
+    """The command that makes a file again, and searches."""
+    return command if "--search" in command.split() or not command else f"{command} --search"
+
+
+def _searched(
+    run: Run, flow: Dataflow, group: GroupRow, searcher: Searcher, children: Provers
+) -> Searched:
+    subject = _subject(replace(run, texts={}), flow, group)
+    if isinstance(subject, str):
+        raise UsageError(f"{group.id}: {subject}; analyze again")
+    if edited(run.texts[group.id]):
+        why = f"{group.kernel.file} was edited since it was written"
+        return Searched(subject.kernel, failure=why)
+    own_op = exact(subject.decision.subject, group.pattern)
+
+    def emitted(decision: Decision) -> Kernel | str:
+        return attempt(
+            flow, decision, subject.kernel.name, run.rulebook, framework=own_op, full_size=True
+        )
+
+    def proven(kernel: Kernel) -> Proven:
+        return verify([kernel], children)[0]
+
+    kernel = emitted(subject.decision)
+    if isinstance(kernel, str):
+        raise UsageError(f"{group.id}: {kernel}; analyze again")
+    return searcher(subject.decision, kernel, emitted, proven)
+
+
+# -- what is measured ------------------------------------------------------------------------------
+
+
+def _chosen(run: Run) -> list[GroupRow]:
+    """Groups, and rejected candidates that have a plan: where asked for, or named."""
+    groups = {group.id: group for group in run.report.groups}
+    planned = [row for row in run.report.candidates if row.kernel.schedule and row.launches > 1]
+    known = groups | {row.id: row for row in planned}
+    unknown = [name for name in run.only if name not in known]
+    if unknown:
+        raise UsageError(f"--only {unknown[0]}: the report's groups are {', '.join(known)}")
+    return [known[name] for name in run.only or (known if run.candidates else groups)]
+
+
+def _subjects(run: Run, flow: Dataflow, chosen: Sequence[GroupRow]) -> Iterator[Subject]:
+    """Each with its kernel at the graph's sizes; a candidate that has none is a failed row."""
+    for group in chosen:
+        subject = _subject(run, flow, group)
+        if isinstance(subject, Subject):
+            yield subject
+        elif group.verdict == "fuse":
+            raise UsageError(f"{group.id}: {subject}; analyze again")
+        else:
+            run.ways[group.id] = [WayRow(way=KERNEL.name, failure=subject)]
+
+
+def _subject(run: Run, flow: Dataflow, group: GroupRow) -> Subject | str:
+    """A group of the report with its kernel, or why it has none."""
+    lost = [name for name in group.nodes if name not in flow.position]
+    if lost:
+        raise UsageError(f"{group.id}: its node {lost[0]} is not in the graph; analyze again")
+    places = [tuple(flow.position[name] for name in names) for names in group.instances]
+    launches = [tuple(i for i in place if flow.launches(i)) for place in places]
+    decision = decide(flow, launches[0], run.rulebook)
+    if decision.subject.plan is None:
+        return "these rules have no plan for it"
+    name = group.kernel.entry or group.id
+    kernel = attempt(flow, decision, name, run.rulebook, full_size=not run.rehearse)
+    if isinstance(kernel, str):
+        return kernel
+    if group.id in run.texts:
+        kernel = replace(kernel, text=run.texts[group.id])
+    if run.rehearse:
+        kernel = replace(kernel, cases=kernel.cases[-1:])
+    accepted = group.verdict == "fuse"
+    return Subject(group.id, group.pattern, decision, kernel, tuple(launches), accepted)
+
+
+def _with_own_op(run: Run, subjects: Sequence[Subject]) -> list[Subject]:
+    """The groups for which the framework's own op was measured as good as the kernel."""
+    tie = run.rulebook.measure.tie.value
+    return [
+        subject
+        for subject in subjects
+        if subject.accepted and own_op_serves(run.ways.get(subject.id, []), tie)
+    ]
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+_BACKENDS = (BACKEND, BACKEND_GRAPHED)
+_WITH_KERNELS = (KERNEL, KERNEL_COMPILED, KERNEL_GRAPHED, *_BACKENDS)
+"""Ways that are eager's, or torch.compile's, where no group has a kernel."""
+
+
+@dataclass
+class _Session:
+    """One child on the GPU, and everything that it is asked."""
+
+    run: Run
+    flow: Dataflow
+    subjects: Sequence[Subject]
+    worker: Worker
+    rules: TimingRules
+    timeout_s: float
+    top: Ceilings
+    done: int = 1
+
+    def measure(self) -> None:
+        """Check the kernels, time every way of each, then the model's."""
+        run = self.run
+        plan = [
+            (one, way)
+            for one in self.subjects
+            for way in ways(one, compiled=run.compiled and one.accepted)
+        ]
+        models = self._model_ways() if run.whole else ()
+        total = 1 + len(self.subjects) + len(plan) + len(models)
+        checks = self._checked(total)
+        for subject, way in plan:
+            self._tell(f"{subject.id} {way.name}", total)
+            self._group(subject, way, checks[subject.id])
+        for way, replaced in self._models() if run.whole else ():
+            self._tell(f"the whole model, {way.name}", total)
+            self._model(way, replaced)
+
+    def _tell(self, what: str, total: int) -> None:
+        self.run.told(what, self.done, total)
+        self.done += 1
+
+    def _checked(self, total: int) -> dict[str, Check]:
+        """Every kernel on the GPU, against float64, with the cases that the interpreter checks."""
+        run = self.run
+        found: dict[str, Check] = {}
+        where: Where = "interpreter" if run.rehearse else "gpu"
+        seeds, rules = run.rulebook.verify.seeds.count, run.rulebook.verify
+        rows = {row.id: row for row in (*run.report.groups, *run.report.candidates)}
+        with checker(where, rules) as worker:
+            for subject in self.subjects:
+                self._tell(f"{subject.id} check", total)
+                standing = run.ledger and run.ledger.find(
+                    subject.id, KERNEL.name, [subject.kernel.text]
+                )
+                if standing and standing.check:
+                    check = standing.check
+                else:
+                    answer = submit_check(worker, subject.kernel, seeds=seeds, rules=rules)
+                    check = collect_check(subject.kernel, answer, seeds=seeds)
+                found[subject.id] = check
+                row = rows[subject.id].kernel
+                row.check = check_row(check)
+                if check.passed and not run.rehearse:
+                    row.status, row.why = "gpu-checked", None
+        return found
+
+    def _group(self, subject: Subject, way: Way, check: Check) -> None:
+        texts = [subject.kernel.text]
+        found = self._standing(subject.id, way, texts)
+        if found is None:
+            if way.kind == "kernel" and not check.passed:
+                found = Measurement(subject.id, way.name, failure=_unfit(check))
+            else:
+                found = measure_group(subject, way, self.worker, self.rules, self.timeout_s)
+            verdict = "fuse" if subject.accepted else "reject"
+            self._append(found, texts, verdict, check if way.kind == "kernel" else None)
+        self._keep(found, subject.decision.fused_bytes)
+
+    def _models(self) -> Iterator[tuple[Way, tuple[Replacement, ...]]]:
+        """The ways of running the model, each with what stands in place of its launches."""
+        flow, rules = self.flow, self.run.rulebook
+        accepted = [subject for subject in self.subjects if subject.accepted]
+        kernels = tuple(in_place(flow, accepted, rules))
+        own = tuple(own_ops(flow, _with_own_op(self.run, accepted), rules))
+        needed = {OWN_OPS: own} | dict.fromkeys(_WITH_KERNELS, kernels)
+        for way in self._model_ways():
+            if needed.get(way, True):
+                yield way, needed[way] if way in needed and way not in _BACKENDS else ()
+
+    def _model_ways(self) -> tuple[Way, ...]:
+        """Every way of running the model that may be worth a measurement."""
+        compiled = (COMPILED[0], COMPILED[2], KERNEL_COMPILED, KERNEL_GRAPHED, *_BACKENDS)
+        return (EAGER, OWN_OPS, KERNEL, *(compiled if self.run.compiled else ()))
+
+    def _model(self, way: Way, replaced: Sequence[Replacement]) -> None:
+        texts = [one.text for one in replaced]
+        found = self._standing("model", way, texts)
+        if found is None:
+            found = measure_model(self.flow, replaced, way, self.worker, self.rules, self.timeout_s)
+            self._append(found, texts, "")
+        self._keep(found, 0)
+
+    def _standing(self, subject: str, way: Way, texts: Sequence[str]) -> Measurement | None:
+        ledger = self.run.ledger
+        standing = ledger.find(subject, way.name, texts) if ledger else None
+        return standing.found if standing else None
+
+    def _append(
+        self, found: Measurement, texts: Sequence[str], verdict: str, check: Check | None = None
+    ) -> None:
+        if self.run.ledger:
+            self.run.ledger.append(found, texts, verdict, check)
+
+    def _keep(self, found: Measurement, least_bytes: int) -> None:
+        row = way_row(found, least_bytes, self.top.copy)
+        self.run.ways.setdefault(found.subject, []).append(row)
+
+
+def _unfit(check: Check) -> str:
+    """Why a kernel is not timed."""
+    failure = check.failure or ""
+    if failure.endswith(OUT_OF_MEMORY):
+        return f"{OUT_OF_MEMORY} in its check"
+    return f"wrong: {failure}"

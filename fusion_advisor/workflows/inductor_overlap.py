@@ -1,0 +1,25 @@
+"""What Inductor made of the whole model beside the groups that were decided on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusion_advisor.report.schema import ApartRow, BesideRow, GroupRow, WayRow
+
+
+def beside(group: GroupRow, model: Sequence[WayRow]) -> tuple[list[BesideRow], list[ApartRow]]:
+    """The kernels of torch.compile that have nodes of the group's first instance, and where it
+    kept two parts of that instance in kernels of their own. Empty where it was not measured."""
+    made = next((row for row in model if row.way == "compile"), WayRow(way="compile"))
+    own = set(group.instances[0])
+    kernels = [
+        BesideRow(
+            kernel=kernel,
+            inside=[name for name in nodes if name in own],
+            outside=[name for name in nodes if name not in own],
+        )
+        for kernel, nodes in made.covers
+        if own.intersection(nodes)
+    ]
+    parts = [row for row in made.apart if own.issuperset((*row.first, *row.second))]
+    return kernels, parts

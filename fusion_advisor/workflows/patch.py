@@ -1,0 +1,531 @@
+"""Where the stages meet for a model's own source: from its captures to edits that hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from fusion_advisor.codegen.emit import attempt
+from fusion_advisor.codegen.header import Stamp, does, stamped
+from fusion_advisor.codegen.kernel_package import kernels_of, package_name, read_package
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.fusion.components import group
+from fusion_advisor.fusion.decide import Decision, deciding
+from fusion_advisor.fusion.findings import Finding, Identified, identify
+from fusion_advisor.fusion.library_match import exact
+from fusion_advisor.ir.faults import Faults
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.kernel import Check, Kernel
+from fusion_advisor.ir.scenario import Moved, Request, Scenario, Sizes
+from fusion_advisor.measure.search import Searched, Searcher
+from fusion_advisor.report.assemble import Proof
+from fusion_advisor.report.formats import wording
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.local_gpu import choose_device
+from fusion_advisor.rulebook.schema import Device, Rulebook
+from fusion_advisor.sourcepatch.editing.inline import inline, require_model
+from fusion_advisor.sourcepatch.editing.sources import SourceFile, Sources
+from fusion_advisor.sourcepatch.equivalence import difference, missing
+from fusion_advisor.sourcepatch.guards import Other
+from fusion_advisor.sourcepatch.library_call import in_dtypes, operator
+from fusion_advisor.sourcepatch.other_sizes import Resized, seen_at, varied, widened
+from fusion_advisor.sourcepatch.placement import Patch, Placement, patch, replaced_nodes
+from fusion_advisor.sourcepatch.trial import Runs, Trial, tried, tried_alone
+from fusion_advisor.support.errors import CaptureError
+from fusion_advisor.verify.driver import Provers, criterion_of, holds, provers, verify
+from fusion_advisor.workflows.analyze import Listener, Silent, emitted, searched, stamp_of, written
+
+Captured = Callable[[str, Scenario, str | None, Moved | None], Graph]
+
+
+@dataclass(frozen=True)
+class Patched:
+    """A patch that held in every scenario that it was tried in, or why it did not.
+
+    `diff` and `model_new` (the text of a file with a class `ModelNew`) are empty where they were
+    not asked for, or where no group could be put into the source. `unplaced` says of accepted sets,
+    by what they launch, why the source cannot express them. `free_us` is what the groups would
+    save if the source could express every cut, `saved_us` what the patch does. `package` names the
+    kernels that were there already; empty where there were none. `ran` says how the model of the
+    diff was run on numbers beside the original, or why not, `new_ran` that of `model_new`.
+    """
+
+    patch: Patch
+    diff: str
+    model_new: str
+    root: Path
+    tried: tuple[str, ...]
+    wrong: Mapping[str, str]
+    unplaced: Mapping[str, str]
+    free_us: float
+    saved_us: float
+    package: str = ""
+    ran: str = ""
+    new_ran: str = ""
+    searches: Mapping[str, Searched] = field(default_factory=dict[str, Searched])
+    """What searches came to, by the kernel's name."""
+
+
+STAGES = ("capture", "group", "emit", "verify", "try", "report")
+"""What `patched` tells of, in order; and of the search behind `verify` where one is asked for."""
+
+
+def patched(
+    request: Request,
+    root: Path,
+    captured: Captured,
+    listener: Listener | None = None,
+    *,
+    diff: bool = True,
+    model_new: bool = False,
+    operators: bool = False,
+    searcher: Searcher | None = None,
+) -> Patched:
+    """From a model's file to a diff that puts the kernels of its groups into it, to a file with a
+    class `ModelNew` that has them in it, or to both. With `operators` PyTorch's own ops are put
+    where one computes the same, and no kernels.
+
+    `root` is the tree that a diff may edit; `captured` gives the graph of a model with its trail,
+    with the kernels of a package as their references, and with what it imports from one folder from
+    another instead. The partition is solved for what the source can express: the tree's, or without
+    a diff the model's own file. A package of kernels that is there keeps them; of new ones a
+    `searcher` finds the fastest configuration. Raises UsageError and CaptureError as `analyze`
+    does.
+    """
+    listener = listener or Silent()
+    model = Path(request.model.partition(":")[0]).resolve()
+    if model_new:
+        require_model(model.read_text(encoding="utf-8"))
+    folder = model.parent / package_name(model)
+    standing = read_package(folder)
+    rulebook = load_rulebook(request.rules)
+    device, chosen = choose_device(request.device, rulebook, request.gpus)
+
+    def flow_of(
+        model: str,
+        scenario: Scenario,
+        moved: Moved | None = None,
+        references: str | None = None,
+    ) -> Dataflow:
+        return dataflow(annotate(captured(model, scenario, references, moved), device))
+
+    with (
+        provers(
+            device.capability, rulebook.verify,
+            check=request.verify, compile=request.compile and not operators,
+            where="auto" if searcher else "interpreter",
+        ) as children,
+        ThreadPoolExecutor(2) as pool,
+    ):  # fmt: skip
+        listener.stage("capture")
+        seen = seen_everywhere(
+            request.scenario, lambda scenario: captured(request.model, scenario, None, None),
+            device, pool, rows_of_one=not operators,
+        )  # fmt: skip
+        flow, at_sizes, batch = seen.flow, seen.resized, seen.batch
+        originals = [*seen.originals]
+        listener.assumed((chosen, *flow.annotated.graph.assumed))
+        within = _within(root if diff else model, folder)
+        placement = _placement(originals, within, at_sizes, operators=operators)
+        listener.stage("group")
+        decided = deciding(flow, rulebook, Faults(strict=request.strict))
+        free = group(flow, decided, rulebook)
+        at = widened(flow, None if operators or batch is None else batch.flow, rulebook)
+        placement = replace(placement, batch=batch, general=at)
+        found = _named_apart(_cut(placement, decided, rulebook), kernels_of(standing), at, rulebook)
+        general = tuple(replace(each, decision=at(each.decision)) for each in found.groups)
+        listener.stage("emit")
+        full_size = searcher is not None and bool(request.gpus)
+        each = emitted(request, replace(found, groups=general), rulebook, full_size=full_size)
+        kernels = {proof.kernel.name: proof.kernel for proof in each.values() if proof.kernel}
+        listener.stage("verify")
+        only_dtype: frozenset[str] = frozenset()
+        stamps: dict[str, Stamp] = {}
+        searches: dict[str, Searched] = {}
+        if operators:
+            proven, only_dtype = _proven_operators(found, kernels, children)
+        else:
+            checks = tested(kernels, children)
+            proofs = {name: Proof(kernels[name], check=check) for name, check in checks.items()}
+            if searcher:
+                listener.stage("search")
+                new = [f for f in general if f.name in proofs.keys() - kernels_of(standing).keys()]
+                proofs |= {
+                    f.name: searched(f, proofs[f.name], searcher, children, rulebook) for f in new
+                }
+            proven = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
+            stamps = {
+                name: stamp_of(request, proof.check, rulebook, proof.searched)
+                for name, proof in proofs.items()
+            }
+            searches = {name: proof.searched for name, proof in proofs.items() if proof.searched}
+        made = patch(placement, found.groups, proven, model, only_dtype, standing, stamps)
+        own = Patch()
+        if model_new:
+            within = replace(placement, editable=_within(model, folder))
+            own = patch(within, found.groups, proven, model, only_dtype)
+            left = {k: why for k, why in own.refused.items() if k not in made.refused}
+            made.refused |= {f"{name} of ModelNew": why for name, why in left.items()}
+        signed = proven | {
+            name: replace(proven[name], text=stamped(proven[name].text, stamp))
+            for name, stamp in stamps.items()
+        }
+        text, alone = made.diff(root) if diff else "", _model_new(own, signed, model)
+        listener.stage("try")
+        wrong: dict[str, str] = {}
+        ran = new_ran = ""
+        unfused = partial(flow_of, references=folder.name)
+        originals += seen.at_sizes
+        if standing and (text or alone):
+            # operators so far, they are their references in what is compared
+            asked = [pool.submit(unfused, request.model, each) for _, each, _ in originals]
+            originals = [
+                (said, scenario, answer.result())
+                for (said, scenario, _), answer in zip(originals, asked, strict=True)
+            ]
+        package = "" if operators else folder.relative_to(root).as_posix()
+        runs = runs_of(request, flow, package, rulebook, at_sizes, proven.values())
+        for edited, trials in _trials(placement, originals, made, proven, model) if text else ():
+            diff_of, paths = edited.diff(root), edited.after
+            found_wrong, ran = tried(
+                diff_of, paths, root, request.model, trials, unfused, pool,
+                runs if edited is made else None,
+            )  # fmt: skip
+            wrong |= found_wrong
+        for edited, trials in _trials(placement, originals, own, proven, model) if alone else ():
+            file = _model_new(edited, signed, model)
+            found_wrong, new_ran = tried_alone(
+                file, model, trials, flow_of, pool, runs if edited is own else None
+            )
+            wrong |= {f"ModelNew {said}": what for said, what in found_wrong.items()}
+    listener.stage("report")
+    everything = identify(flow, free, rulebook).groups
+    return Patched(
+        made, text, alone, root, tuple(said for said, _, _ in originals), wrong,
+        _unplaced(flow, found),
+        sum(finding.saved_us_total for finding in everything),
+        sum(put.finding.saved_us_total for put in made.puts),
+        folder.name if standing else "", ran, new_ran, searches,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A model as it ran: as asked, in the other scenarios that a patch must leave as they are, and
+    at other sizes, of which `batch` is the one at a larger batch. The first of `originals`, each
+    with its name in words, is as asked."""
+
+    originals: tuple[tuple[str, Scenario, Dataflow], ...]
+    resized: tuple[Resized, ...]
+    batch: Resized | None
+
+    @property
+    def flow(self) -> Dataflow:
+        """As asked, with the dimensions that were seen to vary."""
+        return self.originals[0][2]
+
+    @property
+    def at_sizes(self) -> list[tuple[str, Scenario, Dataflow]]:
+        """As asked at each of the other sizes."""
+        asked = self.originals[0][1]
+        return [(each.said, replace(asked, sizes=each.sizes), each.flow) for each in self.resized]
+
+
+def seen_everywhere(
+    asked: Scenario,
+    captured: Callable[[Scenario], Graph],
+    device: Device,
+    pool: ThreadPoolExecutor,
+    *,
+    rows_of_one: bool = True,
+) -> Seen:
+    """A model in all scenarios and at all sizes that it takes; without `rows_of_one` not at those
+    where a dimension has one element that had more. Raises CaptureError where it cannot be captured
+    as asked."""
+
+    def flow_of(scenario: Scenario) -> Dataflow:
+        return dataflow(annotate(captured(scenario), device))
+
+    def resized(sizes: Sizes) -> Graph | None:
+        with suppress(CaptureError):  # the model does not take that
+            return captured(replace(asked, sizes=sizes))
+        return None
+
+    flow = flow_of(asked)
+    others = [
+        (said, scenario, pool.submit(flow_of, scenario))
+        for said, scenario in other_scenarios(asked, _other_dtype(flow))
+    ]
+    at_sizes, batch = seen_at(flow, lambda wanted: [*pool.map(resized, wanted)])
+    if not rows_of_one:  # PyTorch's own refuse to broadcast a weight along a row of one element
+        at_sizes = [each for each in at_sizes if not each.has_one]
+    flow = replace(flow, varied=varied(flow, at_sizes))
+    originals = [("as asked", asked, flow)]
+    for said, scenario, answer in others:
+        with suppress(CaptureError):  # the model does not run so: there is nothing to keep
+            originals.append((said, scenario, answer.result()))
+            if scenario.dtype != asked.dtype and _keeps(originals[-1][2], scenario):
+                cast = replace(scenario, cast=True)
+                originals.append((f"cast to {scenario.dtype}", cast, flow_of(cast)))
+    return Seen(tuple(originals), tuple(at_sizes), batch)
+
+
+def runs_of(
+    request: Request,
+    flow: Dataflow,
+    package: str,
+    rulebook: Rulebook,
+    resized: Sequence[Resized],
+    kernels: Iterable[Kernel],
+) -> Runs | None:
+    """How the model of a patch is run on numbers: at small sizes first, since the interpreter takes
+    its time for each program. None where nothing is to be checked."""
+    if not request.verify:
+        return None
+    numbers, limit = rulebook.run, request.limits.memory_bytes
+    tensors = (t for node in flow.nodes if node.kind != "call" for t in node.outputs if t)
+    held, given = sum(tensor.bytes for tensor in tensors), _given_dtypes(flow)
+    too_large = ""
+    if held > numbers.memory.value * limit:
+        too_large = (
+            f"weights and inputs take {wording.size(held)}, more than {numbers.memory.value:g} of "
+            "--memory"
+        )
+    rows, length = numbers.rows.count, numbers.length.count
+    own, short = ((1, 0), (rows, 0)), ((1, length), (rows, length))
+    sizes = (short, own, ((0, 0),))
+    return Runs(
+        sizes, request.scenario, package, numbers.seeds.count,
+        numbers.timeout.value, criterion_of(rulebook.verify),
+        tuple(dtype for dtype in numbers.dtypes if given and dtype != given[0]), too_large,
+        tuple((each.said, each.sizes) for each in resized if each.beyond_rows),
+        max((case.summed for kernel in kernels for case in kernel.cases), default=0), bool(resized),
+    )  # fmt: skip
+
+
+def _trials(
+    placement: Placement,
+    originals: Sequence[tuple[str, Scenario, Dataflow]],
+    made: Patch,
+    kernels: Mapping[str, Kernel],
+    model: Path,
+) -> Iterator[tuple[Patch, list[Trial]]]:
+    """What has to hold of a patch: with the references of its kernels it is the original. One with
+    PyTorch's ops is made of the same edits as one with kernels, of which that holds, and launches
+    all that it does not replace as it was; the ops themselves were held to the references."""
+    equal = [Trial(said, at, partial(difference, flow)) for said, at, flow in originals]
+    if not placement.operators:
+        yield made, equal
+        return
+    findings = [put.finding for put in made.puts]
+    edits = [edit for put in made.puts for edit in put.edits]
+    yield patch(replace(placement, operators=False), findings, kernels, model), equal
+    seen = [placement.sources, *(other.sources for other in placement.others), *placement.seen]
+    yield (
+        made,
+        [
+            Trial(said, at, partial(missing, flow, gone=replaced_nodes(sources, edits)))
+            for (said, at, flow), sources in zip(originals, seen, strict=True)
+        ],
+    )
+
+
+def _proven_operators(
+    found: Identified, kernels: Mapping[str, Kernel], children: Provers
+) -> tuple[dict[str, Kernel], frozenset[str]]:
+    """The kernels in whose place a PyTorch op is as exact, and the names of those for which it is
+    so, or known to be so, in the captured dtypes alone."""
+    proven: dict[str, Kernel] = {}
+    narrow: set[str] = set()
+    for finding in found.groups:
+        spelling = exact(finding.decision.subject, finding.pattern)
+        kernel = kernels.get(finding.name)
+        if spelling is None or kernel is None:
+            continue
+        called = operator(kernel, spelling)
+        checks = [check for check, _ in verify([called, *in_dtypes(called)], children)]
+        first, *others = (check is None or check.passed for check in checks)
+        if first:
+            proven[finding.name] = kernel
+        if not children.check or not all(others):
+            narrow.add(finding.name)
+    return proven, frozenset(narrow)
+
+
+def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
+    """A patch of the model's own file as a file with a class `ModelNew`; empty without a group."""
+    texts = {put.finding.name: kernels[put.finding.name].text for put in made.puts}
+    return inline(made.after[model], package_name(model), texts) if texts else ""
+
+
+def _other_dtype(flow: Dataflow) -> str:
+    """A dtype that a model may be asked in, and that none of its weights and inputs has."""
+    known = ("bfloat16", "float32", "float16", "float64")
+    return next(dtype for dtype in known if dtype not in _given_dtypes(flow)[:3])
+
+
+def _keeps(flow: Dataflow, scenario: Scenario) -> bool:
+    """Whether a model that is built for a dtype has weights of floats in another one."""
+    return any(dtype != scenario.dtype for dtype in _given_dtypes(flow))
+
+
+def _given_dtypes(flow: Dataflow) -> list[str]:
+    """Those of a model's weights and inputs of floats, each once, in their order."""
+    tensors = (node.out.dtype for node in flow.nodes if node.kind != "call" and node.outputs)
+    return [*dict.fromkeys(dtype for dtype in tensors if "float" in dtype)]
+
+
+def other_scenarios(asked: Scenario, dtype: str | None = None) -> list[tuple[str, Scenario]]:
+    """What a patch must leave as it is beside the scenario asked for; `dtype` is another one that
+    the model can be built in."""
+    mode = "train" if asked.mode == "eval" else "eval"
+    found = [(f"in {mode} mode", replace(asked, mode=mode))]
+    if dtype is not None:
+        found.append((f"in {dtype}", replace(asked, dtype=dtype)))
+    if asked.autocast is None:
+        found.append(("under autocast", replace(asked, autocast="bfloat16")))
+    return found
+
+
+def put(
+    originals: Sequence[tuple[str, Scenario, Dataflow]],
+    decided: Callable[[Iterable[int]], Decision],
+    rulebook: Rulebook,
+    editable: Callable[[str, int], bool],
+    name: str,
+    children: Provers,
+    resized: Sequence[Resized] = (),
+    batch: Resized | None = None,
+) -> tuple[Patch, dict[Kernel, Check | None], dict[str, str]]:
+    """The groups of a model that is there already, put into its source as it ran: the edited texts,
+    the kernels that they call, of a package called `fused_<name>`, with their checks, and what the
+    source cannot express. Nothing is written. `resized` is the model at other sizes, `batch` the
+    one of them at a larger batch."""
+    (said, asked, flow), *others = originals
+    flow = replace(flow, varied=varied(flow, resized))
+    at = widened(flow, batch and batch.flow, rulebook)
+    placement = replace(
+        _placement([(said, asked, flow), *others], editable, resized),
+        wary=True, batch=batch, general=at,
+    )  # fmt: skip
+    found = _cut(placement, decided, rulebook)
+    decisions = {f.name: at(f.decision) for f in found.groups}
+    made = {n: attempt(d.subject.flow, d, n, rulebook) for n, d in decisions.items()}
+    kernels = {name: each for name, each in made.items() if isinstance(each, Kernel)}
+    checks = tested(kernels, children)
+    proven = {name: kernels[name] for name in checks}
+    done = patch(placement, found.groups, proven, Path(f"{name}.py"))
+    names = [each.finding.name for each in done.puts]
+    return done, {proven[name]: checks[name] for name in names}, _unplaced(flow, found)
+
+
+def tested(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Check | None]:
+    """The names of those that passed whatever was asked for, with their checks."""
+    answers = verify([*kernels.values()], children)
+    return {
+        name: check
+        for name, (check, compiled) in zip(kernels, answers, strict=True)
+        if holds(check, compiled)
+    }
+
+
+def _named_apart(
+    found: Identified,
+    standing: Mapping[str, str],
+    at: Callable[[Decision], Decision],
+    rulebook: Rulebook,
+) -> Identified:
+    """Groups under names that no kernel has which is there already, unless it does the same. Their
+    kernels are written from what `at` says."""
+
+    def free(finding: Finding, name: str) -> bool:
+        if name not in standing:
+            return True
+        renamed = replace(finding, name=name, decision=at(finding.decision))
+        kernel = written(renamed, rulebook, full_size=False)
+        return isinstance(kernel, Kernel) and does(kernel.text) == does(standing[name])
+
+    def named(finding: Finding) -> Finding:
+        ends = (finding.fingerprint[:digits] for digits in range(6, len(finding.fingerprint)))
+        names = (finding.name, *(f"{finding.name}_{end}" for end in ends))
+        return replace(finding, name=next(name for name in names if free(finding, name)))
+
+    return replace(found, groups=tuple(map(named, found.groups)))
+
+
+def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
+    """Of accepted sets, by what they launch, why the source cannot express them; of sets that could
+    not be judged, the fault of ours."""
+    return {
+        ", ".join(flow.nodes[number].name for number in each.decision.subject.launches): (
+            each.decision.unplaced or each.decision.fault
+        )
+        for each in found.candidates
+        if each.decision.unplaced or each.decision.fault
+    }
+
+
+def _cut(
+    placement: Placement, decided: Callable[[Iterable[int]], Decision], rulebook: Rulebook
+) -> Identified:
+    """The partition, solved for what the source can express."""
+    flow = placement.barred()
+    grouping = group(
+        flow, lambda launches: placement.judged(decided(launches)), rulebook, placement.kind
+    )
+    return identify(flow, grouping, rulebook)
+
+
+def _within(root: Path, package: Path) -> Callable[[str, int], bool]:
+    """Whether a file is the user's, in a tree, and none of the kernels."""
+
+    def editable(file: str, line: int) -> bool:
+        del line
+        path = Path(file).resolve()
+        ours = path.is_relative_to(package) or "site-packages" in path.parts
+        return path.is_relative_to(root) and not ours
+
+    return editable
+
+
+def _placement(
+    originals: Sequence[tuple[str, Scenario, Dataflow]],
+    editable: Callable[[str, int], bool],
+    resized: Sequence[Resized] = (),
+    *,
+    operators: bool = False,
+) -> Placement:
+    """The source as it ran in every scenario, the one asked for first, and at other sizes."""
+    (_, asked, flow), *others = originals
+    files: dict[str, SourceFile] = {}
+    sources = [_sources(each, files) for _, _, each in originals]
+
+    def differs(scenario: Scenario) -> Literal["mode", "dtype", "autocast"]:
+        if scenario.mode != asked.mode:
+            return "mode"
+        return "autocast" if scenario.autocast != asked.autocast else "dtype"
+
+    return Placement(
+        sources[0],
+        flow,
+        editable,
+        tuple(
+            Other(seen, differs(scenario), scenario.mode == "train")
+            for seen, (_, scenario, _) in zip(sources[1:], others, strict=True)
+        ),
+        operators=operators,
+        resized=tuple(resized),
+        seen=tuple(_sources(each.flow, files) for each in resized),
+    )
+
+
+def _sources(flow: Dataflow, files: dict[str, SourceFile]) -> Sources:
+    graph = flow.annotated.graph
+    assert graph.trail is not None  # asked for
+    return Sources(graph, graph.trail, files)

@@ -1,0 +1,249 @@
+"""Where the stages meet for kernels that are in a model's source already: each written anew under
+the same name, from the launches of its own reference.
+
+The model's source stays. A kernel takes its arguments in the order that its calls give them, so one
+that these rules would call otherwise is left as it is, with the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from fusion_advisor.codegen.emit import attempt
+from fusion_advisor.codegen.header import edited, read_stamp, stamped
+from fusion_advisor.codegen.kernel_package import (
+    kernels_of,
+    mark_of,
+    package_files,
+    package_name,
+    read_package,
+)
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.fusion.decide import Decision, deciding
+from fusion_advisor.fusion.idioms import name_of
+from fusion_advisor.fusion.library_match import exact
+from fusion_advisor.fusion.lower import boundary, express
+from fusion_advisor.ir.faults import Faults
+from fusion_advisor.ir.graph import Graph, Node, Ref, Source
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.ir.scenario import Moved, Request, Scenario
+from fusion_advisor.ir.source_trace import Evaluation, Moment
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.local_gpu import choose_device
+from fusion_advisor.sourcepatch.editing.rewrite import NotPlaced
+from fusion_advisor.sourcepatch.editing.sources import Sources
+from fusion_advisor.sourcepatch.equivalence import difference
+from fusion_advisor.sourcepatch.other_sizes import widened
+from fusion_advisor.sourcepatch.placement import Patch
+from fusion_advisor.sourcepatch.trial import Trial, tried
+from fusion_advisor.verify.driver import provers
+from fusion_advisor.workflows.analyze import Listener, Silent, stamp_of
+from fusion_advisor.workflows.patch import Captured, runs_of, seen_everywhere, tested
+
+STAGES = ("capture", "emit", "verify", "try")
+"""What `updated` tells of, in order."""
+
+_REFERENCE = "reference"
+"""The function of an emitted file that launches what eager does."""
+
+
+@dataclass(frozen=True)
+class Updated:
+    """The files of a package that change; the names of the kernels that were written anew, and of
+    the others why they stay. `wrong` and `ran` are as of a patch."""
+
+    patch: Patch = field(default_factory=Patch)
+    written: tuple[str, ...] = ()
+    left: dict[str, str] = field(default_factory=dict[str, str])
+    tried: tuple[str, ...] = ()
+    wrong: dict[str, str] = field(default_factory=dict[str, str])
+    ran: str = ""
+
+
+def updated(
+    request: Request, root: Path, captured: Captured, listener: Listener | None = None
+) -> Updated:
+    """The kernels of the package beside a model's file, as this version and these rules write them.
+
+    Each is found by its calls in the model, which is captured with the kernels' references, and is
+    written from what those launch; then the model with the new kernels is held to the one with the
+    old, as a patch is. Nothing is written here. Raises UsageError and CaptureError as `patched`
+    does.
+    """
+    listener = listener or Silent()
+    model = Path(request.model.partition(":")[0]).resolve()
+    folder = model.parent / package_name(model)
+    standing = read_package(folder)
+    rulebook = load_rulebook(request.rules)
+    device, chosen = choose_device(request.device, rulebook, request.gpus)
+
+    def graph_of(scenario: Scenario) -> Graph:
+        return _at_calls(captured(request.model, scenario, folder.name, None), folder)
+
+    def flow_at(model: str, scenario: Scenario, moved: Moved | None) -> Dataflow:
+        return dataflow(annotate(captured(model, scenario, folder.name, moved), device))
+
+    with (
+        provers(
+            device.capability, rulebook.verify, check=request.verify, compile=request.compile
+        ) as children,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        listener.stage("capture")
+        seen = seen_everywhere(request.scenario, graph_of, device, pool)
+        flow = seen.flow
+        listener.assumed((chosen, *flow.annotated.graph.assumed))
+        listener.stage("emit")
+        decided = deciding(flow, rulebook, Faults(strict=request.strict))
+        at = widened(flow, seen.batch and seen.batch.flow, rulebook)
+        calls = _Calls(flow)
+        made: dict[str, Kernel] = {}
+        left: dict[str, str] = {}
+        for name, text in kernels_of(standing).items():
+            try:
+                _require_ours(text)
+                decision = at(calls.decision(folder / f"{name}.py", text, decided))
+                subject = decision.subject
+                kernel = attempt(
+                    subject.flow, decision, name, rulebook,
+                    framework=exact(subject, name_of(subject, rulebook)),
+                )  # fmt: skip
+                if not isinstance(kernel, Kernel):
+                    raise NotPlaced(kernel)
+                made[name] = kernel
+            except NotPlaced as reason:
+                left[name] = str(reason)
+        listener.stage("verify")
+        checks = tested(made, children)
+        left |= dict.fromkeys(made.keys() - checks.keys(), "the new kernel is not proven")
+        patch = Patch()
+        texts = dict(kernels_of(standing))
+        for name, check in checks.items():
+            old = read_stamp(texts[name])
+            assert old is not None  # asked for above
+            marks = [(place, mark, mark_of(folder.parent / place)) for place, mark in old.sources]
+            if changed := [place for place, before, now in marks if now != before]:
+                patch.outdated[folder / f"{name}.py"] = ", ".join(changed)
+            sources = tuple((place, now) for place, _, now in marks if now)
+            stamp = replace(stamp_of(request, check, rulebook), sources=sources)
+            texts[name] = stamped(made[name].text, stamp)
+        files = package_files(folder, texts) if texts else {}
+        patch.after |= {path: text for path, text in files.items() if standing.get(path) != text}
+        patch.before |= {path: standing[path] for path in patch.after if path in standing}
+        written = tuple(name for name in checks if folder / f"{name}.py" in patch.after)
+        if not patch.after:
+            return Updated(patch, (), left)
+        listener.stage("try")
+        originals = [*seen.originals, *seen.at_sizes]
+        trials = [Trial(said, at, partial(difference, flow)) for said, at, flow in originals]
+        package = folder.relative_to(root).as_posix()
+        new = [made[name] for name in written]
+        runs = runs_of(request, flow, package, rulebook, seen.resized, new)
+        wrong, ran = tried(
+            patch.diff(root), patch.after, root, request.model, trials, flow_at, pool, runs
+        )
+    said = tuple(said for said, _, _ in originals)
+    return Updated(patch, written, left, said, wrong, ran)
+
+
+def _require_ours(text: str) -> None:
+    """NotPlaced for a kernel that is not as it was written."""
+    if read_stamp(text) is None:
+        raise NotPlaced("it does not say what wrote it")
+    if edited(text):
+        raise NotPlaced("it was edited since it was written")
+
+
+class _Calls:
+    """The calls of emitted kernels in a model that was captured with their references."""
+
+    def __init__(self, flow: Dataflow) -> None:
+        graph = flow.annotated.graph
+        assert graph.trail is not None  # asked for
+        self._flow, self._trail = flow, graph.trail
+        self._sources = Sources(graph, graph.trail, {})
+        self._launches: dict[int, list[int]] = {}
+        """Of each run of a reference, by its activation."""
+        for number, node in enumerate(flow.nodes):
+            run = _run_of(graph, node)
+            if run is not None and flow.launches(number):
+                self._launches.setdefault(run, []).append(number)
+
+    def decision(
+        self, file: Path, text: str, decided: Callable[[Iterable[int]], Decision]
+    ) -> Decision:
+        """What these rules say of the launches behind a kernel, the same at all of its calls.
+        NotPlaced where they do not fuse them as the kernel does."""
+        activations = self._trail.activations
+        runs = {r: n for r, n in self._launches.items() if Path(activations[r].file) == file}
+        if not runs:
+            raise NotPlaced("the model does not call it as it was run")
+        first, *others = runs.values()
+        decision = decided(first)
+        expressed = decision.subject.expressed
+        if not decision.accepted or expressed is None:
+            gate = decision.deciding
+            said = f"{gate.code} {gate.name}" if gate else "it is one launch"
+            raise NotPlaced(f"these rules do not fuse what it computes: {decision.fault or said}")
+        for launches in others:
+            if express(self._flow, boundary(self._flow, launches)).form != expressed.form:
+                raise NotPlaced("its calls give it tensors of different forms")
+        names, results = _signature(text)
+        if [*expressed.inputs] != self._given(next(iter(runs)), names):
+            raise NotPlaced("it would take other arguments")
+        if len(expressed.outputs) != results:
+            raise NotPlaced("it would have other results, of which the model uses some")
+        return decision
+
+    def _given(self, run: int, names: Sequence[str]) -> list[Ref | None]:
+        """The tensors that a run of a reference was given, by the names of its parameters."""
+        begun = next(
+            step
+            for step in self._trail.steps
+            if isinstance(step, Moment) and step.activation == run
+        )
+        return [self._sources.value(begun.names.get(name)) for name in names]
+
+
+def _run_of(graph: Graph, node: Node) -> int | None:
+    """The run of an emitted file's reference that a node was made in, by its activation."""
+    trail = graph.trail
+    step = trail.steps[node.step] if trail and node.step is not None else None
+    at = step.activation if isinstance(step, Evaluation) else None
+    while trail and at is not None and trail.activations[at].function != _REFERENCE:
+        at = trail.activations[at].caller
+    return at
+
+
+def _at_calls(graph: Graph, folder: Path) -> Graph:
+    """A graph whose nodes that a kernel of a package stands for have the lines that call it."""
+    trail = graph.trail
+    assert trail is not None  # asked for
+
+    def placed(node: Node) -> Node:
+        at = _run_of(graph, node)
+        while at is not None and Path(trail.activations[at].file).is_relative_to(folder):
+            call = trail.activations[at]
+            if call.caller is None or call.place is None:
+                return node
+            at, line = call.caller, call.place.line
+            node = replace(node, source=Source(trail.activations[at].file, line))
+        return node
+
+    return replace(graph, nodes=tuple(map(placed, graph.nodes)))
+
+
+def _signature(text: str) -> tuple[list[str], int]:
+    """The parameters of an emitted file's reference, and how many results it gives."""
+    functions = (n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef))
+    reference = next(function for function in functions if function.name == _REFERENCE)
+    last = reference.body[-1]
+    value = last.value if isinstance(last, ast.Return) else None
+    count = len(value.elts) if isinstance(value, ast.Tuple) else 1
+    return [each.arg for each in reference.args.args], count
