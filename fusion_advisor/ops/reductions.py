@@ -283,6 +283,7 @@ def group_norm(
     eps: float,
 ) -> tuple[Value, Value, Value]:
     grouped = b.reshape(x, (batch, groups, channels // groups, area))
+    b.pin([grouped.dims[1]])  # of one channel each a group is a dimension, and still an argument
     found = _moments(b, grouped, (2, 3))
     scale = b.apply("rsqrt", found.variance + eps)
     normal = b.reshape(found.deviation * scale, (batch, channels, area))

@@ -107,13 +107,14 @@ def expand(b: Builder, x: Value, shape: Sequence[int], implicit: bool = False) -
 def slice_(
     b: Builder, x: Value, dim: int = 0, start: int | None = 0, end: int | None = None, step: int = 1
 ) -> Value:
-    """An end that is a number holds for one size alone, even where it cuts nothing off."""
+    """A start from the end, and an end that is a number, hold for one size alone, even where they
+    cut nothing off."""
     whole, size = x.shape[dim], shape_of(b)[dim]
     if not size:
         raise NotExpressible("an empty slice")
-    if end is not None and end < _TO_THE_END:
-        b.pin([x.dims[dim]])
     first = start or 0
+    if first < 0 or (end is not None and end < _TO_THE_END):
+        b.pin([x.dims[dim]])
     return b.slice(x, dim, max(0, first + whole if first < 0 else first), step, size)
 
 

@@ -272,7 +272,9 @@ def _evenly(b: Builder, x: Value, spatial: int) -> Value:
     if any(size % count for size, count in zip(sizes, counts, strict=True)):
         raise NotExpressible("an adaptive pooling whose windows differ in size")
     floats_only(x, "a pooling of integers")
-    return _parts(b, x, counts, [size // n for size, n in zip(sizes, counts, strict=True)])
+    parts = _parts(b, x, counts, [size // n for size, n in zip(sizes, counts, strict=True)])
+    b.pin(parts.dims[-2 * spatial : -spatial])  # how many is an argument
+    return parts
 
 
 for _spatial in (1, 2, 3):

@@ -70,6 +70,11 @@ class Guards:
                     return f"{name}.size({dim}) != {size}"
         raise NotPlaced(f"line {edit.lines[0]}: it serves one size alone, which no name has there")
 
+    def launches_otherwise(self, place: Place, edit: Edit, there: Sources) -> bool:
+        """Whether the text that an edit replaces launches other ops in another run of the model."""
+        here, other = (_launched(s, place.block, edit) for s in (self.sources, there))
+        return here != other
+
     def of_held(
         self, place: Place, edit: Edit, held: Sequence[tuple[Ref, int]], asked: str
     ) -> Iterator[str]:
@@ -275,6 +280,11 @@ def _computed(
             key = span, node.op, _plain(node.args, own), _plain(node.kwargs, own)
             found.setdefault(key, set()).add(node.module)
     return found
+
+
+def _launched(sources: Sources, block: Block, edit: Edit) -> set[tuple[object, object]]:
+    """Which ops the text that an edit replaces launches, and where in it."""
+    return {(key[0], key[1]) for key in _computed(sources, block, edit) if isinstance(key, tuple)}
 
 
 def _given(computed: object) -> Iterator[str]:

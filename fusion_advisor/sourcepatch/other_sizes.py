@@ -26,6 +26,8 @@ from fusion_advisor.rulebook.schema import Rulebook
 SIZED = ("aten.view.default", "aten._unsafe_view.default", "aten.expand.default")
 """Ops that are told the sizes of their result, which follow from those of the inputs."""
 
+_KINDS = (0, 1, 2)
+"""Which of the other values of a size are tried."""
 _Place = tuple[int, int]
 """An input's tensor by its number, and a dimension of it."""
 Captures = Callable[[Sequence[Sizes]], Sequence[Graph | None]]
@@ -59,9 +61,9 @@ class Resized:
 
 
 def seen_at(flow: Dataflow, captures: Captures) -> tuple[list[Resized], Resized | None]:
-    """A model at two other sizes of each dimension of its inputs and of each number that it is
-    built with, as far as it takes them; and which of them is that of a larger batch, where it was
-    given a batch of one."""
+    """A model at three other sizes of each dimension of its inputs, and at two of each number that
+    it is built with, as far as it takes them; and which of them is that of a larger batch, where it
+    was given a batch of one."""
     places = {
         (number, dim): size
         for number, node in enumerate(n for n in flow.nodes if n.kind == "input" and n.outputs)
@@ -81,29 +83,29 @@ def seen_at(flow: Dataflow, captures: Captures) -> tuple[list[Resized], Resized 
     def taken(sizes: Sizes) -> bool:
         """Whether the model launches the same there, so that the two can be compared."""
         there = known.get(sizes)
-        return there is not None and _alike(flow, there)
+        return there is not None and alike(flow, there)
 
-    def alike(dim: int, size: int) -> list[_Place]:
+    def equal(dim: int, size: int) -> list[_Place]:
         return [place for place, other in places.items() if (place[1], other) == (dim, size)]
 
     batch = next((size for (_, dim), size in places.items() if dim == 0), 0)
-    first = _varied(places, alike(0, batch), 0)
-    whole = [_varied(places, places, kind) for kind in (0, 1)]
+    first = _varied(places, equal(0, batch), 0)
+    whole = [_varied(places, places, kind) for kind in _KINDS]
     built = [
         _varied(places, [p for p, size in places.items() if size == one], kind, one)
         for one in flow.annotated.graph.built
         for kind in (0, 1)
     ]
     capture([first, *whole, *built])
-    for kind in (0, 1):
+    for kind in _KINDS:
         if taken(whole[kind]):
             continue
-        together = {p: _varied(places, alike(p[1], size), kind) for p, size in places.items()}
+        together = {p: _varied(places, equal(p[1], size), kind) for p, size in places.items()}
         capture(together.values())
         left = [place for place in places if not taken(together[place])]
         capture(_varied(places, [place], kind) for place in left)
-        equal = [[p for p, size in places.items() if size == places[place]] for place in left]
-        capture(_varied(places, group, kind) for group in equal)
+        groups = [[p for p, size in places.items() if size == places[place]] for place in left]
+        capture(_varied(places, group, kind) for group in groups)
     numbers = [_varied({}, (), kind, one) for one in flow.annotated.graph.built for kind in (0, 1)]
     capture(n for n, both in zip(numbers, built, strict=True) if not taken(both))
     found = {s: Resized(s, there) for s, there in known.items() if there is not None}
@@ -118,11 +120,12 @@ def _varied(
     return Sizes(inputs, ((built, _others(built)[kind]),) if built > 0 else ())
 
 
-def _others(size: int) -> tuple[int, int]:
-    """Two other values of a size: the second is 1. A length may be limited, and have to be even."""
+def _others(size: int) -> tuple[int, int, int]:
+    """Other values of a size: a smaller one, 1, and a larger one: where alone a number shows that
+    cuts off what is beyond it. A length may be limited, and have to be even."""
     if size <= 2:
-        return (2, 3) if size == 1 else (4, 1)
-    return (size // 2 if size % 2 == 0 else size - 1), 1
+        return (2, 3, 4) if size == 1 else (4, 1, 4)
+    return (size // 2 if size % 2 == 0 else size - 1), 1, 2 * size
 
 
 def size_numbers(flow: Dataflow, resized: Sequence[Resized]) -> list[dict[str, str]]:
@@ -189,7 +192,7 @@ def varied(flow: Dataflow, resized: Sequence[Resized]) -> dict[Ref, frozenset[in
 
 def _pairs(one: Dataflow, two: Dataflow) -> Iterator[tuple[Node, Node]]:
     """The nodes of two graphs that launch the same; none where they do not."""
-    return zip(one.nodes, two.nodes, strict=True) if _alike(one, two) else iter(())
+    return zip(one.nodes, two.nodes, strict=True) if alike(one, two) else iter(())
 
 
 def widened(
@@ -198,7 +201,7 @@ def widened(
     """Of an accepted set of `flow`, what its kernel is written from: the same set in the graph of a
     larger batch, if it computes the same from the same tensors there and takes each size in which
     the graphs differ from its inputs; else itself."""
-    if wider is None or not _alike(flow, wider):
+    if wider is None or not alike(flow, wider):
         return lambda decision: decision
     decided = deciding(replace(wider, varied=flow.varied), rulebook)
 
@@ -209,7 +212,7 @@ def widened(
     return chosen
 
 
-def _alike(one: Dataflow, two: Dataflow) -> bool:
+def alike(one: Dataflow, two: Dataflow) -> bool:
     """Whether two graphs launch the same, sizes and numbers aside."""
     return _launched(one) == _launched(two)
 

@@ -38,7 +38,7 @@ from fusion_advisor.sourcepatch.editing.rewrite import Call, Edit, NotPlaced, re
 from fusion_advisor.sourcepatch.editing.sources import Block, Place, Sources
 from fusion_advisor.sourcepatch.editing.splice import splice
 from fusion_advisor.sourcepatch.guards import Guards, Other, check_shared
-from fusion_advisor.sourcepatch.other_sizes import Resized, size_numbers, told_sizes
+from fusion_advisor.sourcepatch.other_sizes import Resized, alike, size_numbers, told_sizes
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ _NUMBER = "a size became a number there"
 class Placement:
     """What the source asks of the groups, for `fusion.components`. `editable` says which functions
     may change, by a file and a line in them; `others` is the source as it runs otherwise, for what
-    must stay as it is then. With `wary` the source stays where a tensor has another dtype or a gradient, and
-    where a module has hooks whose call would go. With `operators` a group is put where one PyTorch
-    op computes exactly the same, as a call of that."""
+    must stay as it is then. With `wary` the source stays where a tensor has another dtype or a
+    gradient, and where a module has hooks whose call would go. With `operators` a group is put
+    where one PyTorch op computes exactly the same, as a call of that."""
 
     sources: Sources
     flow: Dataflow
@@ -141,6 +141,14 @@ class Placement:
                 f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"
             )
         guards = [self._guards.of(place, edit, only_dtype=only_dtype)]
+        unserved += [
+            each.flow
+            for each, sources in zip(self.resized, self.seen, strict=True)
+            if not each.sizes.built
+            and all(each.flow is not flow for flow in unserved)
+            and not alike(self.flow, each.flow)
+            and self._guards.launches_otherwise(place, edit, sources)
+        ]
         if unserved:
             guards.append(self._guards.of_size(place, edit, unserved))
         if not self.operators:

@@ -304,7 +304,11 @@ def runs_of(
         sizes, request.scenario, package, numbers.seeds.count,
         numbers.timeout.value, criterion_of(rulebook.verify),
         tuple(dtype for dtype in numbers.dtypes if given and dtype != given[0]), too_large,
-        tuple((each.said, each.sizes) for each in resized if each.beyond_rows),
+        tuple(
+            (each.said, each.sizes)
+            for each in resized
+            if each.beyond_rows and not _has_more(each.flow, flow)
+        ),
         max((case.summed for kernel in kernels for case in kernel.cases), default=0), bool(resized),
     )  # fmt: skip
 
@@ -362,6 +366,15 @@ def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
     """A patch of the model's own file as a file with a class `ModelNew`; empty without a group."""
     texts = {put.finding.name: kernels[put.finding.name].text for put in made.puts}
     return inline(made.after[model], package_name(model), texts) if texts else ""
+
+
+def _has_more(there: Dataflow, here: Dataflow) -> bool:
+    """Whether a model's inputs and weights are larger: its graph is compared, and it is not run."""
+    sizes = [
+        sum(t.bytes for node in each.nodes if node.kind != "call" for t in node.outputs if t)
+        for each in (there, here)
+    ]
+    return sizes[0] > sizes[1]
 
 
 def _other_dtype(flow: Dataflow) -> str:

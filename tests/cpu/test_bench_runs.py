@@ -36,7 +36,7 @@ from fusion_advisor.measure.protocol import (
     Timing,
 )
 from fusion_advisor.report.assemble import assemble
-from fusion_advisor.report.formats import render
+from fusion_advisor.report.formats import markdown, render, text
 from fusion_advisor.report.schema import Report
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.load_kernel_file import OUT_OF_MEMORY, cause, load_module, spoiled
@@ -177,11 +177,11 @@ def test_rejected_candidates_are_timed_beside_eager_and_marked(
     gates = report.bench.verdicts["gates"]
     assert (gates.fused_faster, gates.rejected_faster) == (1, 1)
     assert gates.lost == pytest.approx((20 + 100) / (20 + 80) - 1)
-    for format in ("text", "md"):
-        text = " ".join(render(report, format).split())
-        assert "c1 " in text
-        assert "rejected" in text
-        assert "verdicts of the gates: of 1 to fuse 1 are faster" in text
+    for shown in (text.render(report, verbose=True), markdown.render(report)):
+        words = " ".join(shown.split())
+        assert "c1 " in words
+        assert "rejected" in words
+        assert "verdicts of the gates: of 1 to fuse 1 are faster" in words
 
 
 def test_a_candidate_is_never_put_into_the_model(analysed: Any, gpu: Gpu) -> None:

@@ -208,6 +208,6 @@ def test_the_hooks_of_the_page_are_there_and_do_what_they_say(
     assert run("git checkout --quiet -")[0] == 0
     code, said = run(hook)
     assert code == 1
-    assert "not in the baseline: g1 at model.py:14" in said
+    assert "not in the baseline: g1 GELU at model.py:14, costs " in said
     code, said = run(hooks["fusion-advisor-stale"]["entry"])
     assert (code, "fused_model: is not there" in said) == (2, True)

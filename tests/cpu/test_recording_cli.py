@@ -165,11 +165,9 @@ def test_calls_in_which_no_kernel_runs_add_nothing_to_what_is_promised(tmp_path:
     assert promised["fused_kernels"] == promised["kernels"]
     saved = content["total"]["time_us"] - content["total"]["fused_us"]
     assert saved == pytest.approx(with_none["total"]["time_us"] - with_none["total"]["fused_us"])
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("call-2, weight 3:")]
-    assert line.endswith(
-        "nothing is saved, for kernels run under torch.no_grad() alone: with "
-        "gradients eager's own launches run"
-    )
+    said = " ".join(done.stderr.split())
+    assert "call-2, weight 3: " in said
+    assert "nothing is saved, for kernels run under torch.no_grad() alone: with grad" in said
 
 
 def test_the_table_names_a_recording_and_may_weigh_its_calls(folder: Path) -> None:

@@ -210,12 +210,25 @@ def test_a_size_that_becomes_a_number(tmp_path: Path, name: str) -> None:
     assert_same(patch, tmp_path, SHAPES[len(shape.split(", "))])
 
 
+def test_a_cut_that_cuts_nothing_off_yet(tmp_path: Path) -> None:
+    """torch leaves out a slice up to an end that is all, and has it at larger sizes again."""
+    body = "y = torch.exp(x)[:, :1024]\n        return torch.tanh(y) * 2 + 1"
+    patch = made(tmp_path, FORWARD.format(body=body, shape="512, 1024"))
+    assert "x.size(1) != 1024" in patch.diff
+    assert_same(patch, tmp_path, [(512, 1024), (4, 512), (4, 2048), (4, 1025)])
+
+
+ODD = """if x.shape[1] % 2 == 0:
+            raise ValueError("odd widths alone")
+        y = torch.exp(x).view(x.shape[0], 3, -1)
+        return torch.tanh(y) * 2 + y.sum(1, True)"""
+
+
 def test_sizes_that_were_not_tried_are_asked_for(tmp_path: Path) -> None:
-    """A model that takes multiples of 3 alone was seen at one width; the kernel serves that one."""
-    body = "y = torch.exp(x).view(x.shape[0], 3, -1); return torch.tanh(y) * 2 + y.sum(1, True)"
-    patch = made(tmp_path, FORWARD.format(body=body.replace("; ", "\n        "), shape="512, 9"))
+    """A model that takes odd multiples of 3 was seen at one width; the kernel serves that one."""
+    patch = made(tmp_path, FORWARD.format(body=ODD, shape="512, 9"))
     assert "x.size(1) != 9" in patch.diff
-    assert_same(patch, tmp_path, [(512, 9), (4, 9), (4, 18), (1, 12), (7, 27)])
+    assert_same(patch, tmp_path, [(512, 9), (4, 9), (4, 15), (1, 21), (7, 27)])
 
 
 SHARED = """

@@ -74,7 +74,7 @@ def several(
             Text(f"{first.model.source} on {first.device.title}", style="bold"),
             _Cropped(Text(whole), _INTRODUCING),
             *_bottlenecks(_weighed(weights, reports)),
-            *(_Cropped(line, 1) for line in [Text(), *lines]),
+            *(_Cropped(line, _INTRODUCING) for line in [Text(), *lines]),
         ],
         todo=items[:top],
         count=len(items),
