@@ -36,6 +36,7 @@ from torch.utils import _pytree as pytree
 from fusion_advisor.capture.eager_trace import Launcher
 from fusion_advisor.capture.emitted_calls import own_kernels
 from fusion_advisor.capture.expansions import describe, identifier
+from fusion_advisor.capture.kept_ends import KeptEnds
 from fusion_advisor.capture.recurrent import whole_recurrent_layers
 from fusion_advisor.capture.source_tracer import Recorder, mark
 from fusion_advisor.capture.triton_calls import opaque_triton
@@ -217,7 +218,7 @@ def _export(
             return dict.fromkeys(range(leaf.dim()), auto) if torch.is_tensor(leaf) else None
 
         shapes = pytree.tree_map(sizes, dict(bound.arguments))
-    with fake:
+    with fake, KeptEnds():
         program = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     for node in program.graph.nodes:
         value = node.meta.get("val")
@@ -251,7 +252,7 @@ def _make_fx(
     """The operators of one plain run, without export's checks on inputs, outputs and state."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with fake:
+    with fake, KeptEnds():
         state = dict(module.named_parameters()) | dict(module.named_buffers())
         state = {name: _as_fake(fake, tensor) for name, tensor in state.items()}
         leaves, spec = pytree.tree_flatten((args, kwargs))
