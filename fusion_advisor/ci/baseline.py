@@ -15,9 +15,7 @@ from typing import Any, cast
 
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
-from fusion_advisor.fusion.components import group
-from fusion_advisor.fusion.decide import deciding
-from fusion_advisor.fusion.findings import identify
+from fusion_advisor.fusion.findings import fused
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph_json import graph_from_data
 from fusion_advisor.ir.scenario import Scenario
@@ -69,10 +67,9 @@ def judged_again(report: Report, file: Path, rulebook: Rulebook) -> Report | str
         return f"these rules know no device {report.device.name}"
     faults = Faults()
     flow = dataflow(annotate(graph, rulebook.device(report.device.name)))
-    grouping = group(flow, deciding(flow, rulebook, faults), rulebook)
-    found = identify(flow, grouping, rulebook, faults)
+    grouping, named = fused(flow, rulebook, faults)
     asked = Scenario(mode="train" if report.scenario.mode == "train" else "eval")
-    again = assemble(flow, grouping, found, {}, asked, (), rulebook, faults)
+    again = assemble(flow, grouping, named, {}, asked, (), rulebook, faults)
     again.scenario = report.scenario
     return again
 

@@ -9,9 +9,8 @@ from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.dynamo.weigh import weigh
-from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import Decision, decide
-from fusion_advisor.fusion.findings import Finding, identify
+from fusion_advisor.fusion.findings import Finding, fused
 from fusion_advisor.fusion.route import action
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph
@@ -65,8 +64,7 @@ def divide(
     # Dynamo's guards, and the symbols of sizes that no number is taken for, see to every size.
     shapes = {ref: frozenset(range(len(t.shape))) for ref, t in flow.annotated.tensors.items()}
     flow = replace(flow, varied=shapes)
-    grouping = group(flow, lambda launches: decide(flow, launches, rulebook, faults), rulebook)
-    found = identify(flow, grouping, rulebook, faults)
+    grouping, found = fused(flow, rulebook, faults)
     places: list[Place] = []
     proofs: dict[str, Proof] = {}
     for finding in found.groups:

@@ -9,8 +9,8 @@ from functools import partial
 from hashlib import sha256
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.fusion.components import Found, Grouping
-from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.fusion.components import Found, Grouping, group
+from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.fusion.fingerprint import fingerprint
 from fusion_advisor.fusion.idioms import name_of
 from fusion_advisor.fusion.in_words import computed
@@ -62,6 +62,12 @@ class Identified:
 
     groups: tuple[Finding, ...]
     candidates: tuple[Finding, ...]
+
+
+def fused(flow: Dataflow, rulebook: Rulebook, faults: Faults) -> tuple[Grouping, Identified]:
+    """The groups of a graph, decided and named; a region that fails is noted in `faults`."""
+    grouping = group(flow, lambda launches: decide(flow, launches, rulebook, faults), rulebook)
+    return grouping, identify(flow, grouping, rulebook, faults)
 
 
 def identify(

@@ -12,9 +12,8 @@ from fusion_advisor.codegen.header import Stamp, checked, stamped
 from fusion_advisor.codegen.kernel_package import mark_of
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.fusion.components import group
-from fusion_advisor.fusion.decide import Decision, decide
-from fusion_advisor.fusion.findings import Finding, Identified, identify, with_registers
+from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.fusion.findings import Finding, Identified, fused, with_registers
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.frames import named
@@ -89,8 +88,7 @@ def analyze(
         flow = dataflow(annotate(graph, device))
         listener.stage("group")
         faults = Faults(strict=request.strict)
-        grouping = group(flow, lambda launches: decide(flow, launches, rulebook, faults), rulebook)
-        found = identify(flow, grouping, rulebook, faults)
+        grouping, found = fused(flow, rulebook, faults)
         listener.stage("emit")
         full_size = searcher is not None and bool(request.gpus)
         proofs = emitted(request, found, rulebook, faults, full_size=full_size)

@@ -289,8 +289,7 @@ def runs_of(
     if not request.verify:
         return None
     numbers, limit = rulebook.run, request.limits.memory_bytes
-    tensors = (t for node in flow.nodes if node.kind != "call" for t in node.outputs if t)
-    held, given = sum(tensor.bytes for tensor in tensors), _given_dtypes(flow)
+    held, given = _given_bytes(flow), _given_dtypes(flow)
     too_large = ""
     if held > numbers.memory.value * limit:
         too_large = (
@@ -370,11 +369,13 @@ def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
 
 def _has_more(there: Dataflow, here: Dataflow) -> bool:
     """Whether a model's inputs and weights are larger: its graph is compared, and it is not run."""
-    sizes = [
-        sum(t.bytes for node in each.nodes if node.kind != "call" for t in node.outputs if t)
-        for each in (there, here)
-    ]
-    return sizes[0] > sizes[1]
+    return _given_bytes(there) > _given_bytes(here)
+
+
+def _given_bytes(flow: Dataflow) -> int:
+    """Those of a model's weights and inputs."""
+    tensors = (t for node in flow.nodes if node.kind != "call" for t in node.outputs if t)
+    return sum(tensor.bytes for tensor in tensors)
 
 
 def _other_dtype(flow: Dataflow) -> str:
