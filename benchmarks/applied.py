@@ -36,10 +36,10 @@ LAYERS = 4
 def tried(family: str) -> dict[str, Any]:
     """One family: what is put, what it saves, and why the rest is not."""
     from fusion_advisor import apply
-    from fusion_advisor.capture.child import capture_module
-    from fusion_advisor.capture.loading import load
     from fusion_advisor.cost.annotate import annotate
     from fusion_advisor.cost.dataflow import dataflow
+    from fusion_advisor.frontend.child import capture_module
+    from fusion_advisor.frontend.loading import load
     from fusion_advisor.fusion.components import group
     from fusion_advisor.fusion.decide import decide
     from fusion_advisor.fusion.findings import identify

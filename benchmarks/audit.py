@@ -30,10 +30,10 @@ from typing import Any
 import sweep
 from rich.console import Console
 
-from fusion_advisor.capture.child import capture_here
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.annotate import Annotated, annotate
 from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.frontend.child import capture_here
 from fusion_advisor.fusion.components import Grouping, group
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.ir.kernel import Check, Kernel, from_json, to_json

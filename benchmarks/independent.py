@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from fusion_advisor.capture.loading import load
+from fusion_advisor.frontend.loading import load
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.ops import REGISTRY
 

@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 from patterns import Pattern, patterns
 
-from fusion_advisor.capture.child import capture_module
-from fusion_advisor.capture.user_model import HostFakeMode
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.frontend.child import capture_module
+from fusion_advisor.frontend.user_model import HostFakeMode
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.ir.kernel import Kernel

@@ -150,11 +150,11 @@ def _emitted(given: tuple[str, bool, str]) -> Job:
 
 
 def _analyse(pattern: Pattern, job: Job, device: str) -> None:
-    from fusion_advisor.capture.child import capture_module
-    from fusion_advisor.capture.user_model import HostFakeMode
     from fusion_advisor.codegen.emit import emit
     from fusion_advisor.cost.annotate import annotate
     from fusion_advisor.cost.dataflow import dataflow
+    from fusion_advisor.frontend.child import capture_module
+    from fusion_advisor.frontend.user_model import HostFakeMode
     from fusion_advisor.fusion.components import group
     from fusion_advisor.fusion.decide import decide
 

@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fusion_advisor.capture.child import Scenario, capture_here
+from fusion_advisor.frontend.child import Scenario, capture_here
 from fusion_advisor.ir.graph_json import graph_to_json
 from fusion_advisor.support.errors import AdvisorError
 from fusion_advisor.support.files import write

@@ -254,7 +254,7 @@ def _built(name: str, size: Size, layers: int, device: str) -> tuple[Any, dict[s
     import torch
     import transformers
 
-    from fusion_advisor.capture.hf import built
+    from fusion_advisor.frontend.hf import built
     from fusion_advisor.ir.scenario import Scenario
 
     fields = {**FAMILIES[name].config, "num_hidden_layers": layers}

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fusion_advisor.capture.session import record as record
+    from fusion_advisor.frontend.session import record as record
     from fusion_advisor.workflows.apply import apply as apply
     from fusion_advisor.workflows.live import Report as Report
     from fusion_advisor.workflows.live import analyze as analyze
@@ -17,7 +17,7 @@ _OFFERED = {
     "Report": "workflows.live",
     "analyze": "workflows.live",
     "apply": "workflows.apply",
-    "record": "capture.session",
+    "record": "frontend.session",
 }
 """What is offered, and the module that it is in."""
 

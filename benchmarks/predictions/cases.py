@@ -163,8 +163,8 @@ def _graph_of(source: Source) -> Graph:
         return pickle.loads(content) if source.suffix == ".pkl" else graph_from_json(content)
     import torch
 
-    from fusion_advisor.capture.child import capture_module
-    from fusion_advisor.capture.user_model import HostFakeMode
+    from fusion_advisor.frontend.child import capture_module
+    from fusion_advisor.frontend.user_model import HostFakeMode
 
     name, use = source
     pattern = next(p for p in series.patterns() if p.name == name)

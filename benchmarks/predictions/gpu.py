@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from cases import DEVICE, Case, read
 
-from fusion_advisor.capture.replay import replayed
+from fusion_advisor.frontend.replay import replayed
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.graph_json import graph_from_json
 from fusion_advisor.ir.kernel import to_json

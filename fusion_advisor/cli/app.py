@@ -59,7 +59,7 @@ def _prepared(words: list[str]) -> AbstractContextManager[None]:
     """While options are read, a child already imports torch for the commands that capture."""
     if not words or words[0] not in ("analyze", "emit", "patch") or "--help" in words:
         return nullcontext()
-    from fusion_advisor.capture.child import prepared
+    from fusion_advisor.frontend.child import prepared
     from fusion_advisor.ir.recording_file import names_json
 
     return nullcontext() if any(map(names_json, words[1:2])) else prepared()  # that has its graphs

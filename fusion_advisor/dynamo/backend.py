@@ -37,9 +37,9 @@ from typing import Any
 
 import torch
 
-from fusion_advisor.capture.aot import lower
 from fusion_advisor.dynamo.custom_ops import interpreted, substitute
 from fusion_advisor.dynamo.partition import Compiler, Place, divide
+from fusion_advisor.frontend.aot import lower
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device

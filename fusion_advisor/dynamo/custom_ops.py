@@ -24,11 +24,11 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx.experimental.symbolic_shapes import guard_scalar, statically_known_true
 
-from fusion_advisor.capture.aot import Lowered
-from fusion_advisor.capture.expansions import describe, symbolic
 from fusion_advisor.codegen.kernel_file import fixed_axes, origins
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.dynamo.partition import Place
+from fusion_advisor.frontend.aot import Lowered
+from fusion_advisor.frontend.expansions import describe, symbolic
 from fusion_advisor.fusion.lower import Expressed
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.kernel import Kernel

@@ -33,7 +33,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fusion_advisor.capture.replay import NODE, Launcher, opaque, operator_of, replayed
+from fusion_advisor.frontend.replay import NODE, Launcher, opaque, operator_of, replayed
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.graph_json import graph_from_json
 from fusion_advisor.ir.kernel import Case, Criterion, from_json, to_json

@@ -28,9 +28,9 @@ from unittest import mock
 import torch
 from torch.utils import _pytree as pytree
 
-from fusion_advisor.capture.child import relocate
-from fusion_advisor.capture.emitted_calls import references
-from fusion_advisor.capture.user_model import OnHost, defaults, found_in, leading_sizes, resized
+from fusion_advisor.frontend.child import relocate
+from fusion_advisor.frontend.emitted_calls import references
+from fusion_advisor.frontend.user_model import OnHost, defaults, found_in, leading_sizes, resized
 from fusion_advisor.ir.kernel import from_json, to_json
 from fusion_advisor.ir.scenario import Scenario, Sizes
 from fusion_advisor.measure.protocol import Ran, RunJob

@@ -67,7 +67,7 @@ def analyze(
 ) -> Analysis:
     """From a model's capture to a report with proven kernels.
 
-    `captured` waits for the graph: `capture.child.capturing` begins before this module, and all it
+    `captured` waits for the graph: `frontend.child.capturing` begins before this module, and all it
     imports, was loaded. A `searcher` finds the fastest configuration of each kernel. Raises
     UsageError for a wrong request and CaptureError for a model that cannot be captured.
     """

@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 
-from fusion_advisor.capture.child import capture_module
-from fusion_advisor.capture.user_model import resized
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.frontend.child import capture_module
+from fusion_advisor.frontend.user_model import resized
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.fusion.findings import identify

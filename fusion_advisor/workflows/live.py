@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 import torch
 
-from fusion_advisor.capture.child import capturing
-from fusion_advisor.capture.export import unwrapped
-from fusion_advisor.capture.session import captured_bare
-from fusion_advisor.capture.signature import signature
-from fusion_advisor.capture.user_model import inputs_of
+from fusion_advisor.frontend.child import capturing
+from fusion_advisor.frontend.export import unwrapped
+from fusion_advisor.frontend.session import captured_bare
+from fusion_advisor.frontend.signature import signature
+from fusion_advisor.frontend.user_model import inputs_of
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.graph_json import graph_to_data
 from fusion_advisor.ir.scenario import Request, Scenario

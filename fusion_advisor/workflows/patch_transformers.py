@@ -27,13 +27,13 @@ from typing import Any
 
 import torch
 
-from fusion_advisor.capture.child import capture_module
-from fusion_advisor.capture.loading import load
-from fusion_advisor.capture.user_model import resized
 from fusion_advisor.codegen.header import stamped
 from fusion_advisor.codegen.kernel_package import package_files
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.frontend.child import capture_module
+from fusion_advisor.frontend.loading import load
+from fusion_advisor.frontend.user_model import resized
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.findings import identify
 from fusion_advisor.ir.kernel import LICENSE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from threading import Lock
 
-from fusion_advisor.capture.child import capture_here, relocate
+from fusion_advisor.frontend.child import capture_here, relocate
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.scenario import Moved, Scenario
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusion_advisor.capture.child import capture_module
-from fusion_advisor.capture.expansions import describe
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.annotate import Cost, annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.frontend.child import capture_module
+from fusion_advisor.frontend.expansions import describe
 from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Symbol, Tensor
 from fusion_advisor.ir.kernel import Kernel, Launch

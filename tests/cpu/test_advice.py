@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fusion_advisor.advice.run import advise
-from fusion_advisor.capture.child import capture_module
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.frontend.child import capture_module
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.rulebook.load import load_rulebook

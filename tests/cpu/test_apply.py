@@ -438,7 +438,7 @@ def test_applied_kernels_are_known_when_analysed_again(tmp_path: Path) -> None:
     run(
         tmp_path,
         """
-        from fusion_advisor.capture.child import capture_module
+        from fusion_advisor.frontend.child import capture_module
         graph = capture_module(model, (x,))
         own = [node.op for node in graph.nodes if node.op.startswith("fusion_advisor.")]
         assert len(own) == sum(done.kernels.values()), own
@@ -741,7 +741,7 @@ def test_functions_of_tables_and_callable_objects(tmp_path: Path) -> None:
         """
         import copy, pickle
         import tables
-        from fusion_advisor.capture.child import capture_module
+        from fusion_advisor.frontend.child import capture_module
         torch.manual_seed(0)
         model, plain = tables.Model().eval(), tables.Model().eval()
         plain.load_state_dict(model.state_dict())
@@ -884,7 +884,7 @@ FAMILIES = """
 import copy
 import fusion_advisor
 import torch
-from fusion_advisor.capture.child import capture_module
+from fusion_advisor.frontend.child import capture_module
 from transformers import AutoConfig, AutoModel
 
 small = dict(hidden_size=64, intermediate_size=160, num_attention_heads=4, num_hidden_layers=2)

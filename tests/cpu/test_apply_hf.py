@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from fusion_advisor import apply
-from fusion_advisor.capture.child import capture_module
+from fusion_advisor.frontend.child import capture_module
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor.capture.child import capture_module
-from fusion_advisor.capture.replay import replayed
+from fusion_advisor.frontend.child import capture_module
+from fusion_advisor.frontend.replay import replayed
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case, Kernel
 from fusion_advisor.measure.child import Absent, group, way_of

@@ -14,8 +14,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fusion_advisor.capture.replay import Launcher, replayed
 from fusion_advisor.cli.app import app
+from fusion_advisor.frontend.replay import Launcher, replayed
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.fusion.findings import identify

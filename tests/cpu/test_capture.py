@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from fusion_advisor.capture.child import InputSpec, Scenario, capture_here, capture_module
+from fusion_advisor.frontend.child import InputSpec, Scenario, capture_here, capture_module
 from fusion_advisor.ir.graph import Graph, Node, Ref
 from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
 from fusion_advisor.support.errors import CaptureError

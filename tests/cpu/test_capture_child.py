@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.capture import child as capture_module
-from fusion_advisor.capture.child import Limits, Scenario, capture, prepared
+from fusion_advisor.frontend import child as capture_module
+from fusion_advisor.frontend.child import Limits, Scenario, capture, prepared
 from fusion_advisor.ir.scenario import Request
 from fusion_advisor.support import forkserver as forks
 from fusion_advisor.support.errors import CaptureError, UsageError
@@ -153,7 +153,7 @@ def test_a_folder_that_was_left_is_not_the_forks(
 
 def test_a_template_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = write(tmp_path, HEAD + FORWARD + "return x.exp()" + TAIL)
-    monkeypatch.setattr("fusion_advisor.capture.child._COMMAND", ("false",))
+    monkeypatch.setattr("fusion_advisor.frontend.child._COMMAND", ("false",))
     with prepared():
         time.sleep(0.5)
         monkeypatch.undo()
@@ -186,7 +186,7 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
 
 
 def test_the_parent_imports_no_torch() -> None:
-    code = "import sys, fusion_advisor.capture.child; sys.exit('torch' in sys.modules)"
+    code = "import sys, fusion_advisor.frontend.child; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

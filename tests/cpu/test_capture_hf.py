@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fusion_advisor.capture.child import Scenario, capture_here
+from fusion_advisor.frontend.child import Scenario, capture_here
 from fusion_advisor.ir.scenario import parse_input
 from fusion_advisor.support.errors import CaptureError
 

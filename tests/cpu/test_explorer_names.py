@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fusion_advisor.capture.child import capture_here
+from fusion_advisor.frontend.child import capture_here
 
 
 class Small(nn.Module):

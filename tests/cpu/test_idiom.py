@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fusion_advisor.capture.child import capture_module
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.frontend.child import capture_module
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.fusion.findings import Finding, Identified, identify

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fusion_advisor.capture.child import capture_module, parse_input
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.frontend.child import capture_module, parse_input
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.fusion.findings import Identified, identify

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor.capture.replay import NODE, Launcher, replayed
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.frontend.replay import NODE, Launcher, replayed
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.ir.graph import Graph

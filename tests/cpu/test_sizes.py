@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from fusion_advisor import apply
-from fusion_advisor.capture.child import capture_module
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.frontend.child import capture_module
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.fusion.findings import identify

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fusion_advisor.capture.child import capture_here, capture_module
 from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.frontend.child import capture_here, capture_module
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.fusion.findings import identify

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.capture.child import capture_module
 from fusion_advisor.cost.annotate import Annotated, annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.frontend.child import capture_module
 from fusion_advisor.fusion.components import Grouping, group
 from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.ir.scenario import Scenario

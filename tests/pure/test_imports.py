@@ -22,21 +22,21 @@ ir           support
 rulebook     support ir
 region       ir rulebook
 ops          ir region
-capture      support ir rulebook ops
+frontend     support ir rulebook ops
 cost         ir rulebook region ops
 schedules    ir rulebook region
 perfmodel    ir rulebook region ops cost schedules
 fusion       ir rulebook region ops cost schedules
 codegen      support ir rulebook region ops cost schedules fusion
 verify       support ir rulebook cost codegen
-measure      support ir rulebook capture cost schedules fusion codegen verify
+measure      support ir rulebook frontend cost schedules fusion codegen verify
 advice       ir rulebook ops cost
 report       support ir rulebook ops cost fusion measure advice
 ci           support ir rulebook cost fusion report
-sourcepatch  support ir rulebook region ops capture cost fusion codegen verify measure report
-dynamo       support ir rulebook region ops capture cost schedules fusion codegen report
-workflows    support ir rulebook capture cost fusion codegen verify measure report sourcepatch
-cli          support ir rulebook ops capture codegen verify measure report ci workflows
+sourcepatch  support ir rulebook region ops frontend cost fusion codegen verify measure report
+dynamo       support ir rulebook region ops frontend cost schedules fusion codegen report
+workflows    support ir rulebook frontend cost fusion codegen verify measure report sourcepatch
+cli          support ir rulebook ops frontend codegen verify measure report ci workflows
 """
 """A room, and the rooms whose modules it imports: all of them stand above it."""
 
@@ -44,7 +44,7 @@ ALLOWED = {room: tuple(rooms) for room, *rooms in map(str.split, CONTRACT.strip(
 ENTRIES = 25
 """Most entries of the package: what one reads in a listing."""
 
-USES_TORCH = ("capture", "verify", "measure", "sourcepatch", "dynamo", "workflows")
+USES_TORCH = ("frontend", "verify", "measure", "sourcepatch", "dynamo", "workflows")
 """The rooms that may import torch or triton, at the top of a module or inside a function."""
 
 HEAVY = ("torch", "triton", "networkx", "pydantic", "numpy", "sympy", "transformers")
@@ -178,7 +178,7 @@ def test_the_command_line_starts_light() -> None:
 
 
 def test_a_capture_starts_light() -> None:
-    assert loaded_by("fusion_advisor.capture.child") == set()
+    assert loaded_by("fusion_advisor.frontend.child") == set()
 
 
 def test_the_rulebook_needs_pydantic_alone() -> None:

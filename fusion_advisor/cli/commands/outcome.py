@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def outcome_of(request: Request, verbose: bool, *, cached: bool, assumed: bool = True) -> Outcome:
     """The report, kernels and graph of a request: of the cache where it has them, else anew. Says
     what was `assumed`, or nothing of that."""
-    from fusion_advisor.capture.child import dismiss
     from fusion_advisor.ci.cache import Outcome, cache_folder, find, find_graph, keep, keep_graph
+    from fusion_advisor.frontend.child import dismiss
     from fusion_advisor.ir.frames import named
     from fusion_advisor.ir.graph_json import graph_to_data
 
@@ -69,7 +69,7 @@ def analyzed(
     assumed: bool = True,
 ) -> Analysis:
     """Runs the pipeline on a model that a child captures, or whose graph is known."""
-    from fusion_advisor.capture.child import capturing
+    from fusion_advisor.frontend.child import capturing
 
     most = rulebook_of(request.rules).capture.mask_elements.count
     capture = capturing(

@@ -48,7 +48,7 @@ def patch(
     search: Search = False,
 ) -> int:
     """Put the kernels of MODEL's groups into its source: as a diff, or as a class ModelNew."""
-    from fusion_advisor.capture.child import capture
+    from fusion_advisor.frontend.child import capture
     from fusion_advisor.rulebook.local_gpu import require_triton
     from fusion_advisor.workflows.patch import STAGES, patched
 

@@ -49,7 +49,7 @@ from fusion_advisor.support.forkserver import Fork, Forks, end_with_parent
 if TYPE_CHECKING:
     import torch
 
-    from fusion_advisor.capture.user_model import Loaded
+    from fusion_advisor.frontend.user_model import Loaded
 
 __all__ = [
     "InputSpec", "Limits", "Scenario", "capture", "capture_here", "capture_loaded",
@@ -159,7 +159,7 @@ def capture_module(
 ) -> Graph:
     """Captures a module with the inputs given, in this process, as `capturing` does a model.
     Without `breaks` Dynamo is not asked where it breaks the graph. Raises CaptureError."""
-    from fusion_advisor.capture.user_model import HostFakeMode, Loaded
+    from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
 
     scenario = scenario or Scenario()
     fake = _fake_mode_of(module, args, kwargs or {}) or HostFakeMode()
@@ -187,7 +187,7 @@ def capture_here(
     mask_elements: int | None = None,
 ) -> Graph:
     """Captures MODEL in this process, without limits: what the child of `capturing` does."""
-    from fusion_advisor.capture.loading import load
+    from fusion_advisor.frontend.loading import load
 
     if model.startswith("hf:"):
         with contextlib.suppress(ModuleNotFoundError):  # told by load, in one line
@@ -223,9 +223,9 @@ def _translate(
     """Traces what was loaded and writes its launches down."""
     import torch
 
-    from fusion_advisor.capture.eager_trace import Launcher
-    from fusion_advisor.capture.export import from_program, launch, trace
-    from fusion_advisor.capture.masks import masks
+    from fusion_advisor.frontend.eager_trace import Launcher
+    from fusion_advisor.frontend.export import from_program, launch, trace
+    from fusion_advisor.frontend.masks import masks
 
     if loaded.program is not None:
         traced = from_program(loaded.program)
@@ -261,7 +261,7 @@ def _translate(
 def _not_run(module: torch.nn.Module, nodes: Sequence[Node]) -> tuple[str, ...]:
     """The topmost modules that have parameters of which no launch reads one. None of a model of
     which none reads any: it computes with what it is given."""
-    from fusion_advisor.capture.expansions import identifier
+    from fusion_advisor.frontend.expansions import identifier
 
     read = {ref.node for node in nodes for ref in node.refs()}
     named = module.named_parameters(remove_duplicate=False)  # one that is tied has several names
@@ -301,7 +301,7 @@ def _refuse_missing(model: str) -> None:
         )
 
 
-_COMMAND = (sys.executable, "-P", "-m", "fusion_advisor.capture.child")
+_COMMAND = (sys.executable, "-P", "-m", "fusion_advisor.frontend.child")
 _prepared: list[tuple[Forks, object]] = []
 
 
@@ -546,7 +546,7 @@ def relocate(folder: str, copy: str) -> None:
 def _import() -> bytes:
     """Imports what every capture needs, which is no part of its seconds; the error, if any."""
     try:
-        for module in ("torch._dynamo", "torch.export._trace", "fusion_advisor.capture.loading"):
+        for module in ("torch._dynamo", "torch.export._trace", "fusion_advisor.frontend.loading"):
             importlib.import_module(module)
     except Exception as error:  # noqa: BLE001 the parent tells the user, in one line
         return _failed(error)
@@ -579,5 +579,5 @@ def _scenario(content: dict[str, Any]) -> Scenario:
 
 if __name__ == "__main__":
     # Under its own name, so that its classes exist once.
-    module, (_, given) = importlib.import_module("fusion_advisor.capture.child"), sys.argv
+    module, (_, given) = importlib.import_module("fusion_advisor.frontend.child"), sys.argv
     module.serve_forks(int(given)) if given.isdigit() else module.serve(given)

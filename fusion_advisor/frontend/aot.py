@@ -26,10 +26,10 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from fusion_advisor.capture.decompositions import COMPOSITES
-from fusion_advisor.capture.eager_trace import Launcher
-from fusion_advisor.capture.expansions import hint, identifier
-from fusion_advisor.capture.export import Placeholder, Traced, launch
+from fusion_advisor.frontend.decompositions import COMPOSITES
+from fusion_advisor.frontend.eager_trace import Launcher
+from fusion_advisor.frontend.expansions import hint, identifier
+from fusion_advisor.frontend.export import Placeholder, Traced, launch
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.support.errors import CaptureError
 

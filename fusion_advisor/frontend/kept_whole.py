@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fusion_advisor.capture.expansions import (
+from fusion_advisor.frontend.expansions import (
     Expansion,
     Launch,
     Output,
@@ -28,7 +28,7 @@ from fusion_advisor.capture.expansions import (
     schema_values,
     values_in,
 )
-from fusion_advisor.capture.recurrent import RECURRENT, output_shape
+from fusion_advisor.frontend.recurrent import RECURRENT, output_shape
 from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.ops.attention import ATTENTION
 

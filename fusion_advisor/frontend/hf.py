@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusion_advisor.capture.user_model import Loaded, building, guarded, read_json, under_scenario
+from fusion_advisor.frontend.user_model import Loaded, building, guarded, read_json, under_scenario
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.support.errors import CaptureError, did_you_mean
 

@@ -46,9 +46,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from fusion_advisor.capture.child import capture_loaded
-from fusion_advisor.capture.export import unwrapped
-from fusion_advisor.capture.signature import (
+from fusion_advisor.frontend.child import capture_loaded
+from fusion_advisor.frontend.export import unwrapped
+from fusion_advisor.frontend.signature import (
     Part,
     as_data,
     elements,
@@ -59,7 +59,7 @@ from fusion_advisor.capture.signature import (
     unknown_in,
     without_sizes,
 )
-from fusion_advisor.capture.user_model import HostFakeMode, Loaded
+from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
 from fusion_advisor.ir.frames import is_user
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.graph_json import graph_to_data

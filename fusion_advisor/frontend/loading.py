@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusion_advisor.capture.user_model import HostFakeMode, Loaded, load_program, load_python
+from fusion_advisor.frontend.user_model import HostFakeMode, Loaded, load_program, load_python
 from fusion_advisor.ir.scenario import Scenario
 
 
@@ -10,7 +10,7 @@ def load(model: str, scenario: Scenario) -> Loaded:
     """Resolve MODEL and build it under `scenario`; CaptureError names what failed and where."""
     fake = HostFakeMode()
     if model.startswith("hf:"):
-        from fusion_advisor.capture.hf import load_config  # transformers is an extra
+        from fusion_advisor.frontend.hf import load_config  # transformers is an extra
 
         loaded = load_config(model.removeprefix("hf:"), scenario, fake)
     elif model.endswith(".pt2"):

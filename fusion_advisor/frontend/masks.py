@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from fusion_advisor.capture.replay import operator_of, replayed
+from fusion_advisor.frontend.replay import operator_of, replayed
 from fusion_advisor.ir.graph import Graph, Mask, MaskSays, Node, Ref
 from fusion_advisor.ops.attention import mask_of
 from fusion_advisor.support.load_kernel_file import Fault

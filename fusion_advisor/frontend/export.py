@@ -33,13 +33,13 @@ from torch.export.graph_signature import InputKind
 from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
 
-from fusion_advisor.capture.eager_trace import Launcher
-from fusion_advisor.capture.emitted_calls import own_kernels
-from fusion_advisor.capture.expansions import describe, identifier
-from fusion_advisor.capture.kept_ends import KeptEnds
-from fusion_advisor.capture.recurrent import whole_recurrent_layers
-from fusion_advisor.capture.source_tracer import Recorder, mark
-from fusion_advisor.capture.triton_calls import opaque_triton
+from fusion_advisor.frontend.eager_trace import Launcher
+from fusion_advisor.frontend.emitted_calls import own_kernels
+from fusion_advisor.frontend.expansions import describe, identifier
+from fusion_advisor.frontend.kept_ends import KeptEnds
+from fusion_advisor.frontend.recurrent import whole_recurrent_layers
+from fusion_advisor.frontend.source_tracer import Recorder, mark
+from fusion_advisor.frontend.triton_calls import opaque_triton
 from fusion_advisor.ir.frames import choose, source_of_frame, source_of_traceback
 from fusion_advisor.ir.graph import NodeKind, Ref, Source
 from fusion_advisor.ir.source_trace import Trail

@@ -27,8 +27,8 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusion_advisor.capture.decompositions import COMPOSITES
-from fusion_advisor.capture.expansions import (
+from fusion_advisor.frontend.decompositions import COMPOSITES
+from fusion_advisor.frontend.expansions import (
     OPERAND,
     Expansion,
     Launch,
@@ -45,8 +45,8 @@ from fusion_advisor.capture.expansions import (
     symbolic,
     values_in,
 )
-from fusion_advisor.capture.kept_whole import Method, kept_whole, op_name, whole_operator
-from fusion_advisor.capture.source_tracer import marked
+from fusion_advisor.frontend.kept_whole import Method, kept_whole, op_name, whole_operator
+from fusion_advisor.frontend.source_tracer import marked
 from fusion_advisor.ir.frames import source_of
 from fusion_advisor.ir.graph import Node, NodeKind, Ref, Source, Symbol, Tensor
 from fusion_advisor.support.errors import CaptureError
