@@ -11,7 +11,7 @@ import signal
 import sys
 import traceback
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -21,7 +21,6 @@ from fusion_advisor.support.errors import AdvisorError
 
 app = typer.Typer(
     name="fusion-advisor",
-    help="Which operators of a PyTorch model to fuse, why, what it saves, and a checked kernel.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -33,6 +32,28 @@ for _command in (
     known.explain, known.devices, known.rules, known.ops, known.doctor,
 ):  # fmt: skip
     app.command()(_command)
+
+
+def _version(asked: bool) -> None:
+    """One line with the version of the tool and of what it stands on, as far as installed."""
+    if asked:
+        from fusion_advisor.rulebook.local_gpu import version
+
+        packages = ("fusion-advisor", "torch", "triton")
+        print(", ".join(f"{package} {version(package) or 'unknown'}" for package in packages))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the versions and exit.", callback=_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Which operators of a PyTorch model to fuse, why, what it saves, and a checked kernel."""
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,12 @@ def softmax(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     assert done.returncode == 0, done.stderr
     assert not done.stdout
     return folder, done.stderr
+
+
+def test_the_versions_are_one_line() -> None:
+    done = run("--version")
+    assert re.fullmatch(r"fusion-advisor \S+, torch \S+, triton \S+\n", done.stdout)
+    assert done.returncode == 0
 
 
 def test_no_command_shows_the_commands() -> None:
