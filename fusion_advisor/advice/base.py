@@ -1,4 +1,4 @@
-"""What a kind of advice reads, and what it says."""
+"""The input and the output of a kind of advice."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fusion_advisor.ops import Call
 from fusion_advisor.rulebook.schema import Rulebook
 
 MOST_TOLD = 3
-"""Places of one sort that a finding's evidence names."""
+"""Places of one sort that the evidence of a finding names, at most."""
 
 K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """`saved_us` is what following it saves at most, of one step; None where nothing predicts it.
-    `evidence` are the facts that it stands on. `mark` is equal for the same advice on a model whose
-    lines moved or whose layers are more."""
+    """A finding. `saved_us` is the time of one step that following it saves at most; None where
+    nothing predicts it. `evidence` are the facts behind it. `mark` is equal for the same advice on
+    a model with moved lines or more layers."""
 
     code: str
     message: str
@@ -35,7 +35,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Model:
-    """An annotated graph, and its launches that kernels of accepted groups take over."""
+    """An annotated graph, with the launches that kernels of accepted groups replace."""
 
     flow: Dataflow
     grouped: frozenset[int]
@@ -44,7 +44,7 @@ class Model:
 
     @property
     def left(self) -> Iterator[int]:
-        """The launches that stay as they are."""
+        """Positions of the launches that no kernel replaces."""
         return (i for i in self.launches if i not in self.grouped)
 
     @property
@@ -68,17 +68,17 @@ class Model:
         return sum(self.cost(i).bytes for i in numbers)
 
     def sources(self, numbers: Iterable[int]) -> tuple[Source, ...]:
-        """Their lines, each once."""
+        """The source lines of launches, each once."""
         lines = (self.flow.nodes[i].source for i in numbers)
         return tuple(dict.fromkeys(line for line in lines if line))
 
     def origin(self, ref: Ref) -> Node:
-        """The node that made what a chain of views looks at."""
+        """The node whose result a chain of views looks at."""
         return self.flow.nodes[self.flow.position[self.flow.base(ref).node]]
 
 
 def by(numbers: Iterable[int], key: Callable[[int], K]) -> dict[K, list[int]]:
-    """Nodes by a key, in order."""
+    """Nodes grouped by a key, in order."""
     found: dict[K, list[int]] = {}
     for number in numbers:
         found.setdefault(key(number), []).append(number)
@@ -86,7 +86,7 @@ def by(numbers: Iterable[int], key: Callable[[int], K]) -> dict[K, list[int]]:
 
 
 def mark(code: str, *facts: object) -> str:
-    """The same for the same facts."""
+    """A short hash of facts."""
     return hashlib.sha256(repr((code, *facts)).encode()).hexdigest()
 
 
@@ -98,6 +98,6 @@ def layout(tensor: Tensor) -> str:
 
 
 def counted(numbers: list[int], what: str) -> str:
-    """`3 copies`, `1 copy`: `what` in the singular."""
+    """A count with its noun: `3 copies`, `1 copy`; `what` is the singular."""
     plural = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
     return f"{len(numbers)} {what if len(numbers) == 1 else plural}"

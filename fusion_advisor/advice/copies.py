@@ -1,4 +1,4 @@
-"""Which launches only move a tensor's elements, and which of them another kind speaks of."""
+"""Launches that only move the elements of a tensor, and which kind of advice covers each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COPIES = frozenset(
 
 
 def copies(model: Model) -> Iterator[tuple[int, Ref]]:
-    """Launches that no kernel takes over, with the tensor that each copies."""
+    """Copies that no kernel replaces, each with the tensor that it copies."""
     for number in model.left:
         node = model.flow.nodes[number]
         refs = model.flow.operands[number]
@@ -23,7 +23,7 @@ def copies(model: Model) -> Iterator[tuple[int, Ref]]:
 
 
 def _crosses(model: Model, number: int) -> bool:
-    """From or to another device: a transfer, no copy within HBM."""
+    """Whether a copy goes from or to another device: a transfer, no copy within HBM."""
     return dict(model.flow.nodes[number].kwargs).get("device") is not None
 
 
@@ -32,13 +32,13 @@ def same_dtype(model: Model, number: int, ref: Ref) -> bool:
 
 
 def repeats(tensor: Tensor) -> int:
-    """How often an expanded tensor has each element."""
+    """How often an expanded tensor repeats each element."""
     return tensor.numel // tensor.addressed if tensor.addressed else 1
 
 
 def needed(model: Model, number: int, ref: Ref) -> bool:
-    """Does a copy have to be one? It is written into, or what it copies is, later on; it writes
-    into a tensor that is there; or its caller alone gets it, and may need it so."""
+    """Whether a copy is needed: it, or the tensor that it copies, is written to later; it writes
+    into an existing tensor; or its caller alone gets it, and may need the layout."""
     nodes = model.flow.nodes
     storages = {nodes[number].out.storage, model.flow.annotated.tensors[ref].storage}
     written = any(storages & set(node.mutates) for node in nodes[number:])
@@ -46,12 +46,9 @@ def needed(model: Model, number: int, ref: Ref) -> bool:
 
 
 def sharing_heads(model: Model, number: int, ref: Ref) -> int:
-    """How many heads share each that a launch copies, where attention takes both its keys and its
-    values so; 1 for any other copy.
-
-    What is copied is [batch, heads, sharing, length, width] with its third dimension expanded,
-    which is what `enable_gqa=True` reads without a copy.
-    """
+    """The number of heads that share each copied head, where attention takes both keys and values
+    from such copies; 1 for any other copy. The copied tensor is [batch, heads, sharing, length,
+    width] with its third dimension expanded, which `enable_gqa=True` reads without a copy."""
     times = _third_expanded(model, ref)
     readers = list(model.flow.uses(Ref(model.flow.nodes[number].name)))
     if times == 1 or not readers:
@@ -68,7 +65,7 @@ def _third_expanded(model: Model, ref: Ref) -> int:
 
 
 def _takes_shared(model: Model, reader: int, number: int, times: int) -> bool:
-    """Is a reader an attention whose keys and values are such copies, this one among them?"""
+    """Whether a reader is an attention whose keys and values are such copies, this copy among them."""
     flow = model.flow
     if flow.nodes[reader].op != ATTENTION:
         return False

@@ -1,4 +1,4 @@
-"""Where the captured graph is not all that eager runs."""
+"""Differences between the captured graph and what eager runs."""
 
 from __future__ import annotations
 

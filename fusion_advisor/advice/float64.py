@@ -1,4 +1,4 @@
-"""Kernels that compute in float64, and where that begins."""
+"""Launches that compute in float64, and where that begins."""
 
 from __future__ import annotations
 

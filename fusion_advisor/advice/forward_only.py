@@ -1,4 +1,4 @@
-"""Kernels have no backward."""
+"""Advice that the kernels have no backward."""
 
 from __future__ import annotations
 

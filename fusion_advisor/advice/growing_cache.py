@@ -31,8 +31,8 @@ def find(model: Model) -> Iterator[Advice]:
 
 
 def _kept(model: Model, number: int) -> float:
-    """The share of a concatenation that was an input of the model, if it is a cache's: what is
-    appended is computed, of something else, and the whole is both used and returned."""
+    """Share of a concatenation that was an input of the model, if the input is a cache: the
+    appended part is computed from something else, and the whole is both used and returned."""
     flow = model.flow
     node = flow.nodes[number]
     uses = set(flow.uses(Ref(node.name))) if node.op == _CAT else set[int]()

@@ -38,12 +38,12 @@ def find(model: Model) -> Iterator[Advice]:
 
 
 def waits(model: Model) -> list[int]:
-    """Positions of the ops that the host waits for."""
+    """Positions of the ops that make the host wait."""
     return [i for i in range(len(model.flow.nodes)) if _why(model, i)]
 
 
 def _why(model: Model, number: int) -> str:
-    """What makes the host wait for a node; empty where it does not."""
+    """The reason that a node makes the host wait; "" where it does not."""
     node = model.flow.nodes[number]
     if node.op in _WAITING and dict(node.kwargs).get("output_size") is None:
         return f"the host needs what {node.op} found, or how much"
@@ -55,7 +55,7 @@ def _why(model: Model, number: int) -> str:
 
 
 def _masked(model: Model, number: int) -> bool:
-    """Is an index a mask? A number that is put there fills instead, and nobody waits."""
+    """Whether an index is a mask. Storing a number at a mask is a fill, which makes nobody wait."""
     call, tensors = model.call(number), model.flow.annotated.tensors
     indices, value = call.arg(1, "indices"), call.arg(2, "values")
     if isinstance(value, Ref) and tensors[value].numel == 1 and _constant(model, value):

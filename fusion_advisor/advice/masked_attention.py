@@ -1,4 +1,4 @@
-"""Attentions that a mask keeps off the flash kernel."""
+"""Attentions that a mask keeps from the flash kernel."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find(model: Model) -> Iterator[Advice]:
 
 
 def _keeps_off(model: Model, number: int) -> bool:
-    """Is a launch an attention that the flash kernel would serve without its mask?"""
+    """Whether a launch is an attention that the flash kernel would serve without its mask."""
     call = model.call(number)
     if mask_of(call.node) is None:
         return False
@@ -61,7 +61,8 @@ def _keeps_off(model: Model, number: int) -> bool:
 
 
 def _saved(model: Model, numbers: list[int], says: str) -> float | None:
-    """Of the attention's predicted time what the flash kernel leaves out, as measured."""
+    """Part of the attention's predicted time that the flash kernel saves, as measured; None where
+    it is unknown."""
     if says not in ("nothing", "causal"):
         return None
     kind = model.rulebook.advice_kind("masked-attention")
@@ -70,7 +71,7 @@ def _saved(model: Model, numbers: list[int], says: str) -> float | None:
 
 
 def _making(model: Model, numbers: list[int]) -> list[int]:
-    """The launches that only make these attentions' masks."""
+    """The launches that only make the masks of these attentions."""
     flow = model.flow
     gone = set(numbers)
     todo = [ref for i in numbers if (ref := mask_of(flow.nodes[i]))]

@@ -17,8 +17,8 @@ def advise(
     rulebook: Rulebook,
     faults: Faults | None = None,
 ) -> tuple[Advice, ...]:
-    """All findings, the most time first. `grouped` are the launches that a kernel takes over. Given
-    `faults`, a kind of advice that cannot be given is left out."""
+    """All findings, the most time first. `grouped` are the launches that a kernel replaces. Given
+    `faults`, a kind of advice that fails is left out and noted there."""
     model = Model(flow, frozenset(grouped), training, rulebook)
     found: list[Advice] = []
     for find in KINDS.values():

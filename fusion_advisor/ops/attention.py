@@ -1,4 +1,4 @@
-"""Attention as graphs have it: one call, which may take a mask."""
+"""Attention as a graph has it: one call, which may take a mask."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fusion_advisor.ir.graph import Node, Ref
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
 _MASK = 3
-"""Where it takes one."""
+"""The position of the mask among the arguments, by the op."""
 
 
 def mask_of(node: Node) -> Ref | None:

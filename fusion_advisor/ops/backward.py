@@ -1,4 +1,4 @@
-"""Gradients: what the backward pass launches."""
+"""Gradients: the ops that the backward pass launches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def leaky_relu_backward(
 
 
 _SIXTH = 0.1666666716337204
-"""1 / 6 as eager's kernel holds it, in single precision."""
+"""1 / 6 in single precision, as eager's kernel holds it."""
 
 
 @pointwise("aten.hardsigmoid_backward.default")

@@ -1,5 +1,5 @@
-"""Copies: the elements of the operands elsewhere. In a region nothing is copied: whoever reads the
-result pulls its element from where it came."""
+"""Copies: ops that move elements. A region copies nothing: the consumer of the result reads the
+element of the operand."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from fusion_advisor.region.axes import AxisList, NotExpressible
 from fusion_advisor.region.builder import Builder, Scalar, Value
 
 Where = Callable[[int, int, int], int]
-"""The index in the operand for a place of the result: of the dimension, the place and the size."""
+"""Gives the index in the operand for an index in the result; takes the dimension, the index and the
+size."""
 
 
 def _moved(b: Builder, x: Value, sizes: Mapping[int, int], where: Where) -> Value:
-    """The value with some dimensions of other sizes, its elements taken from elsewhere."""
+    """The value with new sizes of some dimensions, whose elements are read at the indices that
+    `where` gives."""
     dims = list(x.dims)
     wheres: dict[int, int] = {}
     for dim, size in sizes.items():
@@ -33,7 +35,7 @@ def _moved(b: Builder, x: Value, sizes: Mapping[int, int], where: Where) -> Valu
 
 @copied("aten.cat.default", inputs="result")
 def cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
-    """Empty tensors of one dimension are passed over, as in eager."""
+    """Concatenation. Empty tensors of one dimension are left out, as in eager."""
     full = [x for x in tensors if 0 not in x.shape]
     if not full or any(0 in x.shape and len(x.shape) > 1 for x in tensors):
         raise NotExpressible("an empty tensor")
@@ -50,7 +52,7 @@ def stack(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 
 def _pads(x: Value, pad: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Each dimension that is padded, with the elements before and behind it."""
+    """Each padded dimension, with the number of elements before and behind it."""
     for n in range(len(pad) // 2):
         before, behind = pad[2 * n], pad[2 * n + 1]
         if before or behind:
@@ -72,7 +74,8 @@ def constant_pad(b: Builder, x: Value, pad: Sequence[int], value: Scalar = 0) ->
 
 
 def _padded(b: Builder, x: Value, pad: Sequence[int], where: Where) -> Value:
-    """Padded with elements of its own; `where` maps an index that may lie outside."""
+    """The value padded with its own elements; `where` maps an index that may lie outside to one
+    inside."""
     pads = {dim: (before, behind) for dim, before, behind in _pads(x, pad)}
 
     def shifted(dim: int, place: int, size: int) -> int:
@@ -134,7 +137,7 @@ def flip(b: Builder, x: Value, dims: Sequence[int]) -> Value:
 
 @copied("aten.roll.default")
 def roll(b: Builder, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
-    """Without dimensions, along the elements in row-major order."""
+    """Roll along dimensions; without dimensions, along all elements in row-major order."""
     if not dims:
         flat = roll(b, reshaped(b, x, (prod(x.shape),)), shifts, (0,))
         return reshaped(b, flat, x.shape)
@@ -183,7 +186,8 @@ def _each_repeated(b: Builder, x: Value, dim: int, times: int) -> Value:
 def _shuffled(
     b: Builder, x: Value, shape: Sequence[int], fixed: Sequence[int], order: Sequence[int]
 ) -> Value:
-    """Regrouped, permuted, and regrouped as the result; some of the sizes are arguments."""
+    """The value regrouped to `shape`, permuted, and regrouped to the result; `fixed` sizes are
+    arguments of the op."""
     cut = reshaped(b, x, shape)
     b.pin(cut.dims[dim] for dim in fixed)
     return reshaped(b, b.permute(cut, order), shape_of(b))
@@ -220,8 +224,8 @@ _SHAPE = {1: "None if {1} is None else {shape}[2:]"}
 
 
 def _nearest(b: Builder, x: Value, scales: Sequence[Scalar | None], twice: int) -> Value:
-    """Each place takes the element that it lies over; `twice` is where in a place one looks, in
-    halves."""
+    """Nearest upsampling: each element takes the element that it lies over; `twice` is the sampling
+    point within an element, in halves."""
     places: dict[int, int] = {}
     for dim, scale in enumerate(scales, 2):
         size, wanted = x.shape[dim], shape_of(b)[dim]
@@ -241,7 +245,7 @@ def _nearest(b: Builder, x: Value, scales: Sequence[Scalar | None], twice: int) 
 
 
 def _sources(size: int, wanted: int, scale: Scalar | None, half: float) -> list[int]:
-    """The element under each place, in the single precision in which eager finds it."""
+    """The source index of each position, computed in single precision as eager does."""
     step = _single(1.0 / scale if scale else size / wanted)
     return [min(int(_single(_single(i + half) * step)), size - 1) for i in range(wanted)]
 
@@ -252,7 +256,7 @@ def _single(value: float) -> float:
 
 
 def _register_nearest(name: str, spatial: int, twice: int) -> None:
-    """Both overloads for some number of spatial dimensions."""
+    """Register both overloads for a number of spatial dimensions."""
 
     @meaning_of("window", f"{name}.default", inputs="raw", sizes=_SHAPE)
     def sized(b: Builder, x: Value, size: Arg, *scales: Scalar | None) -> Value:

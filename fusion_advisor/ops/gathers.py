@@ -1,5 +1,5 @@
-"""Gathers: elements whose places other tensors hold. HBM bytes are of the rows touched, never more
-than the table."""
+"""Gathers: elements at positions that other tensors hold. Their HBM bytes are the touched rows, at
+most the table."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def index_select(b: Builder, x: Value, dim: int, places: Value) -> Value:
 
 @meaning_of("gather", "aten.gather.default", inputs="raw", traffic=_gather)
 def gather(b: Builder, x: Value, dim: int, places: Value, sparse_grad: bool = False) -> Value:
-    """Along the other dimensions, an index that is shorter takes the first elements."""
+    """Gather along a dimension. Along the other dimensions, a shorter index takes the first
+    elements."""
     if not x.dims:
         return x
     dim %= len(x.dims)
@@ -69,7 +70,8 @@ def gather(b: Builder, x: Value, dim: int, places: Value, sparse_grad: bool = Fa
     "gather", "aten.index.Tensor", "aten._unsafe_index.Tensor", inputs="raw", traffic=_index
 )
 def index(b: Builder, x: Value, places: Sequence[Value | None]) -> Value:
-    """The indexed dimensions stand where the first of them stood; in front, when they are apart."""
+    """Indexing by tensors. The indexed dimensions stand where the first of them stood; in front,
+    when they are apart."""
     given = {dim: places for dim, places in enumerate(places) if places is not None}
     if any(value.logical not in INTEGER_DTYPES - {"uint8"} for value in given.values()):
         raise NotExpressible("an index by a mask: its size depends on data")
@@ -84,6 +86,6 @@ def index(b: Builder, x: Value, places: Sequence[Value | None]) -> Value:
 
 
 def wrapped(b: Builder, places: Value, size: int) -> int:
-    """Indices below zero count from the end."""
+    """Indices with those below zero counted from the end."""
     negative = b.reckon("lt", places.id, b.whole(0))
     return b.choose(negative, b.reckon("add", places.id, b.whole(size)), places.id)

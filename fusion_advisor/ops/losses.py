@@ -1,4 +1,4 @@
-"""Losses: what each element costs, kept, added up or averaged."""
+"""Losses: the loss of each element, kept, added up or averaged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def reduced(b: Builder, loss: Value, reduction: int) -> Value:
-    """The loss of each element as the reduction wants it."""
+    """The element losses reduced as the argument `reduction` says."""
     if reduction == NONE:
         return loss
     return b.mean(loss, ()) if reduction == MEAN else b.reduce("sum", loss, ())
@@ -70,7 +70,7 @@ def soft_margin_loss(b: Builder, x: Value, target: Value, reduction: int = MEAN)
 def binary_cross_entropy(
     b: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
 ) -> Value:
-    """The logarithms end at -100, as in eager."""
+    """Binary cross-entropy. Logarithms are clamped at -100, as in eager."""
     of_rest = b.apply("maximum", b.apply("log1p", -x), -100.0)
     of_x = b.apply("maximum", b.apply("log", x), -100.0)
     loss = (target - 1.0) * of_rest - target * of_x
@@ -81,7 +81,7 @@ def binary_cross_entropy(
 
 
 def _nll(call: Call) -> tuple[int, int]:
-    """One score of each row, and its target."""
+    """HBM bytes: one score of each row, and its target."""
     scores, target = call.operand(0), call.operand(1)
     weight = call.tensor(2)
     read = target.bytes + target.numel * scores.itemsize
@@ -101,7 +101,7 @@ def _nll(call: Call) -> tuple[int, int]:
 def nll_loss(
     b: Builder, scores: Value, target: Value, weight: Value | None, reduction: int, ignored: int
 ) -> tuple[Value, Value | None]:
-    """Without a reduction, the total weight holds nothing."""
+    """Negative log-likelihood and the total weight, which is None without a reduction."""
     dim = min(1, len(scores.dims) - 1)
     others = (*scores.dims[:dim], *scores.dims[dim + 1 :])
     dims = b.broadcast([target.dims, others])
@@ -131,7 +131,7 @@ def nll_loss_backward(
     ignored: int,
     total: Value,
 ) -> Value:
-    """What each score's gradient is: nothing but for the score that its row picked."""
+    """The gradient of each score: zero except for the score that its row picked."""
     dim = min(1, len(scores.dims) - 1)
     chosen = _along(target, dim)
     here = b.apply("eq", b.index_of(scores, dim), chosen)
@@ -144,7 +144,7 @@ def nll_loss_backward(
 
 
 def _along(x: Value, dim: int) -> Value:
-    """A value with another dimension, along which it does not change."""
+    """A value with one more dimension, along which it is constant."""
     return x.builder.seen(x.id, (*x.dims[:dim], (), *x.dims[dim:]), x.logical)
 
 

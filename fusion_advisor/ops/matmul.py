@@ -14,7 +14,7 @@ from fusion_advisor.ops.windows import Windows
 
 
 def _product(a: Tensor, b: Tensor) -> int:
-    """[..., M, K] × [..., K, N]."""
+    """FLOPs of [..., M, K] × [..., K, N]."""
     return 2 * a.numel * b.shape[-1]
 
 
@@ -60,7 +60,7 @@ formula(
 
 
 def _grouped(call: Call) -> int:
-    """Each row meets one group's matrix."""
+    """FLOPs of a grouped product: each row meets the matrix of one group."""
     a, b = call.operand(0), call.operand(1)
     return 2 * a.shape[-2] * a.shape[-1] * b.shape[-1] * (a.shape[0] if len(a.shape) == 3 else 1)
 
@@ -69,8 +69,8 @@ formula("matmul", "aten._grouped_mm.default", flops=_grouped, unit="tensor")
 
 
 def _convolution(call: Call) -> int:
-    """As flop_counter: 2 · batch · output positions · weight elements (input positions when
-    transposed)."""
+    """FLOPs as flop_counter has them: 2 · batch · output positions · weight elements (input
+    positions when transposed)."""
     x, weight = call.operand(0), call.operand(1)
     transposed = bool(call.arg(6, "transposed", False))
     positions = math.prod((x if transposed else call.out).shape[2:])
@@ -78,7 +78,7 @@ def _convolution(call: Call) -> int:
 
 
 def _windows(call: Call) -> tuple[int, int]:
-    """The input's positions that some window touches; transposed, every one is."""
+    """HBM bytes: the positions of the input that some window touches; all of them, when transposed."""
     x, weight, out = call.operand(0), call.operand(1), call.out
     rest = together(call.operands[1:])
     if call.arg(6, "transposed", False):
@@ -106,7 +106,7 @@ formula(
 
 
 def _attention(call: Call) -> int:
-    """Two products: [B, H, S, E] × [E, T] and [S, T] × [T, Ev]; masks are not discounted."""
+    """FLOPs of two products: [B, H, S, E] × [E, T] and [S, T] × [T, Ev]; masks are not discounted."""
     query, key, value = (call.operand(i) for i in range(3))
     batch = math.prod(query.shape[:-2])
     rows, columns = query.shape[-2], key.shape[-2]
@@ -126,7 +126,7 @@ formula(
 
 
 def _recurrent(call: Call) -> int:
-    """Every matrix of the cell once a step: weights are the two-dimensional parameters."""
+    """FLOPs of every matrix of the cell once a step: weights are the two-dimensional parameters."""
     x = call.operand(0)
     steps = math.prod(x.shape[:-1])
     weights = call.arg(2, "params", ())

@@ -10,7 +10,8 @@ from fusion_advisor.ops.registry import Call, Traffic, formula
 
 def _scatter_into(copied: bool) -> Traffic:
     def traffic(call: Call) -> tuple[int, int]:
-        """Out of place the target is copied first; a value replaces, an addition reads too."""
+        """HBM bytes. Out of place the target is copied first; writing a value replaces an element,
+        adding also reads it."""
         target, operands = call.operand(0), call.operands[1:]
         values = operands[-1].numel if operands else 0
         read = together(operands)

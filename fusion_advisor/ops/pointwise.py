@@ -96,7 +96,7 @@ def mul(b: Builder, x: Value, y: Operand) -> Value:
 
 
 def _floor_mod(b: Builder, x: Value, y: Operand) -> Value:
-    """Python's remainder: the sign of the divisor."""
+    """Python's remainder, with the sign of the divisor."""
     floats_only(x, "an integer remainder")
     rest = b.apply("fmod", x, y)
     signs_differ = b.apply("lt", b.apply("mul", rest, y), 0.0)
@@ -117,8 +117,8 @@ def div_mode(b: Builder, x: Value, y: Operand, rounding_mode: str | None = None)
 
 
 def _floor_div(b: Builder, x: Value, y: Operand) -> Value:
-    """As eager: from the exact remainder, so that no rounding of the quotient crosses a step; a
-    zero has the quotient's sign."""
+    """Floor division as eager does it: from the exact remainder, so that no rounding of the
+    quotient crosses a step; a zero has the sign of the quotient."""
     rest = b.apply("fmod", x, y)
     quotient = (x - rest) / y
     below = b.apply("lt", b.apply("mul", rest, y), 0.0)
@@ -153,7 +153,7 @@ def square(b: Builder, x: Value) -> Value:
 
 @pointwise("aten.pow.Tensor_Scalar")
 def pow_scalar(b: Builder, x: Value, exponent: Scalar) -> Value:
-    """The special cases are those of eager's own kernel."""
+    """Power with a scalar exponent. The special cases are those of eager's own kernel."""
     if exponent == 2:
         return x * x
     if exponent == 3:
@@ -186,7 +186,7 @@ def pow_of_scalar(b: Builder, base: Scalar, exponent: Value) -> Value:
 
 @pointwise("aten.xlogy.Tensor")
 def xlogy(b: Builder, x: Value, y: Operand) -> Value:
-    """Nothing of nothing: 0 where `x` is 0, but for a NaN."""
+    """x log(y): 0 where `x` is 0, but NaN where `y` is NaN."""
     of = y if isinstance(y, Value) else b.const(y, x.logical)
     found = b.apply("where", b.apply("eq", x, 0.0), 0.0, x * b.apply("log", of))
     return b.apply("where", b.apply("ne", of, of), math.nan, found)
@@ -240,7 +240,7 @@ def prelu(b: Builder, x: Value, weight: Value) -> Value:
 
 @pointwise("aten.threshold.default", discrete=True)
 def threshold(b: Builder, x: Value, limit: Scalar, value: Scalar) -> Value:
-    """As CUDA's kernel: a CPU's rounds the limit to float32 alone."""
+    """Threshold as CUDA's kernel does it: the CPU's rounds the limit to float32 alone."""
     assert b.out is not None
     return b.apply("where", x <= _rounded(limit, b.out.dtype), value, x)
 
@@ -285,8 +285,8 @@ def glu(b: Builder, x: Value, dim: int = -1) -> Value:
 
 @pointwise("aten.mish.default")
 def mish(b: Builder, x: Value) -> Value:
-    """tanh(log(1 + e)) is n / (n + 2) with n = e (e + 2): one exponential and one division. Beyond
-    20 it is 1 even in float64."""
+    """x tanh(log(1 + e)), e = exp(x). The tanh is n / (n + 2) with n = e (e + 2): one exponential
+    and one division. Beyond x = 20 it is 1 even in float64."""
     e = b.apply("exp", b.apply("minimum", x, 20.0))
     n = e * (e + 2.0)
     return x * (n / (n + 2.0))
@@ -343,18 +343,18 @@ def minimum(b: Builder, x: Value, y: Value) -> Value:
 
 @pointwise("aten.fmax.default")
 def fmax(b: Builder, x: Value, y: Value) -> Value:
-    """The larger number: a NaN gives way to one."""
+    """The larger number; of a number and a NaN, the number."""
     return _number(b, x, y, b.apply("maximum", x, y))
 
 
 @pointwise("aten.fmin.default")
 def fmin(b: Builder, x: Value, y: Value) -> Value:
-    """The smaller number: a NaN gives way to one."""
+    """The smaller number; of a number and a NaN, the number."""
     return _number(b, x, y, b.apply("minimum", x, y))
 
 
 def _number(b: Builder, x: Value, y: Value, chosen: Value) -> Value:
-    """What was chosen, or the other one where one is NaN."""
+    """`chosen`, or the other operand where one is NaN."""
     if x.logical not in FLOAT_DTYPES:
         return chosen
     there = b.apply("where", b.apply("ne", x, x), y, chosen)
@@ -394,7 +394,7 @@ def masked_fill(b: Builder, x: Value, mask: Value, value: Operand) -> Value:
 
 @pointwise("aten.lerp.Scalar", "aten.lerp.Tensor")
 def lerp(b: Builder, x: Value, end: Value, weight: Operand) -> Value:
-    """As eager: from the nearer end."""
+    """Linear interpolation as eager does it: from the nearer end."""
     if isinstance(weight, Value):
         near = b.apply("lt", b.apply("abs", weight), 0.5)
         return b.apply("where", near, x + weight * (end - x), end - (end - x) * (1.0 - weight))
@@ -432,7 +432,8 @@ def _in_one_dtype(b: Builder, x: Value, y: Operand) -> tuple[Value, Operand]:
 
 
 def _rounded(number: Scalar, dtype: str) -> Scalar:
-    """A number as a 16-bit float, by way of float32 as eager goes; as it is for other dtypes."""
+    """A number rounded to a 16-bit float, by way of float32 as in eager; unchanged for other
+    dtypes."""
     if dtype not in ("float16", "bfloat16"):
         return number
     try:
@@ -498,7 +499,7 @@ def isinf(b: Builder, x: Value) -> Value:
 
 
 def _converted(b: Builder, x: Value) -> Value:
-    """What a copy into the node's result does to a value."""
+    """The value converted to the dtype of the node's result."""
     assert b.out is not None
     if b.out.dtype == "bool" and x.dtype != "bool":
         return b.apply("ne", x, 0)
@@ -518,7 +519,7 @@ def clone(b: Builder, x: Value, memory_format: Arg = None) -> Value:
 
 
 def _overwritten(call: Call) -> tuple[int, int]:
-    """The target is written and not read."""
+    """HBM bytes of an op that writes its target and does not read it."""
     return together(call.operands[1:]), call.operand(0).bytes
 
 

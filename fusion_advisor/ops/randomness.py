@@ -1,7 +1,7 @@
 """Random numbers: a function of seed, offset and the element's number (see `region.random`).
 
-Bit for bit they are not torch's own, which follow from how its kernels are launched; their
-distribution is. The references draw what the meanings draw, in the same order.
+The bits differ from torch's own, which depend on how its kernels are launched; the distribution is
+the same. The references draw the same bits as the meanings, in the same order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fusion_advisor.region.random import DIGITS, threshold
 
 
 def _chance(b: Builder, dims: Dims, p: float) -> Value:
-    """True with probability p, to 2**-32."""
+    """A bool that is True with probability p, to 2**-32."""
     bits = b.random("random16", dims)
     return bits >= threshold(1.0 - p) if p else _filled(b, dims, False, "bool")
 
@@ -31,7 +31,7 @@ def _filled(b: Builder, dims: Dims, value: Scalar, dtype: str) -> Value:
 
 
 def _digits(b: Builder, dims: Dims, digits: int) -> Value:
-    """So many binary digits as an integer in the float type that holds them."""
+    """A random integer of so many binary digits, in the float type that holds it."""
     bits = b.random("random32", dims)
     if digits <= DIGITS["float32"]:
         return b.cast(b.apply("and", bits, 2**digits - 1), "float32")
@@ -41,32 +41,32 @@ def _digits(b: Builder, dims: Dims, digits: int) -> Value:
 
 
 def _uniform(b: Builder, dims: Dims, dtype: str) -> Value:
-    """From 0 to 1, 1 left out."""
+    """Uniform numbers in [0, 1)."""
     if dtype not in DIGITS:
         raise NotExpressible(f"random numbers in {dtype}")
     return _digits(b, dims, DIGITS[dtype]) * 2.0 ** -DIGITS[dtype]
 
 
 def _between(b: Builder, dims: Dims, dtype: str) -> Value:
-    """Between 0 and 1, both left out."""
+    """Uniform numbers in (0, 1)."""
     digits = DIGITS[dtype]
     return (_digits(b, dims, digits - 1) * 2.0 + 1.0) * 2.0**-digits
 
 
 def _normal(b: Builder, dims: Dims, dtype: str) -> Value:
-    """From pairs of uniform numbers (Box and Muller)."""
+    """Normal numbers, from pairs of uniform numbers (Box and Muller)."""
     radius = b.apply("sqrt", b.apply("log", _between(b, dims, dtype)) * -2.0)
     return radius * b.apply("cos", _uniform(b, dims, dtype) * (2.0 * math.pi))
 
 
 def _out(b: Builder) -> tuple[Dims, str]:
-    """The dimensions and the dtype of what a creation makes."""
+    """Dimensions and dtype of the result of a creation."""
     assert b.out is not None
     return b.full(b.out.shape, 0, "int32").dims, b.out.dtype
 
 
 def _held(dtype: str) -> str:
-    """The float type in which a dtype's random numbers are reckoned."""
+    """The float type in which the random numbers of a dtype are computed."""
     if dtype not in DIGITS:
         raise NotExpressible(f"random numbers in {dtype}")
     return compute_dtype(dtype)
@@ -84,7 +84,8 @@ def _held(dtype: str) -> str:
 def native_dropout(
     b: Builder, x: Value, p: float, train: bool | None = True
 ) -> tuple[Value, Value]:
-    """A dropped NaN or infinity stays NaN, as in eager; with p = 1 eager writes zeros."""
+    """Dropout and its mask. A dropped NaN or infinity becomes NaN, as in eager; with p = 1 eager
+    writes zeros."""
     if train is False:
         raise NotExpressible("dropout that drops nothing")
     bits = b.random("random16", x.dims)

@@ -76,7 +76,7 @@ def min_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Valu
 
 
 def _arg(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
-    """The position of the extreme; counted as part of the extreme's own pass."""
+    """The position of the extreme; its FLOPs are those of the pass that finds the extreme."""
     flops, special = b.flops, b.special_flops
     found = b.reduce(op, b.cast(x, "int32") if x.dtype == "bool" else x, dims, keepdim)
     b.flops, b.special_flops = flops, special
@@ -119,7 +119,7 @@ def _truth(b: Builder, x: Value) -> Value:
 
 @dataclass(frozen=True)
 class _Moments:
-    """The mean and the deviations from it have their reduced dimensions kept."""
+    """Mean, deviations and variance; mean and deviations keep the reduced dimensions."""
 
     mean: Value
     deviation: Value
@@ -129,11 +129,9 @@ class _Moments:
 def _moments(
     b: Builder, x: Value, dim: Dim, correction: Scalar | None = 0, keepdim: bool = True
 ) -> _Moments:
-    """Mean and variance in two passes over what is on chip, as exact as eager's Welford.
-
-    The rounding of the mean is taken back from the deviations, which is what large means with small
-    spreads need; those steps count as part of the mean's own pass.
-    """
+    """Mean and variance in two passes over what is on chip, as exact as eager's Welford. The
+    rounding error of the mean is subtracted from the deviations, which large means with small
+    spreads need; these steps count as part of the mean's pass."""
     dims = _dims(dim)
     count = b.count(x, dims)
     rough = b.reduce("sum", x, dims, True) / count
@@ -216,7 +214,7 @@ def log_softmax(b: Builder, x: Value, dim: int, half_to_float: bool = False) -> 
 
 @reduction("aten.logsumexp.default")
 def logsumexp(b: Builder, x: Value, dim: Dim, keepdim: bool = False) -> Value:
-    """The shift is dropped where the maximum is infinite, as eager does."""
+    """log Σ exp. The shift is 0 where the maximum is infinite, as in eager."""
     dims = _dims(dim)
     peak = b.reduce("max", _in_result(b, x), dims, True)
     safe = b.apply("where", b.apply("eq", b.apply("abs", peak), float("inf")), 0.0, peak)
@@ -338,7 +336,7 @@ Statistics = tuple[Value, Value | None, Value | None]
 def _normalised(
     b: Builder, x: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> Statistics:
-    """By the batch's own statistics, which come with it."""
+    """Batch norm by the batch's own statistics, with these statistics."""
     others = tuple(d for d in range(len(x.dims)) if d != 1)
     found = _moments(b, x, others)
     scale = b.apply("rsqrt", found.variance + eps)
@@ -393,7 +391,7 @@ def batch_norm_of_its_own(
 
 @meaning_of("reduction", "aten.cudnn_batch_norm.default", inputs="raw", flops=_eight_steps)
 def cudnn_batch_norm(b: Builder, *args: Any) -> tuple[Value | None, ...]:
-    """The fourth result is scratch space of cuDNN's."""
+    """Batch norm by cuDNN; its fourth result is scratch space."""
     return (*batch_norm(b, *args), None)
 
 
@@ -424,7 +422,7 @@ def cumprod(b: Builder, x: Value, dim: int, dtype: Arg = None) -> Value:
 
 @meaning_of("reduction", "aten._safe_softmax.default", inputs="raw")
 def safe_softmax(b: Builder, x: Value, dim: int, dtype: Arg = None) -> Value:
-    """Rows that are masked whole give zeros."""
+    """Softmax with zeros in rows that are masked whole."""
     peak = b.reduce("max", x, (dim,), True)
     raised = b.apply("exp", x - peak)
     shares = raised / b.reduce("sum", raised, (dim,), True)

@@ -1,4 +1,4 @@
-"""What an op is: one entry that holds its meaning, its parallel pattern, its FLOPs and its traffic.
+"""The registry: one entry an op, with its meaning, parallel pattern, FLOPs and traffic.
 
 A meaning over a `Builder` gives the FLOPs, the kernel, and what a gate needs to know; ops without
 one (matrix products, scatters, sorts) state FLOPs and traffic by formula and are never fused.
@@ -21,7 +21,7 @@ Unit = Literal["cuda", "tensor"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A node together with the tensors that its arguments refer to."""
+    """A node with the tensors that its arguments refer to."""
 
     node: Node
     tensors: Mapping[Ref, Tensor]
@@ -37,7 +37,7 @@ class Call:
         return self.tensors.get(found) if isinstance(found, Ref) else None
 
     def operand(self, position: int) -> Tensor:
-        """A tensor that must be there; ValueError names the node when it is not."""
+        """A tensor argument that must be there; ValueError names the node when it is not."""
         found = self.tensor(position)
         if found is None:
             raise ValueError(f"{self.node.op} has no tensor as argument {position}")
@@ -97,7 +97,7 @@ _UNSTATED = {
     "random": "is made of random numbers",
     "allocation": "is memory that nothing has been written to",
 }
-"""By pattern."""
+"""Why ops of a pattern have no meaning."""
 
 
 REGISTRY: dict[str, Op] = {}
@@ -110,7 +110,7 @@ def register(op: Op) -> None:
 
 
 def in_place(name: str) -> str:
-    """`aten.add.Tensor` to `aten.add_.Tensor`."""
+    """The name of the in-place overload: `aten.add_.Tensor` for `aten.add.Tensor`."""
     namespace, base, overload = name.split(".", 2)
     return f"{namespace}.{base}_.{overload}"
 
@@ -125,8 +125,8 @@ def meaning_of(
     flops: Formula | None = None,
     sizes: Mapping[int, str] | None = None,
 ) -> Callable[[Meaning], Meaning]:
-    """Decorate the meaning shared by some overloads. `flops` where eager's count is not that of
-    the meaning."""
+    """Decorate the meaning that some overloads share. `flops` is given where eager's count differs
+    from the meaning's."""
 
     def wrap(meaning: Meaning) -> Meaning:
         for name in names:
@@ -153,33 +153,33 @@ def pointwise(
     inputs: Literal["result", "raw"] = "result",
     discrete: bool = False,
 ) -> Callable[[Meaning], Meaning]:
-    """One value an element; the in-place overloads come with it."""
+    """Register a pointwise meaning, with its in-place overloads."""
     return meaning_of("pointwise", *names, inputs=inputs, discrete=discrete, also_in_place=True)
 
 
 def reduction(
     *names: str, discrete: bool = False, sizes: Mapping[int, str] | None = None
 ) -> Callable[[Meaning], Meaning]:
-    """Values combined along dimensions; operands arrive in their own dtype."""
+    """Register a meaning that combines along dimensions; operands arrive in their own dtype."""
     return meaning_of("reduction", *names, inputs="raw", discrete=discrete, sizes=sizes)
 
 
 def view(*names: str, sizes: Mapping[int, str] | None = None) -> Callable[[Meaning], Meaning]:
-    """Other dimensions over the same elements: no launch."""
+    """Register a view: other dimensions over the same elements, no launch."""
     return meaning_of("view", *names, inputs="raw", sizes=sizes)
 
 
 def copied(
     *names: str, inputs: Literal["result", "raw"] = "raw", sizes: Mapping[int, str] | None = None
 ) -> Callable[[Meaning], Meaning]:
-    """Elements of the operands, elsewhere."""
+    """Register a copy: elements of the operands at other positions."""
     return meaning_of("copy", *names, inputs=inputs, sizes=sizes)
 
 
 def creation(
     *names: str, sizes: Mapping[int, str] | None = None, traffic: Traffic | None = None
 ) -> Callable[[Meaning], Meaning]:
-    """A tensor made from nothing."""
+    """Register a creation: a tensor made from nothing."""
     return meaning_of("creation", *names, inputs="raw", sizes=sizes, traffic=traffic)
 
 
@@ -190,7 +190,7 @@ def random(
     reads: bool = False,
     flops: Formula | None = None,
 ) -> Callable[[Meaning], Meaning]:
-    """Random numbers; `reads` says whether the elements of the operands matter."""
+    """Register random numbers; `reads` says whether the elements of the operands matter."""
 
     def wrap(meaning: Meaning) -> Meaning:
         for name in names:
@@ -212,7 +212,7 @@ def random(
 
 
 def nothing_read(call: Call) -> tuple[int, int]:
-    """Of an operand only its shape is used."""
+    """Traffic of an op that uses the shape of its operand alone."""
     return 0, call.out.bytes
 
 
@@ -223,7 +223,7 @@ def formula(
     traffic: Traffic | None = None,
     unit: Unit = "cuda",
 ) -> None:
-    """Register ops that are counted but have no meaning."""
+    """Register ops that are counted by formula and have no meaning."""
     for name in names:
         register(Op(name, pattern, None, flops, traffic, unit))
 
@@ -231,10 +231,8 @@ def formula(
 def state(
     op: Op, builder: Builder, node: Node, operands: Callable[[Ref], Value], label: str = ""
 ) -> tuple[Value | None, ...]:
-    """Add a node's meaning to a region: one value for each of its outputs.
-
-    Raises NotExpressible where the form has no place for what this call does.
-    """
+    """Add the meaning of a node to a region: one value for each output. Raises NotExpressible where
+    the region form cannot state this call."""
     if op.meaning is None:
         raise NotExpressible(op.unstated)
     held = compute_dtype(node.out.dtype)

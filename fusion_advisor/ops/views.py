@@ -1,6 +1,6 @@
-"""Views: other dimensions over the same elements. The consumer pulls its element through them.
+"""Views: other dimensions over the same elements. The consumer reads its element through them.
 
-A view of what a region reads is a strided input of its kernel; these meanings serve the views of
+A view of an input of the region is a strided input of the kernel; these meanings serve views of
 values that the region computes.
 """
 
@@ -15,7 +15,7 @@ from fusion_advisor.region.axes import Dims, NotExpressible
 from fusion_advisor.region.builder import Builder, Value
 
 _TO_THE_END = 2**62
-"""An end of a slice from which on it says "all"."""
+"""The end of a slice from which on it means "all"."""
 
 
 def shape_of(b: Builder) -> tuple[int, ...]:
@@ -25,7 +25,8 @@ def shape_of(b: Builder) -> tuple[int, ...]:
 
 
 def reshaped(b: Builder, x: Value, shape: Sequence[int]) -> Value:
-    """Regroup the elements; where no axis can be cut that way, by their linear position."""
+    """The value regrouped; by the linear position of its elements where no axis can be split that
+    way."""
     try:
         return b.reshape(x, shape)
     except NotExpressible:
@@ -107,8 +108,8 @@ def expand(b: Builder, x: Value, shape: Sequence[int], implicit: bool = False) -
 def slice_(
     b: Builder, x: Value, dim: int = 0, start: int | None = 0, end: int | None = None, step: int = 1
 ) -> Value:
-    """A start from the end, and an end that is a number, hold for one size alone, even where they
-    cut nothing off."""
+    """A slice. A start counted from the end, and an end that is a number, hold for one size alone,
+    even where they cut nothing off."""
     whole, size = x.shape[dim], shape_of(b)[dim]
     if not size:
         raise NotExpressible("an empty slice")
@@ -125,7 +126,7 @@ def select(b: Builder, x: Value, dim: int, index: int) -> Value:
 
 
 def parts(b: Builder, x: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
-    """A dimension cut into parts."""
+    """A dimension split into parts."""
     if 0 in sizes:
         raise NotExpressible("an empty part")
     b.pin([x.dims[dim]])
@@ -150,7 +151,7 @@ def unbind(b: Builder, x: Value, dim: int = 0) -> tuple[Value, ...]:
 
 @view("aten.unfold.default")
 def unfold(b: Builder, x: Value, dim: int, size: int, step: int) -> Value:
-    """Windows over one dimension; what each holds comes last."""
+    """Windows over one dimension; the elements of a window are the last dimension."""
     if not x.dims:
         return resized(b, x)
     dim %= len(x.dims)

@@ -1,5 +1,8 @@
-"""Windows over the last dimensions: pooling. A window is a reduction over dimensions of its own,
-whose elements are pulled from where it lies; outside they are the neutral element."""
+"""Windows over the last dimensions: pooling.
+
+A window is a reduction over dimensions of its own, whose elements are read at the window's
+positions; outside the operand they are the neutral element.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def _covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: 
 
 @dataclass(frozen=True)
 class Windows:
-    """How windows lie along each of the last dimensions of a value."""
+    """The layout of windows along each of the last dimensions of a value."""
 
     sizes: tuple[int, ...]
     counts: tuple[int, ...]
@@ -55,14 +58,14 @@ class Windows:
         pad: Arg,
         dilation: Arg,
     ) -> Windows:
-        """From arguments that may be one number for all dimensions; without a stride, the windows
-        are one behind the other."""
+        """Windows from arguments that may be one number for all dimensions; without a stride,
+        windows do not overlap."""
         extents, *others = (spread(arg, len(sizes)) for arg in (kernel, stride, pad, dilation))
         return cls(sizes, counts, extents, others[0] or extents, *others[1:])
 
     @property
     def touched(self) -> int:
-        """Distinct places that some window touches."""
+        """Distinct positions that some window touches."""
         along = zip(
             self.sizes, self.counts, self.kernel, self.stride, self.pad, self.dilation, strict=True
         )
@@ -70,7 +73,7 @@ class Windows:
 
     @property
     def each_once(self) -> bool:
-        """The windows are the parts of the dimensions."""
+        """Whether the windows partition the dimensions."""
         parts = all(
             n * k == size for n, k, size in zip(self.counts, self.kernel, self.sizes, strict=True)
         )
@@ -78,11 +81,11 @@ class Windows:
 
     @property
     def spare(self) -> tuple[int, ...]:
-        """What a dilation adds to a window's extent."""
+        """The elements that a dilation adds to the extent of a window."""
         return tuple((k - 1) * (d - 1) for k, d in zip(self.kernel, self.dilation, strict=True))
 
     def end(self, d: int) -> int:
-        """Behind the last element of the last window."""
+        """The position behind the last element of the last window, along one dimension."""
         reach = self.kernel[d] + self.spare[d]
         return (self.counts[d] - 1) * self.stride[d] - self.pad[d] + reach
 
@@ -126,7 +129,8 @@ def _laid(
 
 
 def _parts(b: Builder, x: Value, counts: Sequence[int], kernel: Sequence[int]) -> Value:
-    """The last dimensions cut into parts of a fixed extent, which come last."""
+    """The last dimensions split into parts of a fixed extent; the positions within a part come
+    last."""
     spatial, outer = len(counts), len(x.dims) - len(counts)
     pairs = [size for pair in zip(counts, kernel, strict=True) for size in pair]
     cut = reshaped(b, x, (*x.shape[:outer], *pairs))
@@ -158,7 +162,7 @@ def _in_windows(b: Builder, x: Value, windows: Windows, neutral: float) -> Value
 
 
 def _start(b: Builder, windows: Windows, d: int, axes: AxisList) -> int:
-    """The first element of each window, which may lie outside."""
+    """The first position of each window, which may lie outside the operand."""
     ahead = b.reckon("mul", b.place(axes), b.whole(windows.stride[d]))
     return b.reckon("sub", ahead, b.whole(windows.pad[d]))
 
@@ -200,7 +204,7 @@ def _avg_pool(
 
 
 def _averaged(b: Builder, x: Value, windows: Windows, over: Dims, padding: bool) -> Value | int:
-    """How many elements of each window count."""
+    """The number of elements of each window that count."""
     count = b.whole(1)
     for d, size in enumerate(windows.sizes):
         pad, extent = windows.pad[d], windows.kernel[d]
@@ -220,7 +224,7 @@ def _averaged(b: Builder, x: Value, windows: Windows, over: Dims, padding: bool)
 
 
 def _register(spatial: int) -> None:
-    """The ops over some number of spatial dimensions."""
+    """Register the pooling ops over a number of spatial dimensions."""
 
     def window(
         *names: str, traffic: Traffic | None = None, flops: Formula, sized: bool = False
@@ -267,7 +271,7 @@ def _register(spatial: int) -> None:
 
 
 def _evenly(b: Builder, x: Value, spatial: int) -> Value:
-    """The last dimensions cut into the parts of an adaptive pooling."""
+    """The last dimensions split into the parts of an adaptive pooling."""
     sizes, counts = x.shape[-spatial:], shape_of(b)[-spatial:]
     if any(size % count for size, count in zip(sizes, counts, strict=True)):
         raise NotExpressible("an adaptive pooling whose windows differ in size")

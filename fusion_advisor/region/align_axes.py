@@ -1,9 +1,8 @@
-"""Names for the axes that reductions bind.
+"""Aligns the axes that reductions bind with axes of the results.
 
-Which axis a reduction runs along is its own affair. Where its operand leaves out an axis of the
-results that is as large, it may run along that one, and a program that walks the row has the
-results' columns before it too: a mean over rows of 8192, added to rows of 8192 of another tensor,
-is then laid out as a softmax is.
+A reduction binds axes of its own. Where its operand lacks an axis of the results, and a bound axis
+has the same size, the bound axis may be renamed to it: a mean over rows of 8192, added to rows of
+8192 of another tensor, is then laid out as a softmax is.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from fusion_advisor.region.exprs import needed
 
 
 def rename_bound(builder: Builder, results: Sequence[Value]) -> None:
-    """Unify the axes of each reduction along which no result lies with axes of the results, the
-    innermost first: all of them, or none. No value may then depend on one axis in two ways."""
+    """Unify the axes of each reduction that no result has with axes of the results, the innermost
+    first: all axes of the reduction, or none. No value may then depend on one axis in two ways."""
     resolve = builder.axes.resolve
     kept = tuple(
         dict.fromkeys(a for v in results for dim in v.dims[::-1] for a in resolve(dim)[::-1])
@@ -34,7 +33,8 @@ def rename_bound(builder: Builder, results: Sequence[Value]) -> None:
 def _rename(
     builder: Builder, axes: AxisList, kept: AxisList, together: Mapping[int, frozenset[int]]
 ) -> None:
-    """Unify each axis with one of the results', of its size, that nothing meets it in."""
+    """Unify each axis with an axis of the results that has the same size and that no value uses
+    together with it."""
     sizes, named = builder.axes.sizes, dict[int, int]()
     for axis in reversed(axes):
         met = together.get(axis, frozenset())
@@ -48,7 +48,7 @@ def _rename(
 
 
 def _together(builder: Builder, live: Sequence[int]) -> dict[int, frozenset[int]]:
-    """The axes that each axis meets in a value, or in the dimensions of one."""
+    """Map each axis to the axes that occur with it in one value, or in the dimensions of one value."""
     resolve = builder.axes.resolve
     viewed = (frozenset(axis for dim in dims for axis in resolve(dim)) for dims in builder.views)
     found: dict[int, frozenset[int]] = {}

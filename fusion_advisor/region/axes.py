@@ -1,4 +1,4 @@
-"""Axes: the extents over which values are indexed, unified and split as a region is stated."""
+"""Axes: the extents over which values are indexed. Stating a region unifies and splits them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ Dims = tuple[AxisList, ...]
 
 
 class NotExpressible(Exception):
-    """The region form has no place for this; the message says for what.
-
-    `final`: no larger set of nodes has one either.
-    """
+    """Raised for a meaning that the region form cannot state; the message says which. `final`: no
+    larger set of nodes can be stated either."""
 
     def __init__(self, why: str, *, final: bool = True) -> None:
         super().__init__(why)

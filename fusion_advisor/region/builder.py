@@ -35,7 +35,7 @@ INTEGER_DTYPES = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 _LOWEST = {"uint8": 0, "int8": -(2**7), "int16": -(2**15), "int32": -(2**31), "int64": -(2**63)}
 _HIGHEST = {"uint8": 255, **{dtype: ~low for dtype, low in _LOWEST.items() if low}}
 _LEAST_NORMAL = 2.0**-126
-"""Of float32."""
+"""The smallest normal float32."""
 _RANK = ("bool", "uint8", "int8", "int16", "int32", "int64", *FLOATS)
 
 
@@ -49,7 +49,7 @@ def compute_dtype(dtype: str) -> str:
 
 
 def promote(*dtypes: str) -> str:
-    """The wider of some compute dtypes."""
+    """The widest of some compute dtypes."""
     return max(dtypes, key=_RANK.index)
 
 
@@ -113,36 +113,37 @@ class Value:
 
 
 def floats_only(value: Value, what: str) -> None:
-    """Raises NotExpressible, which says `what`, for integers and bools."""
+    """Raise NotExpressible for integers and bools; `what` names the operation in the message."""
     if value.dtype not in FLOATS:
         raise NotExpressible(what)
 
 
 @dataclass(eq=False)
 class Builder(Pool):
-    """Makes the values of one region. `flops` counts what eager executes, before any sharing."""
+    """Makes the values of one region. `flops` counts what eager executes, before values are shared."""
 
     inputs: list[Tensor] = field(default_factory=list[Tensor])
     input_dims: list[Dims] = field(default_factory=list[Dims])
     results: dict[int, str] = field(default_factory=dict[int, str])
-    """Values that are a node's own result, by the name of the node."""
+    """The values that are results of nodes, by the node's name."""
     axes: Axes = field(default_factory=Axes)
     flops: int = 0
     special_flops: int = 0
     applied: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """At how many places each primitive was applied to values of each dtype."""
+    """Elements to which each primitive was applied, by the dtype of the elements."""
     out: Tensor | None = None
-    """The first output of the node whose meaning is being stated."""
+    """The first output of the node whose meaning is stated at the moment."""
     views: list[Dims] = field(default_factory=list[Dims])
-    """Every dimension list that was made: none may name one axis twice."""
+    """Every list of dimensions that was made; none may name one axis twice."""
     pinned: set[int] = field(default_factory=set[int])
-    """Axes whose sizes stand in an index: the kernel serves these sizes alone."""
+    """Axes whose sizes stand in an index: the kernel serves the captured sizes of these axes alone.
+    """
     random_state: tuple[Value, ...] = ()
-    """Seed and offset, once something random is drawn."""
+    """The values of seed and offset, once an op draws random bits."""
     streams: int = 0
-    """How many times something was drawn."""
+    """The number of draws of random bits so far."""
     bounds: dict[int, int] = field(default_factory=dict[int, int])
-    """Inputs that stand in an index, and the size below which they must lie."""
+    """Inputs that are used as indices, each with the size below which its numbers must lie."""
 
     def resolved(self, axes: AxisList) -> AxisList:
         return self.axes.resolve(axes)
@@ -154,7 +155,7 @@ class Builder(Pool):
         self.pinned.update(axes)
 
     def pin(self, dims: Iterable[AxisList]) -> None:
-        """The kernel serves the sizes of some dimensions alone."""
+        """Restrict the kernel to the captured sizes of some dimensions."""
         for dim in dims:
             self.pinned.update(self.axes.resolve(dim))
 
@@ -164,12 +165,12 @@ class Builder(Pool):
         return self.seen(self.add(expr), dims, logical)
 
     def seen(self, number: int, dims: Dims, logical: str) -> Value:
-        """An expression under certain dimensions."""
+        """A value: an expression with its dimensions and its torch dtype."""
         self.views.append(dims)
         return Value(self, number, dims, logical)
 
     def input(self, tensor: Tensor) -> Value:
-        """A tensor read from memory."""
+        """The value of a tensor that is read from memory."""
         dims: Dims = tuple(() if size == 1 else (self.axes.new(size),) for size in tensor.shape)
         number = len(self.inputs)
         self.inputs.append(tensor)
@@ -193,7 +194,7 @@ class Builder(Pool):
         return self._make(Expr("const", (), held, literal=repr(value)), (), dtype)
 
     def full(self, shape: Sequence[int], value: Scalar, dtype: str) -> Value:
-        """A scalar seen with a shape."""
+        """A scalar with the shape of a tensor."""
         return self.expand(self.const(value, dtype), tuple(shape))
 
     def index(self, size: int, dtype: str = "int64") -> Value:
@@ -204,11 +205,11 @@ class Builder(Pool):
         return self.counted((axis,), ((axis,),), dtype)
 
     def counted(self, axes: AxisList, dims: Dims, dtype: str = "int64") -> Value:
-        """The place along some axes as an integer of the model."""
+        """The position along some axes, as an integer value of the model."""
         return self.reckoned(self.place(axes), dims, dtype)
 
     def reckoned(self, number: int, dims: Dims, dtype: str) -> Value:
-        """What the index arithmetic found, as a number of the model."""
+        """A result of the index arithmetic, as a number of the model."""
         held = compute_dtype(dtype)
         return self._make(Expr("cast", (number,), held, to=held), dims, dtype)
 
@@ -236,7 +237,7 @@ class Builder(Pool):
     # -- pointwise -----------------------------------------------------------------------------
 
     def apply(self, op: str, *operands: Value | Scalar) -> Value:
-        """A primitive over broadcast operands; scalars take the dtype of the tensors."""
+        """Apply a primitive to broadcast operands; scalars take the dtype of the tensors."""
         primitive = PRIMITIVES[op]
         values = [v for v in operands if isinstance(v, Value)]
         if not values:
@@ -269,7 +270,8 @@ class Builder(Pool):
         )
 
     def _multiplied(self, op: str, operands: list[Value]) -> str:
-        """Division by a power of two is multiplication, bit by bit, and a fifth of the work."""
+        """The multiplication that replaces a division by a power of two: the same bits, a fifth of
+        the instructions."""
         divisor = self._constant(operands[-1]) if op == "div" else None
         if divisor is None or abs(math.frexp(divisor)[0]) != 0.5:
             return op
@@ -280,7 +282,7 @@ class Builder(Pool):
         return "mul"
 
     def _constant(self, value: Value) -> float | None:
-        """The number that a floating constant is."""
+        """The number of a floating-point constant; None for any other value."""
         expr = self.exprs[value.id]
         known = expr.op == "const" and expr.dtype in FLOATS
         return float(expr.literal) if known else None
@@ -355,7 +357,7 @@ class Builder(Pool):
         return self._make(made, dims, value.logical)
 
     def _repeated(self, monoid: str, value: Value, walked: AxisList, fixed: AxisList) -> Value:
-        """A reduction of a value that does not change along some of the axes."""
+        """Reduce a value that is constant along some of the reduced axes."""
         left = tuple(axis for axis in walked if axis not in fixed)
         if monoid in ("argmax", "argmin") and not left:
             return self.const(0, "int64")
@@ -373,11 +375,11 @@ class Builder(Pool):
         return self._make(Expr("mul", (found.id, factor.id), value.dtype), (), value.logical)
 
     def varying(self, value: Value) -> frozenset[int]:
-        """The unsplit axes along which a value changes."""
+        """The unsplit axes that a value depends on."""
         return self.depends(needed(self.exprs, [value.id]))[value.id]
 
     def depends(self, numbers: Iterable[int]) -> dict[int, frozenset[int]]:
-        """The unsplit axes on which each of some values depends, operands first."""
+        """The unsplit axes that each of some values depends on; operands come first."""
         found: dict[int, frozenset[int]] = {}
         for number in numbers:
             expr = self.exprs[number]
@@ -385,7 +387,7 @@ class Builder(Pool):
         return found
 
     def scan(self, monoid: str, value: Value, dim: int) -> Value:
-        """Combine along one dimension, up to each place and with it."""
+        """Combine along one dimension, up to and including each position."""
         axes = self.axes.resolve(_along(value, dim))
         if not axes:
             return value
@@ -460,13 +462,13 @@ class Builder(Pool):
     def pull(
         self, value: Value, dim: int, where: int, dims: Dims, guard: int | None = None
     ) -> Value:
-        """The value with the index `where` put in for one of its dimensions."""
+        """The value with `where` as the index of one of its dimensions."""
         return self.pull_all(value, {dim: where}, dims, guard)
 
     def pull_all(
         self, value: Value, wheres: Mapping[int, int], dims: Dims, guard: int | None = None
     ) -> Value:
-        """The value with an index put in for each of some dimensions, all at once."""
+        """The value with new indices for some of its dimensions, all replaced at once."""
         places: dict[int, int] = {}
         for dim, where in wheres.items():
             axes = self.axes.resolve(value.dims[dim])
@@ -476,14 +478,14 @@ class Builder(Pool):
         return self.seen(self.pulled(value.id, places, guard), dims, value.logical)
 
     def _bound(self, index: int, size: int) -> None:
-        """What an index is made from must be a place of what it indexes."""
+        """Record that the numbers an index is made from must be valid positions of what it indexes."""
         for number in needed(self.exprs, [index]):
             expr = self.exprs[number]
             if expr.op == "load":
                 self.bounds[expr.input] = min(size, self.bounds.get(expr.input, size))
 
     def _places(self, axes: AxisList, where: int) -> dict[int, int]:
-        """One linear index as the place along each of some axes."""
+        """The position along each of some axes, from one linear index over them."""
         found: dict[int, int] = {}
         inside = 1
         for axis in reversed(axes):
@@ -494,7 +496,7 @@ class Builder(Pool):
         return found
 
     def new_axis(self, size: int) -> AxisList:
-        """A dimension of a pulled value: its size stands in the kernel."""
+        """A dimension for a pulled value; its size is a literal of the kernel."""
         if size == 1:
             return ()
         axis = self.axes.new(size)
@@ -524,7 +526,7 @@ class Builder(Pool):
         return self.pull(value, dim, where, _with(value.dims, dim, kept))
 
     def cat(self, values: Sequence[Value], dim: int) -> Value:
-        """Values one behind the other along a dimension."""
+        """Concatenate values along a dimension."""
         dim %= len(values[0].dims)
         sizes = [value.shape[dim] for value in values]
         others = self._lined_up(values, dim)
@@ -555,28 +557,29 @@ class Builder(Pool):
         return self.seen(found, _with(others, dim, joined), values[0].logical)
 
     def _lined_up(self, values: Sequence[Value], dim: int) -> Dims:
-        """The dimensions that values share, but for one."""
+        """The common dimensions of values that are concatenated along `dim`."""
         rest = [_with(value.dims, dim, ()) for value in values]
         return self.broadcast(rest)
 
     def within(self, where: int, size: int, below: bool = True, above: bool = True) -> int | None:
-        """Is an index from 0 to `size` - 1? `below` and `above` say on which sides it may not."""
+        """The condition that an index lies from 0 to `size` - 1; None where it always does. `below`
+        and `above` say on which sides it may be outside."""
         low = self.reckon("ge", where, self.whole(0)) if below else None
         high = self.reckon("lt", where, self.whole(size)) if above else None
         return self.both(low, high)
 
 
 def _along(value: Value, dim: int) -> AxisList:
-    """The axes of a dimension. A number has none: eager takes it for a vector of one element."""
+    """The axes of a dimension. A scalar has none: eager treats it as a vector of one element."""
     return value.dims[dim] if value.dims else ()
 
 
 def _chosen(value: Value, dims: Sequence[int]) -> set[int]:
-    """The dimensions that some numbers name, all where there are none."""
+    """The dimensions that some numbers name; all dimensions where there are no numbers."""
     rank = len(value.dims)
     return {d % rank for d in dims} if dims and rank else set(range(rank))
 
 
 def _with(dims: Dims, dim: int, axes: AxisList) -> Dims:
-    """The dimensions with another one in one place."""
+    """The dimensions with one of them replaced."""
     return (*dims[:dim], axes, *dims[dim + 1 :])

@@ -1,8 +1,8 @@
-"""Expressions: the typed scalar values of a region, hash-consed, and how one is pulled elsewhere.
+"""Expressions: the typed scalar values of a region, hash-consed, and the substitution of indices.
 
-A value is a function of the places along its axes. Where a view moves elements (a slice, a flip, a
-concatenation, a gather), the consumer's place is put in for the axis, down to the loads: nothing is
-materialised. Places and what is reckoned from them have the dtype `index`.
+A value is a function of the positions along its axes. Where a view moves elements (a slice, a flip,
+a concatenation, a gather), the consumer's position replaces the axis, down to the loads: nothing is
+materialised. Positions and index arithmetic have the dtype `index`.
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ _COMPARISONS = ("eq", "lt", "le", "gt", "ge")
 
 @dataclass(eq=False)
 class Pool:
-    """Expressions, each once."""
+    """Hash-consed expressions: equal expressions have one number."""
 
     exprs: list[Expr] = field(default_factory=list[Expr])
     labels: dict[int, str] = field(default_factory=dict[int, str])
     label: str = ""
     sizes: Mapping[int, int] = field(default_factory=dict[int, int])
-    """The extent of each unsplit axis, where the pool knows it."""
+    """The extent of each unsplit axis that is known."""
     pulled_below: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Reductions and scans with a place that was put in below them: it may not depend on an axis
-    that they combine."""
+    """Reductions and scans with a position that was substituted below them: the position may not
+    depend on an axis that they combine."""
     _ids: dict[Expr, int] = field(default_factory=dict[Expr, int])
 
     def resolved(self, axes: AxisList) -> AxisList:
-        """The unsplit axes that stand for some axes."""
+        """The unsplit axes that represent some axes."""
         return axes
 
     def extent_of(self, axis: int) -> int:
@@ -96,10 +96,10 @@ class Pool:
         return self.sizes[axis]
 
     def fix(self, axes: AxisList) -> None:
-        """Some sizes are about to stand in an index."""
+        """Note that some sizes become literals of an index."""
 
     def add(self, expr: Expr, label: str = "") -> int:
-        """The number of an expression, which is new or was there."""
+        """The number of an expression; a new one is added."""
         found = self._ids.get(expr)
         if found is None:
             found = self._ids[expr] = len(self.exprs)
@@ -111,7 +111,7 @@ class Pool:
     # -- places ----------------------------------------------------------------------------------
 
     def whole(self, number: int) -> int:
-        """An integer of the index arithmetic."""
+        """An integer constant of the index arithmetic."""
         return self.add(Expr("const", (), INDEX, literal=str(number)))
 
     def place(self, axes: AxisList) -> int:
@@ -119,7 +119,7 @@ class Pool:
         return self.add(Expr("place", (), INDEX, axes=axes)) if axes else self.whole(0)
 
     def reckon(self, op: str, left: int, right: int) -> int:
-        """Index arithmetic, constants folded. Comparisons give a bool."""
+        """An operation of the index arithmetic, with constants folded. Comparisons give a bool."""
         a, b = self.known(left), self.known(right)
         if a is not None and b is not None:
             value = FOLD[op](a, b)
@@ -147,7 +147,10 @@ class Pool:
         return self.add(Expr(op, (left, right), dtype))
 
     def _undivided(self, left: int, right: int) -> int | None:
-        """The index of which a sum has the quotient, times the divisor, and the remainder."""
+        """The index i, where `left` + `right` is i
+
+        d * d + i % d; else None.
+        """
         whole, rest = self.exprs[left], self.exprs[right]
         if whole.op != "mul" or rest.op != "mod" or whole.args[1] != rest.args[1]:
             return None
@@ -158,7 +161,7 @@ class Pool:
         return self.add(Expr("const", (), "bool", literal=repr(value)))
 
     def both(self, left: int | None, right: int | None) -> int | None:
-        """The conjunction of two conditions; None holds always."""
+        """The conjunction of two conditions; None is the condition that always holds."""
         if left is None or self._literal(left) == "True":
             return None if right is not None and self._literal(right) == "True" else right
         if right is None or self._literal(right) == "True" or left == right:
@@ -168,7 +171,7 @@ class Pool:
         return self.add(Expr("and", (left, right), "bool"))
 
     def choose(self, condition: int | None, yes: int, no: int) -> int:
-        """`yes` where the condition holds."""
+        """`yes` where the condition holds, `no` elsewhere."""
         literal = "True" if condition is None else self._literal(condition)
         if condition is None or literal == "True" or yes == no:
             return yes
@@ -180,7 +183,7 @@ class Pool:
         return self.exprs[number].literal
 
     def known(self, number: int) -> int | None:
-        """An index that is a constant."""
+        """The number of an index that is constant; else None."""
         expr = self.exprs[number]
         return expr.number if expr.dtype == INDEX else None
 
@@ -192,17 +195,15 @@ class Pool:
         *,
         every: bool = False,
     ) -> int:
-        """The value with `places[axis]` put in for each axis. What it loads elsewhere than before
-        is guarded (with `every`, all that it loads).
-
-        Raises NotExpressible for a scan that would be read out of order.
-        """
+        """The value with `places[axis]` substituted for each axis. Loads that this moves are
+        guarded (with `every`, all loads). Raises NotExpressible for a scan that would be read out
+        of order."""
         return _Pull(self, places, guard, every).visit(number, frozenset(places))
 
 
 @dataclass(eq=False)
 class _Pull:
-    """One value pulled elsewhere. `free` are the axes that no reduction around a value binds."""
+    """One substitution. `free` are the axes that no reduction around a value binds."""
 
     pool: Pool
     places: Mapping[int, int]
@@ -248,8 +249,8 @@ class _Pull:
         return made
 
     def _stays(self, number: int, expr: Expr, free: frozenset[int]) -> bool:
-        """Is a reduction or a scan read where it was? Then nothing below it is guarded either: a
-        place outside stands there for the whole row."""
+        """Whether a reduction or a scan is read where it was. Nothing below it is guarded then: a
+        position outside counts for the whole row."""
         if not self.every:
             return False
         if expr.op == "scan" and free & set(self.pool.resolved(expr.axes)):
@@ -280,8 +281,8 @@ class _Pull:
         return pool.add(moved, pool.labels.get(number, ""))
 
     def _scan(self, number: int, expr: Expr, free: frozenset[int]) -> int:
-        """A scan is pulled across its own axis as a whole, forwards or backwards; as its first
-        places, with neutral elements before them; or at its end, where it is a reduction."""
+        """Substitute in a scan: its whole axis, forwards or backwards; its first positions, with
+        neutral elements before them; or its end, where it is a reduction."""
         pool, label = self.pool, self.pool.labels.get(number, "")
         axes = pool.resolved(expr.axes)
         around = free - set(axes)
@@ -307,7 +308,7 @@ class _Pull:
         return made
 
     def _direction(self, scan: Expr, combined: int) -> tuple[int, bool]:
-        """The one axis that an index walks, and whether backwards."""
+        """The one axis that an index walks, and whether it walks backwards."""
         pool, size = self.pool, self.pool.extent_of(combined)
         expr, backwards, part = pool.exprs[self.places[combined]], False, False
         if expr.op == "sub" and pool.known(expr.args[0]) == size - 1:
@@ -324,7 +325,7 @@ class _Pull:
 
 
 def _neutral(scan: Expr) -> Expr:
-    """What a scan begins with."""
+    """The neutral element that a scan begins with."""
     number = {"sum": 0, "prod": 1}[scan.monoid]
     literal = repr(float(number) if scan.dtype in FLOATS else number)
     return Expr("const", (), scan.dtype, literal=literal)
@@ -333,7 +334,7 @@ def _neutral(scan: Expr) -> Expr:
 def depends_on(
     expr: Expr, before: Sequence[frozenset[int]] | Mapping[int, frozenset[int]]
 ) -> frozenset[int]:
-    """The axes on which a value depends."""
+    """The axes that a value depends on."""
     if expr.op == "place":
         return frozenset(expr.axes)
     found = frozenset[int]().union(*(before[arg] for arg in expr.args))
@@ -341,7 +342,7 @@ def depends_on(
 
 
 def needed(exprs: Sequence[Expr], wanted: Sequence[int]) -> list[int]:
-    """What some values are made from, themselves included, in order of first use."""
+    """Some values and all that they are made from, in order of first use."""
     found: list[int] = []
     seen: set[int] = set()
     stack = [(number, False) for number in reversed(wanted)]

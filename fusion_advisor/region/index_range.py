@@ -1,6 +1,6 @@
-"""Which values an index takes, when the integers that it is made from are places of what it reads.
+"""Interval arithmetic over indices: which integers in memory keep an index in range.
 
-Eager asserts that indices are in range; the data of a check has to be so too.
+Eager asserts that indices are in range; the data of a check has to be in range, too.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from fusion_advisor.ir.graph import FLOATS
 from fusion_advisor.region.exprs import Expr
 
 Interval = tuple[int, int]
-"""The least and the largest value."""
+"""The smallest and the largest value."""
 _Operation = Callable[[Interval, Interval], Interval | None]
-"""The bounds of a result; one operand stands in both places."""
+"""Computes the interval of a result; a unary operation gets its operand twice."""
 
 
 def data_below(

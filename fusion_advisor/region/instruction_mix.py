@@ -1,4 +1,4 @@
-"""How many instructions of lanes the values of a region are worth, by `rules/instructions.toml`."""
+"""Instruction mix of a region: instructions per value, by `rules/instructions.toml`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import Device
 
 UNISSUED = ("load", "const", "place", "extent", "size", "taken")
-"""Addresses and numbers, whose cost goes with the elements."""
+"""Operations of addresses and constants, whose cost is counted with the elements."""
 _FEW = 3
-"""A primitive that was timed at fewer is one instruction or two."""
+"""Instructions up to which a primitive counts as one that the compiler contracts with others."""
 
 
 def precise(region: Region) -> bool:
-    """Whether a result is as narrow as float32, which asks for the longer forms."""
+    """Whether some result is float32, which takes the longer, exact forms of primitives."""
     return any(output.tensor.dtype == "float32" for output in region.outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """Instructions of lanes: of steps of reductions, one each; of primitives that are one or two,
-    which the compiler contracts with others; and of all others."""
+    """Instructions of lanes: of steps of reductions, one each; of primitives of one or two, which
+    the compiler contracts with others; and of all other primitives."""
 
     steps: float
     simple: float
@@ -43,8 +43,8 @@ def instructions(
     precise: bool,
     lanes: Callable[[int], float] | None = None,
 ) -> Issued:
-    """Instructions for the values of a region: each made by as many `lanes` as its number says,
-    once at every place that it has if that is not given."""
+    """Instructions for the values of a region. `lanes` says how many lanes make each value; without
+    it, each is made once for every element that it has."""
     steps = simple = others = 0.0
     sums = one_more(region)
     for number in region.live:

@@ -203,7 +203,7 @@ class Forms:
 
 
 _ROUNDED = (*FLOATS, "bfloat16", "float16")
-"""Float types that are as good as the real numbers here. Of 8 bits they are not: those quantise."""
+"""Float types that count as the real numbers here. Types of 8 bits do not: they quantise."""
 
 
 def _alone(atom: Atom, exponent: float = 1.0) -> Form:

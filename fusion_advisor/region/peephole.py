@@ -1,4 +1,4 @@
-"""Values that a kernel makes together with what uses them, in fewer instructions than apart."""
+"""Peephole: values that take fewer instructions when they are made together with their user."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from fusion_advisor.region.primitives import LIBRARY
 from fusion_advisor.region.region import Region
 
 WITH_ONE = {"erf": "one_plus_erf", "tanh": "one_plus_tanh"}
-"""What makes the sum of 1 and a function. Near zero it loses what the function alone would keep,
-as the sum does; it takes half the instructions and less."""
+"""Functions for f(x) + 1, by f. Near zero they lose the digits that f alone would keep, as the sum
+does; they take half the instructions or fewer."""
 
 
 def one_more(region: Region) -> frozenset[int]:
-    """Values of such functions, in float32, to which 1 is added wherever they are used, as the
-    forms of GELU do."""
+    """Values of such functions, in float32, to which every user adds 1, as the forms of GELU do."""
     users = region.users()
     results = {output.value for output in region.outputs}
     return frozenset(
@@ -26,7 +25,7 @@ def one_more(region: Region) -> frozenset[int]:
 
 
 def calls_library(region: Region) -> bool:
-    """Are there functions of the math library whose code is long?"""
+    """Whether a region calls functions of the math library whose code is long."""
     short = one_more(region)
     return any(region.exprs[n].op in LIBRARY and n not in short for n in region.live)
 

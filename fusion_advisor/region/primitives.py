@@ -30,7 +30,7 @@ class Primitive:
     result: str = "operand"
     exact: bool = False
     scalar: str = ""
-    """As `precise`, where it is affordable once a row only."""
+    """The form to use as `precise` where it is evaluated once a row only."""
     special: bool = False
     """Runs on the special-function unit (transcendentals)."""
 
@@ -281,9 +281,9 @@ LIBRARY = frozenset(
     for name, primitive in PRIMITIVES.items()
     if "libdevice" in primitive.text + primitive.precise and not name.startswith("exp")
 )
-"""Functions of the math library whose code is long; the exponential's is short."""
+"""Functions of the math library whose code is long; the code of the exponential is short."""
 LONG = LIBRARY | {"sigmoid"}
-"""What takes many instructions, the library's or its own."""
+"""Primitives of many instructions, of the library or of this package."""
 
 _FLOAT8_E5M2 = """\
 @triton.jit

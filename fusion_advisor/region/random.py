@@ -1,15 +1,18 @@
-"""Random numbers of the emitted files: a generator that counts, in Triton and once more in torch.
+"""Random numbers of the emitted files: a counter-based generator, in Triton and once more in torch.
 
-Every element has its bits by its number alone, so forward and backward, a kernel of any tiling and
-the eager reference all draw the same: element i of a random op (in row-major order over the op's
-own shape) has a word of the block `philox(seed, (i // share, stream, offset))`. `stream` numbers
-the draws within one file; a block is 128 bits.
+The bits of an element depend on its number alone, so forward and backward, a kernel of any tiling
+and the eager reference all draw the same: element i of a random op (in row-major order over the
+op's own shape) has a word of the block `philox(seed, (i
+
+share, stream, offset))`. `stream` numbers the draws within one file; a block is 128 bits.
 
 - `random32`: four elements share a block, each has a 32-bit word of its own.
 - `random16`: eight elements share a block, two a word; the second of them reads it with its halves
   exchanged. Each has 32 bits, so a probability p is met to 2**-32. Two of one word are decided by
-  different halves unless a half equals the threshold's: their correlation is less than 2**-15
-  for p from 2**-17 to 1 - 2**-17, beyond that at most 2**-32 / min(p, 1 - p).
+  different halves unless a half equals the threshold's: their correlation is less than 2**-15 for p
+  from 2**-17 to 1
+- 2**-17, beyond that at most 2**-32 / min(p, 1
+- p).
 
 The generator is Philox-4x32 with seven rounds, the fewest that pass BigCrush (Salmon, Moraes, Dror
 and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC'11, table 2).

@@ -18,12 +18,12 @@ from fusion_advisor.region.index_range import data_below
 from fusion_advisor.region.random import SHARES, STATE
 
 JOINED = ("sum", "prod", "max", "min")
-"""Monoids of which a reduction over a reduction is one over the axes of both."""
+"""Monoids for which a reduction over a reduction is one reduction over the axes of both."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """A result that is stored: which value, under which dimensions and as which tensor."""
+    """A result that is stored: its value, its dimensions and its tensor."""
 
     value: int
     dims: Dims
@@ -32,7 +32,7 @@ class Output:
 
     @property
     def axes(self) -> frozenset[int]:
-        """The axes that it lies along."""
+        """The axes that the result has."""
         return frozenset(axis for dim in self.dims for axis in dim)
 
 
@@ -54,20 +54,20 @@ class Region:
     labels: dict[int, str]
     results: dict[int, str]
     bounds: dict[int, int]
-    """Inputs that stand in an index, and the size below which they lie."""
+    """Inputs that are used as indices, each with the size below which its numbers must lie."""
     depends: tuple[frozenset[int], ...]
-    """The axes on which each value depends."""
+    """The axes that each value depends on."""
     live: tuple[int, ...]
-    """The values that an output needs, in order of first use."""
+    """The values that some output needs, in order of first use."""
     free_axis: int
-    """The first axis that neither this region nor what it was cut from knows."""
+    """The first axis number that neither this region nor the region it was cut from uses."""
 
     def dims_of(self, name: str) -> Dims:
         """The dimensions of an input."""
         return self.input_dims[self.input_names.index(name)]
 
     def users(self) -> dict[int, list[int]]:
-        """The live values that each value is an argument of, as often as it is one."""
+        """The live values that use each value, one entry for each use."""
         found: dict[int, list[int]] = {}
         for number in self.live:
             for arg in self.exprs[number].args:
@@ -75,7 +75,7 @@ class Region:
         return found
 
     def all(self, op: str) -> Iterator[int]:
-        """The live values of one kind."""
+        """The live values of one operation."""
         return (i for i in self.live if self.exprs[i].op == op)
 
     @property
@@ -112,12 +112,12 @@ class Region:
 
     @property
     def kept(self) -> frozenset[int]:
-        """Axes along which some result lies."""
+        """Axes that some result has."""
         return frozenset[int]().union(*(output.axes for output in self.outputs))
 
     @property
     def space(self) -> frozenset[int]:
-        """Every axis that is walked."""
+        """Every axis that the region iterates over."""
         return self.reduced | self.kept
 
 
@@ -175,13 +175,14 @@ def finish(builder: Builder, outputs: Sequence[tuple[Value, Tensor]]) -> Region:
 
 
 def _readers(exprs: Sequence[Expr], results: Sequence[int]) -> Counter[int]:
-    """How often each value is read on the way to some results; a result counts as read."""
+    """How often each value is used on the way to some results; being a result counts as a use."""
     read = (arg for number in needed(exprs, results) for arg in exprs[number].args)
     return Counter([*results, *read])
 
 
 def _joins(outer: Expr, inner: Expr) -> bool:
-    """Is a reduction over another one, which nothing else reads, a reduction over both's axes?"""
+    """Whether a reduction reads another one, which nothing else reads, and both are one reduction
+    over the axes of both."""
     same = inner.op == "reduce" and inner.monoid == outer.monoid and inner.dtype == outer.dtype
     return same and outer.monoid in JOINED and not set(outer.axes) & set(inner.axes)
 
@@ -199,7 +200,7 @@ def settle(
     bounds: Mapping[int, int],
     free_axis: int = 0,
 ) -> Region:
-    """The region that makes some results out of a pool's expressions."""
+    """The region that computes some results from the expressions of a pool."""
     depends: list[frozenset[int]] = []
     for expr in pool.exprs:
         depends.append(depends_on(expr, depends))
@@ -231,7 +232,7 @@ def settle(
 
 
 def _check_places(pool: Pool, load: Expr, tensor: Tensor, sizes: Mapping[int, int]) -> None:
-    """Raises NotExpressible for an index that is made from what no range of integers bounds."""
+    """Raise NotExpressible for an index that is made from numbers without a known range."""
     for index, size in zip(load.indices, tensor.shape, strict=True):
         indirect = any(pool.exprs[n].op == "load" for n in needed(pool.exprs, [index]))
         if indirect and not data_below(pool.exprs, index, size, sizes):

@@ -1,4 +1,4 @@
-"""A GPU as the rules have it: what it has, what it reaches, how long its launches take."""
+"""Devices: what a GPU has, what it reaches, and how long its launches take, as the rules say."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ from fusion_advisor.rulebook.quantities import (
 from fusion_advisor.support.errors import UsageError
 
 Unit = Literal["tensor", "cuda", "special"]
-"""Where an operator runs: tensor cores, CUDA cores, or the special function units
+"""The unit that runs an operator: tensor cores, CUDA cores, or the special function units
 (transcendentals)."""
 
 SECTOR_BYTES = 32
-"""Of a line, that the L2 gives or takes at least."""
+"""Bytes of a sector, the least that the L2 reads or writes of a line."""
 LINE_BYTES = 128
-"""Of a line of the L1, which is what a request of a warp is served by."""
+"""Bytes of a line of the L1."""
 LANES_SERVED = 4
-"""That the L1 serves a clock where their elements lie a line apart or more: 8.2 wavefronts for 32
-lanes (counted on an H200, 2026-11-23)."""
+"""Lanes that the L1 serves a clock where their elements lie a line apart or more: 8.2 wavefronts
+for 32 lanes (counted on an H200, 2026-11-23)."""
 
 VECTOR_BYTES = 16
-"""The widest access of a thread."""
+"""Bytes of the widest access of a thread."""
 
 REGISTERS_AT_ONCE = 8
-"""That a multiprocessor gives a thread: 256 a warp (CUDA's occupancy calculator)."""
+"""Registers that are allocated to a thread at a time: 256 a warp (CUDA's occupancy calculator)."""
 
 PEAK_DTYPES = (*DTYPE_BYTES, "float8", "tf32")
-"""What a peak may be given for: torch's dtypes, any float8, and float32 products in TF32."""
+"""Dtypes that a peak may be given for: torch's, any float8, and float32 products in TF32."""
 
 
 def _known_dtype(name: str) -> str:
@@ -90,7 +90,8 @@ class Multiprocessor(Table):
     shared_memory: Bytes
     shared_memory_per_block: Bytes
     budget_of: Literal["block", "multiprocessor"]
-    """Whose shared memory the on-chip gate takes its share of."""
+    """Owner of the shared memory of which the on-chip gate takes a share: a block or a
+    multiprocessor."""
     registers: Registers
     registers_per_thread: Registers
     threads: Threads
@@ -100,15 +101,15 @@ class Multiprocessor(Table):
     warp_size: Threads
 
     def holds(self, warps: int, registers: float) -> int:
-        """Blocks of so many warps at a time, whose threads have so many registers: at least one."""
+        """Resident blocks of a kernel, by warps a block and registers a thread: at least one."""
         thread = max(1, ceil(registers / REGISTERS_AT_ONCE)) * REGISTERS_AT_ONCE
         fit = self.registers.count // (warps * self.warp_size.count * thread)
         return max(1, min(self.warps.count // warps, fit, self.blocks.count))
 
 
 class Achieved(Table):
-    """What kernels reach of the datasheet: measured, or a share with where it was taken from. A
-    calibration laid over a share leaves that without effect."""
+    """What kernels reach of the datasheet: a measurement, or a share with its source. A calibration
+    replaces the share."""
 
     bandwidth: Bandwidth | None = None
     bandwidth_share: Share | None = None
@@ -123,59 +124,60 @@ class Achieved(Table):
 
     @property
     def copied(self) -> Number:
-        """What the copy bandwidth follows from as it stands in the rules: measured where it was."""
+        """The number that the copy bandwidth follows from: the measured one where there is one."""
         found = self.bandwidth or self.bandwidth_share
         assert found is not None
         return found
 
 
 class Speed(Table):
-    """How fast one kind of kernel is."""
+    """Speed of one kind of kernel."""
 
     share: Share
-    """Of the copy bandwidth."""
+    """Share of the copy bandwidth that the kind reaches."""
     ramp: Share
-    """What reading the first bytes takes more, as many as the L2 holds."""
+    """Extra time for reading the first bytes, as many as the L2 holds."""
     latency: Time
-    """What one program takes beyond moving its bytes: its first load, its reductions."""
+    """Time of one program beyond moving its bytes: its first load, its reductions."""
     step: Time
-    """What each further place takes that a program walks one after the other; of eager's kernels,
-    what each round of loads takes."""
+    """Time of each further step that a program takes in sequence; for eager's kernels, of each
+    round of loads."""
     arithmetic: Share
-    """Of the peak that its instructions reach; those of emitted kernels are counted."""
+    """Share of the peak that the arithmetic reaches; the instructions of emitted kernels are
+    counted instead."""
     least: Speedup
-    """How many times what a launch takes at least: some ops are several, or walk long."""
+    """Launch floors of the kind: some ops are several launches, or long ones."""
     overlap: Speedup
-    """The power in which memory's time, addresses' and arithmetic's add up: 1 is one after the
-    other, many the longest alone."""
+    """Power p in which the times of memory, addresses and arithmetic add up: 1 adds them, a large p
+    takes the longest."""
 
 
 class EagerSpeed(Speed):
-    """Of a kind of eager's. What its warps issue was counted by the hardware, where it was."""
+    """Speed of a kind of eager's kernels, with instructions as the hardware counted them."""
 
     warp: Instruction | None = None
-    """Of a warp, whatever it has to do."""
+    """Instructions of a warp, whatever it does."""
     round: Instruction | None = None
-    """Each time that it waits for loads."""
+    """Instructions for each round of loads."""
     tap: Instruction | None = None
-    """For each load from the L1."""
+    """Instructions for each load from the L1."""
     element: Instruction | None = None
-    """For each element of its lanes, beside the primitives of a pointwise kernel."""
+    """Instructions for each element of a lane, beside the primitives of a pointwise kernel."""
     near: Time
-    """What a block waits for a load from the L1."""
+    """Time that a block waits for a load from the L1."""
     unaligned: Share
-    """Of the share that is left where rows do not begin at 16 bytes."""
+    """Factor of the share where rows do not begin at 16 bytes."""
 
 
 class KernelSpeed(Speed):
-    """Of a kind of ours."""
+    """Speed of a kind of emitted kernel."""
 
     warp_bandwidth: Bandwidth
-    """What one warp moves at most."""
+    """Bandwidth of one warp at most."""
 
 
 class Issue(Table):
-    """What the warps of an emitted kernel issue, in instructions for each (`issue.Tally`)."""
+    """Instructions of a warp of an emitted kernel for each of the things that `issue.Tally` counts."""
 
     program: Instruction
     access: Instruction
@@ -193,134 +195,137 @@ class Issue(Table):
 
 
 class Allocated(Table):
-    """Registers of a thread of an emitted kernel, as far as they are known before it is compiled:
-    the sum of these."""
+    """Estimate of the registers of a thread of an emitted kernel before compilation: the sum of
+    these parts."""
 
     least: Registers
-    """Of any kernel."""
+    """Registers of any kernel."""
     alive: Share
-    """Of the estimate for the values alive at once, what the compiler takes."""
+    """Registers for each value that is estimated to be alive at once."""
     store: Registers
-    """For each tensor that is written."""
+    """Registers for each tensor that is written."""
     serial: Registers
-    """Where lanes walk places by themselves."""
+    """Registers for a walk of each lane over positions of its own."""
 
 
 class Reduction(Table):
-    """How eager's reductions to fewer elements spread over blocks."""
+    """Grid and block sizes of eager's reductions to fewer elements."""
 
     threads: Count
-    """Of a block at most, with those that its threads' vectors stand for."""
+    """Threads of a block at most, its vector lanes counted."""
     unrolled: Count
-    """Places, or neighbouring results, that a thread asks for at once."""
+    """Positions, or neighbouring results, that a thread loads at once."""
     least: Count
-    """Places for each thread: where blocks are few, several share a result while threads have so
-    many; the warps of a block do where each lane of a warp would have so many for each."""
+    """Positions a thread at least: with few blocks, several blocks share a result as long as
+    threads have so many, and the warps of a block as long as each lane of a warp has."""
     most: Count
-    """Places for each thread, from which on the warps of a block share a result, and blocks."""
+    """Positions a thread from which on the warps of a block, and blocks, share a result."""
 
 
 class Pointwise(Table):
-    """How eager's pointwise kernels spread over blocks: elements of each thread."""
+    """Elements of each thread of eager's pointwise kernels."""
 
     threads: Count
-    """Of a block."""
+    """Threads of a block."""
     contiguous: Count
-    """Where all tensors lie alike."""
+    """Elements of a thread where all tensors have the same layout."""
     cast: Count
-    """Where types differ."""
+    """Elements of a thread where dtypes differ."""
     wide: Count
-    """Where tensors lie otherwise, of 4 bytes and more."""
+    """Elements of a thread where layouts differ, for 4 bytes and more."""
     narrow: Count
-    """Of fewer bytes."""
+    """Elements of a thread where layouts differ, for fewer than 4 bytes."""
 
 
 NARROW = "_narrow"
-"""Ends the names of kernels that read elements of less than four bytes: as many bytes take more
-instructions, and a thread has fewer on their way."""
+"""Suffix of the kernels that read elements of less than four bytes: as many bytes take more
+instructions, and a thread has fewer in flight."""
 
 
 class Times(Table):
-    """How long launches take (`perfmodel`)."""
+    """Figures of the time model (`perfmodel`)."""
 
     fitted_on: Text
-    """The device whose kernels the figures were fitted on."""
+    """Device whose kernels the figures were fitted on."""
     call: Time
-    """What a call takes beyond its launches, all caches cold."""
+    """Time of a call beyond its launches, with cold caches."""
     eager_launch: Time
-    """What a launch takes at least, among others."""
+    """Floor of one launch among others."""
     kernel_launch: Time
     eager_warps: Count
-    """Of the blocks of eager's row kernels, about."""
+    """Warps of a block of eager's row kernels, about."""
     eager_short: Mapping[str, Elements]
-    """Ops whose rows below so many elements have one warp each."""
+    """Row length below which a row of the op has one warp."""
     eager_held: Mapping[str, Elements]
-    """Ops whose rows below so many elements a block holds in registers."""
+    """Row length below which a block of the op holds its row in registers."""
     eager_blocks: Mapping[str, Count]
-    """Warps of the blocks of some ops, each of which has a row."""
+    """Warps of a block of the op, each block with one row."""
     eager_registers: Mapping[str, Registers]
-    """Of a thread of eager's kernels that have so many that they limit how many blocks a
-    multiprocessor holds: by the kernel, and what its threads hold at once (`Blocks.held`)."""
+    """Registers of a thread of eager's kernels where they limit occupancy: by the kernel, and by
+    how much its threads hold at once (`Blocks.held`)."""
     eager_reduction: Reduction
     eager_pointwise: Pointwise
     eager_passes: Mapping[str, Count]
-    """How often eager's op walks rows that are longer than `eager_row`; once, if not named."""
+    """Passes of the op over rows longer than `eager_row`; one, if not named."""
     eager_row: Bytes
-    """Rows up to here stay on chip in eager's kernels."""
+    """Row length up to which eager's kernels keep rows on chip."""
     blocks: Rate
-    """Programs that the device begins a second, whatever they do."""
+    """Programs that the device starts a second."""
     last: Time
-    """What each round takes of the block of eager's that puts the others' results together."""
+    """Time of each round of the block that combines the results of the other blocks."""
     absorbed: Share
-    """What writing the first bytes takes less, as many as the L2 holds."""
+    """Time saved on the first bytes written, as many as the L2 holds."""
     first: Time
-    """What the first bytes read wait for, where there are many."""
+    """Wait of the first bytes read, where there are many."""
     first_bytes: Bytes
-    """So few wait for half of it."""
+    """Bytes of which the first wait is half of `first`."""
     l2_speed: Speedup
-    """How much faster what lies in the L2 is read."""
+    """Bandwidth of the L2 over that of the memory."""
     found: Share
-    """Of a round of loads of eager's, what falls away where the L2 has what they ask for."""
+    """Share of a round of loads that is saved where the L2 holds the data."""
     l2_kept: Share
-    """How much of the L2 keeps what was just written or read."""
+    """Share of the L2 that keeps what was just written or read."""
     chained: Time
-    """What a program waits for each of the reductions that it makes one after the other."""
+    """Wait of a program for each of its reductions in sequence."""
     fetched: Time
-    """What a warp of an emitted kernel waits for a thousand instructions, as they come."""
+    """Wait of a warp of an emitted kernel for the fetch of a thousand instructions."""
     tail: Share
-    """Of what a program takes, what those beyond whole waves keep the device from ending."""
+    """Share of a program's time by which programs beyond whole waves delay the end."""
     wave: Time
-    """What programs of a second wave, where a multiprocessor holds one, wait for the first."""
+    """Wait between waves where a multiprocessor holds one program."""
     hiding: Count
     """Programs of a multiprocessor that hide each other's reductions."""
     torn: Share
-    """Of what sectors hold beside the elements that a program takes of them, what moves too."""
+    """Share (0 to 1) of over-fetched sector bytes that still costs HBM bandwidth."""
     wavefronts: Rate
-    """Wavefronts of the L1s of all multiprocessors."""
+    """Wavefronts a second of the L1s of all multiprocessors."""
     sectors: Rate
-    """Elements that the L2 gives or takes one by one, because their neighbours lie apart."""
+    """Scattered elements a second that the L2 reads or writes one by one."""
     issue: Issue
     registers: Allocated
     short: Time
-    """Below it a prediction is as uncertain as `spread_short` says, else as `spread_long` does."""
+    """Time below which a prediction is as uncertain as `spread_short` says, else as `spread_long`
+    does."""
     spread_short: Share
     spread_long: Share
     eager: Mapping[str, EagerSpeed]
-    """By the kind of an op's kernel, or by an op that is not as its kind is; else `other`."""
+    """Speeds of eager's kernels, by the kind of kernel, or by the op where it differs from its
+    kind; else `other`."""
     kernel: Mapping[str, KernelSpeed]
-    """By schedule, else `other`."""
+    """Speeds of emitted kernels, by schedule; else `other`."""
 
     def speed(self, kind: str, op: str = "") -> EagerSpeed | KernelSpeed:
-        """Of a kind such as `eager.stream` or `kernel.row`, or of one of its kernels."""
+        """Speed of a kind such as `eager.stream` or `kernel.row`, or of one of its kernels."""
         return self._speeds(kind)[self.named(kind, op)]
 
     def named(self, kind: str, op: str = "") -> str:
-        """What has figures: the kernel, the same one for wider elements, the kind, or `other`."""
+        """The name that has figures: the kernel, the same kernel for wider elements, the kind, or
+        `other`."""
         return next((name for name in _names(kind, op) if name in self._speeds(kind)), "other")
 
     def registers_of(self, kind: str, op: str = "", held: int = 0) -> int:
-        """Of a thread of one of eager's kernels that holds so much at once; 0 where they limit
-        nothing."""
+        """Registers of a thread of an eager kernel that holds so much at once; 0 where registers
+        limit nothing."""
         known = self.eager_registers
         keys = (key for name in _names(kind, op) for key in (f"{name}_{held}", name))
         return next((known[key].count for key in keys if key in known), 0)
@@ -330,7 +335,7 @@ class Times(Table):
 
     @property
     def fastest(self) -> float:
-        """The largest share of all: no kernel is faster."""
+        """The largest share of the copy bandwidth: no kernel is faster."""
         return max(s.share.value for s in (*self.eager.values(), *self.kernel.values()))
 
     @model_validator(mode="after")
@@ -341,20 +346,20 @@ class Times(Table):
 
 
 def _names(kind: str, op: str) -> tuple[str, ...]:
-    """A kernel, the same one for wider elements, its kind."""
+    """Names to look up, in order: the kernel, the same kernel for wider elements, the kind."""
     return op, op.removesuffix(NARROW), kind.partition(".")[2]
 
 
 class Instructions(Table):
-    """What a primitive of the region form is worth, in instructions of a lane: in its short
-    spelling, in that of float32 results, and in float64's."""
+    """Instructions of a lane for one primitive: in its short form, in the form for float32 results,
+    and in float64."""
 
     fast: Instruction
     precise: Instruction | None = None
     double: Instruction | None = None
 
     def of(self, dtype: str, *, precise: bool) -> float:
-        """For results of a dtype; `precise` where a kernel's result is float32."""
+        """Instructions for results of a dtype; `precise` where the kernel has a float32 result."""
         own = self.double if dtype == "float64" else self.precise if precise else None
         return (own or self.fast).value
 
@@ -388,7 +393,7 @@ class Device(Table):
         return int(self.compute_capability.replace(".", ""))
 
     def worth(self, primitive: str, dtype: str, *, precise: bool) -> float:
-        """A primitive of the region form, in instructions of a lane."""
+        """Instructions of a lane for one primitive of the region form."""
         own = self.instructions.get(primitive, self.instructions["other"])
         return own.of(dtype, precise=precise)
 
@@ -407,7 +412,7 @@ class Device(Table):
 
     @property
     def bandwidth(self) -> float:
-        """What a copy reaches, read plus write, B/s: the figure that times are predicted with."""
+        """Copy bandwidth, read plus write, B/s; times are predicted with it."""
         if self.achieved.bandwidth is not None:
             return self.achieved.bandwidth.base
         assert self.achieved.bandwidth_share is not None
@@ -415,12 +420,12 @@ class Device(Table):
 
     @property
     def launch_us(self) -> float:
-        """What one queued kernel takes of the GPU's timeline at least, us."""
+        """Floor of one queued kernel on the GPU's timeline, us."""
         return self.achieved.launch.value
 
     @property
     def shared_memory_bytes(self) -> int:
-        """The shared memory that the on-chip gate takes its share of, B (`budget_of`)."""
+        """Shared memory of which the on-chip gate takes a share, B (`budget_of`)."""
         sm = self.multiprocessor
         return (sm.shared_memory_per_block if sm.budget_of == "block" else sm.shared_memory).count
 
@@ -466,7 +471,8 @@ class Device(Table):
 
 
 def _runs_as(unit: Unit, dtype: str) -> tuple[Unit, str] | None:
-    """Where `dtype` runs on a device whose `unit` has no rate for it; None at the end."""
+    """Unit and dtype that run `dtype` on a device whose `unit` has no rate for it; None where there
+    is none."""
     if dtype.startswith("complex"):
         return unit, "float64" if dtype == "complex128" else "float32"
     if dtype.startswith("float8_"):

@@ -1,5 +1,5 @@
-"""What a gate, an idiom or the criterion asks or an advice means: why, limits, their sources, and
-examples of either side, as text for a terminal, and all of them as a page of Markdown."""
+"""Explanations of gates, idioms, advice and the criterion: question, limits, sources, and examples
+of either side, as text for a terminal and as a page of Markdown."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ float64 a result may be. In the examples `F` is `torch.nn.functional`, and figur
 
 
 Rule = Gate | Pattern | AdviceKind | CriterionRules
-"""What has an explanation."""
+"""A rule that has an explanation."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A rule in words: its name, what it asks or is, why, its facts, and captioned examples."""
+    """A rule in words: its name, its question or definition, the reason, its facts, and captioned
+    examples."""
 
     title: str
     lead: str
@@ -43,7 +44,7 @@ class _Entry:
 
 
 def rules(rulebook: Rulebook) -> list[Rule]:
-    """All of them: gates, idioms, advice, the criterion."""
+    """Every rule that has an explanation: gates, idioms, advice, the criterion."""
     return [rule for section in _sections(rulebook).values() for rule in section]
 
 

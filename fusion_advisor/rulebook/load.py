@@ -23,12 +23,12 @@ from fusion_advisor.support.errors import AdvisorError, UsageError
 _FOLDERS = ("advice", "devices", "gates", "patterns", "schedules")
 _NAMED = ("advice", "devices", "gates", "patterns")
 _SHARED = ("times", "instructions")
-"""Tables that all devices share, under what each has of its own."""
+"""Tables that all devices share, laid under each device's own."""
 
 _EXAMPLES = frozenset({"holds", "fails", "never_fails", "example", "nearly"})
 
 Layers = Sequence[tuple[Path, Tree]]
-"""Files and their rules, each laid over the ones before it."""
+"""Files with their rules, each laid over the ones before it."""
 
 
 def load_rulebook(overlays: Sequence[Path] = ()) -> Rulebook:
@@ -109,7 +109,7 @@ def _build(layers: Layers) -> Rulebook:
 
 
 def _deciding(tree: Tree) -> Tree:
-    """The rules without the examples that only explain them: kernels do not grow stale by those."""
+    """The rules without their examples: a changed example makes no kernel stale."""
     kept = {key: value for key, value in tree.items() if key not in _EXAMPLES}
     tables = {key: table for key, value in kept.items() if (table := table_of(value)) is not None}
     return kept | {key: _deciding(table) for key, table in tables.items()}
@@ -148,7 +148,7 @@ def _with_name(name: str, entry: Any) -> Any:
 
 
 def _check_names(rulebook: Rulebook, layers: Layers) -> None:
-    """What one field cannot see: names that must exist, and names that must be unique."""
+    """Check what spans fields: names that must exist, and names that must be unique."""
     for pattern in rulebook.patterns.values():
         for gate in pattern.gates:
             if gate not in rulebook.gates:
@@ -176,7 +176,8 @@ def _check_names(rulebook: Rulebook, layers: Layers) -> None:
 
 
 def _first_fault(layers: Layers, error: ValidationError) -> UsageError:
-    """The first of the faults, and how many more there are; one of what devices share is one."""
+    """The first of the faults, with the number of the others; a fault in a shared table counts
+    once."""
     first, *_ = errors = error.errors(include_url=False)
     places = [[str(part) for part in each["loc"] if part != "[key]"] for each in errors]
     count = len({tuple(_as_set(layers, place)) for place in places})
@@ -197,7 +198,8 @@ def _fault(layers: Layers, loc: Sequence[str], message: str) -> UsageError:
 
 
 def _as_set(layers: Layers, loc: Sequence[str]) -> Sequence[str]:
-    """A field as a file has it: what devices share stands under each of them when it is read."""
+    """The path of a field in its file: tables that devices share are copied to each device when
+    they are read."""
     shared = loc[2:]
     if len(loc) < 3 or loc[0] != "devices" or loc[2] not in _SHARED:
         return loc
@@ -206,12 +208,12 @@ def _as_set(layers: Layers, loc: Sequence[str]) -> Sequence[str]:
 
 
 def _file_of(layers: Layers, loc: Sequence[str]) -> Path:
-    """The file that set the field, or that came nearest to it; of equals the last."""
+    """The file that set a field, or the file that came nearest to it; of equals the last."""
     return max(reversed(layers), key=lambda layer: _depth(layer[1], loc))[0]
 
 
 def _depth(tree: Tree, loc: Sequence[str]) -> int:
-    """How many steps of `loc` the tree has."""
+    """The number of steps of `loc` that a tree has."""
     node: Tree | None = tree
     for steps, part in enumerate(loc):
         if node is None or part not in node:

@@ -1,4 +1,4 @@
-"""What this machine can run, found out without importing torch or Triton."""
+"""This machine's GPUs and versions, found without importing torch or Triton."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fusion_advisor.support.errors import UsageError
 DEFAULT_DEVICE = "h200"
 
 TORCH_VERSIONS = ("2.11", "2.12", "2.13")
-"""Those that `benchmarks/torch_versions.py` runs the tests against, each with its Triton."""
+"""Supported versions, against which the tests are run, each with its Triton."""
 
 LEAST_CAPABILITY = 80
-"""Of the NVIDIA GPUs that kernels run on: bfloat16 and `cp.async` begin with sm_80."""
+"""Least compute capability that kernels run on: bfloat16 and `cp.async` begin with sm_80."""
 
 
 @cache
 def gpu_names() -> tuple[str, ...]:
-    """The GPUs here as their driver names them; it is asked once."""
+    """Names of the GPUs here, as their driver gives them; the driver is asked once."""
     return _asked_driver("name")
 
 
@@ -34,7 +34,7 @@ def choose_device(
     name: str | None, rulebook: Rulebook, gpus: tuple[str, ...] = ()
 ) -> tuple[Device, str]:
     """The device asked for, else that of the first of `gpus`, else the default; and how it was
-    chosen. What has to be the same on every machine gives no `gpus`."""
+    chosen. Callers whose result must be the same on every machine give no `gpus`."""
     if name is not None:
         return rulebook.device(name), f"device={rulebook.device(name).name}"
     default = rulebook.device(DEFAULT_DEVICE)
@@ -49,13 +49,13 @@ def choose_device(
 
 @cache
 def gpu_capabilities() -> tuple[int, ...]:
-    """Of the GPUs here, as `gpu_names` has them: 90 for compute capability 9.0."""
+    """Compute capabilities of the GPUs here, in the order of `gpu_names`: 90 for 9.0."""
     found = _asked_driver("compute_cap")
     return tuple(int(line.replace(".", "")) for line in found if line.replace(".", "").isdigit())
 
 
 def _asked_driver(field: str) -> tuple[str, ...]:
-    """What the driver's tool says of each GPU; nothing where there is no tool or no driver."""
+    """One field of the driver's tool for each GPU; () without the tool or a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
@@ -68,7 +68,8 @@ def _asked_driver(field: str) -> tuple[str, ...]:
 
 
 def has_triton() -> bool:
-    """Can kernels be checked and compiled here? Triton is for Linux, and is not imported to see."""
+    """Whether kernels can be checked and compiled here. Triton is for Linux, and is not imported to
+    see."""
     try:
         return find_spec("triton") is not None
     except (ImportError, ValueError):
@@ -76,19 +77,19 @@ def has_triton() -> bool:
 
 
 def without_triton() -> str:
-    """Why kernels cannot be checked where Triton is missing."""
+    """The reason that kernels cannot be checked, where Triton is missing."""
     install = "pip install triton" if sys.platform == "linux" else "it is for Linux alone"
     return f"Triton is not installed ({install})"
 
 
 def require_triton(what: str) -> None:
-    """UsageError for what runs kernels, where Triton is missing."""
+    """Raise UsageError where Triton is missing; `what` needs it."""
     if not has_triton():
         raise UsageError(f"{what}: runs kernels, and {without_triton()}")
 
 
 def torch_fault(installed: str | None) -> str:
-    """What is wrong with a version of torch, in one line; empty for those that are supported."""
+    """The fault of a version of torch, in one line; "" for a supported one."""
     known = f"{', '.join(TORCH_VERSIONS[:-1])} and {TORCH_VERSIONS[-1]}"
     if installed is None:
         return f"torch is not installed; fusion-advisor works with torch {known}"
@@ -98,8 +99,8 @@ def torch_fault(installed: str | None) -> str:
 
 
 def require_torch() -> str:
-    """UsageError where torch is missing or older than those that are supported; what to tell of a
-    newer one."""
+    """Raise UsageError where torch is missing or older than the supported versions; return a
+    warning for a newer one."""
     installed = version("torch")
     fault = torch_fault(installed)
     numbers = [int(n) for n in re.findall(r"\d+", installed or "")[:2]]
@@ -109,7 +110,7 @@ def require_torch() -> str:
 
 
 def ptxas() -> Path | None:
-    """The assembler that Triton's wheel brings, for compiling without a GPU."""
+    """The assembler of Triton's wheel, which compiles without a GPU; None without it."""
     spec = find_spec("triton") if has_triton() else None
     if spec is None or spec.origin is None:
         return None
@@ -126,7 +127,8 @@ def version(package: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """This package and what it stands on, without importing it; None where it is not installed."""
+    """Versions of this package and its dependencies, found without importing them; None where one
+    is not installed."""
     return {
         "name": "fusion-advisor",
         "version": version("fusion-advisor") or "unknown",

@@ -1,5 +1,4 @@
-"""A number of the rules: a value with its unit and source; and a table of them, which knows its
-fields."""
+"""Numbers of the rules, each a value with unit and source; and tables of them."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ def table_of(value: Any) -> Tree | None:
 
 
 class Table(BaseModel):
-    """Frozen, with the fields that it knows alone."""
+    """A frozen table that accepts no unknown field."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -78,7 +77,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class Number(Table):
-    """A value with its unit and where it comes from."""
+    """A value with its unit and its source."""
 
     value: float = Field(ge=0, allow_inf_nan=False)
     unit: Text
@@ -154,12 +153,12 @@ Multiprocessors = Annotated[Number, _whole("multiprocessors")]
 
 
 def said(value: float, digits: int = 4) -> str:
-    """Whole where it is a count, else four digits."""
+    """A number as text: whole where it is a count, else four digits."""
     return str(int(value)) if value == int(value) else f"{value:.{digits}g}"
 
 
 def told_apart(measured: float, limit: float) -> tuple[str, str]:
-    """A number and its limit, with as many digits as tell one from the other."""
+    """A number and its limit as text, with as many digits as tell them apart."""
     digits = 4
     while measured != limit and said(measured, digits) == said(limit, digits):
         digits += 1

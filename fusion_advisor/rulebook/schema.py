@@ -55,7 +55,7 @@ class Example(Table):
     code: Text
     inputs: Mapping[str, TensorText]
     why: Text | None = None
-    """What makes the difference."""
+    """The difference that decides."""
 
     @model_validator(mode="after")
     def _is_called_with_its_inputs(self) -> Example:
@@ -78,19 +78,19 @@ def _forward(code: str) -> ast.FunctionDef:
 
 
 class Judged(Example):
-    """With what a gate reads of it; None where that cannot be known."""
+    """An example with the measure that a gate reads of it; None where the measure is unknown."""
 
     measured: float | None = None
 
 
 class Misnamed(Example):
-    """What nearly is an idiom, with what it is `instead`."""
+    """An example that is nearly an idiom, with the idiom that it is `instead`."""
 
     instead: Text
 
 
 class Gate(Table):
-    """An obstacle: what is asked, how the measure is compared, with which limits."""
+    """An obstacle: its question, its comparison, and its limits."""
 
     name: str
     code: str = Field(pattern=r"^FA\d{3}$")
@@ -101,13 +101,13 @@ class Gate(Table):
     """The gate holds when `measured comparison limit`."""
     unit: Annotated[str, Field(min_length=1)]
     limit: Text
-    """In words: which of `limits`, and what of the device."""
+    """The limit in words: which of `limits`, and which property of the device."""
     limits: Mapping[str, AnyNumber]
     fix: Text
     holds: Judged
     fails: Judged | None = None
     never_fails: Text | None = None
-    """Why no source fails it, where none does."""
+    """The reason that no source fails the gate, where there is none."""
 
     @model_validator(mode="after")
     def _fails_or_says_why_not(self) -> Gate:
@@ -121,25 +121,25 @@ class Gate(Table):
 
 
 class Pattern(Table):
-    """An idiom: what it is, who judges it, what is claimed for it."""
+    """An idiom: its definition, its reference, and what is claimed for it."""
 
     name: str
     order: int
-    """A region that fits several idioms is called by the first."""
+    """Rank: a region that fits several idioms gets the name of the first."""
     what: Text
     gates: tuple[str, ...]
     claimed: Speedup | None = None
     claimed_up_to: Speedup | None = None
     framework: Text | None = None
-    """The PyTorch line that computes it in as few bytes, if there is one."""
+    """The PyTorch call that computes the idiom in as few bytes, if there is one."""
     liger: Text | None = None
-    """The same by Liger, over `liger_kernel.transformers.functional` as `liger`."""
+    """Liger's call for the idiom, over `liger_kernel.transformers.functional` as `liger`."""
     example: Example
     nearly: Misnamed
 
 
 class AdviceKind(Table):
-    """A finding that is not a fusion: what it is, why it costs time, what to do."""
+    """A finding that is not a fusion: its definition, its cost, its remedy."""
 
     name: str
     order: int
@@ -147,7 +147,7 @@ class AdviceKind(Table):
     why: Text
     fix: Text
     saves: Text
-    """What its microseconds are."""
+    """Meaning of the microseconds that the finding gives."""
     limits: Mapping[str, AnyNumber]
 
     def number(self, limit: str) -> Number:
@@ -156,92 +156,93 @@ class AdviceKind(Table):
 
 
 class FlatSchedule(Table):
-    """A program takes a block of consecutive elements."""
+    """Flat: a program takes a block of consecutive elements."""
 
     block: Elements
     warps: Warps
     serial_elements: Elements
-    """The most places that a lane combines one after the other."""
+    """Positions that a lane combines in sequence, at most."""
     unrolled_elements: Elements
-    """What a thread may have on the way at once where the walk is written out."""
+    """Loads of a thread in flight where its walk is unrolled."""
     serial_stride: Elements
-    """How far apart neighbouring lanes may read meanwhile, in steps of a lane."""
+    """Distance of neighbouring lanes' loads during a walk at most, in steps of a lane."""
     walked_bytes: Bytes
-    """What a thread may walk of lines that hold several of its places, and how far apart rows that
-    threads walk may begin."""
+    """Bytes that a thread may walk of lines that hold several of its positions; and the distance of
+    the rows that threads walk, at most."""
     walking_elements_per_thread: Elements
-    """Where each place that a lane walks is in a line of its own."""
+    """Elements of a thread where each position that a lane walks is in a line of its own."""
     busy: Speedup
-    """How many times longer its arithmetic takes than its bytes, from which on a program has
-    `busy_warps`."""
+    """Ratio of arithmetic time to memory time from which on a program has `busy_warps`."""
     busy_warps: Warps
     busy_most: Speedup
-    """Up to which it has: more is bound by instructions, whatever is on its way."""
+    """Ratio up to which it has: beyond it, instructions alone bind the kernel."""
     busy_wide: Speedup
-    """`busy` of elements of more than two bytes."""
+    """`busy` for elements of more than two bytes."""
     busy_waves: Speedup
-    """How often the programs of such elements fill the device at the least, for that."""
+    """Waves of programs of such elements that `busy_wide` asks for, at least."""
 
 
 class RowSchedule(Table):
-    """A program holds whole rows on chip."""
+    """Row: a program holds whole rows on chip."""
 
     elements_per_thread: Elements
     walking_elements_per_thread: Elements
-    """Where each lane walks places of its own, which it has on the way at once."""
+    """Elements of a thread whose lanes each walk positions of their own, all in flight at once."""
     run_elements_per_thread: Elements
-    """Where rows are short runs of memory, and lanes walk what is far apart."""
+    """Elements of a thread where rows are short runs of memory and lanes walk the distant ones."""
     unrolled_elements: Elements
-    """What a thread may have on the way at once where the walk is written out."""
+    """Loads of a thread in flight where its walk is unrolled."""
     sharing_elements_per_thread: Elements
-    """Where rows share a program; half of it where there is little for a device's threads."""
+    """Elements of a thread where several rows share a program; half where the device has threads to
+    spare."""
     min_warps: Warps
     max_warps: Warps
     tile_elements: Elements
     sharing_elements: Elements
-    """Of a tile of more rows than two, one behind the other."""
+    """Elements of a tile of more than two contiguous rows."""
     single_elements: Elements
-    """Of such a tile whose rows begin between whole vectors; it may have a single warp."""
+    """Largest tile (elements) of rows not aligned to 16 B that may run on one warp."""
     across_elements: Elements
-    """Of a tile of rows that lie across contiguous memory."""
+    """Elements of a tile of rows that lie across contiguous memory."""
     walking_elements: Elements
-    """Of the same where each lane walks places of its own."""
+    """Elements of such a tile whose lanes each walk positions of their own."""
     programs_per_multiprocessor: Programs
-    """So many, before rows share programs."""
+    """Programs a multiprocessor that are kept before rows share programs."""
     across_programs: Programs
-    """The same where rows lie across contiguous memory."""
+    """Programs a multiprocessor that are kept where rows lie across contiguous memory."""
     first_piece: Elements
-    """Rows longer than so many are held in two pieces where that saves lanes."""
+    """Length beyond which rows are held in two pieces where that saves lanes."""
     sector_bytes: Bytes
     register_target: Registers
     early_registers: Registers
-    """So many at most, where all loads come before the first reduction."""
+    """Registers a thread at most for a kernel with all loads before its first reduction."""
     passing_least: Share
-    """Of the L2: larger tensors it is told to let go first, where results are few."""
+    """Share of the L2 beyond which a tensor is loaded with `evict_first`, where results are small.
+    """
     passing_most: Share
-    """Of the L2: as long as a kernel reads no more."""
+    """Share of the L2 that such a kernel reads at most."""
     busy_multiprocessors: Share
-    """Those that have a program at least, before neighbouring rows share one, as a share."""
+    """Share of the multiprocessors that keep a program before neighbouring rows share one."""
     reciprocal_warps: Warps
-    """With more, programs that hold a row in one piece divide by its sum, but for those of the most
-    warps whose row fills their tile."""
+    """Warps of a program beyond which a row in one piece is divided by its sum directly, except
+    where the most warps have a row that fills their tile."""
     single_bytes: Bytes
     copied_bytes: Bytes
-    """Where tensors have fewer together, what all rows share is not copied for them."""
+    """Bytes of all tensors below which the operand that all rows share is not copied."""
     single_registers: Registers
-    """Nor where a thread's elements of its row and of all that take no more, one in each."""
+    """Elements a thread, of its row and the shared operands, up to which they are not copied."""
 
 
 class BlockedSchedule(Table):
-    """A program walks its rows in chunks."""
+    """Blocked: a program walks its rows in chunks."""
 
     chunk_elements: Elements
     scan_elements: Elements
-    """Longer rows are scanned in chunks, though a program could hold them."""
+    """Row length beyond which scans go in chunks, though a program could hold the row."""
     scan_chunk_elements: Elements
-    """Of a scan, at the least."""
+    """Elements of a chunk of a scan, at least."""
     scan_chunks_elements: Elements
-    """Of a scan, in the chunks of all rows together."""
+    """Elements of the chunks of all rows of a scan together."""
     elements_per_thread: Elements
     rows_across: Rows
     stages: Stages
@@ -250,88 +251,88 @@ class BlockedSchedule(Table):
 
 
 class PersistentSchedule(Table):
-    """As many programs as the device runs at once walk the rows."""
+    """Persistent: as many programs as the device runs at once walk the rows."""
 
     row_elements: Elements
-    """From this length on rows are walked so, though nothing is carried."""
+    """Row length from which on rows are walked so, though nothing is carried from row to row."""
     tile_elements: Elements
     elements_per_thread: Elements
     max_warps: Warps
     stages: Stages
     programs_per_multiprocessor: Programs
     long_programs_per_multiprocessor: Programs
-    """Where nothing is carried from row to row."""
+    """Programs a multiprocessor where nothing is carried from row to row."""
     short_tile_elements: Elements
-    """Of rows of which each has once all that is carried, of all tensors together."""
+    """Elements of a tile of rows, of all carried tensors together."""
     short_elements_per_thread: Elements
-    """Of such a tile at most."""
+    """Elements a thread of such a tile, at most."""
     short_warps_per_multiprocessor: Warps
-    """Of all programs that walk such rows."""
+    """Warps a multiprocessor of all programs that walk such rows."""
 
 
 class SplitSchedule(Table):
-    """Several programs share a row."""
+    """Split: several programs share a row."""
 
     chunk_elements: Elements
     elements_per_thread: Elements
     several_elements_per_thread: Elements
-    """Of each of several tensors of four bytes and more, one chunk on its way and no masks where
-    all chunks are whole."""
+    """Elements a thread of each of several tensors of four bytes and more, with one chunk in flight
+    and no masks where all chunks are whole."""
     long_elements_per_thread: Elements
-    """Where an element takes a long function: its code is written out for each."""
+    """Elements a thread where an element takes a long function, whose code is repeated for each."""
     library_elements_per_thread: Elements
-    """Where that is one of the math library's."""
+    """Elements a thread where that function is the math library's."""
     most_parts: Programs
-    """Parts of a row that one program combines at most, before programs walk several chunks."""
+    """Parts of a row that one program combines, before programs walk several chunks."""
     programs_per_multiprocessor: Programs
 
 
 class CooperativeSchedule(Table):
-    """Programs that share a row wait for each other."""
+    """Cooperative: programs that share a row wait for each other."""
 
     row_elements: Elements
-    """Longer rows than this are shared."""
+    """Row length beyond which rows are shared."""
     least_row_elements: Elements
-    """Shorter ones that no program can hold are, down to so many."""
+    """Row length down to which rows that no program can hold are shared."""
     part_bytes: Bytes
-    """What a program keeps of its row, of all tensors along it together."""
+    """Bytes of its row that a program keeps, of all tensors along it together."""
     part_elements: Elements
-    """The longest part."""
+    """Elements of the longest part."""
     least_elements: Elements
-    """The shortest part, where there are few rows."""
+    """Elements of the shortest part, where there are few rows."""
     thread_bytes: Bytes
-    """What a thread keeps of it."""
+    """Bytes that a thread keeps of its part."""
     registers: Registers
-    """That a thread may have of a kernel that takes variances, so that more programs are resident
-    while others wait; where it keeps no more elements than four-byte ones would be."""
+    """Registers a thread of a kernel with variances, so that more programs are resident while
+    others wait; where a thread keeps no more than as many four-byte elements."""
     late_registers: Registers
-    """That a thread may have where a part is held in two pieces."""
+    """Registers a thread where a part is held in two pieces."""
     unaligned_share: Count
-    """By how much parts are shorter where lanes take single elements of rows that do not begin at
-    16 bytes."""
+    """Factor by which parts are shorter where lanes take single elements of rows that do not begin
+    at 16 bytes."""
     programs_per_multiprocessor: Programs
-    """Wanted of all rows together, before parts grow."""
+    """Programs a multiprocessor, of all rows together, that are wanted before parts grow."""
     waiting_kernels: Kernels
-    """How many kernels that wait may run at once, so that one still goes on."""
+    """Kernels with waiting programs that may run at once without a deadlock."""
     rows_at_once: Rows
-    """Whose programs are resident at the least, so that some load while others wait."""
+    """Rows whose programs are resident at least, so that some load while others wait."""
 
 
 class TiledSchedule(Table):
-    """A program takes a part of one or several rows."""
+    """Tiled: a program takes a part of one or several rows."""
 
     elements: Elements
     elements_per_thread: Elements
     most_elements_per_thread: Elements
-    """Where that lets the device hold all programs at once."""
+    """Elements a thread at most, where the device then holds all programs at once."""
     side: Elements
-    """Of the square tile, where a tensor lies across the others."""
+    """Side of the square tile, where a tensor lies across the others."""
     least_groups: Dimensions
-    """From so many dimensions on that do not join, a flat kernel loses time on index arithmetic."""
+    """Dimensions that do not merge, from which on a flat kernel loses time on index arithmetic."""
 
 
 class Schedules(Table):
-    """How each schedule chooses its tile."""
+    """The numbers by which each schedule chooses its tile."""
 
     flat: FlatSchedule
     row: RowSchedule
@@ -343,14 +344,14 @@ class Schedules(Table):
 
 
 class Route(Table):
-    """Who should run an accepted group."""
+    """The numbers that decide who should run an accepted group."""
 
     inductor_max_ops: Operators
 
 
 class Slower(Table):
-    """How many times as long as our kernel Inductor's takes: for bfloat16 and float16, for wider
-    types, and for both when it tunes its kernels by measuring them (max-autotune)."""
+    """Time of Inductor's kernel over the time of ours: for bfloat16 and float16, for wider types,
+    and for both when Inductor tunes by measuring (max-autotune)."""
 
     narrow: Speedup
     wide: Speedup
@@ -380,7 +381,7 @@ class Inductor(Table):
 
 
 class Search(Table):
-    """How far the search over partitions is exact."""
+    """The bounds within which the search over partitions is exact."""
 
     exact_nodes: Nodes
     judged_sets: Sets
@@ -410,19 +411,19 @@ class CriterionRules(Table):
     whole: Text
     reason: Text
     factor: Speedup
-    """Of eager's own error."""
+    """Factor of eager's own error."""
     ulps: Ulps
-    """Of the result's dtype at the largest result, beside that."""
+    """Ulps of the result's dtype at the largest result, added to that."""
     summed_ulps: Ulps
-    """Instead of `ulps` for float32 results of sums over more than `long_sum` elements."""
+    """Ulps in place of `ulps` for float32 results of sums over more than `long_sum` elements."""
     long_sum: Elements
     float64_ulps: Ulps
     eager_elements: Elements
-    """Of results, over which eager's error is taken at least."""
+    """Elements of results over which eager's error is taken, at least."""
 
 
 class Verify(Table):
-    """How a kernel is checked."""
+    """The numbers by which a kernel is checked."""
 
     criterion: CriterionRules
     seeds: Seeds
@@ -493,18 +494,17 @@ class Knob(Table):
 
 
 class Tuning(Table):
-    """What a search on a GPU tries beside the configuration that the rules choose, and how often it
-    times that."""
+    """What a search on a GPU tries beside the rules' configuration, and how often it times that."""
 
     knobs: Mapping[str, Knob]
     reach: Count
-    """Steps along the knobs, all together, from the rules' own configuration."""
+    """Steps along the knobs, all together, from the rules' configuration."""
     first_step: Count
-    """Doublings after which a knob that has changed nothing is left alone."""
+    """Doublings after which a knob without effect is left alone."""
     tried: Plans
     screened: Count
-    """Rounds in which all configurations are timed in turn, and then those of each finalist beside
-    the rules' own."""
+    """Rounds in which all configurations are timed in turn; after these, each finalist beside the
+    rules' own."""
     rounds: Count
     finalists: Count
     timeout: Seconds
@@ -522,9 +522,9 @@ class Rulebook(Table):
     advice: Mapping[str, AdviceKind]
     schedules: Schedules
     times: Times
-    """Of devices that have none of their own."""
+    """Figures of the time model for devices that have none of their own."""
     instructions: Mapping[str, Instructions]
-    """By the primitive, else `other`; of devices that have none of their own."""
+    """Instructions by the primitive, else `other`, for devices that have none of their own."""
     route: Route
     inductor: Inductor
     search: Search
@@ -539,8 +539,7 @@ class Rulebook(Table):
     tuning: Tuning
 
     def tuned(self) -> Iterator[tuple[str, Number]]:
-        """Every number that belongs to no gate, device, idiom or advice, by its path in the
-        rules."""
+        """Every number outside gates, devices, idioms and advice, by its path in the rules."""
         named = ("devices", "gates", "patterns", "advice")
         return _flat({name: section for name, section in self if name not in named})
 
@@ -567,7 +566,7 @@ T = TypeVar("T")
 
 
 def _flat(section: BaseModel | Mapping[str, Any]) -> Iterator[tuple[str, Number]]:
-    """The numbers of a section, those of its tables too, by their path."""
+    """The numbers of a section and of its tables, by their path."""
     for name, entry in section.items() if isinstance(section, Mapping) else section:
         if isinstance(entry, Number):
             yield name, entry
@@ -577,7 +576,7 @@ def _flat(section: BaseModel | Mapping[str, Any]) -> Iterator[tuple[str, Number]
 
 
 def _slug(name: str) -> str:
-    """`NVIDIA GeForce RTX 4090` as `geforce-rtx-4090`."""
+    """A driver's name as the rules spell it: `geforce-rtx-4090` for `NVIDIA GeForce RTX 4090`."""
     return re.sub(r"[\s_]+", "-", name.strip().lower().removeprefix("nvidia").strip())
 
 
