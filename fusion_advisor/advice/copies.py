@@ -65,7 +65,7 @@ def _third_expanded(model: Model, ref: Ref) -> int:
 
 
 def _takes_shared(model: Model, reader: int, number: int, times: int) -> bool:
-    """Whether a reader is an attention whose keys and values are such copies, this copy among them."""
+    """Whether a reader is an attention whose keys and values are such copies, this one included."""
     flow = model.flow
     if flow.nodes[reader].op != ATTENTION:
         return False

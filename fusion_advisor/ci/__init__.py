@@ -1,4 +1,4 @@
-"""What a pull request is held to: settings, policy, conditions, ignores, baselines."""
+"""Pull requests: settings, policy, conditions, ignores, baselines."""
 
 OFFERS = (
     "baseline",

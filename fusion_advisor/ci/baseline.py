@@ -1,8 +1,8 @@
-"""An earlier report, for a later one to be compared with.
+"""An earlier report that a later one is compared with.
 
-What another version of this tool or other rules made of a model says little of a change in the
-model. Such a report is judged again from its graph, where that is in it or beside it; else only
-facts are compared, bytes and launches.
+A report by another version of this tool or by other rules says little of a change in the model.
+Such a report is judged again from its graph, where the graph is in it or beside it; else only facts
+are compared, bytes and launches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from fusion_advisor.rulebook.schema import Rulebook
 
 @dataclass(frozen=True)
 class Baseline:
-    """A report by its name; `note` is a line for people where another judge had made it."""
+    """A report by its name; `note` is a line for people where another version or other rules made
+    it."""
 
     name: str
     report: Report
@@ -35,8 +36,8 @@ class Baseline:
 
 
 def beside(old: Baseline, new: Report, rulebook: Rulebook) -> Baseline:
-    """An earlier report as it can be compared with one that these rules made: itself where they
-    made both, else judged again, else itself for its facts."""
+    """An earlier report made comparable with one of these rules: itself where these rules made
+    both, else judged again, else its facts alone."""
     report = old.report
     if same_judge(report, new):
         return old
@@ -52,8 +53,8 @@ def beside(old: Baseline, new: Report, rulebook: Rulebook) -> Baseline:
 
 
 def judged_again(report: Report, file: Path, rulebook: Rulebook) -> Report | str:
-    """What this version and these rules say of the graph that a report in a file was made from; why
-    nothing where the graph is not there, or is another's."""
+    """The report that this version and these rules give for the graph of an earlier one; the
+    reason, where the graph is missing or another's."""
     found = _graph(report, file)
     if isinstance(found, str):
         return found
@@ -75,7 +76,7 @@ def judged_again(report: Report, file: Path, rulebook: Rulebook) -> Report | str
 
 
 def _graph(report: Report, file: Path) -> Mapping[str, Any] | str:
-    """The graph in a report or in the same folder; why there is none."""
+    """The graph in a report or in the same folder; the reason, where there is none."""
     if report.graph is not None:
         return report.graph
     try:

@@ -1,4 +1,4 @@
-"""What `--fail-on` can ask: conditions of a report that end a run with exit code 1."""
+"""Conditions of `--fail-on`, which end a run with exit code 1."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Condition:
 
     @property
     def compares(self) -> bool:
-        """Does it need a baseline?"""
+        """Whether the condition needs a baseline."""
         return self.name == "new" or self.name in _GROWN
 
 
 def parse_condition(text: str) -> Condition:
-    """`accepted`, `coverage=0.95`. UsageError for any other text."""
+    """A condition from its text, `accepted`, `coverage=0.95`. Raises UsageError for any other text."""
     name, given, share = text.partition("=")
     if name in NAMES and not given:
         return Condition(name)
@@ -56,8 +56,8 @@ def parse_condition(text: str) -> Condition:
 
 
 def violation(condition: Condition, report: Report, baseline: Report | None = None) -> str:
-    """Why a reviewed report fails a condition; empty where it does not. UsageError without the
-    baseline that it needs."""
+    """The reason that a reviewed report fails a condition; "" where it does not. Raises UsageError
+    without the baseline that the condition needs."""
     if condition.compares and baseline is None:
         raise UsageError(f"--fail-on {condition.name}: compares with --baseline REPORT.json")
     if condition.name in _GROWN:
@@ -82,20 +82,20 @@ def violation(condition: Condition, report: Report, baseline: Report | None = No
 
 
 def _open(report: Report) -> list[FindingRow]:
-    """The findings that nobody asks to ignore."""
+    """The findings that no comment or setting ignores."""
     assert report.review is not None, "review the report first"
     return [row for row in report.review.findings if row.ignored is None]
 
 
 def _listed(report: Report, found: list[FindingRow]) -> str:
-    """Each by its place, as many as fit into a line."""
+    """Findings by their place, as many as fit into a line."""
     places = [_told(report, row) for row in found]
     more = f" and {len(places) - _MOST_LISTED} others" if len(places) > _MOST_LISTED else ""
     return f"{', '.join(places[:_MOST_LISTED])}{more}"
 
 
 def _told(report: Report, row: FindingRow) -> str:
-    """Its id, name and place, and what it costs."""
+    """A finding's id, name, place and cost."""
     told = f"{row.group or row.advice} {wording.named(report.subject(row))}"
     return f"{told}, {cost}" if (cost := wording.cost(row)) else told
 

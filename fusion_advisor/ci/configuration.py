@@ -1,4 +1,4 @@
-"""What a repository wants: `[tool.fusion-advisor]` in its pyproject.toml, under the options of a
+"""Settings of a repository: `[tool.fusion-advisor]` in its pyproject.toml, under the options of a
 command, over the defaults. Each value knows where it is from."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusion_advisor.support.errors import UsageError
 FILE = "pyproject.toml"
 TABLE = "tool.fusion-advisor"
 ONLY = "default"
-"""The scenario where none has a name."""
+"""Name of the scenario where none has a name."""
 
 Keys = tuple[str, ...]
 
@@ -48,7 +48,7 @@ class _Table(BaseModel):
 
 
 def _one_line(check: Any) -> AfterValidator:
-    """A parser of ours as a check of a value, which stays as it was written."""
+    """A parser as a check of a value, which stays as it was written."""
 
     def checked(text: str) -> str:
         try:
@@ -80,7 +80,7 @@ Condition = Annotated[str, _one_line(parse_condition)]
 
 
 class ScenarioTable(_Table):
-    """How the model is run, and how much of the whole that is: `weight` steps of it."""
+    """A scenario: how the model is run, and its weight, in steps."""
 
     weight: float = Field(default=1.0, gt=0)
     mode: Literal["eval", "train"] = "eval"
@@ -111,8 +111,9 @@ class ScenarioTable(_Table):
 
 
 class Thresholds(_Table):
-    """Below `saved_us` microseconds or `share` of the step a group is no finding. `coverage` is
-    what `--fail-on coverage` needs, `regression` the growth that `--fail-on regression` allows."""
+    """Thresholds: a group that saves less than `saved_us` microseconds or `share` of the step is no
+    finding. `coverage` is what `--fail-on coverage` needs, `regression` the growth that `--fail-on
+    regression` allows."""
 
     saved_us: Growth = 0.0
     share: Share = 0.0
@@ -140,14 +141,14 @@ class Configuration(_Table):
 
 @dataclass(frozen=True)
 class Layer:
-    """Values by their path in the table, all of one origin."""
+    """Values from one origin, by their path in the table."""
 
     tree: Tree
     file: Path | None = None
     """None: they are options of the command."""
 
     def origin(self, path: Keys) -> str:
-        """What a user calls the place where a value is set."""
+        """The origin of a value, in the user's words."""
         if self.file is None:
             return "MODEL" if path == ("model",) else f"--{path[-1]}"
         if self.file.name != FILE:  # a recording
@@ -160,7 +161,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Setting:
-    """A value by its path, and where it is from."""
+    """A value by its path, with its origin."""
 
     path: Keys
     value: Any
@@ -169,18 +170,18 @@ class Setting:
 
     @property
     def origin(self) -> str:
-        """What a user calls the place where it is set."""
+        """The origin of the value, in the user's words."""
         return self.layer.origin(self.path) if self.layer else "default"
 
     @property
     def field(self) -> str:
-        """The same with the key, for what is wrong there."""
+        """The origin with the key, for a message about the value."""
         return self.layer.field(self.path) if self.layer else self.path[-1]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All that was set, and what is to be run: scenarios by name."""
+    """All settings, and the scenarios to run, by name."""
 
     values: Configuration
     scenarios: Mapping[str, ScenarioTable]
@@ -190,14 +191,14 @@ class Settings:
 
     @property
     def model(self) -> str:
-        """UsageError where there is none."""
+        """MODEL. Raises UsageError where none is set."""
         if self.values.model is None:
             raise UsageError(f"MODEL is missing: give it, or set model in {FILE} [{TABLE}]")
         return self.values.model
 
     def model_in(self, scenario: str) -> str:
-        """MODEL in one of the scenarios: of a recording that call. UsageError where there is
-        none."""
+        """MODEL in one of the scenarios: for a recording, the call. Raises UsageError where none is
+        set."""
         return call_of(self.model, scenario) if self.recorded else self.model
 
     @property
@@ -206,7 +207,7 @@ class Settings:
 
     @property
     def only(self) -> str:
-        """The name of the only scenario. UsageError where there are several."""
+        """Name of the only scenario. Raises UsageError where there are several."""
         if len(self.scenarios) > 1:
             raise UsageError(f"--scenario is missing: one of {', '.join(self.scenarios)}")
         return next(iter(self.scenarios))
@@ -271,7 +272,7 @@ def _recorded(model: Any) -> list[Layer]:
 
 
 def _refuse_unrecorded(recorded: Layer, layers: Sequence[Layer], names: Sequence[str]) -> None:
-    """UsageError for a scenario that was not recorded."""
+    """Raise UsageError for a scenario that was not recorded."""
     calls = recorded.tree["scenarios"]
     for name in names:
         if name not in calls:
@@ -286,8 +287,8 @@ def _refuse_others(
     names: Sequence[str],
     why: str,
 ) -> None:
-    """UsageError where of a model that is `made` in its scenarios others are asked; the weight
-    aside."""
+    """Raise UsageError where settings other than the weight are asked of a model whose scenarios
+    are fixed (`made`)."""
     for name in names:
         of = made.scenarios.get(name, ScenarioTable())
         for key in ScenarioTable.model_fields:
@@ -297,7 +298,7 @@ def _refuse_others(
 
 
 def _of_model(layer: Layer, model: Any, scenario: str | None) -> Layer:
-    """What a table says of a model that is asked for; None: of its own."""
+    """The part of a table that holds for the model asked for; None: the table's own model."""
     own = layer.tree.get("model")
     if model is None or (isinstance(own, str) and os.path.normpath(own) == os.path.normpath(model)):
         return layer
@@ -317,7 +318,7 @@ def _found(folder: Path) -> Layer | None:
 
 
 def has_table(file: Path) -> bool:
-    """Does a pyproject.toml have the table? UsageError where it is no TOML."""
+    """Whether a pyproject.toml has the table. Raises UsageError where the file is no TOML."""
     return file.is_file() and _table(file) is not None
 
 

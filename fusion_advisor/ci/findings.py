@@ -1,4 +1,5 @@
-"""What of a report reviewers are told, by their own policy: groups, advice, which are new."""
+"""Findings of a report for reviewers, by the policy of their repository: groups, advice, what is
+new."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class _Told:
-    """A group, or advice, with what it saves. `names` select and ignore it."""
+    """A group, or advice, with its saving; `names` select and ignore it."""
 
     row: GroupRow | AdviceRow
     names: frozenset[str]
@@ -109,7 +110,7 @@ def _told(row: GroupRow | AdviceRow, report: Report) -> _Told:
 
 
 def unused_in_all(reviews: Iterable[ReviewRow]) -> list[UnusedRow]:
-    """The comments that no scenario of a model uses."""
+    """The comments that match nothing in any scenario of a model."""
     rows = [{(u.source.file, u.source.line, u.code): u for u in row.unused} for row in reviews]
     return [row for key, row in rows[0].items() if all(key in other for other in rows[1:])]
 
@@ -137,12 +138,12 @@ def _model_file(report: Report) -> list[SourceRow]:
 
 
 def _is(told: _Told, codes: Iterable[str]) -> bool:
-    """Does a code name the gate that decides on a group, its idiom, or the kind of an advice?"""
+    """Whether a code names the gate that decides on a group, its idiom, or the kind of an advice."""
     return not told.names.isdisjoint(codes)
 
 
 def _holds(ignore: Ignore, told: _Told) -> bool:
-    """Does a comment ask to leave what has a line in its reach alone?"""
+    """Whether a comment ignores a finding that has a line in its reach."""
     reached = (s.file == ignore.file and s.line in ignore.lines for s in told.row.sources)
     return _is(told, [ignore.code]) and any(reached)
 
@@ -174,7 +175,7 @@ def _patterns(told: _Told, policy: Policy) -> Iterator[str]:
 
 
 def _inside(module: str, pattern: str) -> bool:
-    """A module whose path matches, or one beneath it."""
+    """Whether a module's path matches a pattern, or lies beneath one that does."""
     return fnmatchcase(module, pattern) or fnmatchcase(module, f"{pattern}.*")
 
 

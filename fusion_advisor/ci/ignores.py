@@ -25,8 +25,8 @@ _BETWEEN = (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT)
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """A code that a comment at `line` of `file` names, and the lines it holds for; `fault` says
-    why it holds for none."""
+    """A code named by a comment at `line` of `file`, and the lines that the comment holds for;
+    `fault` is the reason where it holds for none."""
 
     file: str
     line: int
@@ -37,7 +37,7 @@ class Ignore:
 
 
 def ignores(file: Path, name: str) -> list[Ignore]:
-    """The comments of a source file, which its reports call `name`; none of what is no Python."""
+    """The comments of a source file, which reports call `name`; [] for a file that is no Python."""
     try:
         text = file.read_text(encoding="utf-8")
         tree = ast.parse(text)
@@ -52,8 +52,8 @@ def ignores(file: Path, name: str) -> list[Ignore]:
 
 
 def _comments(text: str) -> Iterator[tuple[int, str, int, int]]:
-    """Of each comment of ours its line, what follows `ignore`, and the first and the last line of
-    the logical line that it belongs to."""
+    """Each comment of this tool: its line, the text behind `ignore`, and the first and last line of
+    its logical line."""
     first: int | None = None
     found: list[tuple[int, str]] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

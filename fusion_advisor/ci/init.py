@@ -1,5 +1,5 @@
-"""The start of a configuration: which models a tree has, read but not run, and the texts that make
-one of them what the command analyses."""
+"""The first configuration: the models of a tree, read but not run, and the texts that make one of
+them a MODEL."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ class Candidate:
 
     @property
     def model(self) -> str:
-        """As MODEL names it."""
+        """The class as MODEL names it."""
         return f"{self.file}:{self.name}"
 
 
 def chosen(root: Path, given: str = "") -> Candidate:
-    """The only model of a tree, or the one that `FILE.py[:CLASS]` names. Where several have a
-    forward, a `Model` whose file has its inputs is the one. UsageError names what there is."""
+    """The only model of a tree, or the one that `FILE.py[:CLASS]` names. Where several classes have
+    a forward, a `Model` with inputs in its file is chosen. Raises UsageError with the candidates.
+    """
     path, _, name = given.partition(":")
     file = (root / path).resolve() if path else None
     if file is not None and not file.is_file():
@@ -57,8 +58,8 @@ def chosen(root: Path, given: str = "") -> Candidate:
 
 
 def candidates(root: Path, file: Path | None = None) -> list[Candidate]:
-    """The classes of modules below a folder, or in one file: with a `forward`, and derived from
-    something called `Module`. Hidden folders, tests and builds are passed over."""
+    """Classes below a folder, or in one file, with a `forward` and a base called `Module`. Hidden
+    folders, tests and builds are left out."""
     files = [file] if file else _sources(root)
     return [found for path in files for found in _classes(path, root)]
 
@@ -90,7 +91,7 @@ def _classes(path: Path, root: Path) -> Iterator[Candidate]:
 
 
 def _names(tree: ast.Module) -> set[str]:
-    """What the top of a module defines."""
+    """The names that the top level of a module defines."""
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     assigned = (t for node in tree.body if isinstance(node, ast.Assign) for t in node.targets)
     return defined | {target.id for target in assigned if isinstance(target, ast.Name)}
@@ -103,7 +104,7 @@ def _is_module(base: ast.expr) -> bool:
 
 
 def _parameters(method: ast.FunctionDef | None) -> str:
-    """All but the first, which is `self`."""
+    """All parameters but the first, which is `self`."""
     if method is None:
         return ""
     given = method.args

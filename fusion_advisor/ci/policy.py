@@ -1,5 +1,5 @@
-"""What the settings of a repository ask of each scenario's report: which of its groups are
-findings, against which baseline, and the conditions that fail the run."""
+"""Settings of a repository applied to the report of each scenario: findings, baseline, and the
+conditions that fail the run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from fusion_advisor.support.errors import UsageError
 
 
 class Reviewing:
-    """UsageError, before any work is done, for an unknown code, a baseline that is not there, and
-    a condition that lacks one. `root` is the repository's, to which lines are told."""
+    """Applies settings to reports. Raises UsageError, before any work is done, for an unknown code,
+    a missing baseline, and a condition without its baseline. `root` is the repository's, to which
+    lines are relative."""
 
     def __init__(self, settings: Settings, rulebook: Rulebook, root: Path) -> None:
         values = settings.values
@@ -44,8 +45,8 @@ class Reviewing:
         }
 
     def review(self, scenario: str, report: Report) -> str:
-        """Puts the findings into the report of a scenario; a line for people on its baseline, empty
-        where there is nothing to say."""
+        """Put the findings into the report of a scenario; returns a line for people on its
+        baseline, "" without one."""
         baseline = self._baselines.get(scenario)
         if baseline is not None:
             baseline = self._baselines[scenario] = beside(baseline, report, self._rulebook)
@@ -80,7 +81,7 @@ def _check_codes(settings: Settings, rulebook: Rulebook) -> None:
 
 
 def _condition(text: str, thresholds: Thresholds) -> Condition:
-    """A condition whose share is the thresholds', unless it has one of its own."""
+    """A condition; its share is the threshold's, unless it has its own."""
     condition = parse_condition(text)
     if condition.share is not None:
         return condition
@@ -93,6 +94,6 @@ def _condition(text: str, thresholds: Thresholds) -> Condition:
 
 
 def _baseline(given: Path, scenario: str) -> Baseline:
-    """An earlier report: a file, or what `analyze --out` left in a folder."""
+    """An earlier report: a file, or the folder that `analyze --out` left."""
     file = given / scenario / "report.json" if scenario or given.is_dir() else given
     return load_baseline(file)

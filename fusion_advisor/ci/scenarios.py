@@ -1,4 +1,4 @@
-"""Several scenarios of a model as one: their totals, each counted by its weight."""
+"""Several scenarios of a model as one: their totals, each weighted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fusion_advisor.report.schema import Report
 
 @dataclass(frozen=True)
 class Total:
-    """A step of a scenario, or a sum of steps: microseconds, HBM bytes and kernels, before and
-    after the accepted groups are fused."""
+    """Cost of a step of a scenario, or of a sum of steps: microseconds, HBM bytes and kernels,
+    before and after the accepted groups are fused."""
 
     time_us: float
     fused_us: float
@@ -24,8 +24,8 @@ class Total:
 
 @dataclass(frozen=True)
 class Weighed:
-    """A scenario by its name: `weight` steps of what its report says. Under a `condition`, which
-    says where kernels run, none runs in these steps, and nothing is saved."""
+    """A scenario by its name: `weight` steps of its report. Under a `condition`, which is where
+    kernels run, none runs in these steps, and nothing is saved."""
 
     name: str
     weight: float
@@ -62,7 +62,7 @@ def weighted_total(rows: Sequence[Weighed]) -> Total:
 
 
 def as_data(rows: Sequence[Weighed]) -> Mapping[str, object]:
-    """For a file: each scenario, and all of them."""
+    """Each scenario, and all of them, for a file."""
     return {
         "scenarios": [asdict(row) for row in rows],
         "total": asdict(weighted_total(rows)),
@@ -70,7 +70,7 @@ def as_data(rows: Sequence[Weighed]) -> Mapping[str, object]:
 
 
 def described(rows: Sequence[Weighed]) -> list[str]:
-    """A line a scenario and one for all."""
+    """A line for each scenario and one for all."""
     lines = [f"{row.name}, weight {row.weight:g}: {_row_said(row)}" for row in rows]
     return [*lines, f"all, by weight: {_said(weighted_total(rows))}"]
 

@@ -1,4 +1,4 @@
-"""The command line: which commands there are, errors to one line and an exit code.
+"""The command line: the commands, errors as one line and an exit code.
 
 Everything for people goes to standard error while a model is analysed; a format asked for without
 `=FILE` goes to standard output, which then carries it alone. torch, Triton, pydantic and networkx

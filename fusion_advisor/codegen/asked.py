@@ -1,9 +1,9 @@
-"""How many elements the loads and stores of a kernel ask for, each as often as they do.
+"""Elements that the loads and stores of a kernel request, counted at every request.
 
-It follows from what lanes there are: an element that lies along the rows and along the columns is
-asked for once at each place, one that all rows share once by each program, and all of that as often
-as the row is walked. Lanes that a guard masks are counted as if they asked, and so are both of two
-loads of which a lane needs one; so this is a bound: of loads without a guard it is the count.
+The count follows from the lanes: an element that lies along rows and columns is requested once at
+each position, one that all rows share once by each program, and all of that as often as the row is
+walked. Lanes that a guard masks are counted as requesting, and so are both of two loads of which a
+lane needs one; so the count is an upper bound, and exact for loads without a guard.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fusion_advisor.schedules.reducing import walks
 
 @dataclass(frozen=True)
 class Asked:
-    """What one kernel asks for at certain sizes of the axes; `near` where its lanes lie at two
-    places of a row's outer group, and ask for both."""
+    """Requests of one kernel at certain sizes of the axes; `near` where its lanes have two
+    positions of a row's outer group, and request both."""
 
     step: Step
     sizes: Mapping[int, int]
     near: bool
 
     def by(self, loads: Sequence[Access]) -> int:
-        """Elements that one launch asks for by some of the step's loads."""
+        """Elements that one launch requests by some of the step's loads."""
         return sum(map(self._load, loads))
 
     def about(self, launch: int) -> int:
-        """Elements that moments of parts of a row are taken about: one for each program, unless the
-        launch ends with an exchange before."""
+        """Elements that moments of parts of a row are taken about: one for each program, unless an
+        earlier exchange ends the launch."""
         step, found = self.step, set[str]()
         own = {*step.region.all("load")}
         ends = [*step.exchanges, step.phases[-1]] if step.phases else []
@@ -56,7 +56,7 @@ class Asked:
 
     @property
     def _tiles(self) -> int:
-        """Tiles of rows, or of elements, whichever program has them."""
+        """Tiles, of rows or of elements."""
         step = self.step
         height = step.block if step.schedule == "flat" else step.rows
         planes = self._places(step.outer[:1]) if step.in_planes else 1
@@ -85,14 +85,14 @@ class Asked:
         return found
 
     def _axes(self, load: Access) -> frozenset[int]:
-        """The axes that a load hangs on."""
+        """The axes that the address of a load depends on."""
         axes, depends = load.walks | {*load.strides}, self.step.region.depends
         for index in (*load.pulled.values(), *(() if load.guard is None else (load.guard,))):
             axes |= depends[index]
         return axes
 
     def _lanes(self, axes: frozenset[int]) -> int:
-        """Lanes that ask for what lies along some axes."""
+        """Lanes that request what lies along some axes."""
         step = self.step
         across = bool(axes & {*spanned(step.outer)})
         if step.schedule == "flat":
@@ -106,7 +106,7 @@ class Asked:
         return self._rows * self.parts if across else self._tiles * self.parts
 
     def _serially(self, axes: frozenset[int]) -> int:
-        """Places that a lane walks."""
+        """Positions that a lane walks."""
         return prod(self.sizes[axis] for axis in axes & self.step.serial)
 
     def _times(self, load: Access) -> int:
@@ -121,7 +121,8 @@ class Asked:
         return times
 
     def _store(self, store: Access) -> int:
-        """Every element once; what all programs of a row know, each of them stores."""
+        """Elements stored: each once; a value that all programs of a row hold is stored by each
+        program."""
         elements = prod(self.sizes[axis] for dim in store.dims for axis in dim)
         alike = self.step.phases and not {*store.strides} & (
             self.step.along | {*(self.step.parts.axes if self.step.parts else ())}

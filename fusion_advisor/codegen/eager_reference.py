@@ -22,22 +22,22 @@ from fusion_advisor.region.random import reference_text
 from fusion_advisor.schedules.spelling import Names
 
 _DROPPED = ("layout", "pin_memory", "non_blocking")
-"""Keywords that say where a tensor lives, not what it holds."""
+"""Keywords for where a tensor lives; they do not change its numbers."""
 _LISTS = ("aten.split.Tensor", "aten.split_with_sizes.default", "aten.unbind.int")
-"""What these return is a list, however short."""
+"""Ops that return a list, however short."""
 RESHAPES = (
     *("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"),
     *("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims"),
 )
-"""Views that need dimensions to lie as the graph has them, or drop what depends on the sizes:
-written so that tensors laid out otherwise, for which a launcher calls the reference, are served."""
+"""Views that need the dimensions of the captured layout, or drop what depends on the sizes; the
+reference spells them so that it serves tensors of other layouts, for which a launcher calls it."""
 
 
 Numbers = tuple[int | float | None, ...]
 
 
 def numbers_of(node: Node) -> Numbers:
-    """What the reference of a node has in it beside tensors, and sizes that it reads off them; None
+    """Numbers in the reference of a node, beside tensors and the sizes that it reads off them; None
     for what is no number."""
     op = REGISTRY.get(node.op)
     if op is None or node.op in RESHAPES:
@@ -148,7 +148,7 @@ def _needed(flow: Dataflow, expressed: Expressed) -> list[int]:
 
 
 def _call(node: Node, operands: list[str], shape: list[str], device: str, stream: int) -> str:
-    """One aten call. An in-place op is called by its functional overload."""
+    """One aten call; an in-place op by its functional overload."""
     if node.op in RESHAPES:
         return f"{operands[0]}.reshape({_tuple(shape)})"
     op = REGISTRY[node.op]
@@ -169,8 +169,8 @@ def _call(node: Node, operands: list[str], shape: list[str], device: str, stream
 
 
 def _drawn(op: Op, node: Node, raw: list[str], stream: int, shape: str, device: str) -> str:
-    """A random op, with the bits that the kernel draws; what the call leaves out is as in the
-    meaning."""
+    """A random op with the bits that the kernel draws; arguments that the call leaves out have the
+    meaning's defaults."""
     assert op.meaning is not None
     _, *parameters = inspect.signature(op.meaning).parameters.values()
     given = [*raw, *(repr(parameter.default) for parameter in parameters[len(raw) :])]
@@ -186,7 +186,8 @@ def _sized(op: Op, place: int, raw: list[str], shape: list[str]) -> str:
 
 
 def _widened(node: Node, number: int) -> str:
-    """The statistics of a narrow norm are float32 on CUDA and narrow on a CPU."""
+    """The call with the statistics of a narrow norm in float32, as on CUDA; a CPU makes them
+    narrow."""
     first, tensor = node.outputs[0], node.outputs[number]
     if first is None or tensor is None or first.dtype not in NARROW_FLOATS:
         return ""

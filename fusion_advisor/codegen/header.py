@@ -1,8 +1,8 @@
-"""What an emitted file says of its making: by which tool and rules, from which source, how it was
-checked, what a search has found, the command that makes it again, and a hash of its own text.
+"""Header of an emitted file: tool and rules that wrote it, its source, its check, what a search
+found, the command that makes it again, and a hash of its own text.
 
-It stands last in the file's docstring. Nothing in it changes from run to run but the times that a
-search has measured.
+The header stands last in the file's docstring. Nothing in it changes from run to run except the
+times that a search measured.
 """
 
 from __future__ import annotations
@@ -95,20 +95,20 @@ def unstamped(text: str) -> str:
 
 
 def body(text: str) -> str:
-    """What an emitted file does: all but its docstring."""
+    """What an emitted file computes: all but its docstring."""
     return _split(text)[1]
 
 
 def does(text: str) -> str:
-    """The fingerprint of what an emitted file does, in the configuration that the rules choose: a
-    file that a search has put in its place does the same."""
+    """Fingerprint of what an emitted file computes, in the configuration that the rules choose; a
+    file that a search replaced has the same one."""
     lines = _split(text)[0].splitlines()
     found = (line.removeprefix(_INSTEAD) for line in lines if line.startswith(_INSTEAD))
     return next(found, fingerprint(body(text)))
 
 
 def edited(text: str) -> bool:
-    """Has a stamped file another text than the one that was written?"""
+    """Whether a stamped file differs from the text that was written."""
     found = _LINE.search(text)
     return found is None or fingerprint(_LINE.sub("", text, 1)) != found[0].split()[-1]
 
@@ -133,7 +133,7 @@ def read_stamp(text: str) -> Stamp | None:
 
 
 def _said(lines: Sequence[str], what: str) -> str:
-    """What a line says, with those that it goes on in; empty where there is none."""
+    """The value of a header line, with its continuation lines; "" where there is none."""
     found = dropwhile(lambda line: not line.startswith(what), lines)
     first = next(found, what).removeprefix(what)
     further = takewhile(lambda line: line.startswith("    "), found)
@@ -146,7 +146,7 @@ def _unquoted(text: str) -> str:
 
 
 def same_rules(stamp: Stamp, rules: str) -> bool:
-    """Was it written under the rules with this hash?"""
+    """Whether a file was written under the rules with this hash."""
     return stamp.rules == rules[:_DIGITS]
 
 
@@ -158,6 +158,6 @@ def _over_lines(text: str) -> list[str]:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The docstring's lines, and all that follows it."""
+    """The lines of the docstring, and the rest of the file."""
     head, _, rest = text.partition('\n"""\n')
     return head, rest

@@ -1,9 +1,10 @@
-"""The sizes that an emitted file is held to: numbers in it may have been made of them.
+"""Sizes that an emitted file is restricted to, because numbers in it may follow from them.
 
 A graph that was captured once does not say which of its numbers follow from sizes. A file is right
 at other sizes of a dimension where the model was seen at others, with the same numbers
-(`Dataflow.varied`). Elsewhere it serves the captured size of what its views cut at numbers, and of
-an axis whose size a number in it tells: its reference has the same numbers, and is no way out.
+(`Dataflow.varied`). Elsewhere it serves the captured size of dimensions that its views cut at
+numbers, and of an axis whose size a number in it equals: its reference has the same numbers, and is
+no way out.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _NAMED = frozenset(
         *("alias.default", "detach.default", "lift_fresh.default", "expand.default"),
     )
 )
-"""Ops on places whose numbers name dimensions, and ops that are told sizes."""
+"""Ops whose numbers name dimensions or positions, and ops that are given sizes."""
 _TOGETHER = 3
-"""How many axes a number is taken for the places along."""
+"""Axes of which a number may be the product of sizes, at most."""
 
 
 def held(
@@ -72,7 +73,7 @@ def _places(node: Node) -> bool:
 
 
 def _cuts(node: Node, expressed: Expressed, free: Collection[int]) -> bool:
-    """Whether a node is told at which number to cut, or how much to add."""
+    """Whether a node is given the number at which to cut, or how much to add."""
     if node.op in RESHAPES:
         return any(
             dim and not free_of(dim, free)
@@ -88,7 +89,7 @@ def _numbers(node: Node) -> Iterator[float]:
 
 
 def _told(numbers: Collection[float], sizes: Mapping[int, int], telling: int) -> set[int]:
-    """The axes along which a number is that of the places, one less, a root, or an inverse."""
+    """The axes whose number of positions a number equals, or one less, its root, or its inverse."""
     found: set[int] = set()
     for count in range(1, min(len(sizes), _TOGETHER) + 1):
         for axes in combinations(sizes, count):

@@ -1,4 +1,4 @@
-"""The package of kernels beside a model's file: its name, its files, and what of them is stale."""
+"""The package of kernels beside a model's file: its name, its files, and which of them are stale."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ def package_name(model: Path) -> str:
 
 
 def read_package(folder: Path) -> dict[Path, str]:
-    """The files of a package that is there; none where there is no such folder.
-
-    Raises UsageError for a folder that is no package of ours."""
+    """The files of an existing package; {} without the folder. Raises UsageError for a folder that
+    this tool did not write."""
     if not folder.exists():
         return {}
     opening = folder / "__init__.py"
@@ -73,8 +72,8 @@ def package_files(folder: Path, kernels: Mapping[str, str]) -> dict[Path, str]:
 
 
 def stale(folder: Path) -> Iterator[tuple[Path, str]]:
-    """The kernels of a package that are not what a patch left, or whose sources are not, each with
-    why: every reason."""
+    """Kernels of a package that differ from what a patch left, or whose sources do, with each
+    reason."""
     for name, text in kernels_of(read_package(folder)).items():
         stamp = read_stamp(text)
         if stamp is None:
@@ -91,8 +90,8 @@ def stale(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def older(folder: Path, tool: str, rules: str) -> Iterator[tuple[Path, str]]:
-    """The kernels of a package that another version of this tool or other rules wrote, each with
-    which: they hold as they did."""
+    """Kernels of a package that another version of this tool or other rules wrote, with that
+    version; they are still valid."""
     for name, text in kernels_of(read_package(folder)).items():
         stamp = read_stamp(text)
         if stamp is None:
@@ -107,7 +106,7 @@ def older(folder: Path, tool: str, rules: str) -> Iterator[tuple[Path, str]]:
 
 
 def mark_of(file: Path) -> str:
-    """The fingerprint of a file; empty where it cannot be read."""
+    """Fingerprint of a file; "" where it cannot be read."""
     try:
         return fingerprint(file.read_bytes())
     except OSError:

@@ -1,7 +1,7 @@
-"""What lets an emitted file run by itself, as text: `python FILE --check --bench`.
+"""The part of an emitted file that lets it run by itself, as text: `python FILE --check --bench`.
 
-Its part of the file needs torch and Triton alone, and nothing above it needs it: what stands from
-`HEAD` on can be cut off.
+This part needs torch and Triton alone, and nothing above it needs it: all from `HEAD` on can be cut
+off.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from fusion_advisor.ir.kernel import Case
 from fusion_advisor.rulebook.schema import Rulebook
 
 HEAD = "# -- python FILE --check --bench "
-"""How the line begins below which nothing is needed to call the kernel."""
+"""Start of the line below which nothing is needed to call the kernel."""
 
 _TORCHS = {"fast_dividef": "div", "rint": "round"}
-"""Functions of the math library that torch calls otherwise."""
+"""Functions of the math library that torch calls by another name."""
 
 
 def alone(
@@ -61,7 +61,7 @@ def _inputs(case: Case) -> str:
 
 
 def _any_of(dtype: str) -> tuple[int, int]:
-    """From where to where integers go of which nothing is asked."""
+    """Range of integers on which no condition is placed."""
     return (0, 2) if dtype == "bool" else (0, 8)
 
 
@@ -99,7 +99,7 @@ _HALF_SOFTMAX = """\
 
 
 def _check(file: KernelFile, small: Case, rulebook: Rulebook) -> str:
-    """The criterion of `verify.tolerance`; a step excuses what eager's own result shows of it."""
+    """The criterion of `verify.tolerance`; eager's own result excuses a step that it shows, too."""
     rules = rulebook.verify.criterion
     long = small.summed > rules.long_sum.count
     return _CHECK.format(
@@ -169,7 +169,7 @@ def _bench(file: KernelFile, framework: Spelling | None) -> str:
 
 
 def _called(spelling: Spelling, given: Sequence[str]) -> str:
-    """PyTorch's line over the file's own names."""
+    """PyTorch's line with the names of the file."""
     names = {name: given[number] for name, number in spelling.names}
 
     def named(found: re.Match[str]) -> str:
@@ -225,7 +225,7 @@ def interpret_libdevice():
 
 
 def _prepared(file: KernelFile, library: bool) -> str:
-    """What the interpreter needs before it is used, or why it cannot be."""
+    """Setup of the interpreter, or the reason that it cannot be used."""
     outputs = (output.tensor for output in file.region.outputs)
     if any("float8" in tensor.dtype for tensor in (*file.region.inputs, *outputs)):
         return f"""

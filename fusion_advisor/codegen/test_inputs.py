@@ -1,4 +1,5 @@
-"""What an emitted file is checked and compiled with: inputs of several sizes, and signatures."""
+"""Inputs of several sizes that an emitted file is checked with, and signatures that it is compiled
+with."""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ from fusion_advisor.schedules.spelling import TRITON_DTYPES
 from fusion_advisor.schedules.vectors import COPIED, copied_elements, taken_elements
 
 FULL_SIZE = "the graph's sizes"
-"""The case that is as large as the graph."""
+"""Name of the case that is as large as the graph."""
 ODD_SIZES = "odd sizes"
-"""The case none of whose sizes fits a kernel's tiles."""
+"""Name of the case with no size that fits a kernel's tiles."""
 
 
 def at_full_size(kernel: Kernel) -> Case:
@@ -58,7 +59,7 @@ def _largest(file: KernelFile) -> int:
 
 
 def at_odd_sizes(made: Sequence[Case]) -> Case:
-    """Of the cases that an interpreter affords the one that shows most."""
+    """Of the cases that an interpreter can run, the one that shows most."""
     return next((case for case in made if case.name == ODD_SIZES), made[0])
 
 

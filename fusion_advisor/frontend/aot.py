@@ -44,8 +44,8 @@ class Lowered:
 
 
 def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
-    """Lower what Dynamo hands to a backend. CaptureError where the graph cannot be replaced part by
-    part without changing what the caller sees."""
+    """Lower the graph that Dynamo hands to a backend. Raises CaptureError where the graph cannot be
+    replaced part by part without a change that the caller sees."""
     fake = _fake_mode(inputs)
     values = [_fake(value, fake) for value in inputs]
 
@@ -69,8 +69,8 @@ def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
 
 
 def _composites() -> dict[Any, Callable[..., Any]]:
-    """How composite operators are taken apart, without their writes in place. One that calls
-    itself, as a loss calls that of the elements, means the launch there."""
+    """The decomposition of each composite operator, without writes in place. A decomposition that
+    calls its own operator, as a loss calls the loss of the elements, means the launch there."""
     within: set[Any] = set()
 
     def once(operator: Any, parts: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,10 +89,9 @@ def _composites() -> dict[Any, Callable[..., Any]]:
 
 
 def _functional(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Without writes in place, but for a copy at the end into each input that was written.
-
-    As AOTAutograd does it: `torch.func.functionalize` asks for sizes as numbers, which fixes them.
-    """
+    """The run without writes in place, except for a copy at the end into each input that was
+    written, as AOTAutograd has it. `torch.func.functionalize` would ask for sizes as numbers, which
+    fixes them."""
 
     def functional(*given: Any) -> Any:
         below = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
@@ -112,7 +111,7 @@ def _functional(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fake_mode(inputs: Sequence[Any]) -> FakeTensorMode:
-    """The one that Dynamo gives to backends, whose shape environment holds the guards."""
+    """The fake mode that Dynamo gives to backends; its shape environment holds the guards."""
     context = TracingContext.try_get()
     if context is not None and context.fake_mode is not None:
         return context.fake_mode
@@ -133,7 +132,7 @@ def _fake(value: Any, fake: FakeTensorMode) -> Any:
 
 
 def _placeholders(module: torch.fx.GraphModule, values: Sequence[Any]) -> list[Placeholder]:
-    """What the records call the inputs, symbolic numbers by their hints."""
+    """The inputs as the records name them; symbolic numbers become their hints."""
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
     return [
         Placeholder(
@@ -146,8 +145,8 @@ def _placeholders(module: torch.fx.GraphModule, values: Sequence[Any]) -> list[P
 
 
 def _refuse_shared_state(traced: torch.fx.GraphModule) -> None:
-    """In place writes stand at the end, and nothing that is returned lies in what they write:
-    elsewhere a functional graph is not the same to its caller."""
+    """Raise CaptureError where a write in place is not at the end, or where a result lies in what
+    is written: a functional graph is not the same to its caller there."""
     written: list[torch.fx.Node] = []
     for node in traced.graph.nodes:
         if _writes(node):

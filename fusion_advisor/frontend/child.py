@@ -127,8 +127,8 @@ def capturing(
 
 @contextmanager
 def prepared() -> Generator[None]:
-    """Starts the process that the children of all captures in the block are forked from: it imports
-    torch while their requests are being made, and for all of them."""
+    """Start the process that the children of all captures in the block are forked from: it imports
+    torch once, while requests are being made."""
     if not forks.HERE:
         yield
         return
@@ -141,7 +141,7 @@ def prepared() -> Generator[None]:
 
 
 def dismiss() -> None:
-    """Ends the process of `prepared` where there is one: nothing is to be captured for now."""
+    """End the process of `prepared`, if there is one: no capture follows for now."""
     for template, _ in _prepared[-1:]:
         template.end()
 
@@ -174,7 +174,7 @@ def capture_module(
 
 
 def capture_loaded(loaded: Loaded, scenario: Scenario, mask_elements: int | None = None) -> Graph:
-    """Captures what is fake already, each of its modules in the mode that it is in. Raises
+    """Capture a model that is fake already, each of its modules in its own mode. Raises
     CaptureError."""
     return _translate(loaded, scenario, mask_elements=mask_elements)
 
@@ -199,7 +199,7 @@ def capture_here(
 
 
 def _loaded_files() -> tuple[str, ...]:
-    """The files of the modules that are loaded here and of no installed package."""
+    """The files of loaded modules that belong to no installed package."""
     named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     files = (file for file in named if file and os.path.isabs(file) and has_source(file))
     return tuple(sorted(filter(is_user, files)))
@@ -220,7 +220,7 @@ def _translate(
     references: str | None = None,
     mask_elements: int | None = None,
 ) -> Graph:
-    """Traces what was loaded and writes its launches down."""
+    """Trace a loaded model and record its launches."""
     import torch
 
     from fusion_advisor.frontend.eager_trace import Launcher
@@ -259,8 +259,8 @@ def _translate(
 
 
 def _not_run(module: torch.nn.Module, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """The topmost modules that have parameters of which no launch reads one. None of a model of
-    which none reads any: it computes with what it is given."""
+    """The topmost modules with parameters that no launch reads. () for a model that reads no
+    parameter at all: it computes with what it is given."""
     from fusion_advisor.frontend.expansions import identifier
 
     read = {ref.node for node in nodes for ref in node.refs()}
@@ -306,7 +306,8 @@ _prepared: list[tuple[Forks, object]] = []
 
 
 def _surroundings() -> object:
-    """What a child has of its parent: one that is forked has what was there before."""
+    """What a forked child inherits from its parent, to compare: environment, folder and import
+    path."""
     return os.getcwd(), _environment()
 
 
@@ -332,7 +333,8 @@ class _Child:
             self._reply = self._own.enter_context(reply.open("rb"))
 
     def _forked(self, *ends: int) -> Fork:
-        """From the process that is there for it, where that has what this one has, or its own."""
+        """A fork of the prepared process where its surroundings are the same, else of a process of
+        its own."""
         for template, surroundings in _prepared[-1:]:
             if template.alive and surroundings == _surroundings():
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -341,7 +343,8 @@ class _Child:
         return template.fork(*ends, self._log.fileno())
 
     def _started(self, reply: Path) -> subprocess.Popen[bytes]:
-        """Of its own, where processes cannot be forked; Windows passes no other descriptors on."""
+        """A process of its own, where processes cannot be forked; Windows passes no other
+        descriptors on."""
         return subprocess.Popen(
             [*_COMMAND, str(reply)],
             stdin=subprocess.PIPE, stdout=self._log, stderr=self._log,
@@ -349,12 +352,12 @@ class _Child:
         )  # fmt: skip
 
     def ask(self, request: str) -> None:
-        """Hand the one request in. A child that is gone is told of by its missing reply."""
+        """Hand over the one request. A child that has died is reported by its missing reply."""
         with contextlib.suppress(BrokenPipeError), self._request:
             self._request.write(request.encode())
 
     def answer(self) -> bytes:
-        """What the child has replied, once it has ended."""
+        """The child's reply, once the child has ended."""
         self._reply.seek(0)
         return self._reply.read()
 
@@ -392,7 +395,7 @@ def _kill(child: subprocess.Popen[bytes] | Fork) -> None:
 
 
 class _Watch:
-    """Ends a child that outlives its limits, after asking it where it is."""
+    """Ends a child that exceeds its limits, after asking the child where it is."""
 
     def __init__(self, child: subprocess.Popen[bytes] | Fork, limits: Limits) -> None:
         self.verdict = ""
@@ -443,7 +446,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """The child finds this package wherever it is, and reaches for no GPU."""
+    """Environment of the child: it finds this package wherever it is, and no GPU."""
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
@@ -472,7 +475,7 @@ def _read_reply(reply: bytes, model: str, code: int, verdict: str, printed: str)
 
 
 def serve(reply: str) -> None:
-    """Reads a request from standard input, captures as it says and writes the answer to a file."""
+    """Read a request from standard input, capture, and write the reply to a file."""
     end_with_parent()
     request, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)  # the model reads nothing
@@ -482,7 +485,7 @@ def serve(reply: str) -> None:
 
 
 def serve_forks(number: int) -> None:
-    """As many as are asked for through a socket, each in a fork of this process."""
+    """Serve requests through a socket, each in a fork of this process."""
     end_with_parent()
     gc.disable()
     unready = _import()
@@ -533,7 +536,7 @@ def _answer(request: dict[str, Any]) -> bytes:
 
 
 def relocate(folder: str, copy: str) -> None:
-    """What this process would import from a folder it imports from a copy of that, but for what is
+    """Make this process import from `copy` what it would import from `folder`, except for packages
     installed there."""
 
     def kept(path: str) -> bool:
@@ -544,7 +547,7 @@ def relocate(folder: str, copy: str) -> None:
 
 
 def _import() -> bytes:
-    """Imports what every capture needs, which is no part of its seconds; the error, if any."""
+    """Import what every capture needs, outside of a capture's time limit; the error, if any."""
     try:
         for module in ("torch._dynamo", "torch.export._trace", "fusion_advisor.frontend.loading"):
             importlib.import_module(module)
@@ -554,7 +557,7 @@ def _import() -> bytes:
 
 
 def _failed(error: BaseException) -> bytes:
-    """The reply for what went wrong, in one line."""
+    """The reply for an error, in one line."""
     traceback.print_exc()
     if isinstance(error, KeyboardInterrupt | SystemExit):  # the rest is told where it is caught
         source = source_of_traceback(error)

@@ -23,7 +23,8 @@ _NONE, _MEAN = 0, 1
 
 
 def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
-    """ATen fills the maxima in place, through a view: here out of place, the same bytes."""
+    """logsumexp as ATen's kernels compute it. ATen fills the maxima in place, through a view: here
+    out of place, the same bytes."""
     dims = list(dim) if isinstance(dim, (tuple, list)) else [dim]
     largest = aten.amax.default(x, dims, True)
     shift = largest.masked_fill(aten.eq.Scalar(largest.abs(), math.inf), 0)

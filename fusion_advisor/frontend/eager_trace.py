@@ -170,7 +170,8 @@ class Launcher:
     def _host_read(
         self, node: torch.fx.Node, target: Any, args: Any, outer: torch.fx.Node | None
     ) -> None:
-        """`.item()`: the host waits for the device. Sizes and arithmetic on them cost nothing."""
+        """Record `.item()`, for which the host waits for the device. Sizes and arithmetic on sizes
+        cost nothing."""
         if _qualified(target) == "aten::_local_scalar_dense" or "item" in str(target):
             self.nodes.append(
                 Node(
@@ -278,7 +279,7 @@ class Launcher:
         return result
 
     def _state_dims(self, result: Any, example: Any) -> None:
-        """Writes the symbolic sizes that tracing saw over the outputs of the last launch."""
+        """Replace the sizes of the last launch's outputs by the symbolic sizes that tracing saw."""
         if not isinstance(result, Value) or not isinstance(example, torch.Tensor):
             return
         if not symbolic(example.shape) or not self.nodes:
@@ -291,7 +292,8 @@ class Launcher:
             self.nodes[-1] = replace(last, outputs=tuple(outputs))
 
     def _launch_names(self, expansion: Expansion, name: str) -> list[str]:
-        """The FX name for the only kernel (or the last view); suffixed names for the others."""
+        """Names of an expansion's launches: the FX name for the only kernel (or the last view),
+        suffixed names for the others."""
         launches = expansion.launches
         kernels = [index for index, launch in enumerate(launches) if launch.kernel]
         views_only = len(launches) - 1 if not kernels else -1
@@ -388,7 +390,8 @@ class _Recorder(TorchDispatchMode):
         return slot
 
     def _constant(self, tensor: torch.Tensor) -> Slot:
-        """A tensor that nobody handed in: made below dispatch, so recorded as an allocation."""
+        """The slot of a tensor that is no operand: it was made below dispatch, and is recorded as
+        an allocation."""
         slot = Slot(len(self.launches), 0)
         self.launches.append(
             Launch(
@@ -454,7 +457,7 @@ def _distinct(value: Any) -> dict[Ref, Value]:
 
 
 def _plain(example: Any) -> bool:
-    """Whether nothing in it is a tensor (a number, a module, None)."""
+    """Whether a value holds no tensor (a number, a module, None)."""
     return not any(isinstance(leaf, torch.Tensor) for leaf in leaves(example))
 
 
@@ -505,7 +508,7 @@ def _fill(value: Any, made: Mapping[Slot, Value]) -> Any:
 
 
 def _arg(value: Any, made: Mapping[Slot, Value]) -> Any:
-    """One argument as a record holds it."""
+    """One argument in the form that a record holds."""
     if isinstance(value, Slot):
         return made[value].ref
     if isinstance(value, Value):

@@ -30,17 +30,17 @@ _PARTS = ("reference", "serves", "fall_back", "fallbacks")
 
 
 class _Served(Exception):
-    """Every guard of a launcher holds."""
+    """Raised where every guard of a launcher holds."""
 
 
 class _Refused(Exception):
-    """A guard of a launcher does not."""
+    """Raised where a guard of a launcher does not hold."""
 
 
 @contextmanager
 def own_kernels(besides: str | None = None) -> Generator[None, None, None]:
-    """While active, calls of emitted kernels are operators; those of the package `besides` run
-    their references, as they do without this."""
+    """While active, calls of emitted kernels are operators; kernels of the package `besides` run
+    their references, as all do outside."""
     with ExitStack() as stack:
         for module in [*_emitted()]:
             plain = bool(besides) and module.__name__.startswith(f"{besides}.")
@@ -54,7 +54,7 @@ def own_kernels(besides: str | None = None) -> Generator[None, None, None]:
 
 @contextmanager
 def references() -> Generator[None, None, None]:
-    """While active, emitted kernels run their references, as on tensors that they do not serve."""
+    """While active, emitted kernels run their references, as for tensors that they do not serve."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, {"FUSION_ADVISOR_STRICT": "0"}))
         for module in [*_emitted()]:
@@ -65,12 +65,12 @@ def references() -> Generator[None, None, None]:
 
 
 def _never(*_: Any) -> str:
-    """What a launcher is told of every tensor, so that it never launches while it is traced."""
+    """Stands in for the check of a tensor: the launcher never launches while it is traced."""
     return "it is traced"
 
 
 def _no_plan(*_: Any) -> tuple[None, None]:
-    """What a launcher is told of all its tensors, so that it asks of each."""
+    """Stands in for the plan cache: the launcher checks each tensor."""
     return None, None
 
 
@@ -103,7 +103,8 @@ def _traced(module: ModuleType) -> Callable[..., Any]:
 
 
 def _guarded(module: ModuleType, serves: Any, tensors: tuple[Any, ...]) -> str | None:
-    """Why the launcher does not serve these tensors, wherever they are."""
+    """The reason that a launcher does not serve some tensors, whatever their device; None where it
+    serves them."""
     name = module.__name__.rpartition(".")[2]
 
     def refuse(problem: str, *_: Any) -> NoReturn:
@@ -129,7 +130,7 @@ def _guarded(module: ModuleType, serves: Any, tensors: tuple[Any, ...]) -> str |
 
 
 def _operator(module: ModuleType, count: int) -> Any:
-    """The operator of an emitted file: as many tensors out as its reference gives."""
+    """The operator of an emitted file, with as many results as its reference."""
     name = module.__name__.replace(".", "_")
     if name not in _DEFINED:
         reference: Any = vars(module)["reference"]

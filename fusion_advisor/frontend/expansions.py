@@ -1,4 +1,4 @@
-"""What one FX node launches on CUDA, as records: values, slots, and the layouts of tensors."""
+"""Records of what one FX node launches on CUDA: values, slots, and the layouts of tensors."""
 # torch.fx carries Any in every node.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor on its way through the graph: its layout and the output that holds it."""
+    """A tensor in the graph: its layout and the output that holds it."""
 
     tensor: Tensor
     ref: Ref
@@ -45,7 +45,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One operator inside an expansion. `written` are the operands it writes in place."""
+    """One operator inside an expansion. `written` are the operands that it writes in place."""
 
     op: str
     args: tuple[Any, ...]
@@ -68,7 +68,7 @@ _ALLOCATORS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_s
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """What one FX node launches, and what it returns: a tree of slots and plain values."""
+    """The launches of one FX node, and its result: a tree of slots and plain values."""
 
     launches: tuple[Launch, ...]
     result: Any
@@ -79,8 +79,8 @@ OPERAND = -1
 
 
 class UnknownSize(ValueError):
-    """A size that only the values of a tensor decide, as after `nonzero`; or a `number`, as after
-    `item`."""
+    """Raised for a size that depends on the values of a tensor, as after `nonzero`; or for a
+    `number`, as after `item`."""
 
     def __init__(self, message: str, *, number: bool = False) -> None:
         super().__init__(message)
@@ -101,7 +101,7 @@ def describe(tensor: torch.Tensor) -> Tensor:
 
 
 def hint(size: Any) -> Any:
-    """The concrete value of a possibly symbolic number; UnknownSize when it has none."""
+    """The concrete value of a possibly symbolic number. Raises UnknownSize where it has none."""
     if isinstance(size, (int, float)):
         return size
     node = size.node

@@ -55,18 +55,18 @@ _KINDS: dict[InputKind, NodeKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Placeholder:
-    """What a graph is called with: a tensor, a number or None, and what it is to the model."""
+    """An argument of a graph: a tensor, a number or None, and its role in the model."""
 
     name: str
     kind: NodeKind
     value: Any
     path: str = ""
-    """Of a parameter, buffer or constant: where it is in the model, `layers.0.weight`."""
+    """Path of a parameter, buffer or constant in the model, `layers.0.weight`."""
 
 
 @dataclass(slots=True)
 class Traced:
-    """FX graphs in eager's order, and what is known about how they came about."""
+    """FX graphs in eager's order, with notes on how they were traced."""
 
     module: torch.fx.GraphModule
     placeholders: list[Placeholder]
@@ -74,19 +74,19 @@ class Traced:
     graph_breaks: list[str] = field(default_factory=list[str])
     differs: list[str] = field(default_factory=list[str])
     results: int | None = None
-    """How many of the graph's leading outputs are mutated state rather than results."""
+    """Number of leading outputs of the graph that are mutated state and no results."""
     trail: Trail | None = None
 
     @property
     def traced_with(self) -> list[Placeholder]:
-        """Those that the trail's words count: export lifts constants when the trace is over, and
-        puts them before the inputs."""
+        """The placeholders that the words of the trail count: export lifts constants after the
+        trace, and puts them before the inputs."""
         return [each for each in self.placeholders if each.kind != "constant"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One way to trace; `note` is what using it says about the graph."""
+    """One way to trace; `note` is what its use says about the graph."""
 
     name: str
     run: Callable[[], Traced]
@@ -155,7 +155,8 @@ def trace(
 def _refusal(
     failures: list[tuple[str, Exception]], module: torch.nn.Module, hint: str
 ) -> CaptureError:
-    """One line for what the plain run itself raises: the last attempt runs the model as eager."""
+    """The error of the plain run itself, in one line: the last attempt runs the model as eager
+    does."""
     error = failures[-1][1]
     source = source_of_traceback(error) or source_of_traceback(failures[0][1])
     source = source or _forward_source(module)
@@ -171,7 +172,7 @@ def _refusal(
 
 
 def _forward_source(module: torch.nn.Module) -> Source | None:
-    """Where the model's forward begins, for a call that never got into it."""
+    """The first line of the model's forward, for a call that failed before it."""
     code = getattr(getattr(type(module), "forward", None), "__code__", None)
     return choose([(code.co_filename, code.co_firstlineno)]) if code else None
 
@@ -208,7 +209,7 @@ def _export(
     fake: FakeTensorMode,
     dynamic: bool,
 ) -> Traced:
-    """Export's graph; UnknownSize when a size in it has no number, which a plain run may give."""
+    """Export's graph. Raises UnknownSize when a size in it has no number; a plain run may give one."""
     shapes = None
     if dynamic:
         auto = torch.export.Dim.AUTO
@@ -293,7 +294,7 @@ def _state_breaks(
     kwargs: dict[str, Any],
     fake: FakeTensorMode,
 ) -> None:
-    """Where Dynamo breaks the graph, as `file:line: reason`."""
+    """Record where Dynamo breaks the graph, as `file:line: reason`."""
     args, kwargs = pytree.tree_map(partial(_as_fake, fake), (args, kwargs))
     try:
         with fake:
@@ -349,7 +350,7 @@ def _tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tens
 
 @contextmanager
 def _quiet(grad: bool) -> Generator[None, None, None]:
-    """No warnings and no logs from torch; gradients as the scenario has them."""
+    """Silence torch's warnings and logs; gradients are as the scenario has them."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -365,7 +366,8 @@ def _quiet(grad: bool) -> Generator[None, None, None]:
 def _tracing(
     grad: bool, masks: bool, autocast: bool, recorder: Recorder | None
 ) -> Generator[list[str], None, None]:
-    """Quiet torch, opaque Triton launches, CUDA's autocast; yields what differs from eager."""
+    """Quiet torch, opaque Triton launches, CUDA's autocast; yields a list that collects what
+    differs from eager."""
     seen: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(_quiet(grad))
@@ -391,7 +393,7 @@ def _tracing(
 
 
 def _user_frame(recorder: Recorder | None) -> type[_UserFrame]:
-    """The stand-in for a trace, which asks the recorder for the number of each node."""
+    """The stand-in for a traceback, which asks the recorder for the number of each node."""
     return type("_RecordedFrame", (_UserFrame,), {"recorder": recorder}) if recorder else _UserFrame
 
 
@@ -433,12 +435,12 @@ _is_autocast_enabled = torch.is_autocast_enabled
 
 
 def _autocast_on(device_type: str | None = None) -> bool:
-    """On for who asks for the default device, as the model's own code does."""
+    """True for who asks for the default device, as the model's own code does."""
     return True if device_type is None else _is_autocast_enabled(device_type)
 
 
 def _unbacked_symbols(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    """What torch's own search finds: nothing where no such symbol is pending, without a walk."""
+    """The result of torch's own search: {} where no such symbol is pending, without a walk."""
     pending = kwargs.get("pending")
     return {} if pending is not None and not pending else _search(*args, **kwargs)
 
@@ -449,7 +451,7 @@ _recompile = torch.fx.GraphModule.recompile
 
 
 def _recompile_later(module: torch.fx.GraphModule) -> None:
-    """Writes a graph's Python when it is called, which most graphs never are."""
+    """Make a graph write its Python code when it is first called, which most graphs never are."""
 
     def forward(self: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         _recompile(self)
@@ -486,7 +488,7 @@ def _eager_masks(seen: list[str]) -> Generator[None, None, None]:
 
 @contextmanager
 def _checkpoints_noted(seen: list[str]) -> Generator[None, None, None]:
-    """Notes every use of activation checkpointing, which tracing looks straight through."""
+    """Note every use of activation checkpointing, which tracing does not show."""
     module = torch.utils.checkpoint
     note = (
         "torch.utils.checkpoint is used: the forward pass is captured, "
@@ -510,8 +512,9 @@ def _checkpoints_noted(seen: list[str]) -> Generator[None, None, None]:
 
 
 def unwrapped(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
-    """What the wrappers around a model hold, and what to say of each. CaptureError for FSDP, which
-    has no parameters of the model's own shape, and for a ScriptModule; no module is changed."""
+    """The module inside the wrappers around a model, and a note on each wrapper. Raises
+    CaptureError for FSDP, which has no parameters of the model's own shape, and for a ScriptModule;
+    no module is changed."""
     notes: list[str] = []
     _refuse_shards(module)
     while (held := _held(module)) is not None:
@@ -528,7 +531,7 @@ def unwrapped(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
 
 
 def _unwrap(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
-    """Takes wrappers off, those inside the model too, and says so."""
+    """Take wrappers off, also those inside the model, with a note on each."""
     module, notes = unwrapped(module)
     for name, child in [*module.named_modules(remove_duplicate=False)]:
         place = f"submodule {name}"
@@ -549,7 +552,7 @@ _COMPILED = "compiled by torch.compile: captured as eager runs it"
 
 
 def _held(module: torch.nn.Module) -> tuple[torch.nn.Module, str] | None:
-    """The module in a wrapper, and what to say of that; None for what wraps nothing."""
+    """The module in a wrapper with a note; None for a module that is no wrapper."""
     kind = type(module).__name__
     inner: Any = module
     if kind in ("DistributedDataParallel", "DataParallel"):
@@ -573,7 +576,7 @@ def _refuse_shards(module: torch.nn.Module) -> None:
 
 
 def _fast_paths(module: torch.nn.Module) -> list[str]:
-    """What eager inference may run fused, and never does while it is traced."""
+    """Fused paths that eager inference may take and tracing never does."""
     fused = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
     kinds = {type(child).__name__ for child in module.modules() if isinstance(child, fused)}
     return [

@@ -127,7 +127,7 @@ def _inputs(module: Any, config: Any, scenario: Scenario, assumed: list[str]) ->
 
 
 def _shape(name: str, config: Any, batch: int) -> tuple[int, ...]:
-    """What a model takes that is no text, by its input's name; empty where that is not known."""
+    """Shape of an input that is no text, by its name; () where it is not known."""
     if name == "pixel_values":
         vision = getattr(config, "vision_config", config)
         size = getattr(vision, "image_size", None)
@@ -141,8 +141,8 @@ def _shape(name: str, config: Any, batch: int) -> tuple[int, ...]:
 
 
 def _hint(module: Any, config: Any, batch: int, given: Mapping[str, Any]) -> str:
-    """What else to give: the main inputs of its parts that a model takes as well and was not given;
-    empty for none."""
+    """The main inputs of parts of a model that it also takes and was not given, as a hint; "" for
+    none."""
     takes = inspect.signature(module.forward).parameters
     parts = dict.fromkeys(getattr(part, "main_input_name", "") for part in module.modules())
     dtype = str(module_dtype(module)).removeprefix("torch.")

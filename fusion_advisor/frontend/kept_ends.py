@@ -1,8 +1,8 @@
-"""Slices that cut nothing off, kept in a trace with their ends.
+"""Slices that cut nothing off yet, kept in a trace with their ends.
 
-torch gives a tensor itself for `x[:, :512]` of 100 columns, and no trace has the number, which cuts
-a larger size. An end beyond what is there gets a slice of its own; one that is as large as the size
-shows where the model is traced at a larger one.
+For `x[:, :512]` of 100 columns torch returns the tensor itself, and no trace has the number, which
+cuts a larger size. An end beyond the captured size becomes a slice of its own; an end equal to the
+size shows where the model is traced at a larger one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class KeptEnds(TorchFunctionMode):
-    """Cuts a tensor at each end that lies beyond it before it is indexed."""
+    """Slices a tensor at each end that lies beyond it before the tensor is indexed."""
 
     def __torch_function__(
         self,
@@ -35,8 +35,8 @@ class KeptEnds(TorchFunctionMode):
 
 
 def _ends(index: Any, rank: int) -> Iterator[tuple[int, int]]:
-    """Dimensions that an index cuts from their beginning, and the numbers that it cuts them at;
-    none of an index with tensors in it, whose dimensions are not those that stand there."""
+    """Dimensions that an index cuts from their beginning, with the numbers that it cuts at; none
+    for an index with tensors in it, whose dimensions are others."""
     parts: tuple[Any, ...] = (
         cast("tuple[Any, ...]", index) if isinstance(index, tuple) else (index,)
     )

@@ -50,8 +50,8 @@ def _rms_norm(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | Non
 
 
 def _fused_rms_norm(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion:
-    """That kernel by its own name, as the reference of an emitted file calls it: the result, and
-    what each row was scaled by."""
+    """The same kernel by its own name, as the reference of an emitted file calls it: the result,
+    and the scale of each row."""
     names = ("input", "normalized_shape", "weight", "eps")
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     x = layout_of(given["input"])
@@ -133,7 +133,7 @@ _WHOLE: dict[Any, Callable[[Any, Any, dict[Ref, Slot]], Expansion | None]] = {
 
 
 def whole_operator(target: Any, args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | None:
-    """What an operator that must not be taken apart launches; None for any other."""
+    """The launches of an operator that must not be taken apart; None for any other."""
     try:
         rule = _WHOLE.get(target)
     except TypeError:
@@ -152,7 +152,7 @@ def _single(
 def kept_whole(
     target: Any, args: Any, kwargs: Any, slots: dict[Ref, Slot], example: Any
 ) -> Expansion:
-    """One node with the outputs that tracing saw, for what cannot be expanded here."""
+    """One node with the outputs that tracing saw, for an operator that cannot be expanded here."""
     written: list[Slot] = []
     for argument, value in schema_values(target, args, kwargs):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -1,4 +1,4 @@
-"""What attention masks hide, where a model makes them from sizes alone: they are computed."""
+"""Contents of attention masks that depend on sizes alone: the masks are computed."""
 
 # torch carries Any in its operators.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -16,12 +16,12 @@ from fusion_advisor.ops.attention import mask_of
 from fusion_advisor.support.load_kernel_file import Fault
 
 _MOST_NAMED = 3
-"""Of the inputs and parameters that a mask depends on; inputs go first."""
+"""Names of inputs and parameters that a mask depends on, at most; inputs go first."""
 
 
 def masks(graph: Graph, most: int) -> tuple[Mask, ...]:
-    """A mask for each attention that takes one. What inputs and parameters decide is unknown, and
-    so is a mask that is made of more than `most` elements."""
+    """A mask for each attention that takes one. A mask is unknown where inputs or parameters decide
+    it, and where it has more than `most` elements."""
     nodes = {node.name: node for node in graph.nodes}
     makers = _Makers(graph)
     known: dict[object, tuple[MaskSays, str]] = {}
@@ -40,7 +40,7 @@ def masks(graph: Graph, most: int) -> tuple[Mask, ...]:
 
 
 class _Makers:
-    """What masks are made by."""
+    """The nodes that make masks."""
 
     def __init__(self, graph: Graph) -> None:
         self._nodes = {node.name: node for node in graph.nodes}
@@ -51,8 +51,8 @@ class _Makers:
                 self._writers.setdefault(storage, []).append(node.name)
 
     def of(self, mask: Ref, attention: Node) -> frozenset[str]:
-        """The nodes that a mask is computed from, and those that write into what they made; of the
-        nodes before the attention that takes it."""
+        """The nodes that a mask is computed from, and those that write into them, of the nodes
+        before the attention that takes the mask."""
         needed: set[str] = set()
         written: set[int] = set()
         todo = [mask.node]
@@ -77,7 +77,7 @@ def _says(
     rows: int,
     columns: int,
 ) -> tuple[MaskSays, str]:
-    """What a mask that is made by `needed` hides of so many queries and keys, and how that is
+    """What a mask made by the nodes `needed` hides of so many queries and keys, and how that is
     known."""
     given = [name for name in needed if nodes[name].kind != "call"]
     if given:
@@ -103,7 +103,7 @@ def _draws(node: Node) -> bool:
 
 
 def _read(value: torch.Tensor, rows: int, columns: int) -> tuple[MaskSays, str]:
-    """What a computed mask hides: False of booleans, what is far below zero of numbers added."""
+    """What a computed mask hides: False in a bool mask, large negative numbers in an additive one."""
     seen = value if value.dtype == torch.bool else value == 0
     hidden = ~seen if value.dtype == torch.bool else value <= torch.finfo(value.dtype).min
     made = "made from sizes alone, and computed:"

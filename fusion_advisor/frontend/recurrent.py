@@ -1,4 +1,4 @@
-"""Recurrent layers as one launch: what cuDNN runs whole, a CPU build unrolls over time."""
+"""Recurrent layers as one launch: cuDNN runs them whole, a CPU build unrolls them over time."""
 # torch carries Any in its operator tables.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false

@@ -20,14 +20,14 @@ from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Symbol, Tensor, iter_
 from fusion_advisor.support.load_kernel_file import Fault
 
 NODE = "fusion_advisor.node"
-"""The key in an fx node's meta for the name of the record that it replays; of a launcher for that
-of what it makes first."""
+"""Key in an fx node's meta for the record that it replays; for a launcher, the record of its first
+result."""
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """A function in place of a group, with the tensors that it takes and makes as (node, output).
-    It runs behind the first `after` nodes of the graph."""
+    """A function in place of a group, with its input and result tensors as (node, output). It runs
+    behind the first `after` nodes of the graph."""
 
     call: Callable[..., Any]
     taken: Sequence[tuple[str, int]]
@@ -91,7 +91,7 @@ def opaque(launcher: Launcher, graph: Graph, device: str) -> Launcher:
 
 
 _NUMBERS = itertools.count()
-"""Operators are registered for good: each has a name of its own."""
+"""Numbers for names: an operator is registered for good, so each gets a name of its own."""
 
 
 def _merged(graph: Graph, launchers: Sequence[Launcher]) -> Iterator[Node | Launcher]:
@@ -201,8 +201,8 @@ def _strided(spec: Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _most(graph: Graph, ref: Ref) -> int:
-    """One more than the largest integer that an input may hold: rows of the tables that it picks
-    from, through views; two where it picks from none."""
+    """Exclusive upper bound of the integers that an input may hold: rows of the tables that it
+    indexes, through views; two where it indexes none."""
     seen, found = {ref}, [1 << 30]
     shapes = {Ref(n.name, i): t for n in graph.nodes for i, t in enumerate(n.outputs) if t}
     for node in graph.nodes:

@@ -140,8 +140,8 @@ def _alike(
 
 
 def _near(counts: Counter[_Made], apart: float) -> list[Counter[_Made]]:
-    """The signatures, those together that differ in sizes and whole numbers alone and of which, in
-    their order, each size is at most that share away from the next; in the order of their first."""
+    """Group signatures that differ in sizes and whole numbers alone, where each size is at most the
+    share `apart` away from the next; in the order of their first."""
     groups: list[Counter[_Made]] = []
     for kin in _alike(counts, (int,)):
         before: tuple[int, ...] | None = None
@@ -159,7 +159,7 @@ def _near(counts: Counter[_Made], apart: float) -> list[Counter[_Made]]:
 
 
 def _median(counts: Counter[_Made]) -> _Made:
-    """How the call of median size was made."""
+    """The call of median size."""
     by_size = sorted(counts, key=lambda made: elements(made.arguments))
     upto = accumulate(counts[made] for made in by_size)
     return next(
@@ -168,8 +168,8 @@ def _median(counts: Counter[_Made]) -> _Made:
 
 
 def _lacks(recording: Recording, most: int, *, far: bool) -> Iterator[str]:
-    """What of the calls is not captured, in a line each; `far` where some stand for others that are
-    not near them."""
+    """One line for each thing that is not captured; `far` where some calls stand for others that
+    are not near them."""
     left_out = recording.left_out
     for call in recording.calls:
         if far and call.signatures > 1:
@@ -190,7 +190,7 @@ def _lacks(recording: Recording, most: int, *, far: bool) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """How a call is made; equal for those that launch the same. `modes` says of each module
+    """The way a call is made; equal for calls that launch the same. `modes` has for each module
     whether it is in train mode, the model first."""
 
     arguments: Part
@@ -199,7 +199,7 @@ class _Made:
     grad: bool
 
     def without_sizes(self, numbers: tuple[type, ...]) -> _Made:
-        """Equal for calls that differ in sizes and numbers of these types alone."""
+        """Key that is equal for calls that differ in sizes and numbers of these types alone."""
         return replace(self, arguments=without_sizes(self.arguments, numbers))
 
     @property
@@ -318,7 +318,7 @@ def _call(name: str, seen: _Seen, counts: Counter[_Made], rulebook: Rulebook) ->
 
 
 def _captured(seen: _Seen, made: _Made, mask_elements: int) -> Graph:
-    """What calls made like this launch. CaptureError where that cannot be had."""
+    """The graph of calls that are made like this one. Raises CaptureError."""
     asked = Scenario(mode=_mode(made), autocast=made.autocast, grad=made.grad)
     modes = dict(zip(seen.modules, made.modes, strict=True))
     graph = captured_bare(seen.bare, made.arguments, modes, asked, mask_elements)
@@ -351,7 +351,7 @@ def captured_bare(
 
 
 def _without_weights(model: torch.nn.Module, fake: FakeTensorMode) -> torch.nn.Module:
-    """A copy whose tensors are all of the fake mode, whatever holds them."""
+    """A copy whose tensors all belong to the fake mode, whatever holds them."""
     try:
         with FakeCopyMode(fake):
             return copy.deepcopy(model)

@@ -32,7 +32,7 @@ _PLAIN = (
     *_NAMED,
 )
 _WITH_CONTENT = (dict, list, tuple, set, frozenset, bytes, ModuleType, torch.nn.Module)
-"""Objects whose attributes are not all there is to them."""
+"""Types whose objects have content beside their attributes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Layout:
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
-    """Of a leaf. What was computed may be written in place, which a leaf with gradients may not."""
+    """For a leaf. A computed tensor may be written in place, a leaf with gradients may not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A value that is no tensor and holds none; `text` tells it from others."""
+    """A value without tensors; `text` tells it from others."""
 
     text: str
     value: Any = field(compare=False)
@@ -58,7 +58,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """A container that torch's pytree knows; `spec` is its own level."""
+    """A container that torch's pytree knows; `spec` is this level alone."""
 
     spec: pytree.TreeSpec
     parts: tuple[Part, ...]
@@ -92,7 +92,7 @@ def signature(value: Any) -> Part:
 
 
 def unknown_in(part: Part) -> Iterator[str]:
-    """What of a signature cannot be described."""
+    """The parts of a signature that cannot be described, in words."""
     if isinstance(part, Unknown):
         yield part.what
     elif isinstance(part, Nested | Held):
@@ -121,8 +121,8 @@ def fakes(part: Part, fake: FakeTensorMode) -> Any:
 
 
 def without_sizes(part: Part, numbers: tuple[type, ...] = (int, float)) -> Part:
-    """What is left of a signature without sizes and numbers of these types: equal for calls that
-    differ in these alone."""
+    """The rest of a signature without sizes and numbers of these types: equal for calls that differ
+    in these alone."""
     if isinstance(part, Layout):
         return replace(part, shape=(len(part.shape),), stride=())
     if isinstance(part, Plain):
@@ -133,7 +133,7 @@ def without_sizes(part: Part, numbers: tuple[type, ...] = (int, float)) -> Part:
 
 
 def sizes(part: Part) -> tuple[int, ...]:
-    """What `without_sizes(part, (int,))` leaves out: sizes, strides and whole numbers."""
+    """The numbers that `without_sizes(part, (int,))` leaves out: sizes, strides and whole numbers."""
     if isinstance(part, Layout):
         return (*part.shape, *part.stride)
     if isinstance(part, Nested | Held):
@@ -142,7 +142,7 @@ def sizes(part: Part) -> tuple[int, ...]:
 
 
 def elements(part: Part) -> int:
-    """Of all tensors together."""
+    """Elements of all tensors together."""
     if isinstance(part, Nested | Held):
         return sum(map(elements, part.parts))
     return math.prod(part.shape) if isinstance(part, Layout) else 0
@@ -150,7 +150,7 @@ def elements(part: Part) -> int:
 
 @contextmanager
 def objects_known(part: Part) -> Generator[None]:
-    """Lets torch's pytree walk the objects of a signature, so that their tensors are inputs of a
+    """Let torch's pytree walk the objects of a signature, so that their tensors become inputs of a
     graph."""
     kinds = {inner.kind for inner in _held(part)} - pytree.SUPPORTED_NODES.keys()
     for kind in kinds:
@@ -235,7 +235,7 @@ def _empty(layout: Layout, fake: FakeTensorMode) -> torch.Tensor:
 
 
 def _state(value: Any) -> dict[str, Any] | None:
-    """All that an object is, by its attributes; None where there may be more to it."""
+    """The attributes of an object; None where it may have other content."""
     kind: Any = type(value)
     if isinstance(value, _WITH_CONTENT) or kind.__reduce_ex__ is not object.__reduce_ex__:
         return None
@@ -267,7 +267,7 @@ def _held(part: Part) -> Iterator[Held]:
 
 
 def _register(kind: type) -> None:
-    """Attributes that are plain are the context, the others the children."""
+    """Register a class with pytree: plain attributes are its context, the others its children."""
 
     def keyed(value: Any) -> tuple[list[tuple[Any, Any]], Any]:
         state = _state(value) or {}

@@ -1,8 +1,8 @@
-"""Writes down, while a model is traced, which expression of its source makes each node.
+"""Records, while a model is traced, which expression of its source makes each node.
 
-Python's own tracing tells of every call and line; the instruction that a frame is at has an exact
-position in the source (`co_positions`), so that `silu(gate(x)) * up(x)` is four expressions and not
-one line.
+Python's own tracing reports every call and line; the instruction of a frame has an exact position
+in the source (`co_positions`), so that `silu(gate(x)) * up(x)` is four expressions and not one
+line.
 """
 # Frames and proxies carry Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -38,16 +38,16 @@ from fusion_advisor.ir.source_trace import (
 _MARK = re.compile(r"<evaluation (\d+)>")
 _PLAIN = re.compile(r"[\w.-]{1,40}")
 _SHORT = 8
-"""Of tuples and lists, how long those may be that are asked for whole."""
+"""Length of tuples and lists that are recorded whole, at most."""
 
 
 def mark(number: int) -> str:
-    """How a node's stack trace names the step that made it."""
+    """The mark in a node's stack trace for the step that made it."""
     return f"<evaluation {number}>"
 
 
 def marked(trace: str | None) -> int | None:
-    """The step that a stack trace names."""
+    """The step that a stack trace is marked with; None without a mark."""
     found = _MARK.search(trace or "")
     return int(found[1]) if found else None
 
@@ -67,7 +67,7 @@ class Recorder:
         self._steps: list[Evaluation | Moment] = []
 
     def trail(self, placeholders: tuple[str, ...]) -> Trail:
-        """What was recorded so far."""
+        """The trail recorded so far."""
         codes = [code for code, follows in self._followed.items() if follows]
         named = {name for code in codes for name in _names(code)} - {"training"}
         bound = {name for code in codes for name in _bound(code)}
@@ -120,7 +120,7 @@ class Recorder:
         return self._line
 
     def _follows(self, frame: FrameType) -> bool:
-        """Whether it runs the user's code, or that of a package that a module is from."""
+        """Whether a frame runs the user's code, or the code of a package that a module is from."""
         file = frame.f_code.co_filename
         if not has_source(file):
             return False
@@ -162,7 +162,7 @@ class Recorder:
 
 
 def position(frame: FrameType) -> Span | None:
-    """The expression that a frame is at."""
+    """The expression that a frame is evaluating."""
     return _positions(frame.f_code)[frame.f_lasti // 2]
 
 
@@ -177,7 +177,7 @@ def _positions(code: CodeType) -> tuple[Span | None, ...]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Those of attributes and globals in a function, and in those within it."""
+    """Names of attributes and globals in a function, and in the functions within it."""
     yield from code.co_names
     for const in code.co_consts:
         if isinstance(const, CodeType):
@@ -192,8 +192,8 @@ def _bound(code: CodeType) -> Iterator[str]:
 
 
 def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> Held:
-    """A module as a trail keeps it; of what is as torch's run every attribute, of others those that
-    are named, and not what it was for those that are `bound` anew as the model runs."""
+    """The attributes of a module that a trail keeps: of modules of torch all, of others those that
+    the code names, except attributes that are `bound` anew as the model runs."""
     cls = type(module)
     plain_class = next(base for base in cls.__mro__ if _of_torch(base) or base is torch.nn.Module)
     if plain_class is not torch.nn.Module and cls.forward is plain_class.forward:
@@ -223,8 +223,8 @@ def _texts(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _spelled(value: Any) -> str | None:
-    """What Python holds as source spells it; None for all but numbers, short tuples and lists of
-    them, strings that are a word, dtypes and functions of torch's."""
+    """A Python value as source text; None for all but numbers, short tuples and lists of numbers,
+    one-word strings, dtypes and torch's functions."""
     if value is None or isinstance(value, torch.dtype) or type(value) in (bool, int):
         return repr(value)
     if type(value) is float:

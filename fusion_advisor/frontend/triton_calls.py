@@ -63,7 +63,7 @@ def _run(kernel: Any, *args: Any, grid: Any = None, warmup: bool = False, **kwar
 
 
 def _nothing(*_: Any) -> None:
-    """What a launch computes under tracing."""
+    """Stands for the computation of a launch under tracing."""
 
 
 def _kernel_name(kernel: Any) -> str:
@@ -73,7 +73,7 @@ def _kernel_name(kernel: Any) -> str:
 
 
 def _operator(name: str, count: int) -> Any:
-    """The operator for a kernel of that name with so many tensors, all of them written."""
+    """The operator of a kernel by its name and number of tensors, all of them written."""
     key = (name, count)
     if key not in _DEFINED:
         unique = name if all(known != name for known, _ in _DEFINED) else f"{name}_{count}"

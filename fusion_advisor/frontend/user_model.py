@@ -1,7 +1,7 @@
-"""What the user calls MODEL, resolved to a module and its inputs. No weights, no GPU.
+"""MODEL as the user names it, resolved to a module and its inputs. No weights, no GPU.
 
-Everything is built under fake tensors: a 70B model takes no memory. CUDA devices asked for by the
-user's code are read as the host's, since the layouts are the same and there may be no GPU.
+Everything is built under fake tensors: a 70B model takes no memory. CUDA devices in the user's code
+are read as the host's, since the layouts are the same and there may be no GPU.
 """
 # A model file is somebody's code: everything that comes out of it is Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -64,11 +64,11 @@ class Loaded:
     assumed: list[str] = field(default_factory=list[str])
     program: torch.export.ExportedProgram | None = None
     breaks: bool = True
-    """Whether Dynamo may be asked for graph breaks, for which it forgets what was compiled."""
+    """Whether Dynamo may be asked for graph breaks, which makes it forget what was compiled."""
     built: tuple[int, ...] = ()
-    """The whole numbers that its factory was given, each once."""
+    """The distinct whole numbers that the model's factory was given."""
     hint: str = ""
-    """What to do where forward raises: which inputs it takes that it was not given."""
+    """Advice where forward raises: the inputs that it takes and was not given."""
 
 
 class HostFakeMode(FakeTensorMode):
@@ -153,9 +153,9 @@ def found_in(
     list[str],
     tuple[int, ...],
 ]:
-    """The module that a Python file or module defines, built with other numbers where `sizes` has
-    some, what draws its inputs, what was assumed in finding them, and the whole numbers that its
-    factory was given; CaptureError, one line."""
+    """The module that a Python file or module defines (built with other numbers where `sizes` has
+    some), the function that draws its inputs, the assumptions made in finding them, and the whole
+    numbers that its factory was given. Raises CaptureError, one line."""
     namespace, name, file = _import(model)
     module, name, assumed, built = _find(namespace, name, file, dict(sizes.built) if sizes else {})
     return module, lambda: inputs_of(_inputs(namespace, module, name, file), file), assumed, built
@@ -173,7 +173,7 @@ def building(scenario: Scenario, fake: FakeTensorMode) -> Generator[None, None, 
 
 @contextmanager
 def defaults(scenario: Scenario) -> Generator[None, None, None]:
-    """The dtype that models are built in."""
+    """Set the dtype that models are built in."""
     before = torch.get_default_dtype()
     if scenario.dtype is not None:
         torch.set_default_dtype(getattr(torch, scenario.dtype))
@@ -187,8 +187,9 @@ _swap = torch.utils.swap_tensors
 
 
 def _swapped(one: torch.Tensor, other: torch.Tensor) -> None:
-    """`model.half()` or `.to(memory_format=...)` swaps fake parameters for converted ones. torch
-    refuses tensors that somebody refers to weakly, as the fake mode itself does here."""
+    """Swap the contents of two tensors, which `model.half()` and `.to(memory_format=...)` do with
+    fake parameters. torch refuses tensors with weak references, which the fake mode itself holds
+    here."""
     with mock.patch("weakref.getweakrefs", return_value=[]):
         _swap(one, other)
 
@@ -233,8 +234,8 @@ def _import_file(path: str) -> ModuleType:
 def _find(
     namespace: ModuleType, name: str, file: str, built: Mapping[int, int]
 ) -> tuple[torch.nn.Module, str, list[str], tuple[int, ...]]:
-    """The module, its name, what was assumed in finding them, and the whole numbers that its
-    factory was given, of which those in `built` are others."""
+    """The module, its name, the assumptions made in finding them, and the whole numbers that its
+    factory was given; numbers in `built` are replaced."""
     assumed: list[str] = []
     numbers: tuple[int, ...] = ()
     if not name:
@@ -281,7 +282,7 @@ def _another(built: Mapping[int, int], value: int) -> int:
 
 
 def _check_served(found: Any, args: tuple[Any, ...], kwargs: dict[str, Any], named: str) -> None:
-    """CaptureError where a class or factory asks for other arguments than those there are."""
+    """Raise CaptureError where a class or factory asks for arguments that are not there."""
     try:
         signature = inspect.signature(found)
     except (TypeError, ValueError):  # written in C: the call itself tells
@@ -336,7 +337,7 @@ def _inputs(namespace: ModuleType, module: torch.nn.Module, name: str, file: str
 
 
 def guarded(stage: str, action: Callable[[], Any]) -> Any:
-    """Runs the user's code; whatever it raises becomes one line with its file and line."""
+    """Run the user's code; an exception becomes one line with its file and line."""
     try:
         return action()
     except AdvisorError:
@@ -359,7 +360,8 @@ def failure(stage: str, error: BaseException, advice: str) -> CaptureError:
 
 
 def inputs_of(given: Any, file: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A list or tuple, a dict of keywords, `(args, kwargs)`, or one tensor."""
+    """Inputs as (args, kwargs), from a list or tuple, a dict of keywords, `(args, kwargs)`, or one
+    tensor."""
     if isinstance(given, dict):
         return (), {str(key): value for key, value in given.items()}
     if isinstance(given, torch.Tensor):
@@ -413,7 +415,7 @@ def under_scenario(
 
 
 def resized(given: Any, sizes: Sizes) -> Any:
-    """Inputs of other sizes: their own elements, again from the start where these do not do."""
+    """Inputs at other sizes: their own elements, repeated from the start where there are too few."""
     numbers = count()
 
     def changed(value: Any) -> Any:
@@ -430,8 +432,8 @@ def resized(given: Any, sizes: Sizes) -> Any:
 
 
 def leading_sizes(given: Any) -> dict[int, int | None]:
-    """The first and the second dimension of the first tensor that has one: what a batch and a
-    sequence length are taken for."""
+    """First and second dimension of the first tensor that has them: the batch and the sequence
+    length."""
     tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, torch.Tensor)]
     return {dim: next((x.shape[dim] for x in tensors if x.dim() > dim), None) for dim in (0, 1)}
 

@@ -78,7 +78,7 @@ def _convolution(call: Call) -> int:
 
 
 def _windows(call: Call) -> tuple[int, int]:
-    """HBM bytes: the positions of the input that some window touches; all of them, when transposed."""
+    """HBM bytes: the positions of the input that some window touches; all, when transposed."""
     x, weight, out = call.operand(0), call.operand(1), call.out
     rest = together(call.operands[1:])
     if call.arg(6, "transposed", False):
@@ -106,7 +106,7 @@ formula(
 
 
 def _attention(call: Call) -> int:
-    """FLOPs of two products: [B, H, S, E] × [E, T] and [S, T] × [T, Ev]; masks are not discounted."""
+    """FLOPs of two products: [B, H, S, E] × [E, T] and [S, T] × [T, Ev]; a mask saves none."""
     query, key, value = (call.operand(i) for i in range(3))
     batch = math.prod(query.shape[:-2])
     rows, columns = query.shape[-2], key.shape[-2]

@@ -48,7 +48,7 @@ def _rename(
 
 
 def _together(builder: Builder, live: Sequence[int]) -> dict[int, frozenset[int]]:
-    """Map each axis to the axes that occur with it in one value, or in the dimensions of one value."""
+    """Map each axis to the axes that occur with it in one value, or in its dimensions."""
     resolve = builder.axes.resolve
     viewed = (frozenset(axis for dim in dims for axis in resolve(dim)) for dims in builder.views)
     found: dict[int, frozenset[int]] = {}

@@ -120,7 +120,7 @@ def floats_only(value: Value, what: str) -> None:
 
 @dataclass(eq=False)
 class Builder(Pool):
-    """Makes the values of one region. `flops` counts what eager executes, before values are shared."""
+    """Makes the values of a region. `flops` counts what eager executes, before values are shared."""
 
     inputs: list[Tensor] = field(default_factory=list[Tensor])
     input_dims: list[Dims] = field(default_factory=list[Dims])
@@ -478,7 +478,7 @@ class Builder(Pool):
         return self.seen(self.pulled(value.id, places, guard), dims, value.logical)
 
     def _bound(self, index: int, size: int) -> None:
-        """Record that the numbers an index is made from must be valid positions of what it indexes."""
+        """Record that the numbers an index is made from must be valid positions."""
         for number in needed(self.exprs, [index]):
             expr = self.exprs[number]
             if expr.op == "load":

@@ -177,7 +177,7 @@ class KernelSpeed(Speed):
 
 
 class Issue(Table):
-    """Instructions of a warp of an emitted kernel for each of the things that `issue.Tally` counts."""
+    """Instructions of a warp of an emitted kernel for each thing that `issue.Tally` counts."""
 
     program: Instruction
     access: Instruction

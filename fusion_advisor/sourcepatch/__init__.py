@@ -1,4 +1,4 @@
-"""From groups to edits of the model's source, with guards, tried before they are written."""
+"""Edits of the model's source that call the kernels, with guards, tried before they are written."""
 
 OFFERS = (
     "editing",

@@ -1,5 +1,5 @@
-"""Whether two captured graphs compute the same from the same inputs and parameters, in all or but
-for what was replaced."""
+"""Equivalence of two captured graphs: the same computation from the same inputs and parameters, in
+all or except for what was replaced."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def difference(one: Dataflow, other: Dataflow) -> str:
 
 
 def missing(one: Dataflow, other: Dataflow, gone: Collection[str]) -> str:
-    """What the first graph has and the second has not: a launch, but for those that are `gone`,
-    with tensors of the same layouts, or a result's layout. Empty where there is nothing."""
+    """What the second graph lacks of the first: a launch that is not `gone`, with tensors of the
+    same layouts, or the layout of a result; "" where nothing is missing."""
     tensors, others = one.annotated.tensors, other.annotated.tensors
     results = [_layout(tensors[ref]) for ref in one.annotated.graph.outputs]
     if results != [_layout(others[ref]) for ref in other.annotated.graph.outputs]:
@@ -128,11 +128,11 @@ class _Meaning:
 
 
 _PLACE = ("pin_memory", "device", "layout")
-"""Where a tensor lies, which is the same for all of a model."""
+"""Keywords for where a tensor lives, which is the same for all of a model."""
 
 
 def out_of_place(op: str) -> str:
-    """`aten.add_.Tensor` as `aten.add.Tensor`: who reads what is known from the dataflow."""
+    """`aten.add_.Tensor` as `aten.add.Tensor`: the dataflow tells which reader sees the write."""
     parts = op.split(".")
     if len(parts) > 1 and parts[1].endswith("_") and not parts[1].endswith("__"):
         parts[1] = parts[1].removesuffix("_")

@@ -49,11 +49,11 @@ class Functions:
     the global names that they use, and through the tables and callable objects under either."""
 
     attributes: dict[tuple[type, str], Any] = field(default_factory=dict[tuple[type, str], Any])
-    """Of the classes: what leads to functions."""
+    """Attributes of the classes that lead to functions."""
     found: dict[Key, FunctionType] = field(default_factory=dict[Key, FunctionType])
-    """Of those that ran, one of the functions with that code."""
+    """One function for each code object that ran."""
     names: dict[Key, dict[str, Any]] = field(default_factory=dict[Key, dict[str, Any]])
-    """In each function, the global names that lead to others."""
+    """Global names in each function that lead to other functions."""
     _accepted: Callable[[FunctionType], bool] = lambda function: True
     _objects: bool = True
 
@@ -120,7 +120,8 @@ class Functions:
             every |= found.keys()
 
     def texts(self) -> dict[str, str]:
-        """What the files of the functions say. UsageError where that is not what was imported."""
+        """The texts of the functions' files. Raises UsageError where a file is not what was
+        imported."""
         texts: dict[str, str] = {}
         for file in dict.fromkeys(file for file, _ in self.found):
             try:
@@ -312,7 +313,7 @@ def _class_of(value: object) -> type:
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:
-    """What a cell holds, if anything yet."""
+    """The content of a cell, if it has any yet."""
     try:
         return (cell.cell_contents,)
     except ValueError:

@@ -1,7 +1,7 @@
-"""When replaced source computes what its kernel does: the conditions under which it does not.
+"""Guards: the conditions under which the replaced source computes something else than its kernel.
 
 A kernel is made for a mode, a dtype, and the numbers that the model held when it was captured. A
-condition stands in the source before the call; where it holds, the statements stay as they were.
+guard stands in the source before the call; where it holds, the original statements run.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Other:
 
 @dataclass(frozen=True)
 class Guards:
-    """The source as it ran, in which other ways and at which other sizes. With `wary` a guard asks
-    for all that may change in a model that lives on, too: gradients, hooks, submodules."""
+    """The source as it ran, in other modes and dtypes, and at other sizes. With `wary` a guard also
+    asks for what may change in a model that lives on: gradients, hooks, submodules."""
 
     sources: Sources
     flow: Dataflow
@@ -58,8 +58,8 @@ class Guards:
     # Another size.
 
     def of_size(self, place: Place, edit: Edit, others: Sequence[Dataflow]) -> str:
-        """That a tensor has another size than it was captured in, which it has in all of some
-        graphs at other sizes. NotPlaced where no name holds one."""
+        """Condition that a tensor has another size than it was captured in, as it has in all of
+        some graphs at other sizes. Raises NotPlaced where no name holds one."""
         tensors = self.flow.annotated.tensors
         for name, word in self.sources.names.get(place, {}).get(edit.lines[0], {}).items():
             ref = self.sources.value(word)
@@ -78,9 +78,9 @@ class Guards:
     def of_held(
         self, place: Place, edit: Edit, held: Sequence[tuple[Ref, int]], asked: str
     ) -> Iterator[str]:
-        """That dimensions of what a kernel takes have other sizes than they were captured in, where
-        the condition `asked` does not ask it already. NotPlaced where no name holds such a tensor.
-        """
+        """Conditions that dimensions of a kernel's operands have other sizes than captured, where
+        the condition `asked` does not ask it already. Raises NotPlaced where no name holds such a
+        tensor."""
         words = self.sources.names.get(place, {}).get(edit.lines[0], {})
         names = {self.sources.value(word): name for name, word in words.items()}
         for ref, dim in held:
@@ -96,8 +96,8 @@ class Guards:
                 yield f"{names[ref]}.size({dim}) != {size}"
 
     def notices(self, place: Place, edit: Edit, sources: Sources, flow: Dataflow) -> bool:
-        """Whether something that the condition of an edit asks for is another in the source as it
-        ran built otherwise."""
+        """Whether some condition of an edit asks for a number that differs in the source as it ran
+        built otherwise."""
         asked = [
             {*guards._exchanged(place, edit, names), *guards._numbers(place, edit)}
             for guards in (
@@ -137,7 +137,7 @@ class Guards:
             yield f"{self._float(edit, names)[0]}.requires_grad"
 
     def _of_dtype(self, edit: Edit, names: Mapping[str, str]) -> str:
-        """That a tensor has another dtype than it was captured in."""
+        """Condition that a tensor has another dtype than it was captured in."""
         name, dtype = self._float(edit, names)
         return f"{name}.dtype != torch.{dtype}"
 
@@ -153,7 +153,8 @@ class Guards:
     # Another module.
 
     def _exchanged(self, place: Place, edit: Edit, names: Mapping[str, str]) -> Iterator[str]:
-        """That a module whose call goes is of another class, holds other numbers, or has hooks."""
+        """Conditions that a module whose call is removed is of another class, holds other numbers,
+        or has hooks."""
         own = self.sources.module(place.activation)
         made = _computed(self.sources, place.block, edit, place)
         for path in sorted(set[str]().union(*made.values()) - {own}):
@@ -178,7 +179,8 @@ class Guards:
     # Another number.
 
     def _numbers(self, place: Place, edit: Edit) -> Iterator[str]:
-        """That what Python holds is not what it was: where that was always the same."""
+        """Conditions that numbers which Python holds have changed, for those that were always the
+        same."""
         seen = self._seen(place.block, edit)
         for number in _read(*self._readers[0], place, edit):
             if len(seen[number.file, number.span]) > 1:
@@ -192,7 +194,7 @@ class Guards:
                 )
 
     def _seen(self, block: Block, edit: Edit) -> Mapping[tuple[str, Span], set[str]]:
-        """What each number of an edit was, whenever its block ran."""
+        """The values of each number of an edit, over all runs of its block."""
         if (block, edit) not in self._known:
             seen = self._known[block, edit] = defaultdict[tuple[str, Span], set[str]](set)
             for sources, reader in self._readers:
@@ -203,7 +205,7 @@ class Guards:
 
     @cached_property
     def _known(self) -> dict[tuple[Block, Edit], dict[tuple[str, Span], set[str]]]:
-        """What was asked before: the edits of many occurrences are the same."""
+        """Answers so far: the edits of many occurrences are the same."""
         return {}
 
     @cached_property
@@ -225,7 +227,7 @@ def check_shared(sources: Sources, place: Place, one: Edit, other: Edit) -> None
 
 
 def _differs(text: str, value: str) -> str:
-    """That something is not what it was, which source spells so."""
+    """Python condition that is true when expression `text` no longer equals the captured `value`."""
     if value in ("True", "False"):
         return f"not {text}" if value == "True" else text
     same = value == "None" or value.startswith("torch.")
@@ -233,7 +235,7 @@ def _differs(text: str, value: str) -> str:
 
 
 def _read(sources: Sources, reader: Numbers, place: Place, edit: Edit) -> Iterator[Number]:
-    """The numbers that what an edit takes away from a place computes with."""
+    """The numbers of the expressions that an edit removes from a place."""
     calls: set[int] = set()
     for step, standing in sources.held.get(place, {}).items():
         if not edit.takes(standing.span):
@@ -252,7 +254,7 @@ def _read(sources: Sources, reader: Numbers, place: Place, edit: Edit) -> Iterat
 def _in_mode(
     modules: Iterable[str], names: Mapping[str, str], edit: Edit, training: bool
 ) -> Iterator[str]:
-    """That one of the modules is in training, or is not."""
+    """Condition that one of the modules is in training, or is not."""
     for path in sorted(modules):
         text = attribute(path, names)
         if text is None:

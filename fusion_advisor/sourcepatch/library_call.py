@@ -38,7 +38,7 @@ def operator(kernel: Kernel, spelling: Spelling) -> Kernel:
 
 
 def in_dtypes(kernel: Kernel) -> list[Kernel]:
-    """The same in each dtype that a model may be moved to."""
+    """The same check in each dtype that a model may be moved to."""
     return [_in_dtype(kernel, dtype) for dtype in _DTYPES]
 
 

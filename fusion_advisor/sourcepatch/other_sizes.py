@@ -24,19 +24,19 @@ from fusion_advisor.ops import REGISTRY
 from fusion_advisor.rulebook.schema import Rulebook
 
 SIZED = ("aten.view.default", "aten._unsafe_view.default", "aten.expand.default")
-"""Ops that are told the sizes of their result, which follow from those of the inputs."""
+"""Ops that are given the sizes of their result, which follow from those of the inputs."""
 
 _KINDS = (0, 1, 2)
-"""Which of the other values of a size are tried."""
+"""Order in which the other values of a size are tried."""
 _Place = tuple[int, int]
-"""An input's tensor by its number, and a dimension of it."""
+"""A tensor of the inputs, by its number, and a dimension of it."""
 Captures = Callable[[Sequence[Sizes]], Sequence[Graph | None]]
-"""The model at other sizes, None where it does not take them."""
+"""Captures the model at other sizes; None where the model does not take them."""
 
 
 @dataclass(frozen=True)
 class Resized:
-    """A model as it ran at other sizes."""
+    """The model as it ran at other sizes."""
 
     sizes: Sizes
     flow: Dataflow
@@ -56,7 +56,7 @@ class Resized:
 
     @property
     def beyond_rows(self) -> bool:
-        """Whether it is more than another number of rows."""
+        """Whether more than the number of rows differs."""
         return bool(self.sizes.built) or any(dim for _, dim, _ in self.sizes.inputs)
 
 
@@ -121,8 +121,8 @@ def _varied(
 
 
 def _others(size: int) -> tuple[int, int, int]:
-    """Other values of a size: a smaller one, 1, and a larger one: where alone a number shows that
-    cuts off what is beyond it. A length may be limited, and have to be even."""
+    """Other values of a size: a smaller one, 1, and a larger one, where alone a number shows that
+    cuts off what lies beyond it. A length may be limited, and have to be even."""
     if size <= 2:
         return (2, 3, 4) if size == 1 else (4, 1, 4)
     return (size // 2 if size % 2 == 0 else size - 1), 1, 2 * size
@@ -154,8 +154,8 @@ def _told(flow: Dataflow, other: Resized, node: Node, numbers: tuple[Numbers, Nu
 
 
 def told_sizes(flow: Dataflow, resized: Sequence[Resized]) -> list[dict[Ref, frozenset[int]]]:
-    """For each of other sizes the results that are told sizes which are others there, in the same
-    graph, and in which dimensions."""
+    """For each of other sizes the results whose ops are given sizes that are others there, in the
+    same graph, and in which dimensions."""
     found: list[dict[Ref, frozenset[int]]] = []
     for each in resized:
         differing = {
@@ -178,7 +178,7 @@ def _is_told(node: Node) -> bool:
 
 
 def varied(flow: Dataflow, resized: Sequence[Resized]) -> dict[Ref, frozenset[int]]:
-    """The dimensions of tensors that had another size in the same graph."""
+    """The dimensions of tensors that have another size in the same graph."""
     found: dict[Ref, frozenset[int]] = {}
     for each in resized:
         for one, two in _pairs(flow, each.flow):

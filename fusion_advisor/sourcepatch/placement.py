@@ -53,9 +53,9 @@ class Put:
 
 @dataclass
 class Patch:
-    """New texts of the files that change and of those that are added, by their paths; why the other
-    groups are not in it, by their ids. `outdated` says of kernels that were there already which of
-    the files that they were written from have changed since."""
+    """New texts of the files that change and of those that are added, by their paths; reasons for
+    the groups that are left out, by their ids. `outdated` names for existing kernels the source
+    files that have changed since."""
 
     puts: list[Put] = field(default_factory=list[Put])
     refused: dict[str, str] = field(default_factory=dict[str, str])
@@ -64,7 +64,7 @@ class Patch:
     outdated: dict[Path, str] = field(default_factory=dict[Path, str])
 
     def diff(self, root: Path) -> str:
-        """As `git apply` takes it, paths from `root`."""
+        """The patch in the format of `git apply`, with paths from `root`."""
         return "".join(
             _difference(path.relative_to(root).as_posix(), self.before.get(path), text)
             for path, text in sorted(self.after.items())
@@ -91,11 +91,12 @@ class Placement:
     resized: tuple[Resized, ...] = ()
     """The model at other sizes."""
     batch: Resized | None = None
-    """Of these the one at a larger batch."""
+    """The one of these at a larger batch; None without one."""
     seen: tuple[Sources, ...] = ()
     """The source as it ran at each of the other sizes."""
     general: Callable[[Decision], Decision] | None = None
-    """What a group's kernel is written from: itself, or the group at that batch."""
+    """The group that a kernel is written from: the group itself, or the same group at the larger
+    batch."""
 
     @cached_property
     def _guards(self) -> Guards:
@@ -452,7 +453,7 @@ def _edits(
 
 
 def _edited_away(sources: Sources, place: Place, chosen: Mapping[Place, Sequence[Edit]]) -> bool:
-    """Whether the call that a place is in goes with an edit."""
+    """Whether an edit removes the call that a place is in."""
     call = sources.trail.activations[place.activation]
     if call.caller is None or call.place is None:
         return False
@@ -470,7 +471,7 @@ def _overlap(spans: Sequence[Span], others: Sequence[Span]) -> bool:
 
 
 def _comment(finding: Finding, operator: bool) -> str:
-    """What stands above a call in the source."""
+    """The comment above a call in the source."""
     decision = finding.decision
     saved = decision.unfused_bytes - decision.fused_bytes
     launches = len(decision.subject.launches)

@@ -1,6 +1,6 @@
-"""Stage: a patch tried before it is written.
+"""Stage: the trial of a patch before it is written.
 
-`git apply` puts it on a copy of the tree, the model is captured from there with the kernels'
+`git apply` puts the patch on a copy of the tree, the model is captured from there with the kernels'
 references in place of their launches, and its graph has to be the original's, in each scenario.
 """
 
@@ -30,7 +30,7 @@ Capture = Callable[[str, Scenario, Moved | None], Dataflow]
 _Sizes = tuple[tuple[int, int], ...]
 _AS_ASKED = Sizes()
 _DRAWS = (0, 64, 4096)
-"""How often eager alone draws again where one draw has too few elements: most is settled early."""
+"""Further draws of eager alone where one draw has too few elements."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Runs:
     summed: int = 0
     """Elements of the largest sum in a kernel."""
     taken: bool = True
-    """Whether the model takes any other sizes that were tried, of rows alone as well."""
+    """Whether the model takes any of the other sizes, those of rows alone included."""
 
     def job(
         self,

@@ -52,7 +52,7 @@ class _Model:
 
 _Given = tuple[tuple[Any, ...], dict[str, Any]]
 _SEEDS_APART = 1000
-"""Between the seeds of further draws."""
+"""Distance between the seeds of further draws."""
 
 
 def _loaded(job: RunJob, device: str) -> _Model:

@@ -1,5 +1,5 @@
-"""Options that several commands share, and what they come to: settings, a request, the command that
-makes the same again."""
+"""Options that several commands share, as settings, a request, and the command that repeats the
+run."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _keys(table: type[BaseModel]) -> list[str]:
 
 
 def only_given(options: dict[str, Any]) -> dict[str, Any]:
-    """Those that were given."""
+    """The options that were given."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -197,13 +197,13 @@ def reviewing_options(
     select: list[str] | None,
     ignore: list[str] | None,
 ) -> dict[str, Any]:
-    """What reviewers are told of, by its keys in pyproject.toml."""
+    """Options of reviewers' policy, by their keys in pyproject.toml."""
     path = None if baseline is None else str(baseline)
     return {"baseline": path, "fail-on": fail_on, "select": select, "ignore": ignore}
 
 
 def one_of(option: str, value: str, *known: str) -> Any:
-    """The value of an option that knows these alone. UsageError for another."""
+    """The value of an option with a fixed choice. Raises UsageError for any other."""
     if value not in known:
         raise UsageError(f"{option} {value!r}: expected {' or '.join(known)}")
     return value

@@ -1,4 +1,4 @@
-"""What a request comes to, of the cache or anew, and the folder that `--out` names."""
+"""The outcome of a request, from the cache or anew, and the folder that `--out` names."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 def outcome_of(request: Request, verbose: bool, *, cached: bool, assumed: bool = True) -> Outcome:
-    """The report, kernels and graph of a request: of the cache where it has them, else anew. Says
-    what was `assumed`, or nothing of that."""
+    """Report, kernels and graph of a request: from the cache where it has them, else anew. Prints
+    what was `assumed`; an empty `assumed` prints nothing."""
     from fusion_advisor.ci.cache import Outcome, cache_folder, find, find_graph, keep, keep_graph
     from fusion_advisor.frontend.child import dismiss
     from fusion_advisor.ir.frames import named
@@ -68,7 +68,7 @@ def analyzed(
     *,
     assumed: bool = True,
 ) -> Analysis:
-    """Runs the pipeline on a model that a child captures, or whose graph is known."""
+    """Run the pipeline on a model that a child captures, or whose graph is known."""
     from fusion_advisor.frontend.child import capturing
 
     most = rulebook_of(request.rules).capture.mask_elements.count
@@ -109,7 +109,7 @@ def prepare(request: Request, *, checks: bool) -> None:
 
 
 def searcher_of(request: Request, *, search: bool) -> AbstractContextManager[Searcher | None]:
-    """What `--search` asks for, on the GPU that is here; nothing without it."""
+    """The search that `--search` asks for, on the GPU that is here; None without it."""
     if not search:
         return nullcontext()
     from fusion_advisor.measure.search import searching
@@ -118,20 +118,20 @@ def searcher_of(request: Request, *, search: bool) -> AbstractContextManager[Sea
 
 
 def searched_lines(found: Searched | None) -> Iterator[str]:
-    """What a search came to, for the terminal."""
+    """Lines for the terminal on the outcome of a search."""
     if found is not None:
         said = f"not searched: {found.failure}" if found.failure else f"searched {found.said}"
         yield f"    {said}"
 
 
 def _failed_check(report: Report) -> bool:
-    """Did a check fail, which may have been for want of time or memory?"""
+    """Whether a check failed, perhaps for want of time or memory."""
     checks = [group.kernel.check for group in report.groups]
     return any(check is not None and not check.passed for check in checks)
 
 
 def require_room(out: Path) -> None:
-    """UsageError, before any work is done, when `write_folder` could not write."""
+    """Raise UsageError, before any work is done, where `write_folder` could not write."""
     from fusion_advisor.report.formats import EXTENSIONS
 
     require_folder(out)
@@ -141,7 +141,7 @@ def require_room(out: Path) -> None:
 
 
 def write_folder(out: Path, outcome: Outcome) -> None:
-    """The kernels and every format of the report, in place of what an earlier run left."""
+    """Write the kernels and every format of the report, in place of an earlier run's."""
     from fusion_advisor.report.formats import EXTENSIONS, render
 
     write(out / "graph.json", dumps(outcome.graph))
@@ -155,7 +155,7 @@ def write_folder(out: Path, outcome: Outcome) -> None:
 
 
 def _kernel_files(out: Path) -> set[str]:
-    """The kernels that the report in a folder names: files of ours, unlike others beside them."""
+    """The kernels that the report in a folder names: files of this tool, unlike others beside them."""
     from fusion_advisor.report.schema import load_report
 
     try:

@@ -1,4 +1,4 @@
-"""Where reports go, and what a person at the terminal is told meanwhile: standard error, so that
+"""Destinations of reports, and messages for the person at the terminal: standard error, so that
 standard output can carry a report alone."""
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Output:
     file: Path | None
 
     def of(self, scenario: str) -> Output:
-        """The same for one scenario of several: `report.decode.json` for `report.json`."""
+        """The same destination for one scenario of several: `report.decode.json` for `report.json`."""
         assert self.file is not None
         return Output(self.name, self.file.with_suffix(f".{scenario}{self.file.suffix}"))
 
 
 def asked_outputs(formats: list[str], json: str | None) -> list[Output]:
-    """What `--format` and `--json` ask for. UsageError for an unknown format, and for a file that
-    cannot be written."""
+    """The outputs of `--format` and `--json`. Raises UsageError for an unknown format, and for a
+    file that cannot be written."""
     from fusion_advisor.report.formats import FORMATS
 
     if json is not None:
@@ -108,8 +108,8 @@ def _console() -> Console:
 
 
 class Terminal:
-    """Says what was assumed, and shows how far the stages are where standard error is a terminal;
-    under `verbose` what each took."""
+    """Prints what was assumed, and shows the progress of the stages where standard error is a
+    terminal; under `verbose` the time of each."""
 
     def __init__(self, shown: Progress, stages: int, *, verbose: bool, assumed: bool) -> None:
         self._assumed = assumed

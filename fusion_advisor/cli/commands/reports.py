@@ -1,4 +1,4 @@
-"""`report` and `diff`: reports that are there, without their models."""
+"""`report` and `diff`: existing reports, without their models."""
 
 from __future__ import annotations
 

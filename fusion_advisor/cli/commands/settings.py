@@ -1,4 +1,4 @@
-"""`config` and `init`: what pyproject.toml says, and how it begins to."""
+"""`config` and `init`: the settings of pyproject.toml, and a first version of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Global names in functions, spelled otherwise."""
+"""Renaming of global names in functions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def renamed(text: str, names: Mapping[str, Mapping[str, str]]) -> str:
-    """A file's text in which functions, by their qualified names, spell some names otherwise. None
-    of these is bound in its function."""
+    """The text of a file in which some functions, by qualified name, use other global names. No
+    renamed name is bound in its function."""
     file = SourceFile.of("", text)
     lines = text.encode().splitlines(keepends=True)
     found = {

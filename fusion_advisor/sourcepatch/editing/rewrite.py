@@ -21,7 +21,7 @@ from fusion_advisor.support.errors import AdvisorError
 
 
 class NotPlaced(AdvisorError):
-    """A group that the source cannot express; the message is the reason."""
+    """Raised for a group that the source cannot express; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -80,20 +80,20 @@ class Edit:
     replaced: tuple[tuple[Span, str], ...]
     inserted: tuple[tuple[Span, str], ...]
     called: Span
-    """The statement that the kernel is called in, or before."""
+    """The statement in which, or before which, the kernel is called."""
     lines: tuple[int, int]
-    """The first and the last line of the statements that change."""
+    """First and last line of the statements that change."""
     kept: tuple[Span, ...] = ()
-    """What stands in a replaced expression and becomes an operand."""
+    """Parts of replaced expressions that become operands."""
     guard: str = ""
-    """Where this condition holds, the source is left as it was: it computes something else then."""
+    """Condition under which the source stays as it was: it computes something else then."""
 
     @property
     def touched(self) -> tuple[Span, ...]:
         return tuple(span for span, _ in (*self.replaced, *self.inserted))
 
     def takes(self, span: Span) -> bool:
-        """Whether what stands at a span goes: it is replaced, and not kept as an operand."""
+        """Whether an edit removes the text at a span: replaced, and not kept as an operand."""
         replaced = any(each.holds(span) for each, _ in self.replaced)
         return replaced and not any(each.holds(span) for each in self.kept)
 

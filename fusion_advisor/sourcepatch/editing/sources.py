@@ -26,7 +26,7 @@ _KEEPING = ("pointwise", "reduction", "scan", "random")
 
 
 def span_of(node: ast.expr | ast.stmt) -> Span:
-    """Where a node stands."""
+    """The span of a node in its file."""
     end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or 0
     return Span(node.lineno, node.col_offset, end_line, end_column)
 
@@ -74,7 +74,8 @@ class SourceFile:
 
     @classmethod
     def read(cls, path: str) -> SourceFile:
-        """OSError and SyntaxError as Python raises them; UsageError for other text than UTF-8."""
+        """A file from its path. Raises OSError and SyntaxError as Python does; UsageError for text
+        that is not UTF-8."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
@@ -84,7 +85,7 @@ class SourceFile:
 
     @classmethod
     def of(cls, path: str, text: str) -> SourceFile:
-        """A file with a text. SyntaxError as Python raises it."""
+        """A file from its text. Raises SyntaxError as Python does."""
         found = cls(path, text, ast.parse(text))
         for parent in ast.walk(found.tree):
             for child in ast.iter_child_nodes(parent):
@@ -118,7 +119,7 @@ class SourceFile:
         return found
 
     def alone(self, span: Span) -> bool:
-        """Whether nothing but a comment stands on the lines of a statement beside it."""
+        """Whether a statement has its lines to itself, but for a comment."""
         before = self._lines[span.line - 1][: span.column]
         behind = self._lines[span.end_line - 1][span.end_column :].strip()
         return not before.strip() and behind[:1] in (b"", b"#")

@@ -1,4 +1,4 @@
-"""Edits applied to the text of a file, with everything else left as it is written."""
+"""Edits applied to the text of a file; all other text stays as it is."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _merged(guards: Sequence[_Guard]) -> list[_Guard]:
 
 
 class _Spans:
-    """Spans count bytes of UTF-8, libcst characters."""
+    """Converts spans: Python counts bytes of UTF-8, libcst characters."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.splitlines(keepends=True)
