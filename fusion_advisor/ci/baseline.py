@@ -27,8 +27,8 @@ from fusion_advisor.rulebook.schema import Rulebook
 
 @dataclass(frozen=True)
 class Baseline:
-    """A report by its name; `note` is a line for people where another version or other rules made
-    it."""
+    """A report by its name; `note` is a line for people where another version or other
+    rules made it."""
 
     name: str
     report: Report

@@ -41,7 +41,8 @@ class Condition:
 
 
 def parse_condition(text: str) -> Condition:
-    """A condition from its text, `accepted`, `coverage=0.95`. Raises UsageError for any other text."""
+    """A condition from its text, `accepted`, `coverage=0.95`. Raises UsageError for any
+    other text."""
     name, given, share = text.partition("=")
     if name in NAMES and not given:
         return Condition(name)

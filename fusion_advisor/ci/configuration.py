@@ -197,8 +197,8 @@ class Settings:
         return self.values.model
 
     def model_in(self, scenario: str) -> str:
-        """MODEL in one of the scenarios: for a recording, the call. Raises UsageError where none is
-        set."""
+        """MODEL in one of the scenarios: for a recording, the call. Raises UsageError where
+        none is set."""
         return call_of(self.model, scenario) if self.recorded else self.model
 
     @property

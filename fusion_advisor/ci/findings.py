@@ -1,5 +1,5 @@
-"""Findings of a report for reviewers, by the policy of their repository: groups, advice, what is
-new."""
+"""Findings of a report for reviewers, by the policy of their repository: groups, advice,
+what is new."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ def _model_file(report: Report) -> list[SourceRow]:
 
 
 def _is(told: _Told, codes: Iterable[str]) -> bool:
-    """Whether a code names the gate that decides on a group, its idiom, or the kind of an advice."""
+    """Whether a code names the gate that decides on a group, its idiom, or the kind of an
+    advice."""
     return not told.names.isdisjoint(codes)
 
 

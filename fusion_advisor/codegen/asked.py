@@ -121,8 +121,8 @@ class Asked:
         return times
 
     def _store(self, store: Access) -> int:
-        """Elements stored: each once; a value that all programs of a row hold is stored by each
-        program."""
+        """Elements stored: each once; a value that all programs of a row hold is stored by
+        each program."""
         elements = prod(self.sizes[axis] for dim in store.dims for axis in dim)
         alike = self.step.phases and not {*store.strides} & (
             self.step.along | {*(self.step.parts.axes if self.step.parts else ())}

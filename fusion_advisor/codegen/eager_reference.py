@@ -186,8 +186,8 @@ def _sized(op: Op, place: int, raw: list[str], shape: list[str]) -> str:
 
 
 def _widened(node: Node, number: int) -> str:
-    """The call with the statistics of a narrow norm in float32, as on CUDA; a CPU makes them
-    narrow."""
+    """The call with the statistics of a narrow norm in float32, as on CUDA; a CPU makes
+    them narrow."""
     first, tensor = node.outputs[0], node.outputs[number]
     if first is None or tensor is None or first.dtype not in NARROW_FLOATS:
         return ""

@@ -1,4 +1,5 @@
-"""The package of kernels beside a model's file: its name, its files, and which of them are stale."""
+"""The package of kernels beside a model's file: its name, its files, and which of them are
+stale."""
 
 from __future__ import annotations
 
@@ -72,8 +73,8 @@ def package_files(folder: Path, kernels: Mapping[str, str]) -> dict[Path, str]:
 
 
 def stale(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Kernels of a package that differ from what a patch left, or whose sources do, with each
-    reason."""
+    """Kernels of a package that differ from what a patch left, or whose sources do, with
+    each reason."""
     for name, text in kernels_of(read_package(folder)).items():
         stamp = read_stamp(text)
         if stamp is None:

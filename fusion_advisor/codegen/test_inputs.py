@@ -1,5 +1,5 @@
-"""Inputs of several sizes that an emitted file is checked with, and signatures that it is compiled
-with."""
+"""Inputs of several sizes that an emitted file is checked with, and signatures that it is
+compiled with."""
 
 from __future__ import annotations
 

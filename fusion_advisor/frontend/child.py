@@ -306,8 +306,8 @@ _prepared: list[tuple[Forks, object]] = []
 
 
 def _surroundings() -> object:
-    """What a forked child inherits from its parent, to compare: environment, folder and import
-    path."""
+    """What a forked child inherits from its parent, to compare: environment, folder and
+    import path."""
     return os.getcwd(), _environment()
 
 

@@ -155,8 +155,8 @@ def trace(
 def _refusal(
     failures: list[tuple[str, Exception]], module: torch.nn.Module, hint: str
 ) -> CaptureError:
-    """The error of the plain run itself, in one line: the last attempt runs the model as eager
-    does."""
+    """The error of the plain run itself, in one line: the last attempt runs the model as
+    eager does."""
     error = failures[-1][1]
     source = source_of_traceback(error) or source_of_traceback(failures[0][1])
     source = source or _forward_source(module)
@@ -209,7 +209,8 @@ def _export(
     fake: FakeTensorMode,
     dynamic: bool,
 ) -> Traced:
-    """Export's graph. Raises UnknownSize when a size in it has no number; a plain run may give one."""
+    """Export's graph. Raises UnknownSize when a size in it has no number; a plain run may
+    give one."""
     shapes = None
     if dynamic:
         auto = torch.export.Dim.AUTO

@@ -141,8 +141,8 @@ def _shape(name: str, config: Any, batch: int) -> tuple[int, ...]:
 
 
 def _hint(module: Any, config: Any, batch: int, given: Mapping[str, Any]) -> str:
-    """The main inputs of parts of a model that it also takes and was not given, as a hint; "" for
-    none."""
+    """The main inputs of parts of a model that it also takes and was not given, as a hint;
+    "" for none."""
     takes = inspect.signature(module.forward).parameters
     parts = dict.fromkeys(getattr(part, "main_input_name", "") for part in module.modules())
     dtype = str(module_dtype(module)).removeprefix("torch.")

@@ -77,8 +77,8 @@ def _says(
     rows: int,
     columns: int,
 ) -> tuple[MaskSays, str]:
-    """What a mask made by the nodes `needed` hides of so many queries and keys, and how that is
-    known."""
+    """What a mask made by the nodes `needed` hides of so many queries and keys, and how
+    that is known."""
     given = [name for name in needed if nodes[name].kind != "call"]
     if given:
         first = sorted(given, key=lambda name: (nodes[name].kind != "input", name))[:_MOST_NAMED]
@@ -103,7 +103,8 @@ def _draws(node: Node) -> bool:
 
 
 def _read(value: torch.Tensor, rows: int, columns: int) -> tuple[MaskSays, str]:
-    """What a computed mask hides: False in a bool mask, large negative numbers in an additive one."""
+    """What a computed mask hides: False in a bool mask, large negative numbers in an
+    additive one."""
     seen = value if value.dtype == torch.bool else value == 0
     hidden = ~seen if value.dtype == torch.bool else value <= torch.finfo(value.dtype).min
     made = "made from sizes alone, and computed:"

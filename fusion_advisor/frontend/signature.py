@@ -133,7 +133,8 @@ def without_sizes(part: Part, numbers: tuple[type, ...] = (int, float)) -> Part:
 
 
 def sizes(part: Part) -> tuple[int, ...]:
-    """The numbers that `without_sizes(part, (int,))` leaves out: sizes, strides and whole numbers."""
+    """The numbers that `without_sizes(part, (int,))` leaves out: sizes, strides and whole
+    numbers."""
     if isinstance(part, Layout):
         return (*part.shape, *part.stride)
     if isinstance(part, Nested | Held):

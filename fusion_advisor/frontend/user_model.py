@@ -415,7 +415,8 @@ def under_scenario(
 
 
 def resized(given: Any, sizes: Sizes) -> Any:
-    """Inputs at other sizes: their own elements, repeated from the start where there are too few."""
+    """Inputs at other sizes: their own elements, repeated from the start where there are
+    too few."""
     numbers = count()
 
     def changed(value: Any) -> Any:
@@ -432,8 +433,8 @@ def resized(given: Any, sizes: Sizes) -> Any:
 
 
 def leading_sizes(given: Any) -> dict[int, int | None]:
-    """First and second dimension of the first tensor that has them: the batch and the sequence
-    length."""
+    """First and second dimension of the first tensor that has them: the batch and the
+    sequence length."""
     tensors = [x for x in pytree.tree_leaves(given) if isinstance(x, torch.Tensor)]
     return {dim: next((x.shape[dim] for x in tensors if x.dim() > dim), None) for dim in (0, 1)}
 

@@ -74,8 +74,8 @@ def constant_pad(b: Builder, x: Value, pad: Sequence[int], value: Scalar = 0) ->
 
 
 def _padded(b: Builder, x: Value, pad: Sequence[int], where: Where) -> Value:
-    """The value padded with its own elements; `where` maps an index that may lie outside to one
-    inside."""
+    """The value padded with its own elements; `where` maps an index that may lie outside to
+    one inside."""
     pads = {dim: (before, behind) for dim, before, behind in _pads(x, pad)}
 
     def shifted(dim: int, place: int, size: int) -> int:

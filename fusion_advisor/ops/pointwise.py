@@ -432,8 +432,8 @@ def _in_one_dtype(b: Builder, x: Value, y: Operand) -> tuple[Value, Operand]:
 
 
 def _rounded(number: Scalar, dtype: str) -> Scalar:
-    """A number rounded to a 16-bit float, by way of float32 as in eager; unchanged for other
-    dtypes."""
+    """A number rounded to a 16-bit float, by way of float32 as in eager; unchanged for
+    other dtypes."""
     if dtype not in ("float16", "bfloat16"):
         return number
     try:

@@ -25,8 +25,8 @@ def shape_of(b: Builder) -> tuple[int, ...]:
 
 
 def reshaped(b: Builder, x: Value, shape: Sequence[int]) -> Value:
-    """The value regrouped; by the linear position of its elements where no axis can be split that
-    way."""
+    """The value regrouped; by the linear position of its elements where no axis can be
+    split that way."""
     try:
         return b.reshape(x, shape)
     except NotExpressible:

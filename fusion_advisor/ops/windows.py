@@ -129,8 +129,8 @@ def _laid(
 
 
 def _parts(b: Builder, x: Value, counts: Sequence[int], kernel: Sequence[int]) -> Value:
-    """The last dimensions split into parts of a fixed extent; the positions within a part come
-    last."""
+    """The last dimensions split into parts of a fixed extent; the positions within a part
+    come last."""
     spatial, outer = len(counts), len(x.dims) - len(counts)
     pairs = [size for pair in zip(counts, kernel, strict=True) for size in pair]
     cut = reshaped(b, x, (*x.shape[:outer], *pairs))

@@ -120,7 +120,8 @@ def floats_only(value: Value, what: str) -> None:
 
 @dataclass(eq=False)
 class Builder(Pool):
-    """Makes the values of a region. `flops` counts what eager executes, before values are shared."""
+    """Makes the values of a region. `flops` counts what eager executes, before values are
+    shared."""
 
     inputs: list[Tensor] = field(default_factory=list[Tensor])
     input_dims: list[Dims] = field(default_factory=list[Dims])
@@ -136,8 +137,8 @@ class Builder(Pool):
     views: list[Dims] = field(default_factory=list[Dims])
     """Every list of dimensions that was made; none may name one axis twice."""
     pinned: set[int] = field(default_factory=set[int])
-    """Axes whose sizes stand in an index: the kernel serves the captured sizes of these axes alone.
-    """
+    """Axes whose sizes stand in an index: the kernel serves the captured sizes of these
+    axes alone."""
     random_state: tuple[Value, ...] = ()
     """The values of seed and offset, once an op draws random bits."""
     streams: int = 0

@@ -304,8 +304,8 @@ class Times(Table):
     issue: Issue
     registers: Allocated
     short: Time
-    """Time below which a prediction is as uncertain as `spread_short` says, else as `spread_long`
-    does."""
+    """Time below which a prediction is as uncertain as `spread_short` says, else as
+    `spread_long` does."""
     spread_short: Share
     spread_long: Share
     eager: Mapping[str, EagerSpeed]

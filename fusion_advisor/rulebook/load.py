@@ -176,8 +176,8 @@ def _check_names(rulebook: Rulebook, layers: Layers) -> None:
 
 
 def _first_fault(layers: Layers, error: ValidationError) -> UsageError:
-    """The first of the faults, with the number of the others; a fault in a shared table counts
-    once."""
+    """The first of the faults, with the number of the others; a fault in a shared table
+    counts once."""
     first, *_ = errors = error.errors(include_url=False)
     places = [[str(part) for part in each["loc"] if part != "[key]"] for each in errors]
     count = len({tuple(_as_set(layers, place)) for place in places})

@@ -68,8 +68,8 @@ def _asked_driver(field: str) -> tuple[str, ...]:
 
 
 def has_triton() -> bool:
-    """Whether kernels can be checked and compiled here. Triton is for Linux, and is not imported to
-    see."""
+    """Whether kernels can be checked and compiled here. Triton is for Linux, and is not
+    imported to see."""
     try:
         return find_spec("triton") is not None
     except (ImportError, ValueError):

@@ -217,8 +217,8 @@ class RowSchedule(Table):
     early_registers: Registers
     """Registers a thread at most for a kernel with all loads before its first reduction."""
     passing_least: Share
-    """Share of the L2 beyond which a tensor is loaded with `evict_first`, where results are small.
-    """
+    """Share of the L2 beyond which a tensor is loaded with `evict_first`, where results are
+    small."""
     passing_most: Share
     """Share of the L2 that such a kernel reads at most."""
     busy_multiprocessors: Share

@@ -179,8 +179,8 @@ class Guards:
     # Another number.
 
     def _numbers(self, place: Place, edit: Edit) -> Iterator[str]:
-        """Conditions that numbers which Python holds have changed, for those that were always the
-        same."""
+        """Conditions that numbers which Python holds have changed, for those that were
+        always the same."""
         seen = self._seen(place.block, edit)
         for number in _read(*self._readers[0], place, edit):
             if len(seen[number.file, number.span]) > 1:
@@ -227,7 +227,8 @@ def check_shared(sources: Sources, place: Place, one: Edit, other: Edit) -> None
 
 
 def _differs(text: str, value: str) -> str:
-    """Python condition that is true when expression `text` no longer equals the captured `value`."""
+    """Python condition that is true when expression `text` no longer equals the captured
+    `value`."""
     if value in ("True", "False"):
         return f"not {text}" if value == "True" else text
     same = value == "None" or value.startswith("torch.")

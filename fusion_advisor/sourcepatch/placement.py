@@ -95,8 +95,8 @@ class Placement:
     seen: tuple[Sources, ...] = ()
     """The source as it ran at each of the other sizes."""
     general: Callable[[Decision], Decision] | None = None
-    """The group that a kernel is written from: the group itself, or the same group at the larger
-    batch."""
+    """The group that a kernel is written from: the group itself, or the same group at the
+    larger batch."""
 
     @cached_property
     def _guards(self) -> Guards:
@@ -246,8 +246,8 @@ class Placement:
         return named and not self.sources.file(edits[0].file).has_torch
 
     def barred(self) -> Dataflow:
-        """The dataflow with launches kept apart that no block of the source could have in one
-        kernel."""
+        """The dataflow with launches kept apart that no block of the source could have in
+        one kernel."""
         holding: dict[Place, int] = {}
         possible = [tuple(self._possible(node.step)) for node in self.flow.nodes]
         for number, places in enumerate(possible):

@@ -1,5 +1,5 @@
-"""Options that several commands share, as settings, a request, and the command that repeats the
-run."""
+"""Options that several commands share, as settings, a request, and the command that repeats
+the run."""
 
 from __future__ import annotations
 

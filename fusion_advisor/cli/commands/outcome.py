@@ -155,7 +155,8 @@ def write_folder(out: Path, outcome: Outcome) -> None:
 
 
 def _kernel_files(out: Path) -> set[str]:
-    """The kernels that the report in a folder names: files of this tool, unlike others beside them."""
+    """The kernels that the report in a folder names: files of this tool, unlike others
+    beside them."""
     from fusion_advisor.report.schema import load_report
 
     try:

@@ -29,7 +29,8 @@ class Output:
     file: Path | None
 
     def of(self, scenario: str) -> Output:
-        """The same destination for one scenario of several: `report.decode.json` for `report.json`."""
+        """The same destination for one scenario of several: `report.decode.json` for
+        `report.json`."""
         assert self.file is not None
         return Output(self.name, self.file.with_suffix(f".{scenario}{self.file.suffix}"))
 
