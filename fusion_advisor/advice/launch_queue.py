@@ -9,14 +9,14 @@ from fusion_advisor.advice.base import Model
 
 
 @dataclass(frozen=True)
-class Step:
+class QueueStep:
     """`idle_us`: what the GPU waits before each launch; `us`: from one step's begin to the next."""
 
     idle_us: dict[int, float]
     us: float
 
 
-def step(model: Model, waits: Collection[int]) -> Step:
+def step(model: Model, waits: Collection[int]) -> QueueStep:
     """A step in which the host waits for the GPU after each of `waits`.
 
     The host launches every `eager` microseconds, the GPU runs a launch when the one before has
@@ -35,4 +35,4 @@ def step(model: Model, waits: Collection[int]) -> Step:
             gpu = max(host, gpu) + model.cost(number).time_us
             if number in waits:
                 host = max(host, gpu) + wait_us
-    return Step(idle, gpu - began)
+    return QueueStep(idle, gpu - began)

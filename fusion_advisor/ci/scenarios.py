@@ -23,7 +23,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Weighed:
+class WeightedScenario:
     """A scenario by its name: `weight` steps of its report. Under a `condition`, which is where
     kernels run, none runs in these steps, and nothing is saved."""
 
@@ -33,10 +33,10 @@ class Weighed:
     condition: str = ""
 
 
-def weighed(name: str, weight: float, report: Report) -> Weighed:
+def weighed(name: str, weight: float, report: Report) -> WeightedScenario:
     row = report.totals
     runs = not row.condition
-    return Weighed(
+    return WeightedScenario(
         name,
         weight,
         Total(
@@ -51,7 +51,7 @@ def weighed(name: str, weight: float, report: Report) -> Weighed:
     )
 
 
-def weighted_total(rows: Sequence[Weighed]) -> Total:
+def weighted_total(rows: Sequence[WeightedScenario]) -> Total:
     """The sum over all scenarios."""
     return Total(
         **{
@@ -61,7 +61,7 @@ def weighted_total(rows: Sequence[Weighed]) -> Total:
     )
 
 
-def as_data(rows: Sequence[Weighed]) -> Mapping[str, object]:
+def as_data(rows: Sequence[WeightedScenario]) -> Mapping[str, object]:
     """Each scenario, and all of them, for a file."""
     return {
         "scenarios": [asdict(row) for row in rows],
@@ -69,13 +69,13 @@ def as_data(rows: Sequence[Weighed]) -> Mapping[str, object]:
     }
 
 
-def described(rows: Sequence[Weighed]) -> list[str]:
+def described(rows: Sequence[WeightedScenario]) -> list[str]:
     """A line for each scenario and one for all."""
     lines = [f"{row.name}, weight {row.weight:g}: {_row_said(row)}" for row in rows]
     return [*lines, f"all, by weight: {_said(weighted_total(rows))}"]
 
 
-def _row_said(row: Weighed) -> str:
+def _row_said(row: WeightedScenario) -> str:
     if row.condition:
         total = row.total
         return (

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import prod
 
-from fusion_advisor.codegen.asked import Asked
+from fusion_advisor.codegen.element_requests import ElementRequests
 from fusion_advisor.codegen.kernel_file import (
     INT32_MAX,
     JitFunction,
@@ -276,7 +276,7 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
             stored += copied_elements(cols, step.vector) * access.tensor.itemsize
             loads_asked += copied_elements(cols, step.vector)
             stores_asked += copied_elements(cols, step.vector)
-        asked = Asked(step, sizes, kernel.body.near)
+        asked = ElementRequests(step, sizes, kernel.body.near)
         for number, (read, written, word_bytes) in enumerate(_launched(kernel, sizes)):
             loads_asked += asked.about(number)
             loads_asked += asked.by(read) + asked.parts * word_bytes[0] // WORD_BYTES

@@ -24,7 +24,7 @@ from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.fusion.lower import Boundary
 from fusion_advisor.ir.graph import FLOATS, Ref
 from fusion_advisor.region.region import Region
-from fusion_advisor.rulebook.schema import Inductor, Rulebook, Slower
+from fusion_advisor.rulebook.schema import InductorRules, Rulebook, Slower
 from fusion_advisor.schedules.base import Plan
 
 INLINED = frozenset({"pointwise", "reduction", "window", "copy", "gather", "creation", "random"})
@@ -81,7 +81,7 @@ def weigh(decision: Decision, rulebook: Rulebook, *, tuned: bool, graphed: bool)
     )
 
 
-def _slower(plan: Plan, rules: Inductor) -> Slower:
+def _slower(plan: Plan, rules: InductorRules) -> Slower:
     """Which of the measured classes a plan belongs to."""
     schedules = {step.schedule for step in plan.steps}
     if len(plan.steps) > 1 and not schedules <= {"flat", "tiled"}:

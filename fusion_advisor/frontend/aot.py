@@ -27,7 +27,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from fusion_advisor.frontend.decompositions import COMPOSITES
-from fusion_advisor.frontend.eager_trace import Launcher
+from fusion_advisor.frontend.eager_trace import EagerTrace
 from fusion_advisor.frontend.expansions import hint, identifier
 from fusion_advisor.frontend.export import Placeholder, Traced, launch
 from fusion_advisor.ir.graph import Graph, Ref
@@ -58,7 +58,7 @@ def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
     traced.graph.eliminate_dead_code()
     _refuse_shared_state(traced)
     placeholders = _placeholders(module, values)
-    launcher = Launcher()
+    launcher = EagerTrace()
     outputs = launch(Traced(traced, placeholders, "dynamo"), launcher)
     _keep_metadata(module, traced)
     return Lowered(

@@ -223,7 +223,7 @@ def _translate(
     """Trace a loaded model and record its launches."""
     import torch
 
-    from fusion_advisor.frontend.eager_trace import Launcher
+    from fusion_advisor.frontend.eager_trace import EagerTrace
     from fusion_advisor.frontend.export import from_program, launch, trace
     from fusion_advisor.frontend.masks import masks
 
@@ -236,7 +236,7 @@ def _translate(
             trail=trail, references=references, breaks=loaded.breaks, hint=loaded.hint,
         )  # fmt: skip
     autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
-    launcher = Launcher(autocast)
+    launcher = EagerTrace(autocast)
     outputs = launch(traced, launcher)
     graph = Graph(
         tuple(launcher.nodes), outputs,

@@ -68,7 +68,7 @@ _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
-class Launcher:
+class EagerTrace:
     """Collects the records of one model; feed it placeholders, then graphs, in eager's order."""
 
     def __init__(self, autocast: torch.dtype | None = None) -> None:

@@ -33,7 +33,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx.experimental import symbolic_shapes
 from torch.utils import _pytree as pytree
 
-from fusion_advisor.frontend.eager_trace import Launcher
+from fusion_advisor.frontend.eager_trace import EagerTrace
 from fusion_advisor.frontend.emitted_calls import own_kernels
 from fusion_advisor.frontend.expansions import describe, identifier
 from fusion_advisor.frontend.kept_ends import KeptEnds
@@ -586,7 +586,7 @@ def _fast_paths(module: torch.nn.Module) -> list[str]:
     ]
 
 
-def launch(traced: Traced, launcher: Launcher) -> tuple[Ref, ...]:
+def launch(traced: Traced, launcher: EagerTrace) -> tuple[Ref, ...]:
     """Feeds the traced graph to `launcher`; the references to what the model returns."""
     used = {n.name for n in traced.module.graph.nodes if n.op == "placeholder" and n.users}
     names = [n.name for n in traced.module.graph.nodes if n.op == "placeholder"]

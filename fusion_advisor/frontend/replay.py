@@ -25,7 +25,7 @@ result."""
 
 
 @dataclass(frozen=True)
-class Launcher:
+class ReplayedKernel:
     """A function in place of a group, with its input and result tensors as (node, output). It runs
     behind the first `after` nodes of the graph."""
 
@@ -37,7 +37,7 @@ class Launcher:
 
 def replayed(
     graph: Graph,
-    launchers: Sequence[Launcher],
+    launchers: Sequence[ReplayedKernel],
     device: str,
     inputs: tuple[torch.Tensor, ...] | None = None,
 ) -> tuple[fx.GraphModule, tuple[torch.Tensor, ...]]:
@@ -59,7 +59,7 @@ def replayed(
     return fx.GraphModule(torch.nn.Module(), built), tensors
 
 
-def opaque(launcher: Launcher, graph: Graph, device: str) -> Launcher:
+def opaque(launcher: ReplayedKernel, graph: Graph, device: str) -> ReplayedKernel:
     """The same kernel as an operator that torch.compile does not look into."""
     shapes = {Ref(n.name, i): t for n in graph.nodes for i, t in enumerate(n.outputs) if t}
     specs = [shapes[Ref(*ref)] for ref in launcher.made]
@@ -94,7 +94,7 @@ _NUMBERS = itertools.count()
 """Numbers for names: an operator is registered for good, so each gets a name of its own."""
 
 
-def _merged(graph: Graph, launchers: Sequence[Launcher]) -> Iterator[Node | Launcher]:
+def _merged(graph: Graph, launchers: Sequence[ReplayedKernel]) -> Iterator[Node | ReplayedKernel]:
     waiting = sorted(launchers, key=lambda launcher: launcher.after)
     for number, node in enumerate(graph.nodes):
         while waiting and waiting[0].after <= number:
@@ -104,10 +104,12 @@ def _merged(graph: Graph, launchers: Sequence[Launcher]) -> Iterator[Node | Laun
     yield from waiting
 
 
-def _needed(steps: Iterable[Node | Launcher], outputs: Sequence[Ref]) -> Sequence[Node | Launcher]:
+def _needed(
+    steps: Iterable[Node | ReplayedKernel], outputs: Sequence[Ref]
+) -> Sequence[Node | ReplayedKernel]:
     """The steps that a result or a write in place depends on, in their order."""
     needed = {ref.node for ref in outputs}
-    kept: list[Node | Launcher] = []
+    kept: list[Node | ReplayedKernel] = []
     for step in reversed(list(steps)):
         if isinstance(step, Node):
             if step.mutates or step.name in needed:
@@ -119,7 +121,7 @@ def _needed(steps: Iterable[Node | Launcher], outputs: Sequence[Ref]) -> Sequenc
     return kept[::-1]
 
 
-def _launch(built: fx.Graph, step: Launcher, values: dict[Ref, fx.Node]) -> None:
+def _launch(built: fx.Graph, step: ReplayedKernel, values: dict[Ref, fx.Node]) -> None:
     result = built.call_function(step.call, tuple(values[Ref(*ref)] for ref in step.taken))
     result.meta[NODE] = step.made[0][0]
     for n, ref in enumerate(step.made):

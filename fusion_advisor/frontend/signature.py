@@ -65,7 +65,7 @@ class Nested:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldObject:
     """An object by its attributes."""
 
     kind: type
@@ -80,7 +80,7 @@ class Unknown:
     what: str
 
 
-Part = Layout | Plain | Nested | Held | Unknown
+Part = Layout | Plain | Nested | HeldObject | Unknown
 
 
 def signature(value: Any) -> Part:
@@ -95,7 +95,7 @@ def unknown_in(part: Part) -> Iterator[str]:
     """The parts of a signature that cannot be described, in words."""
     if isinstance(part, Unknown):
         yield part.what
-    elif isinstance(part, Nested | Held):
+    elif isinstance(part, Nested | HeldObject):
         for inner in part.parts:
             yield from unknown_in(inner)
 
@@ -113,7 +113,7 @@ def fakes(part: Part, fake: FakeTensorMode) -> Any:
             return part.value
         if isinstance(part, Nested):
             return pytree.tree_unflatten(map(of, part.parts), part.spec)
-        if isinstance(part, Held):
+        if isinstance(part, HeldObject):
             return _holding(part.kind, part.names, list(map(of, part.parts)))
         raise TypeError(part.what)
 
@@ -127,7 +127,7 @@ def without_sizes(part: Part, numbers: tuple[type, ...] = (int, float)) -> Part:
         return replace(part, shape=(len(part.shape),), stride=())
     if isinstance(part, Plain):
         return Plain("number", None) if type(part.value) in numbers else part
-    if isinstance(part, Nested | Held):
+    if isinstance(part, Nested | HeldObject):
         return replace(part, parts=tuple(without_sizes(each, numbers) for each in part.parts))
     return part
 
@@ -137,14 +137,14 @@ def sizes(part: Part) -> tuple[int, ...]:
     numbers."""
     if isinstance(part, Layout):
         return (*part.shape, *part.stride)
-    if isinstance(part, Nested | Held):
+    if isinstance(part, Nested | HeldObject):
         return tuple(size for each in part.parts for size in sizes(each))
     return (part.value,) if isinstance(part, Plain) and type(part.value) is int else ()
 
 
 def elements(part: Part) -> int:
     """Elements of all tensors together."""
-    if isinstance(part, Nested | Held):
+    if isinstance(part, Nested | HeldObject):
         return sum(map(elements, part.parts))
     return math.prod(part.shape) if isinstance(part, Layout) else 0
 
@@ -171,7 +171,7 @@ def as_data(part: Part) -> Any:
     if isinstance(part, Plain):
         kept = part.value is None or type(part.value) in (bool, int, str)
         return part.value if kept else part.text
-    if isinstance(part, Held):
+    if isinstance(part, HeldObject):
         inner = dict(zip(part.names, map(as_data, part.parts), strict=True))
         return {_name(part.kind): inner}
     if isinstance(part, Nested):
@@ -213,7 +213,7 @@ class _Walk:
         state = _state(value)
         if state is None:
             return Unknown(f"a {_name(type(value))}")
-        return Held(type(value), tuple(state), tuple(map(self.part, state.values())))
+        return HeldObject(type(value), tuple(state), tuple(map(self.part, state.values())))
 
     def _tensor(self, value: torch.Tensor) -> Part:
         if type(value) not in _TENSORS:
@@ -259,9 +259,9 @@ def _holding(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
     return made
 
 
-def _held(part: Part) -> Iterator[Held]:
-    if isinstance(part, Nested | Held):
-        if isinstance(part, Held):
+def _held(part: Part) -> Iterator[HeldObject]:
+    if isinstance(part, Nested | HeldObject):
+        if isinstance(part, HeldObject):
             yield part
         for inner in part.parts:
             yield from _held(inner)

@@ -33,7 +33,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fusion_advisor.frontend.replay import NODE, Launcher, opaque, operator_of, replayed
+from fusion_advisor.frontend.replay import NODE, ReplayedKernel, opaque, operator_of, replayed
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.graph_json import graph_from_json
 from fusion_advisor.ir.kernel import Case, Criterion, from_json, to_json
@@ -245,7 +245,9 @@ def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     began = time.perf_counter()
     graph = graph_from_json(job.graph)
     launchers = tuple(
-        Launcher(getattr(load_module(one.text, folder), one.entry), one.inputs, one.outputs, after)
+        ReplayedKernel(
+            getattr(load_module(one.text, folder), one.entry), one.inputs, one.outputs, after
+        )
         for one, after in zip(job.kernels, job.after, strict=True)
     )
     compiled = job.way.kind == "compiled"

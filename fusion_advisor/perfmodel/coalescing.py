@@ -25,7 +25,7 @@ some 20 instructions of the first, a product and a few of the second, a shift of
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AccessPattern:
     """How a kernel's lanes make one access: neighbours are `apart` elements from each other, None
     where that hangs on data; `width` elements are contiguous and aligned in memory, of which
     `whole` may be taken at once. Programs make it at a `share` of their places."""
@@ -37,20 +37,20 @@ class Asked:
     share: float = 1.0
 
 
-def asked(step: Step, made: Mapping[int, float]) -> tuple[Asked, ...]:
+def asked(step: Step, made: Mapping[int, float]) -> tuple[AccessPattern, ...]:
     """Of every load and store; of some loads at a share of their places."""
-    found: list[Asked] = []
+    found: list[AccessPattern] = []
     numbers = (*step.region.all("load"), *(None for _ in step.stores))
     for number, access in zip(numbers, (*step.loads, *step.stores), strict=True):
         lane = lane_of(step, access)
         width = _width(step, access, lane)
         whole = min(width, _unmasked(step, lane))
         share = 1.0 if number is None else made.get(number, 1.0)
-        found.append(Asked(access, _apart(step, access, lane), width, whole, share))
+        found.append(AccessPattern(access, _apart(step, access, lane), width, whole, share))
     return tuple(found)
 
 
-def scattered(step: Step, every: Sequence[Asked]) -> int:
+def scattered(step: Step, every: Sequence[AccessPattern]) -> int:
     """Sectors that are written one element at a time, because neighbouring lanes store apart."""
     stores = every[len(every) - len(step.stores) :] if step.stores else ()
     return sum(
@@ -60,7 +60,7 @@ def scattered(step: Step, every: Sequence[Asked]) -> int:
     )
 
 
-def torn(step: Step, every: Sequence[Asked]) -> int:
+def torn(step: Step, every: Sequence[AccessPattern]) -> int:
     """Bytes of sectors that lie beside what a program takes of them: of tiles across contiguous
     memory whose rows begin anywhere, a sector's worth for each row of the tile."""
     found = 0.0

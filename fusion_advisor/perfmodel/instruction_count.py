@@ -18,7 +18,7 @@ from math import gcd, log2, prod
 
 from fusion_advisor.perfmodel.bank_conflicts import BANKS, WORD_BYTES, wavefronts_of
 from fusion_advisor.perfmodel.blocked_layout import Spread, spread
-from fusion_advisor.perfmodel.coalescing import Asked, asked, divisions, hangs, lane_of
+from fusion_advisor.perfmodel.coalescing import AccessPattern, asked, divisions, hangs, lane_of
 from fusion_advisor.region.exprs import INDEX
 from fusion_advisor.region.instruction_mix import UNISSUED, instructions
 from fusion_advisor.region.region import Region
@@ -240,7 +240,7 @@ class Program:
 
     # -- wavefronts ----------------------------------------------------------------------------
 
-    def requests(self, one: Asked) -> float:
+    def requests(self, one: AccessPattern) -> float:
         """Of one warp for one access: at each place that lanes walk, and for each chunk of a row;
         not where no lane of the warp has an element."""
         step, access = self.step, one.access
@@ -255,7 +255,7 @@ class Program:
             found *= (step.part or step.length) / step.block
         return found
 
-    def lines(self, one: Asked) -> float:
+    def lines(self, one: AccessPattern) -> float:
         """Wavefronts of one request: the mean of those that are looked at. What is made at a share
         of the places has all of them there."""
         access = one.access if one.share == 1.0 else replace(one.access, guard=None)
@@ -275,7 +275,7 @@ class Program:
         """Of lanes along rows, and across them."""
         return _Lanes(self, 0), _Lanes(self, 1)
 
-    def _again(self, one: Asked) -> int:
+    def _again(self, one: AccessPattern) -> int:
         """How often lanes walk the places of a load."""
         numbers = tuple(self.step.region.all("load"))
         at = next((n for n, each in zip(numbers, self.every, strict=False) if each is one), None)

@@ -63,7 +63,7 @@ def _known_dtype(name: str) -> str:
 Dtype = Annotated[str, AfterValidator(_known_dtype)]
 
 
-class Clock(Table):
+class ClockRates(Table):
     """Boost clocks; some parts run their tensor cores slower. Evidence: tests hold the peaks
     against them."""
 
@@ -71,7 +71,7 @@ class Clock(Table):
     tensor: Frequency
 
 
-class Memory(Table):
+class DeviceMemory(Table):
     """Device memory by its datasheet, and the L2 in front of it. `bus_width` and `data_rate` are
     evidence: tests hold the bandwidth against them."""
 
@@ -379,8 +379,8 @@ class Device(Table):
     title: Text
     aliases: tuple[str, ...] = ()
     compute_capability: str = Field(pattern=r"^\d+\.\d+$")
-    clock: Clock
-    memory: Memory
+    clock: ClockRates
+    memory: DeviceMemory
     multiprocessor: Multiprocessor
     achieved: Achieved
     peaks: Peaks

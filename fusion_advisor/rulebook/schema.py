@@ -364,7 +364,7 @@ class Slower(Table):
         return (self.narrow if narrow else self.wide).value
 
 
-class Inductor(Table):
+class InductorRules(Table):
     """What Inductor would need for a region, by the schedule of our kernel: `row` with one
     reduction, `rows` with several that follow each other, `long` where a row does not fit into one
     program, `parts` where programs share what is reduced. `persistent` is the longest row that
@@ -435,14 +435,14 @@ class Verify(Table):
     niceness: Count
 
 
-class Held(Table):
+class HeldRules(Table):
     """What an emitted file is held to where the model was seen at one size alone; `telling` is the
     least size that an equal number is taken to follow from."""
 
     telling: Elements
 
 
-class Run(Table):
+class RunRules(Table):
     """How a patched model is run on numbers beside the original; `memory` is of the limit, `dtypes`
     are those that its floats are cast to beside its own."""
 
@@ -526,14 +526,14 @@ class Rulebook(Table):
     instructions: Mapping[str, Instructions]
     """Instructions by the primitive, else `other`, for devices that have none of their own."""
     route: Route
-    inductor: Inductor
+    inductor: InductorRules
     search: Search
     cache: Cache
     capture: Capture
     verify: Verify
-    held: Held
+    held: HeldRules
     apply: Apply
-    run: Run
+    run: RunRules
     record: Record
     measure: Measure
     tuning: Tuning

@@ -16,9 +16,9 @@ from typing import Literal, cast
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Arg, Ref
 from fusion_advisor.ir.source_trace import CHANGING, Span
-from fusion_advisor.sourcepatch.editing.numbers import Number, Numbers
+from fusion_advisor.sourcepatch.editing.numbers import HeldNumber, HeldNumbers
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced, attribute
-from fusion_advisor.sourcepatch.editing.sources import Block, Place, Sources, names_in
+from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources, names_in
 from fusion_advisor.sourcepatch.other_sizes import SIZED
 
 
@@ -43,7 +43,7 @@ class Guards:
     resized: Sequence[Sources] = ()
     wary: bool = False
 
-    def of(self, place: Place, edit: Edit, *, only_dtype: bool) -> str:
+    def of(self, place: SourcePlace, edit: Edit, *, only_dtype: bool) -> str:
         """The condition under which what is replaced computes something else; empty where there is
         none. With `only_dtype` another dtype is one. NotPlaced where it cannot be asked there."""
         here = _computed(self.sources, place.block, edit)
@@ -57,7 +57,7 @@ class Guards:
 
     # Another size.
 
-    def of_size(self, place: Place, edit: Edit, others: Sequence[Dataflow]) -> str:
+    def of_size(self, place: SourcePlace, edit: Edit, others: Sequence[Dataflow]) -> str:
         """Condition that a tensor has another size than it was captured in, as it has in all of
         some graphs at other sizes. Raises NotPlaced where no name holds one."""
         tensors = self.flow.annotated.tensors
@@ -70,13 +70,13 @@ class Guards:
                     return f"{name}.size({dim}) != {size}"
         raise NotPlaced(f"line {edit.lines[0]}: it serves one size alone, which no name has there")
 
-    def launches_otherwise(self, place: Place, edit: Edit, there: Sources) -> bool:
+    def launches_otherwise(self, place: SourcePlace, edit: Edit, there: Sources) -> bool:
         """Whether the text that an edit replaces launches other ops in another run of the model."""
         here, other = (_launched(s, place.block, edit) for s in (self.sources, there))
         return here != other
 
     def of_held(
-        self, place: Place, edit: Edit, held: Sequence[tuple[Ref, int]], asked: str
+        self, place: SourcePlace, edit: Edit, held: Sequence[tuple[Ref, int]], asked: str
     ) -> Iterator[str]:
         """Conditions that dimensions of a kernel's operands have other sizes than captured, where
         the condition `asked` does not ask it already. Raises NotPlaced where no name holds such a
@@ -95,7 +95,7 @@ class Guards:
             if not any(f"{text} != {size}" in asked for text in known):
                 yield f"{names[ref]}.size({dim}) != {size}"
 
-    def notices(self, place: Place, edit: Edit, sources: Sources, flow: Dataflow) -> bool:
+    def notices(self, place: SourcePlace, edit: Edit, sources: Sources, flow: Dataflow) -> bool:
         """Whether some condition of an edit asks for a number that differs in the source as it ran
         built otherwise."""
         asked = [
@@ -112,7 +112,7 @@ class Guards:
 
     def _elsewhere(
         self,
-        place: Place,
+        place: SourcePlace,
         edit: Edit,
         here: Mapping[object, set[str]],
         names: Mapping[str, str],
@@ -152,7 +152,7 @@ class Guards:
 
     # Another module.
 
-    def _exchanged(self, place: Place, edit: Edit, names: Mapping[str, str]) -> Iterator[str]:
+    def _exchanged(self, place: SourcePlace, edit: Edit, names: Mapping[str, str]) -> Iterator[str]:
         """Conditions that a module whose call is removed is of another class, holds other numbers,
         or has hooks."""
         own = self.sources.module(place.activation)
@@ -178,7 +178,7 @@ class Guards:
 
     # Another number.
 
-    def _numbers(self, place: Place, edit: Edit) -> Iterator[str]:
+    def _numbers(self, place: SourcePlace, edit: Edit) -> Iterator[str]:
         """Conditions that numbers which Python holds have changed, for those that were
         always the same."""
         seen = self._seen(place.block, edit)
@@ -209,11 +209,11 @@ class Guards:
         return {}
 
     @cached_property
-    def _readers(self) -> list[tuple[Sources, Numbers]]:
-        return [(sources, Numbers(sources)) for sources in (self.sources, *self.resized)]
+    def _readers(self) -> list[tuple[Sources, HeldNumbers]]:
+        return [(sources, HeldNumbers(sources)) for sources in (self.sources, *self.resized)]
 
 
-def check_shared(sources: Sources, place: Place, one: Edit, other: Edit) -> None:
+def check_shared(sources: Sources, place: SourcePlace, one: Edit, other: Edit) -> None:
     """NotPlaced where two edits of a place get one guard, since their lines overlap, and that of
     the later reads names that are not bound, or otherwise, where the earlier begins."""
     early, late = sorted((one, other), key=lambda edit: edit.lines)
@@ -235,7 +235,9 @@ def _differs(text: str, value: str) -> str:
     return f"{text} is not {value}" if same else f"{text} != {value}"
 
 
-def _read(sources: Sources, reader: Numbers, place: Place, edit: Edit) -> Iterator[Number]:
+def _read(
+    sources: Sources, reader: HeldNumbers, place: SourcePlace, edit: Edit
+) -> Iterator[HeldNumber]:
     """The numbers of the expressions that an edit removes from a place."""
     calls: set[int] = set()
     for step, standing in sources.held.get(place, {}).items():
@@ -267,7 +269,7 @@ def _in_mode(
 
 
 def _computed(
-    sources: Sources, block: Block, edit: Edit, only: Place | None = None
+    sources: Sources, block: Block, edit: Edit, only: SourcePlace | None = None
 ) -> dict[object, set[str]]:
     """What the text that an edit replaces launches, by place and arguments, with the modules that
     it is launched in: in every run of the block, or in one."""

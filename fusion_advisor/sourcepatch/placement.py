@@ -34,8 +34,8 @@ from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.region.axes import Dims
 from fusion_advisor.report.formats import wording
-from fusion_advisor.sourcepatch.editing.rewrite import Call, Edit, NotPlaced, rewrite
-from fusion_advisor.sourcepatch.editing.sources import Block, Place, Sources
+from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlaced, rewrite
+from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources
 from fusion_advisor.sourcepatch.editing.splice import splice
 from fusion_advisor.sourcepatch.guards import Guards, Other, check_shared
 from fusion_advisor.sourcepatch.other_sizes import Resized, alike, size_numbers, told_sizes
@@ -131,7 +131,7 @@ class Placement:
         name: str,
         *,
         only_dtype: bool = False,
-    ) -> tuple[Place, Edit]:
+    ) -> tuple[SourcePlace, Edit]:
         """Where one occurrence of a group is made, which `expressed` is, and the edit there;
         `decision` is the group's. NotPlaced with the reason."""
         call = self._call(decision.subject, expressed, name, only_dtype=only_dtype)
@@ -163,7 +163,7 @@ class Placement:
 
     def _call(
         self, subject: Subject, expressed: Expressed, name: str, *, only_dtype: bool = False
-    ) -> Call:
+    ) -> KernelCall:
         """What stands for one occurrence of a group. NotPlaced where there is nothing."""
         if expressed.draws:
             raise NotPlaced("it draws random numbers, which would be others than torch's")
@@ -171,7 +171,7 @@ class Placement:
             node = self.flow.nodes[self.flow.position[ref.node]]
             if node.kind == "constant" and not node.out.shape:
                 raise NotPlaced(f"{ref.node} is a number in a tensor, which may lie on the host")
-        call = Call(name, expressed.inputs, expressed.outputs, only_dtype=only_dtype)
+        call = KernelCall(name, expressed.inputs, expressed.outputs, only_dtype=only_dtype)
         if not self.operators:
             return call
         spelling = exact(subject, name_of(subject, subject.rulebook))
@@ -227,7 +227,7 @@ class Placement:
         differing = sorted(told.get(ref, ()))
         return [d for d in differing if not dims[d] or any(axis not in read for axis in dims[d])]
 
-    def _refuse_unnoticed(self, place: Place, edit: Edit, expressed: Expressed) -> None:
+    def _refuse_unnoticed(self, place: SourcePlace, edit: Edit, expressed: Expressed) -> None:
         """NotPlaced where a model that is built with other numbers has others in the group, and
         nothing that the guard asks for is another there."""
         rows = zip(self.resized, self.seen, self._numbers, self._told, strict=True)
@@ -248,7 +248,7 @@ class Placement:
     def barred(self) -> Dataflow:
         """The dataflow with launches kept apart that no block of the source could have in
         one kernel."""
-        holding: dict[Place, int] = {}
+        holding: dict[SourcePlace, int] = {}
         possible = [tuple(self._possible(node.step)) for node in self.flow.nodes]
         for number, places in enumerate(possible):
             for place in places:
@@ -262,7 +262,7 @@ class Placement:
             beyond.append(barred | everything & ~near)
         return replace(self.flow, beyond=beyond)
 
-    def _possible(self, step: int | None) -> Iterator[Place]:
+    def _possible(self, step: int | None) -> Iterator[SourcePlace]:
         """The places of an evaluation in which its statement has no block of its own, and the
         expression that it is a part of computes nothing that is in no kernel."""
         for place, standing in (self.sources.standing[step] if step is not None else {}).items():
@@ -277,7 +277,7 @@ class Placement:
 
     def kind(self, component: tuple[int, ...]) -> object:
         """Equal for components whose parts are made at the same places of the source."""
-        known: dict[Place, int] = {}
+        known: dict[SourcePlace, int] = {}
         rows: list[object] = []
         for number in component:
             step = self.flow.nodes[number].step
@@ -319,7 +319,7 @@ def patch(
     standing, stamps = standing or {}, stamps or {}
     result = Patch()
     folder = model.parent / package_name(model)
-    chosen: dict[Place, list[Edit]] = {}
+    chosen: dict[SourcePlace, list[Edit]] = {}
     noted: dict[str, list[tuple[Edit, str]]] = {}
     waiting = [finding for finding in findings if finding.name in kernels]
     what = "PyTorch op" if placement.operators else "kernel"
@@ -410,17 +410,17 @@ def _edits(
     placement: Placement,
     finding: Finding,
     package: str,
-    chosen: Mapping[Place, Sequence[Edit]],
+    chosen: Mapping[SourcePlace, Sequence[Edit]],
     *,
     only_dtype: bool,
-) -> dict[Place, tuple[Edit, ...]]:
+) -> dict[SourcePlace, tuple[Edit, ...]]:
     """The edits of a group, by the places that it is made in, in one maybe several times. NotPlaced
     where a block would have to be edited differently for some of its runs, or where another group
     is put already."""
     flow, sources = placement.flow, placement.sources
     served = finding.decision.subject.expressed
     assert served is not None  # an accepted set has a plan
-    found: dict[Block, dict[Place, tuple[Edit, ...]]] = {}
+    found: dict[Block, dict[SourcePlace, tuple[Edit, ...]]] = {}
     for instance in finding.instances:
         border = boundary(flow, [number for number in instance if flow.launches(number)])
         expressed = express(flow, border)
@@ -452,7 +452,9 @@ def _edits(
     return {place: each for edits in found.values() for place, each in edits.items()}
 
 
-def _edited_away(sources: Sources, place: Place, chosen: Mapping[Place, Sequence[Edit]]) -> bool:
+def _edited_away(
+    sources: Sources, place: SourcePlace, chosen: Mapping[SourcePlace, Sequence[Edit]]
+) -> bool:
     """Whether an edit removes the call that a place is in."""
     call = sources.trail.activations[place.activation]
     if call.caller is None or call.place is None:

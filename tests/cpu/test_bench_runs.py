@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from fusion_advisor.cli.app import app
-from fusion_advisor.frontend.replay import Launcher, replayed
+from fusion_advisor.frontend.replay import ReplayedKernel, replayed
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.fusion.findings import identify
@@ -364,7 +364,7 @@ def test_the_frameworks_own_op_takes_its_places_where_it_is_as_good(
     job = next(job for job in gpu.jobs if job.way.name == "framework")
     assert "softmax" in job.kernels[0].text
     launchers = [
-        Launcher(
+        ReplayedKernel(
             getattr(load_module(one.text, tmp_path), one.entry), one.inputs, one.outputs, after
         )
         for one, after in zip(job.kernels, job.after, strict=True)

@@ -11,7 +11,7 @@ from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.sourcepatch.editing.rewrite import Call, NotPlaced
+from fusion_advisor.sourcepatch.editing.rewrite import KernelCall, NotPlaced
 from fusion_advisor.sourcepatch.equivalence import missing
 from fusion_advisor.workflows.patch import Patched, patched
 
@@ -123,7 +123,7 @@ def test_what_no_op_computes_is_left(tmp_path: Path) -> None:
 
 def test_an_operand_is_computed_once() -> None:
     names = (("x", 1), ("weight", 0))
-    call = Call("", (), (), "norm(x, (x.shape[-1],), weight)", names)
+    call = KernelCall("", (), (), "norm(x, (x.shape[-1],), weight)", names)
     assert call.written(["self.w", "y.z"]) == "norm(y.z, (y.z.shape[-1],), self.w)"
     with pytest.raises(NotPlaced, match="computed more than once"):
         call.written(["self.w", "self.lin(x)"])

@@ -14,7 +14,7 @@ import torch
 
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.frontend.replay import NODE, Launcher, replayed
+from fusion_advisor.frontend.replay import NODE, ReplayedKernel, replayed
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.ir.graph import Graph
@@ -128,7 +128,7 @@ def job_of(flow: Dataflow, replaced: list[Replacement], way: Way = KERNEL) -> tu
     return from_json(ModelJob, asked.line), asked.line
 
 
-def run(graph: Graph, launchers: tuple[Launcher, ...], inputs: Any) -> tuple[set[str], Any]:
+def run(graph: Graph, launchers: tuple[ReplayedKernel, ...], inputs: Any) -> tuple[set[str], Any]:
     """What is called, by the names of the records, and what comes of it."""
     module, _ = replayed(graph, launchers, "cpu", inputs)
     called = {
@@ -146,7 +146,7 @@ def test_what_kernels_compute_is_not_run_beside_them(name: str, tmp_path: Path) 
     assert replaced
     job, _ = job_of(flow, replaced)
     launchers = tuple(
-        Launcher(load_module(one.text, tmp_path).reference, one.inputs, one.outputs, after)
+        ReplayedKernel(load_module(one.text, tmp_path).reference, one.inputs, one.outputs, after)
         for one, after in zip(job.kernels, job.after, strict=True)
     )
     members = {name for one in replaced for name in one.members}
@@ -180,7 +180,7 @@ def test_a_kernel_reads_what_is_written_in_place_before_the_write(tmp_path: Path
     job, _ = job_of(flow, [softmax])
     rest = [node.name for node in graph_from_json(job.rest).nodes]
     assert job.after[0] <= rest.index("fill_")
-    launcher = Launcher(
+    launcher = ReplayedKernel(
         load_module(softmax.text, tmp_path).reference, softmax.inputs, softmax.outputs, job.after[0]
     )
     a, b = CASES["filled"][1]

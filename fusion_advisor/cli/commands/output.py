@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputFile:
     """A format and its file; None is standard output."""
 
     name: str
     file: Path | None
 
-    def of(self, scenario: str) -> Output:
+    def of(self, scenario: str) -> OutputFile:
         """The same destination for one scenario of several: `report.decode.json` for
         `report.json`."""
         assert self.file is not None
-        return Output(self.name, self.file.with_suffix(f".{scenario}{self.file.suffix}"))
+        return OutputFile(self.name, self.file.with_suffix(f".{scenario}{self.file.suffix}"))
 
 
-def asked_outputs(formats: list[str], json: str | None) -> list[Output]:
+def asked_outputs(formats: list[str], json: str | None) -> list[OutputFile]:
     """The outputs of `--format` and `--json`. Raises UsageError for an unknown format, and for a
     file that cannot be written."""
     from fusion_advisor.report.formats import FORMATS
 
     if json is not None:
         formats = [*formats, "json" if json == "-" else f"json={json}"]
-    outputs: list[Output] = []
+    outputs: list[OutputFile] = []
     for text in formats:
         name, _, file = text.partition("=")
         if name not in FORMATS:
@@ -50,13 +50,13 @@ def asked_outputs(formats: list[str], json: str | None) -> list[Output]:
         place = Path(file) if file and file != "-" else None
         if place is not None:
             require_file(place)
-        outputs.append(Output(name, place))
+        outputs.append(OutputFile(name, place))
     if sum(output.file is None for output in outputs) > 1:
         raise UsageError("only one format can go to standard output: give the others =FILE")
     return outputs
 
 
-def deliver(report: Report, outputs: list[Output], *, verbose: bool = False) -> None:
+def deliver(report: Report, outputs: list[OutputFile], *, verbose: bool = False) -> None:
     """Writes the report in each format to its place; the text under `verbose` whole."""
     from fusion_advisor.report.formats import render
     from fusion_advisor.report.formats import text as summary

@@ -16,13 +16,19 @@ from typing import Literal
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import CHANGING, Evaluation, Span
 from fusion_advisor.sourcepatch.editing.rewrite import attribute
-from fusion_advisor.sourcepatch.editing.sources import Function, Place, Sources, names_in, span_of
+from fusion_advisor.sourcepatch.editing.sources import (
+    Function,
+    SourcePlace,
+    Sources,
+    names_in,
+    span_of,
+)
 
 Names = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Number:
+class HeldNumber:
     """What the text at a place of a file holds: `value` as source spells it, an attribute of a
     module, a name's, or a size. `text` is what has that value where it was asked for; empty where
     nothing is known that has it."""
@@ -34,7 +40,7 @@ class Number:
     text: str
 
 
-class Numbers:
+class HeldNumbers:
     """The numbers in the source of one trail."""
 
     def __init__(self, sources: Sources) -> None:
@@ -51,7 +57,7 @@ class Numbers:
             if call.caller is not None and call.place and (call.value or "").startswith("="):
                 self._returned[call.caller, call.place] = number
 
-    def read(self, step: int, place: Place, line: int) -> Iterator[Number]:
+    def read(self, step: int, place: SourcePlace, line: int) -> Iterator[HeldNumber]:
         """Those in the expression that made a node, each as it is to be had at a line of a place
         around it."""
         made = self._trail.steps[step]
@@ -60,7 +66,7 @@ class Numbers:
         node = file.expressions.get(made.place) or file.statements.get(made.place)
         yield from _Asked(self, place, line).within(node, made.activation)
 
-    def steering(self, activation: int, place: Place, line: int) -> Iterator[Number]:
+    def steering(self, activation: int, place: SourcePlace, line: int) -> Iterator[HeldNumber]:
         """Those that the conditions in a call ask, which was made from a place."""
         function, asked = self.sources.code(activation), _Asked(self, place, line)
         for condition in _conditions(function) if function else ():
@@ -78,7 +84,7 @@ class Numbers:
 class _Asked:
     """Numbers as they are to be had at one line of a place."""
 
-    def __init__(self, numbers: Numbers, place: Place, line: int) -> None:
+    def __init__(self, numbers: HeldNumbers, place: SourcePlace, line: int) -> None:
         self._numbers = numbers
         self._sources = numbers.sources
         self._trail = numbers.sources.trail
@@ -86,13 +92,13 @@ class _Asked:
         self._names = numbers.sources.names.get(place, {}).get(line, {})
         self._followed: set[tuple[int, Span]] = set()
 
-    def within(self, node: ast.AST | None, activation: int) -> Iterator[Number]:
+    def within(self, node: ast.AST | None, activation: int) -> Iterator[HeldNumber]:
         """Those in the parts of an expression that are computed by nothing else."""
         names = self._names_at(node, activation)
         for child in ast.iter_child_nodes(node) if node is not None and names is not None else ():
             yield from self._parts(child, activation, names or {})
 
-    def of(self, node: ast.expr, activation: int) -> Iterator[Number]:
+    def of(self, node: ast.expr, activation: int) -> Iterator[HeldNumber]:
         """Those in an expression."""
         key = activation, span_of(node)
         names = self._names_at(node, activation)
@@ -114,7 +120,7 @@ class _Asked:
                 return names
         return None
 
-    def _parts(self, node: ast.AST, activation: int, names: Names) -> Iterator[Number]:
+    def _parts(self, node: ast.AST, activation: int, names: Names) -> Iterator[HeldNumber]:
         if isinstance(node, ast.expr):
             if self._numbers.computed(activation, span_of(node)):
                 return
@@ -138,13 +144,13 @@ class _Asked:
         of: Literal["module", "name", "size"],
         value: str,
         text: str | None = None,
-    ) -> Number:
+    ) -> HeldNumber:
         file = self._trail.activations[activation].file
-        return Number(file, span_of(node), of, value, text or "")
+        return HeldNumber(file, span_of(node), of, value, text or "")
 
     # What has it.
 
-    def _held(self, node: ast.expr, activation: int, names: Names) -> Iterator[Number]:
+    def _held(self, node: ast.expr, activation: int, names: Names) -> Iterator[HeldNumber]:
         """An attribute of a module, or of what that holds."""
         root, parts = self._followed_path(node, activation)
         word = names.get(root, "")
@@ -177,7 +183,7 @@ class _Asked:
         root, around = _path(value)
         return root, [*around, *parts]
 
-    def _sized(self, node: ast.expr, activation: int, names: Names) -> Iterator[Number]:
+    def _sized(self, node: ast.expr, activation: int, names: Names) -> Iterator[HeldNumber]:
         """`x.shape[1]` or `x.size(1)`."""
         tensor, dim = _size(node)
         if tensor is not None and dim is not None:
@@ -185,7 +191,7 @@ class _Asked:
 
     def _size(
         self, node: ast.expr, tensor: ast.expr, dim: int, activation: int, names: Names
-    ) -> Iterator[Number]:
+    ) -> Iterator[HeldNumber]:
         root, parts = _path(tensor)
         ref = self._sources.value(names.get(root)) if not parts else None
         shape = self._sources.shape(ref) if ref else ()
@@ -204,7 +210,7 @@ class _Asked:
 
     # Where it comes from.
 
-    def _name(self, node: ast.Name, activation: int, names: Names) -> Iterator[Number]:
+    def _name(self, node: ast.Name, activation: int, names: Names) -> Iterator[HeldNumber]:
         word = names.get(node.id, "")
         if not word.startswith("="):
             return
@@ -226,8 +232,8 @@ class _Asked:
             yield unknown
 
     def _argument(
-        self, function: Function, name: str, activation: int, unknown: Number
-    ) -> Iterator[Number]:
+        self, function: Function, name: str, activation: int, unknown: HeldNumber
+    ) -> Iterator[HeldNumber]:
         """What a call gives for a parameter; nothing for its default, which the source says."""
         call = self._trail.activations[activation]
         if call.caller is None or call.place is None:
@@ -261,8 +267,8 @@ class _Asked:
         return name in _parameters(around) or any(_binds(n, name) for n in ast.walk(around))
 
     def _bound(
-        self, node: ast.AST, name: str, activation: int, unknown: Number
-    ) -> Iterator[Number]:
+        self, node: ast.AST, name: str, activation: int, unknown: HeldNumber
+    ) -> Iterator[HeldNumber]:
         """What a statement assigns to a local name, if it does."""
         for target in _targets(node):
             if name not in names_in(target):
@@ -274,12 +280,12 @@ class _Asked:
                 continue
             tensor = _shape_of(value) if isinstance(value, ast.expr) else None
             dim, names = _place_in(target, name), self._names_at(node, activation)
-            found: list[Number] = []
+            found: list[HeldNumber] = []
             if isinstance(value, ast.expr) and tensor and dim is not None and names is not None:
                 found += self._size(value, tensor, dim, activation, names)
             yield from found or [unknown]
 
-    def _result(self, node: ast.expr, activation: int, returning: int) -> Iterator[Number]:
+    def _result(self, node: ast.expr, activation: int, returning: int) -> Iterator[HeldNumber]:
         """What a call returns that computes nothing of the graph."""
         value = self._trail.activations[returning].value or ""
         unknown = self._number(node, activation, "name", value[1:])

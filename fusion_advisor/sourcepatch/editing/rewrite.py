@@ -1,8 +1,8 @@
 """One occurrence of a group as an edit of the source that made it, or the reason why there is none.
 
-All of its nodes have to be made in one place (`sources.Place`). There every expression that belongs
-to the group is taken out; what stands inside one and does not belong to it becomes an argument of
-the kernel's call, which stands where the first result was made.
+All nodes of the group have to be made in one place (`sources.SourcePlace`). Every expression there
+that belongs to the group is taken out; a part of it that does not belong to the group becomes an
+operand of the kernel's call, which stands where the first result was made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from itertools import count
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import Span
-from fusion_advisor.sourcepatch.editing.sources import Place, SourceFile, Sources, names_in, span_of
+from fusion_advisor.sourcepatch.editing.sources import (
+    SourceFile,
+    SourcePlace,
+    Sources,
+    names_in,
+    span_of,
+)
 from fusion_advisor.support.errors import AdvisorError
 
 
@@ -25,7 +31,7 @@ class NotPlaced(AdvisorError):
 
 
 @dataclass(frozen=True)
-class Call:
+class KernelCall:
     """A kernel as the source calls it: its name, and the tensors that it takes and gives. With a
     `line` the source says that instead: an expression in which `names` stand for inputs, by their
     numbers. With `only_dtype` it may stand for the statements in the captured dtypes alone."""
@@ -115,15 +121,15 @@ class _Top:
 
 
 def rewrite(
-    sources: Sources, flow: Dataflow, members: Sequence[int], call: Call
-) -> tuple[Place, Edit]:
+    sources: Sources, flow: Dataflow, members: Sequence[int], call: KernelCall
+) -> tuple[SourcePlace, Edit]:
     """Where one occurrence of a group is made, and the edit there. NotPlaced with the reason."""
     return _Rewriter(sources, flow, members, call).edit()
 
 
 class _Rewriter:
     def __init__(
-        self, sources: Sources, flow: Dataflow, members: Sequence[int], call: Call
+        self, sources: Sources, flow: Dataflow, members: Sequence[int], call: KernelCall
     ) -> None:
         self._sources = sources
         self._flow = flow
@@ -173,7 +179,7 @@ class _Rewriter:
             for step in steps
         }
 
-    def _common(self) -> Place:
+    def _common(self) -> SourcePlace:
         """The innermost place that all of the group is in."""
         every = [self._sources.standing[step] for step in self._steps]
         shared = [place for place in every[0] if all(place in places for places in every)]
@@ -185,7 +191,7 @@ class _Rewriter:
 
     # What.
 
-    def edit(self) -> tuple[Place, Edit]:
+    def edit(self) -> tuple[SourcePlace, Edit]:
         tops = [top for statement in self._statements() for top in self._tops(statement)]
         results = [top for top in tops if top.value in self._call.outputs]
         missing = set(self._call.outputs) - {top.value for top in results}

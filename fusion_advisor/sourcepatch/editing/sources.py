@@ -1,7 +1,8 @@
 """The model's source as trees, and where in them every node of the graph was made.
 
-A run of a list of statements (the body of a function, of a loop in one of its turns) is a `Place`:
-within one, statements follow each other, so that what they compute can be moved between them.
+One run of a list of statements (the body of a function, or of a loop in one of its turns) is a
+`SourcePlace`: within one, statements follow each other, so that what they compute can be moved
+between them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePlace:
     """One run of a block: in which call, and in which turns of the loops around it."""
 
     activation: int
@@ -249,11 +250,11 @@ class Sources:
         self.trail = trail
         self.files = files
         """Those read so far; several trails of one model share them."""
-        self.standing: list[dict[Place, Standing]] = []
+        self.standing: list[dict[SourcePlace, Standing]] = []
         """Of each step: where it stands, in the outermost place first."""
-        self.held: dict[Place, dict[int, Standing]] = {}
+        self.held: dict[SourcePlace, dict[int, Standing]] = {}
         """The same by places: of the steps in each, in their order."""
-        self.names: dict[Place, dict[int, dict[str, str]]] = {}
+        self.names: dict[SourcePlace, dict[int, dict[str, str]]] = {}
         """In a place, the words of the local names as the statement on a line begins."""
         self.made: dict[int, list[Node]] = {}
         """What each evaluation launched."""
@@ -272,7 +273,7 @@ class Sources:
         self._modules: dict[int, str] = {}
         self._begun: dict[int, Block] = {}
         self._turns: dict[tuple[int, Span], int] = {}
-        self._known: dict[tuple[Place, Span, bool], frozenset[int]] = {}
+        self._known: dict[tuple[SourcePlace, Span, bool], frozenset[int]] = {}
         self._walk()
 
     def file(self, path: str) -> SourceFile:
@@ -321,7 +322,7 @@ class Sources:
         block = self._begun.get(activation)
         return self.file(block.file).function(block) if block else None
 
-    def evaluated(self, place: Place, span: Span, *, within: bool) -> frozenset[int]:
+    def evaluated(self, place: SourcePlace, span: Span, *, within: bool) -> frozenset[int]:
         """The evaluations that stand at a span of a place, or anywhere within it."""
         key = place, span, within
         if key not in self._known:
@@ -339,7 +340,7 @@ class Sources:
             yield at, here
             at, here = self.trail.activations[at].caller, self.trail.activations[at].place
 
-    def beneath(self, step: int, place: Place) -> Iterator[int]:
+    def beneath(self, step: int, place: SourcePlace) -> Iterator[int]:
         """The calls in which an evaluation was made that a place's call led to."""
         made = self.trail.steps[step]
         assert isinstance(made, Evaluation)  # a place holds no other steps
@@ -373,7 +374,7 @@ class Sources:
                 if (call.file, call.function) in evaluating:
                     self._moment(step)
                 continue
-            found: dict[Place, Standing] = {}
+            found: dict[SourcePlace, Standing] = {}
             for activation, span in reversed([*self.chain(step.activation, step.place)]):
                 found |= self.within(activation, span)
             self.standing.append(found)
@@ -415,7 +416,7 @@ class Sources:
                 self._begun.setdefault(step.activation, place.block)
                 self.names.setdefault(place, {}).setdefault(step.line, step.names)
 
-    def within(self, activation: int, span: Span) -> dict[Place, Standing]:
+    def within(self, activation: int, span: Span) -> dict[SourcePlace, Standing]:
         """The places of one call that hold a stretch of its function."""
         call = self.trail.activations[activation]
         if call.function.endswith(">"):  # a lambda or a comprehension
@@ -433,10 +434,10 @@ class Sources:
             for depth, statement in enumerate(around)
         }
 
-    def _place(self, activation: int, file: SourceFile, around: Sequence[ast.stmt]) -> Place:
+    def _place(self, activation: int, file: SourceFile, around: Sequence[ast.stmt]) -> SourcePlace:
         turns = tuple(
             self._turns.get((activation, span_of(outer)), 0)
             for outer in around[:-1]
             if isinstance(outer, _LOOPS)
         )
-        return Place(activation, file.block_of(around[-1]), turns)
+        return SourcePlace(activation, file.block_of(around[-1]), turns)

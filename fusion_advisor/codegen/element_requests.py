@@ -20,7 +20,7 @@ from fusion_advisor.schedules.reducing import walks
 
 
 @dataclass(frozen=True)
-class Asked:
+class ElementRequests:
     """Requests of one kernel at certain sizes of the axes; `near` where its lanes have two
     positions of a row's outer group, and request both."""
 
