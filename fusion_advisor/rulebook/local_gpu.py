@@ -18,7 +18,7 @@ from fusion_advisor.support.errors import UsageError
 DEFAULT_DEVICE = "h200"
 
 TORCH_VERSIONS = ("2.11", "2.12", "2.13")
-"""Those that `benchmarks/torch_versions.py` runs the tests against, each with its Triton."""
+"""Those that `tests/torch_versions.py` runs the tests against, each with its Triton."""
 
 LEAST_CAPABILITY = 80
 """Of the NVIDIA GPUs that kernels run on: bfloat16 and `cp.async` begin with sm_80."""
