@@ -81,6 +81,7 @@ def test_programs_that_wait_stand_beside_others(worker: Worker, tmp_path: Path) 
     assert collect_check(made, submit_check(worker, made)).failure is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_moments_are_combined_as_finely_as_results_show(dtype: torch.dtype, worker: Worker) -> None:
     def normal(a: torch.Tensor) -> torch.Tensor:
@@ -157,6 +158,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return interpreted(kernel("softmax"), _CHILD, tmp_path_factory.mktemp("guards"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     ["right", "other size", "no rows", "one row, odd strides", "one row of a wide tensor",
@@ -318,6 +320,7 @@ def test_launches_that_nothing_needs(worker: Worker) -> None:
     assert "aten.where" not in made.text.split("def reference")[1]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layout(name: str, worker: Worker) -> None:
     assert checked(*LAYOUTS[name], worker) is None

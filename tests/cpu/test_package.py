@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from fusion_advisor.support.errors import UsageError
 from fusion_advisor.workflows.patch import Patched, patched
 from fusion_advisor.workflows.update import Updated, updated
 
+from . import spawned
 from .in_process import captured
 
 MODEL = """
@@ -64,11 +66,19 @@ def applied(folder: Path) -> Patched:
     return made
 
 
+@pytest.fixture(scope="module")
+def patched_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model to which a patch was applied: it takes seconds, and says nothing of its folder."""
+    made = tmp_path_factory.mktemp("patched")
+    (made / "model.py").write_text(MODEL)
+    applied(made)
+    return made
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A model to which a patch was applied."""
-    (tmp_path / "model.py").write_text(MODEL)
-    applied(tmp_path)
+def folder(patched_once: Path, tmp_path: Path) -> Path:
+    """That model, for a test to change."""
+    shutil.copytree(patched_once, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
@@ -280,12 +290,8 @@ def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_is_stale_and_the_test_runs(folder: Path) -> None:
-    program = Path(sys.executable).parent / "fusion-advisor"
-
     def check() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [program, "patch", "model.py", "--check"], capture_output=True, text=True, cwd=folder
-        )
+        return spawned.command("patch", "model.py", "--check", cwd=folder)
 
     assert check().returncode == 0
     tested = subprocess.run(
@@ -300,12 +306,8 @@ def test_the_command_says_what_is_stale_and_the_test_runs(folder: Path) -> None:
 
 
 def test_the_command_writes_kernels_anew(folder: Path) -> None:
-    program = Path(sys.executable).parent / "fusion-advisor"
-
     def patch(*options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [program, "patch", "model.py", *options], capture_output=True, text=True, cwd=folder
-        )
+        return spawned.command("patch", "model.py", *options, cwd=folder)
 
     made_older(folder)
     done = patch("--check")

@@ -21,6 +21,7 @@ from fusion_advisor.sourcepatch.trial import Runs, patched_copy, tried
 from fusion_advisor.workflows.analyze import analyze
 from fusion_advisor.workflows.patch import Patched, patched
 
+from . import spawned
 from .checks import CRITERION
 from .forks import run_script
 from .in_process import captured
@@ -708,13 +709,10 @@ def test_files_are_tried_where_they_were_edited(tmp_path: Path) -> None:
         "import torch\nfrom layers.norm import Norm\n\n\nmodel = Norm(512)\n"
         "example_inputs = [torch.empty(256, 512)]\n"
     )
-    program = Path(sys.executable).parent / "fusion-advisor"
     out = tmp_path / "x.patch"
-    done = subprocess.run(
-        [program, "patch", str(file), "--out", str(out), "--no-compile", "--device", "h200",
-         "--root", str(tmp_path)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    options = ("--out", out, "--no-compile", "--device", "h200", "--root", tmp_path)
+    path = os.pathsep.join((str(tmp_path), str(Path(__file__).resolve().parents[2])))
+    done = spawned.command("patch", file, *options, cwd=tmp_path, env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     assert "layers/norm.py:13, saves" in done.stderr
     assert "4 launches of kernels" in done.stderr, done.stderr
@@ -740,11 +738,8 @@ def test_the_command(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text(HEAD + NORM_ALONE)
     out, new = tmp_path / "x.patch", tmp_path / "new.py"
-    program = Path(sys.executable).parent / "fusion-advisor"
-    options = ["--out", str(out), "--model-new", str(new), "--no-compile", "--device", "h200"]
-    done = subprocess.run(
-        [program, "patch", str(file), *options], capture_output=True, text=True, cwd=tmp_path
-    )
+    options = ["--out", out, "--model-new", new, "--no-compile", "--device", "h200"]
+    done = spawned.command("patch", file, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "model.py:13, saves" in done.stderr
     ran = (
