@@ -168,7 +168,7 @@ ROWS: dict[str, tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_that_begin_anywhere(name: str, worker: Worker) -> None:
     schedule, function, inputs = ROWS[name]

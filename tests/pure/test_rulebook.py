@@ -162,7 +162,6 @@ def test_later_overlays_win(tmp_path: Path) -> None:
     assert load_rulebook(files).verify.seeds.count == 2
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
