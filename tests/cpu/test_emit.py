@@ -70,6 +70,7 @@ def softmax_of_sums(a: torch.Tensor) -> torch.Tensor:
     return torch.softmax(a.exp().sum(1), 0)
 
 
+@pytest.mark.deep
 def test_programs_that_wait_stand_beside_others(worker: Worker, tmp_path: Path) -> None:
     """One kernel of a file leaves sums for another, whose programs share a row."""
     made = kernel_of(softmax_of_sums, x(330, 520), name="sums", rules=SHARING)
@@ -481,6 +482,7 @@ def _emitted(region: Callable[[Tape], Any]) -> Kernel:
     return emit(flow, found, "found", RULES)
 
 
+@pytest.mark.deep
 def test_what_the_fuzzer_found_compiles() -> None:
     """The interpreter takes shapes that Triton does not."""
     with compiler() as worker:

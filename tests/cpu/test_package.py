@@ -117,6 +117,7 @@ def brought_up(folder: Path) -> Updated:
     return made
 
 
+@pytest.mark.deep
 def test_a_patch_applied_twice_changes_nothing(folder: Path) -> None:
     made = again(folder)
     assert made.diff == ""
@@ -133,6 +134,7 @@ def test_every_file_says_that_it_is_the_users_own(folder: Path) -> None:
     assert "SPDX" not in (folder / "model.py").read_text()
 
 
+@pytest.mark.deep
 def test_a_package_of_before_there_were_such_lines_is_known(folder: Path) -> None:
     before = folder / "fused_model" / "__init__.py"
     before.write_text(before.read_text().removeprefix(SPDX))
@@ -140,6 +142,7 @@ def test_a_package_of_before_there_were_such_lines_is_known(folder: Path) -> Non
     assert reasons(folder) == {}
 
 
+@pytest.mark.deep
 def test_a_second_patch_adds_what_is_new(folder: Path) -> None:
     before = kernels(folder)
     file = folder / "model.py"
@@ -159,6 +162,7 @@ def test_a_second_patch_adds_what_is_new(folder: Path) -> None:
     assert again(folder).diff == ""
 
 
+@pytest.mark.deep
 def test_statements_that_were_put_back_get_their_kernel_again(folder: Path) -> None:
     (folder / "model.py").write_text(MODEL)
     made = applied(folder)
@@ -194,6 +198,7 @@ def test_an_older_tool_and_other_rules_are_told_and_make_nothing_stale(folder: P
     assert reasons(folder) == {}
 
 
+@pytest.mark.deep
 def test_kernels_of_an_older_tool_are_written_anew_in_place(folder: Path) -> None:
     before, model = kernels(folder), (folder / "model.py").read_text()
     made_older(folder)
@@ -216,6 +221,7 @@ def test_a_kernel_written_anew_names_the_line_that_calls_it(folder: Path) -> Non
     assert f"\nSource: model.py:{called}.\n" in kernels(folder)["swiglu"]
 
 
+@pytest.mark.deep
 def test_sources_that_changed_are_taken_as_they_are_and_told(folder: Path) -> None:
     model = folder / "model.py"
     model.write_text(model.read_text() + "\n# more\n")
@@ -289,6 +295,7 @@ def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path) -> None:
         again(tmp_path)
 
 
+@pytest.mark.deep
 def test_the_command_says_what_is_stale_and_the_test_runs(folder: Path) -> None:
     def check() -> subprocess.CompletedProcess[str]:
         return spawned.command("patch", "model.py", "--check", cwd=folder)
@@ -305,6 +312,7 @@ def test_the_command_says_what_is_stale_and_the_test_runs(folder: Path) -> None:
     assert done.stderr == "fused_model/swiglu.py: stale: model.py changed since\n"
 
 
+@pytest.mark.deep
 def test_the_command_writes_kernels_anew(folder: Path) -> None:
     def patch(*options: str) -> subprocess.CompletedProcess[str]:
         return spawned.command("patch", "model.py", *options, cwd=folder)
