@@ -132,7 +132,7 @@ def popen(
             if given == subprocess.PIPE:
                 reading, writing = os.pipe()
                 theirs, mine = (reading, writing) if number == 0 else (writing, reading)
-                opened.append(os.fdopen(mine, "wb" if number == 0 else "rb", buffering=0))
+                opened.append(os.fdopen(mine, "wb" if number == 0 else "rb"))
                 ours.callback(os.close, theirs)
             elif given == subprocess.DEVNULL or given is None:
                 opened.append(None)
