@@ -15,7 +15,7 @@ test: $(READY)
 # What takes too long for every change: exhaustive tests, and modules drawn by the commit's hash.
 test-deep: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m deep
-	$(BIN)/python benchmarks/drawn.py
+	$(BIN)/python -m benchmarks.drawn
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu

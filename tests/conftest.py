@@ -1,9 +1,12 @@
-"""What all tests share: the tier of a test follows from its folder, and golden files."""
+"""What all tests share: the tier of a test follows from its folder, what of it is deep from a hash,
+and golden files."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -25,10 +28,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 f"{item.path}: put the test under tests/{', tests/'.join(TIERS)}"
             )
         item.add_marker(TIERS[folder])
+    _leave_to_deep(items)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu and not _has_gpu():
         for item in gpu:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _leave_to_deep(items: list[pytest.Item]) -> None:
+    """Of a parametrised test that says `sampled(n)` one case in n is fast, at least one, and the
+    rest is deep; with `sampled(n, each="name")` one in n for every value of that parameter. Which
+    hangs on a hash of the case alone: none is picked by hand."""
+    cases: dict[tuple[object, ...], list[tuple[int, pytest.Function, int]]] = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None and isinstance(item, pytest.Function):
+            (one_in,), each = mark.args, mark.kwargs.get("each")
+            case = item.nodeid.partition("::")[2]
+            value = str(item.callspec.params[each]) if each else ""
+            key = case.partition("[")[0], value, item.path
+            cases[key].append((crc32(case.encode()), item, one_in))
+    for found in cases.values():
+        found.sort(key=lambda case: case[0])
+        for _, item, _ in found[-(-len(found) // found[0][2]) :]:
+            item.add_marker("deep")
 
 
 def _has_gpu() -> bool:

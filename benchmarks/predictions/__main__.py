@@ -1,11 +1,11 @@
 """How true the predictions are: predicted against measured time, traffic and verdict.
 
-    python benchmarks/predictions emit GRAPHS --out cases.jsonl      # on a CPU: analyse and emit
-    python benchmarks/predictions time cases.jsonl --out times.jsonl # on the GPU
-    python benchmarks/predictions count cases.jsonl                  # on the GPU, below ncu
-    python benchmarks/predictions issued cases.jsonl --counts counters.csv --out rules/predict.toml
-    python benchmarks/predictions fit cases.jsonl times.jsonl --out rules/predict.toml
-    python benchmarks/predictions table cases.jsonl times.jsonl [--counts FILE] [--out FILE]
+    python -m benchmarks.predictions emit GRAPHS --out cases.jsonl      # on a CPU: analyse and emit
+    python -m benchmarks.predictions time cases.jsonl --out times.jsonl # on the GPU
+    python -m benchmarks.predictions count cases.jsonl                  # on the GPU, below ncu
+    python -m benchmarks.predictions issued cases.jsonl --counts FILE --out rules/predict.toml
+    python -m benchmarks.predictions fit cases.jsonl times.jsonl --out rules/predict.toml
+    python -m benchmarks.predictions table cases.jsonl times.jsonl [--counts FILE] [--out FILE]
 
 GRAPHS is a folder of captured graphs (`NAME.json`, as `graph_to_json` writes them, or pickles).
 A case is a part of one of them that stands alone: an accepted group, a rejected candidate that has
@@ -28,11 +28,7 @@ import argparse
 import sys
 from pathlib import Path
 
-import cases
-import counts
-import fitting
-import gpu
-import tables
+from . import cases, counts, fitting, gpu, tables
 
 
 def main() -> int:

@@ -19,8 +19,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import series
-
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.codegen.test_inputs import at_full_size
 from fusion_advisor.cost.annotate import annotate
@@ -34,6 +32,8 @@ from fusion_advisor.ir.kernel import from_json
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
+
+from . import series
 
 DEVICE = "h200"
 GOAL = re.compile(r"level[12]_|transformers_(Llama|BERT|GPT-NeoX|ViT|Mixtral)$")

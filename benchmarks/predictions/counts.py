@@ -14,10 +14,6 @@ from datetime import date
 from pathlib import Path
 
 import torch
-from cases import DEVICE, decided, read
-from counters import case as case_of
-from counters import number, rows
-from fitting import COUNTED, names, timed, toml
 from torch import Tensor
 
 from fusion_advisor.perfmodel.instruction_count import Program, Tally, tally, wavefronts
@@ -29,6 +25,11 @@ from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.quantities import Number
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules.base import Plan
+
+from ..counters import case as case_of
+from ..counters import number, rows
+from .cases import DEVICE, decided, read
+from .fitting import COUNTED, names, timed, toml
 
 INSTRUCTIONS = "smsp__inst_executed.sum"
 WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts.sum"

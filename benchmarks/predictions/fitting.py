@@ -16,8 +16,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from cases import DEVICE, Case, decided, read
-from gpu import Timed
 from torch import Tensor
 
 from fusion_advisor.fusion.decide import Decision, fused_of
@@ -28,6 +26,9 @@ from fusion_advisor.rulebook.devices import Device, Speed, Times
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.quantities import Number
 from fusion_advisor.rulebook.schema import Rulebook
+
+from .cases import DEVICE, Case, decided, read
+from .gpu import Timed
 
 
 @dataclass(frozen=True)

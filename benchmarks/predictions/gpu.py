@@ -8,31 +8,29 @@ from __future__ import annotations
 
 import argparse
 import gc
-import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures import TimeoutError as Late
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from cases import DEVICE, Case, read
 
 from fusion_advisor.frontend.replay import replayed
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.graph_json import graph_from_json
 from fusion_advisor.ir.kernel import to_json
-from fusion_advisor.measure.clocks import DeviceClock
-from fusion_advisor.measure.driver import timing_rules
+from fusion_advisor.measure.clocks import Clock
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.load_kernel_file import Fault, cause, load_module
+
+from ..gpu import ahead, counted, lost, resources
+from ..gpu import clock as clock_of
+from .cases import DEVICE, Case, read
 
 LARGE_BYTES = 2 << 30
 """Cases that move more are warmed up by few processes at a time: all would not fit."""
@@ -103,20 +101,6 @@ def _whole(graph: Graph) -> Graph:
     return replace(graph, outputs=(*graph.outputs, *unread))
 
 
-def _resources(module: Any) -> str:
-    """Registers and spills as the driver counts them, of each kernel: `168/0, 40/0`."""
-    found: list[str] = []
-    for value in vars(module).values():
-        caches = getattr(value, "device_caches", None) or {}
-        for cache in list(caches.values()):
-            kernels = cache[0] if isinstance(cache, tuple) else cache
-            for kernel in getattr(kernels, "values", list)():
-                registers = getattr(kernel, "n_regs", None)
-                if registers is not None:
-                    found.append(f"{registers}/{getattr(kernel, 'n_spills', '?')}")
-    return ", ".join(found)
-
-
 def run(arguments: argparse.Namespace) -> int:
     deadline = time.monotonic() + arguments.budget
     os.environ["FUSION_ADVISOR_STRICT"] = "1"
@@ -136,8 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         out.flush()
 
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        rules = load_rulebook()
-        clock = DeviceClock(timing_rules(rules.measure, rules.device(DEVICE)))
+        clock = clock_of(DEVICE)
         for giga in (0.25, 1, 4):
             source = torch.randn(int(giga * (1 << 27)), device="cuda")
             target = torch.empty_like(source)
@@ -157,7 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
                 text = cause(error)
                 record(Timed(case.name, "eager", failure=text))
                 print(f"{case.name}: {text}", flush=True)
-                if "CUDA error" in text or "illegal memory" in text:
+                if lost(text):
                     return 1
             gc.collect()
             if case.bytes > 1 << 30:
@@ -169,7 +152,7 @@ def _time_case(
     case: Case,
     folder: Path,
     failed: Mapping[str, str],
-    clock: DeviceClock,
+    clock: Clock,
     record: Callable[[Timed], None],
 ) -> None:
     graph = graph_from_json(case.graph)
@@ -187,7 +170,7 @@ def _time_case(
         text = cause(error)
         record(Timed(case.name, "kernel", failure=text))
         print(f"{case.name}: kernel: {text}", flush=True)
-        if "CUDA error" in text or "illegal memory" in text:
+        if lost(text):
             raise
 
 
@@ -196,18 +179,16 @@ def _time_kernel(
     way: str,
     given: Sequence[Any],
     folder: Path,
-    clock: DeviceClock,
+    clock: Clock,
     record: Callable[[Timed], None],
 ) -> None:
     module = load_module(case.text, folder)
     launch = getattr(module, case.entry)
     launch(*given)
-    _measure(case.name, way, lambda: launch(*given), clock, record, _resources(module))
+    _measure(case.name, way, lambda: launch(*given), clock, record, resources([module]))
 
 
-def _time_compiled(
-    case: Case, folder: Path, clock: DeviceClock, record: Callable[[Timed], None]
-) -> None:
+def _time_compiled(case: Case, folder: Path, clock: Clock, record: Callable[[Timed], None]) -> None:
     """What torch.compile makes of the same launches, sizes static, and the kernel beside it: while
     it compiles the device rests, and is a little faster for a while."""
     torch.compiler.reset()
@@ -236,11 +217,11 @@ def _measure(
     name: str,
     way: str,
     call: Callable[[], Any],
-    clock: DeviceClock,
+    clock: Clock,
     record: Callable[[Timed], None],
     resources: str = "",
 ) -> None:
-    t = clock.time(call)
+    t = clock.time(call, 0)
     record(Timed(name, way, t.us, t.low_us, t.high_us, t.runs, t.host_ahead, resources))
 
 
@@ -273,62 +254,32 @@ def _rehearse(cases: Sequence[Case]) -> int:
 def _warmed(
     cases: Sequence[Case], rivals: Collection[str], processes: int, seconds: float
 ) -> dict[str, str]:
-    """Run every kernel once in processes of their own: Triton's cache is warm afterwards, and one
-    that takes its device down does so there. Returns why, by name, where one failed."""
-    began = time.monotonic()
-    failed: dict[str, str] = {}
+    """Why, by name, a kernel failed that was run once ahead; fewer of the large ones at a time."""
+    deadline = time.monotonic() + seconds
     kernels = [case for case in cases if case.text]
     parts = (
         ([c for c in kernels if c.bytes < LARGE_BYTES], processes),
         ([c for c in kernels if c.bytes >= LARGE_BYTES], max(1, processes // 4)),
     )
-    context = multiprocessing.get_context("spawn")
+    failed: dict[str, str] = {}
     for some, count in parts:
-        pool = ProcessPoolExecutor(max(1, min(count, len(some))), mp_context=context)
-        pending = {case.name: pool.submit(_run_once, case, case.name in rivals) for case in some}
-        for name, answer in pending.items():
-            left = began + seconds - time.monotonic()
-            try:
-                problem = answer.result(timeout=max(0.1, left))
-            except (Late, BrokenProcessPool) as error:
-                problem = "" if isinstance(error, Late) else f"alone: {type(error).__name__}"
-            if problem:
-                failed[name] = problem
-        if any(not answer.done() for answer in pending.values()):  # a worker hangs
-            workers: Iterable[Any] = (getattr(pool, "_processes", None) or {}).values()
-            for worker in list(workers):
-                worker.kill()
-        pool.shutdown(wait=True, cancel_futures=True)
-    print(
-        f"ran {len(kernels)} once in {time.monotonic() - began:.0f} s; failed: {failed}", flush=True
-    )
+        jobs = {case.name: (case, case.name in rivals) for case in some}
+        failed |= ahead(_run_once, jobs, count, deadline)
     return failed
 
 
-_lost = False
-
-
-def _run_once(case: Case, compiled: bool) -> str:
-    """Empty, or why it failed. A process whose device is lost passes the rest by."""
-    global _lost
-    if _lost:
-        return ""
-    try:
-        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-            graph = graph_from_json(case.graph)
-            inputs = _built(case, graph, "cuda", random=False)
-            getattr(load_module(case.text, Path(folder)), case.entry)(*_given(case, graph, inputs))
-            torch.cuda.synchronize()
-            del inputs
-            if compiled:
-                _compiled(case)
-                torch.compiler.reset()
-            torch.cuda.empty_cache()
-    except Exception as error:  # noqa: BLE001 the parent records it
-        text = cause(error)
-        _lost = "CUDA error" in text or "illegal memory" in text
-        return text
-    return ""
+def _run_once(given: tuple[Case, bool]) -> None:
+    """A kernel once on zeros, and what torch.compile makes of its rival."""
+    case, compiled = given
+    with tempfile.TemporaryDirectory() as folder:
+        graph = graph_from_json(case.graph)
+        inputs = _built(case, graph, "cuda", random=False)
+        getattr(load_module(case.text, Path(folder)), case.entry)(*_given(case, graph, inputs))
+        torch.cuda.synchronize()
+        del inputs
+        if compiled:
+            _compiled(case)
+            torch.compiler.reset()
 
 
 def count(arguments: argparse.Namespace) -> int:
@@ -349,7 +300,6 @@ def count(arguments: argparse.Namespace) -> int:
     else:
         cases = _large(known, arguments.kernels)
     deadline = time.monotonic() + arguments.budget
-    runtime: Any = torch.cuda.cudart()
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         for case in cases:
             if time.monotonic() > deadline:
@@ -364,13 +314,8 @@ def count(arguments: argparse.Namespace) -> int:
                     call = getattr(load_module(case.text, Path(folder)), case.entry)
                     inputs = _given(case, graph, inputs)
                 call(*inputs)
-                torch.cuda.synchronize()
-                torch.cuda.nvtx.range_push(f"case:{case.name}")
-                runtime.cudaProfilerStart()
-                call(*inputs)
-                torch.cuda.synchronize()
-                runtime.cudaProfilerStop()
-                torch.cuda.nvtx.range_pop()
+                with counted(case.name):
+                    call(*inputs)
                 del inputs
             except Exception as error:  # noqa: BLE001 listed, the rest goes on
                 print(f"{case.name}: {cause(error)}", file=sys.stderr, flush=True)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import shapes
 import torch
 import torch.nn.functional as F
-from shapes import COLUMNS, HEADS, IMAGES, ROWS, SIGNALS, VOLUMES, Draw, Shape
+
+from . import shapes
+from .shapes import COLUMNS, HEADS, IMAGES, ROWS, SIGNALS, VOLUMES, Draw, Shape
 
 DRAWN = 6
 """Uses of a pattern at sizes that are drawn."""

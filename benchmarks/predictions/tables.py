@@ -10,10 +10,6 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 
-from cases import DEVICE, decided, read
-from counts import counted
-from fitting import Sample, samples, speedup
-
 from fusion_advisor.fusion.decide import fused_of
 from fusion_advisor.measure.regret import Chosen, verdicts
 from fusion_advisor.perfmodel.model import (
@@ -28,6 +24,10 @@ from fusion_advisor.perfmodel.workload import eager_works, fused_works
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
+
+from .cases import DEVICE, decided, read
+from .counts import counted
+from .fitting import Sample, samples, speedup
 
 SLOWER = 1.02
 """Than torch.compile by more than measurements differ."""

@@ -18,7 +18,7 @@ from fusion_advisor.support.errors import UsageError
 DEFAULT_DEVICE = "h200"
 
 TORCH_VERSIONS = ("2.11", "2.12", "2.13")
-"""Supported versions, against which the tests are run, each with its Triton."""
+"""Supported versions: `tests/torch_versions.py` runs the tests against each, with its Triton."""
 
 LEAST_CAPABILITY = 80
 """Least compute capability that kernels run on: bfloat16 and `cp.async` begin with sm_80."""

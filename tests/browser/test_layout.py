@@ -99,6 +99,7 @@ def stretch(laid: dict[str, Any], number: int) -> tuple[int, int] | None:
     return None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_every_launch_is_drawn_once_with_its_edges(opened: Open, seed: int) -> None:
     report = scattered(seed)
@@ -114,6 +115,7 @@ def test_every_launch_is_drawn_once_with_its_edges(opened: Open, seed: int) -> N
         well_placed(laid)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_frames_hold_their_stretch_and_nothing_else(opened: Open, seed: int) -> None:
     page = opened(scattered(seed))

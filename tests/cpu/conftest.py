@@ -9,6 +9,20 @@ import pytest
 from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import checker
 
+from . import spawned
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Children of the package are forks of a process that has torch imported, but where a module
+    says that it is `ABOUT_PROCESSES`."""
+    if getattr(request.module, "ABOUT_PROCESSES", False):
+        yield
+        return
+    undo = spawned.install()
+    yield
+    undo()
+
 
 @pytest.fixture(scope="session")
 def worker() -> Iterator[Worker]:

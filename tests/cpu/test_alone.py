@@ -39,6 +39,7 @@ ALONE = ("softmax", "masked_count", "residual_rms_norm", "dropped_attention", "s
 """A function of the math library, integers, 16 bits, random numbers, and programs that share."""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ALONE)
 def test_without_a_gpu_a_file_checks_itself_on_the_interpreter(name: str, tmp_path: Path) -> None:
     made = kernel(name)

@@ -906,6 +906,7 @@ def equal(model, plain, given):
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "more", "least"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +35,7 @@ from fusion_advisor.verify.stepping import as_tuple
 from fusion_advisor.verify.tolerance import Truth, compare
 from fusion_advisor.workflows.recommend import bench_row, way_row
 
+from . import spawned
 from .checks import CRITERION
 from .regions import H200, RULES, decided, flow_of, kernel_of
 
@@ -248,8 +248,7 @@ def test_a_row_has_the_share_of_the_copy_and_what_inductor_made() -> None:
 
 
 def _run(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fusion_advisor", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    return spawned.command(*words, cwd=folder)
 
 
 @pytest.fixture(scope="module")

@@ -86,6 +86,7 @@ def test_where_16_divides_nothing_is_told_apart() -> None:
     assert "WHOLE" not in kernel_of(lambda a: F.max_pool2d(a, 2).tanh(), windows).text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 @pytest.mark.parametrize("count", [4097, 4098, 4104])
 def test_whole_blocks_are_moved_in_vectors(count: int, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "calibrated", lambda device, rulebook: FOUND)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RULES.devices)
 def test_every_device_takes_a_calibration_over(name: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"

@@ -18,6 +18,7 @@ from fusion_advisor.support import forkserver as forks
 from fusion_advisor.support.errors import CaptureError, UsageError
 from fusion_advisor.workflows.analyze import analyze
 
+ABOUT_PROCESSES = True
 HEAD = "import torch\nclass Model(torch.nn.Module):\n"
 TAIL = "\ndef get_inputs():\n    return [torch.randn(4, 8)]\n"
 FORWARD = "    def forward(self, x):\n        "
@@ -190,6 +191,7 @@ def test_the_parent_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("apart", [False, True], ids=["forked", "alone"])
 @pytest.mark.parametrize(
     "session", ["", "os.setsid(); ", "os.setsid(); os.fork() and os._exit(0); "]

@@ -1,4 +1,4 @@
-"""The command line as a user runs it: in a process of its own, with its exit codes."""
+"""The command line as a user runs it: in a process of its own (`spawned`), with its exit codes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from . import spawned
+
 ROOT = Path(__file__).resolve().parents[2]
 SOFTMAX = str(ROOT / "examples" / "softmax.py")
 QUICK = ("--no-verify", "--no-compile")
@@ -28,7 +30,7 @@ def run(
     with tempfile.TemporaryDirectory() as cache:
         own = {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "FUSION_ADVISOR_CACHE": cache}
         env = {**os.environ, **own, **(environment or {})}
-        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+        return spawned.run(command, cwd=cwd, env=env)
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -96,6 +98,7 @@ def test_a_report_is_shown_again(softmax: tuple[Path, str], name: str) -> None:
     assert "softmax" in done.stdout
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("option", [("--batch", "3"), ("--input", "x=3x4"), ("--dynamic",)])
 def test_an_exported_program_is_as_it_was_exported(tmp_path: Path, option: tuple[str, ...]) -> None:
     program = torch.export.export(torch.nn.Softmax(-1), (torch.zeros(8, 64),))
@@ -168,6 +171,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("code", "message", "arguments"), WRONG, ids=[w[1] for w in WRONG])
 def test_what_is_wrong_is_one_line_with_its_code(
     code: int, message: str, arguments: tuple[str, ...]
@@ -260,6 +264,7 @@ def test_a_standard_output_that_is_full(softmax: tuple[Path, str]) -> None:
     ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("blocking", "option"),
     [

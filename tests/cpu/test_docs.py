@@ -41,6 +41,7 @@ def check_out(folder: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_what_a_page_shows_is_what_happens(name: str, folder: Path) -> None:
     if name in IN_A_CHECKOUT:

@@ -70,6 +70,7 @@ def softmax_of_sums(a: torch.Tensor) -> torch.Tensor:
     return torch.softmax(a.exp().sum(1), 0)
 
 
+@pytest.mark.deep
 def test_programs_that_wait_stand_beside_others(worker: Worker, tmp_path: Path) -> None:
     """One kernel of a file leaves sums for another, whose programs share a row."""
     made = kernel_of(softmax_of_sums, x(330, 520), name="sums", rules=SHARING)
@@ -81,6 +82,7 @@ def test_programs_that_wait_stand_beside_others(worker: Worker, tmp_path: Path) 
     assert collect_check(made, submit_check(worker, made)).failure is None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_moments_are_combined_as_finely_as_results_show(dtype: torch.dtype, worker: Worker) -> None:
     def normal(a: torch.Tensor) -> torch.Tensor:
@@ -157,6 +159,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return interpreted(kernel("softmax"), _CHILD, tmp_path_factory.mktemp("guards"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     ["right", "other size", "no rows", "one row, odd strides", "one row of a wide tensor",
@@ -318,6 +321,7 @@ def test_launches_that_nothing_needs(worker: Worker) -> None:
     assert "aten.where" not in made.text.split("def reference")[1]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layout(name: str, worker: Worker) -> None:
     assert checked(*LAYOUTS[name], worker) is None
@@ -478,6 +482,7 @@ def _emitted(region: Callable[[Tape], Any]) -> Kernel:
     return emit(flow, found, "found", RULES)
 
 
+@pytest.mark.deep
 def test_what_the_fuzzer_found_compiles() -> None:
     """The interpreter takes shapes that Triton does not."""
     with compiler() as worker:

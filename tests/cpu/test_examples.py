@@ -100,6 +100,7 @@ def test_blocks_of_a_transformer_are_cut_at_their_products() -> None:
     assert sorted(stored) == [0, 0, 1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("model", "layers"), [("llama_block.py", 2), ("llama3_8b.py", 32)])
 def test_a_llama_has_the_same_groups_in_every_layer(model: str, layers: int) -> None:
     found = report(f"examples/{model}", *QUICK)

@@ -1,7 +1,7 @@
 """Random regions through the real stages: whatever gets a plan must be right (see `sketches`).
 
 FUSION_ADVISOR_SLOW_TESTS in the environment draws many more, anew each time; otherwise the draws
-are the same in every run. `benchmarks/fuzz.py` draws from the same for a GPU.
+are the same in every run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_more_of_what_has_a_plan_is_right(worker: Worker, sketch: Any) -> None:
 
 
 def test_every_schedule_is_drawn() -> None:
-    """Among the first seeds that `benchmarks/fuzz.py` takes: all but `persistent`, and plans of two
+    """Among the first seeds: all but `persistent`, and plans of two
     plans, which are drawn once in thousands."""
     wanted = {"flat", "tiled", "row", "carried", "split", "blocked"}
     for seed in range(500):

@@ -23,7 +23,7 @@ from .regions import decided, flow_of
 WANTED = 200
 SLOW = "FUSION_ADVISOR_SLOW_TESTS" in os.environ
 PER_KERNEL = 1000 if SLOW else 40
-FEW = 6
+FEW = 2
 PER_SCHEDULE = 1000 if SLOW else 12
 """Of kernels with long rows, which take longer, and of the equivalent ones."""
 SEEDS = 5

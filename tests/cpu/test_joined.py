@@ -73,6 +73,7 @@ def branches(function: Callable[..., object], *inputs: torch.Tensor) -> int:
     return text[text.index("# One program") : text.index("def k(")].count("    if ")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", APART)
 def test_programs_make_the_part_that_they_are_in(name: str, worker: Worker) -> None:
     function, inputs = APART[name]

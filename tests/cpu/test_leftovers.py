@@ -14,6 +14,7 @@ import pytest
 
 from fusion_advisor.support.worker import Worker, WorkerError
 
+ABOUT_PROCESSES = True
 ROOT = Path(__file__).resolve().parents[2]
 HANGS = "import time\ntime.sleep(60)\n"
 

@@ -131,6 +131,7 @@ def checked(name: str, sample: Sample, dtype: torch.dtype, special: bool) -> boo
     return True
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_as_eager(name: str) -> None:
     torch.manual_seed(0)
@@ -158,6 +159,7 @@ PAIRED = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PAIRED)
 def test_every_number_meets_every_other(name: str) -> None:
     """NaN, infinities and zeros in any operand, with each of the others in the next one."""

@@ -18,6 +18,7 @@ from fusion_advisor.sourcepatch.trial import Runs, tried_alone
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.workflows.patch import Patched, patched
 
+from . import spawned
 from .checks import CRITERION
 from .forks import run_script
 from .in_process import captured
@@ -253,11 +254,8 @@ def test_a_file_that_needs_another_is_found(tmp_path: Path) -> None:
 
 def command(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """`patch`, kernels unchecked."""
-    program = Path(sys.executable).parent / "fusion-advisor"
-    return subprocess.run(
-        [program, "patch", str(file), *options, "--no-verify", "--no-compile", "--device", "h200"],
-        capture_output=True, text=True, cwd=file.parent,
-    )  # fmt: skip
+    quick = ("--no-verify", "--no-compile", "--device", "h200")
+    return spawned.command("patch", file, *options, *quick, cwd=file.parent)
 
 
 def test_the_command(tmp_path: Path) -> None:

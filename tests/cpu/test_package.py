@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from fusion_advisor.support.errors import UsageError
 from fusion_advisor.workflows.patch import Patched, patched
 from fusion_advisor.workflows.update import Updated, updated
 
+from . import spawned
 from .in_process import captured
 
 MODEL = """
@@ -64,11 +66,19 @@ def applied(folder: Path) -> Patched:
     return made
 
 
+@pytest.fixture(scope="module")
+def patched_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model to which a patch was applied: it takes seconds, and says nothing of its folder."""
+    made = tmp_path_factory.mktemp("patched")
+    (made / "model.py").write_text(MODEL)
+    applied(made)
+    return made
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A model to which a patch was applied."""
-    (tmp_path / "model.py").write_text(MODEL)
-    applied(tmp_path)
+def folder(patched_once: Path, tmp_path: Path) -> Path:
+    """That model, for a test to change."""
+    shutil.copytree(patched_once, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
@@ -107,6 +117,7 @@ def brought_up(folder: Path) -> Updated:
     return made
 
 
+@pytest.mark.deep
 def test_a_patch_applied_twice_changes_nothing(folder: Path) -> None:
     made = again(folder)
     assert made.diff == ""
@@ -123,6 +134,7 @@ def test_every_file_says_that_it_is_the_users_own(folder: Path) -> None:
     assert "SPDX" not in (folder / "model.py").read_text()
 
 
+@pytest.mark.deep
 def test_a_package_of_before_there_were_such_lines_is_known(folder: Path) -> None:
     before = folder / "fused_model" / "__init__.py"
     before.write_text(before.read_text().removeprefix(SPDX))
@@ -130,6 +142,7 @@ def test_a_package_of_before_there_were_such_lines_is_known(folder: Path) -> Non
     assert reasons(folder) == {}
 
 
+@pytest.mark.deep
 def test_a_second_patch_adds_what_is_new(folder: Path) -> None:
     before = kernels(folder)
     file = folder / "model.py"
@@ -149,6 +162,7 @@ def test_a_second_patch_adds_what_is_new(folder: Path) -> None:
     assert again(folder).diff == ""
 
 
+@pytest.mark.deep
 def test_statements_that_were_put_back_get_their_kernel_again(folder: Path) -> None:
     (folder / "model.py").write_text(MODEL)
     made = applied(folder)
@@ -184,6 +198,7 @@ def test_an_older_tool_and_other_rules_are_told_and_make_nothing_stale(folder: P
     assert reasons(folder) == {}
 
 
+@pytest.mark.deep
 def test_kernels_of_an_older_tool_are_written_anew_in_place(folder: Path) -> None:
     before, model = kernels(folder), (folder / "model.py").read_text()
     made_older(folder)
@@ -206,6 +221,7 @@ def test_a_kernel_written_anew_names_the_line_that_calls_it(folder: Path) -> Non
     assert f"\nSource: model.py:{called}.\n" in kernels(folder)["swiglu"]
 
 
+@pytest.mark.deep
 def test_sources_that_changed_are_taken_as_they_are_and_told(folder: Path) -> None:
     model = folder / "model.py"
     model.write_text(model.read_text() + "\n# more\n")
@@ -279,13 +295,10 @@ def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path) -> None:
         again(tmp_path)
 
 
+@pytest.mark.deep
 def test_the_command_says_what_is_stale_and_the_test_runs(folder: Path) -> None:
-    program = Path(sys.executable).parent / "fusion-advisor"
-
     def check() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [program, "patch", "model.py", "--check"], capture_output=True, text=True, cwd=folder
-        )
+        return spawned.command("patch", "model.py", "--check", cwd=folder)
 
     assert check().returncode == 0
     tested = subprocess.run(
@@ -299,13 +312,10 @@ def test_the_command_says_what_is_stale_and_the_test_runs(folder: Path) -> None:
     assert done.stderr == "fused_model/swiglu.py: stale: model.py changed since\n"
 
 
+@pytest.mark.deep
 def test_the_command_writes_kernels_anew(folder: Path) -> None:
-    program = Path(sys.executable).parent / "fusion-advisor"
-
     def patch(*options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [program, "patch", "model.py", *options], capture_output=True, text=True, cwd=folder
-        )
+        return spawned.command("patch", "model.py", *options, cwd=folder)
 
     made_older(folder)
     done = patch("--check")

@@ -21,6 +21,7 @@ from fusion_advisor.sourcepatch.trial import Runs, patched_copy, tried
 from fusion_advisor.workflows.analyze import analyze
 from fusion_advisor.workflows.patch import Patched, patched
 
+from . import spawned
 from .checks import CRITERION
 from .forks import run_script
 from .in_process import captured
@@ -104,6 +105,7 @@ def test_a_dtype_that_follows_an_input_is_asked_for(tmp_path: Path) -> None:
     assert "if x.dtype != torch.bfloat16:" in text
 
 
+@pytest.mark.deep
 def test_a_cast_between_two_parts_that_does_nothing_in_one_dtype(tmp_path: Path) -> None:
     """Nothing of what goes is launched otherwise in another dtype: it is handed another tensor."""
     body = """
@@ -138,6 +140,7 @@ def test_the_frameworks_own_norm_becomes_a_part_of_a_kernel(tmp_path: Path) -> N
     assert "fused_model." in fused
 
 
+@pytest.mark.deep
 def test_an_expression_keeps_its_operands(tmp_path: Path) -> None:
     text = changed(
         made(
@@ -180,6 +183,7 @@ def test_results_without_a_name_get_one_each(tmp_path: Path) -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.deep
 def test_two_groups_in_one_statement_are_both_said(tmp_path: Path) -> None:
     text = changed(
         made(
@@ -333,6 +337,7 @@ def test_a_number_that_cannot_be_asked_is_left(tmp_path: Path) -> None:
     assert any("the 128 of line 22 cannot be asked there" in why for why in reasons), reasons
 
 
+@pytest.mark.deep
 def test_weights_of_a_dtype_that_the_file_names_may_be_cast(tmp_path: Path) -> None:
     """`.float()` launches nothing where all is float32; cast to 16 bits the module has it."""
     text = changed(
@@ -455,6 +460,7 @@ def test_calls_that_differ_are_left(tmp_path: Path) -> None:
                for why in patch.patch.refused.values())  # fmt: skip
 
 
+@pytest.mark.deep
 def test_a_value_that_is_read_elsewhere_stays(tmp_path: Path) -> None:
     """A result that something else reads is given by the kernel, too."""
     text = changed(
@@ -550,6 +556,7 @@ def test_our_own_kernels_are_known(tmp_path: Path) -> None:
     assert not any("fused" in node.op for node in training.nodes), "with gradients eager runs"
 
 
+@pytest.mark.deep
 def test_what_the_patched_model_computes(tmp_path: Path) -> None:
     """Through the interpreter, fall-backs forbidden: the same as the original, but for rounding."""
     patch = made(
@@ -708,13 +715,10 @@ def test_files_are_tried_where_they_were_edited(tmp_path: Path) -> None:
         "import torch\nfrom layers.norm import Norm\n\n\nmodel = Norm(512)\n"
         "example_inputs = [torch.empty(256, 512)]\n"
     )
-    program = Path(sys.executable).parent / "fusion-advisor"
     out = tmp_path / "x.patch"
-    done = subprocess.run(
-        [program, "patch", str(file), "--out", str(out), "--no-compile", "--device", "h200",
-         "--root", str(tmp_path)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    options = ("--out", out, "--no-compile", "--device", "h200", "--root", tmp_path)
+    path = os.pathsep.join((str(tmp_path), str(Path(__file__).resolve().parents[2])))
+    done = spawned.command("patch", file, *options, cwd=tmp_path, env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     assert "layers/norm.py:13, saves" in done.stderr
     assert "4 launches of kernels" in done.stderr, done.stderr
@@ -740,11 +744,8 @@ def test_the_command(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text(HEAD + NORM_ALONE)
     out, new = tmp_path / "x.patch", tmp_path / "new.py"
-    program = Path(sys.executable).parent / "fusion-advisor"
-    options = ["--out", str(out), "--model-new", str(new), "--no-compile", "--device", "h200"]
-    done = subprocess.run(
-        [program, "patch", str(file), *options], capture_output=True, text=True, cwd=tmp_path
-    )
+    options = ["--out", out, "--model-new", new, "--no-compile", "--device", "h200"]
+    done = spawned.command("patch", file, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "model.py:13, saves" in done.stderr
     ran = (

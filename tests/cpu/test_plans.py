@@ -92,6 +92,7 @@ OTHERWISE: dict[str, tuple[Callable[..., object], Tensors]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", AS_ROWS)
 def test_a_reduction_runs_along_the_results_rows(name: str, worker: Worker) -> None:
     function, inputs, count = AS_ROWS[name]
@@ -265,6 +266,7 @@ CHANNELS: dict[str, tuple[Callable[..., object], Tensors, set[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHANNELS)
 def test_rows_of_channels(name: str, worker: Worker) -> None:
     """Every plan is right, and none divides in each lane where channels are long."""

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from . import spawned
+
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("--no-verify", "--no-compile")
 
@@ -70,9 +72,7 @@ assert torch.equal(model(first, normalize=True)["out"], plain)
 def python(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     own = {"PYTHONPATH": str(ROOT), "NO_COLOR": "1", "FUSION_ADVISOR_CACHE": str(cwd / "cache")}
     command = [sys.executable, *map(str, words)]
-    return subprocess.run(
-        command, cwd=cwd, env={**os.environ, **own}, capture_output=True, text=True
-    )
+    return spawned.run(command, cwd=cwd, env={**os.environ, **own})
 
 
 def run(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -201,6 +201,7 @@ def test_reports_of_two_calls_are_compared(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -109,6 +109,7 @@ def test_config_prints_each_value_with_its_origin(repository: Path) -> None:
     assert rows["timeout"] == ["180.0", "default"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -85,6 +85,7 @@ def places(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.deep
 def test_an_analysis_has_the_same_bytes_everywhere(places: dict[str, Path]) -> None:
     first = run(places["plain"], "plain", "analyze", "model.py", "--out", "out", cores=1)
     made = files(places["plain"] / "project" / "out")
@@ -104,12 +105,24 @@ def test_an_analysis_has_the_same_bytes_everywhere(places: dict[str, Path]) -> N
     assert {row["kernel"]["check"]["where"] for row in report["groups"]} == {"interpreter"}
 
 
+def test_kernels_have_the_same_bytes_elsewhere(places: dict[str, Path]) -> None:
+    made: list[dict[str, bytes]] = []
+    for way in places:
+        words = ("analyze", "model.py", "--out", "out", "--no-verify", "--no-compile")
+        run(places[way], way, *words, cores=1 if way == "plain" else None)
+        made.append(files(places[way] / "project" / "out"))
+    assert made[0] == made[1]
+    assert len([name for name in made[0] if name.startswith("kernels/")]) > 1
+
+
+@pytest.mark.deep
 def test_what_a_capture_took_is_told_under_verbose(places: dict[str, Path]) -> None:
     words = ("analyze", "model.py", "--no-verify", "--no-compile", "--verbose")
     said = run(places["plain"], "plain", *words)
     assert any(line.startswith("capture: ") and line.endswith(" s") for line in said.splitlines())
 
 
+@pytest.mark.deep
 def test_a_patch_has_the_same_bytes_everywhere(places: dict[str, Path]) -> None:
     made: list[dict[str, bytes]] = []
     for way, cores in (("plain", 1), ("other", None)):

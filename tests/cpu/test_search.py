@@ -133,6 +133,7 @@ def test_neighbours_differ_in_the_numbers_that_the_rules_name(
         assert (plan.schedule, plan.region) == (own.schedule, own.region)
 
 
+@pytest.mark.sampled(3)
 def test_every_neighbour_is_a_kernel_that_passes(
     one: tuple[Decision, Rulebook], worker: Worker
 ) -> None:
@@ -142,6 +143,7 @@ def test_every_neighbour_is_a_kernel_that_passes(
     assert [check.failure for check in checks if not check.passed] == []
 
 
+@pytest.mark.sampled(3)
 def test_how_many_are_tried_is_a_rule(one: tuple[Decision, Rulebook]) -> None:
     decision, rules = one
     assert len(neighbours(decision, with_tuning(rules, tried=1.0))) == 1

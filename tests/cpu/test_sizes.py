@@ -199,6 +199,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.deep) for name in DEEP)]
 )
@@ -261,6 +262,7 @@ TOWARDS = "z = x * y; return F.leaky_relu(F.normalize(z, dim=-1), 0.1)"
 LOSS = "return -F.log_softmax(x, -1).gather(1, y[:, None]).squeeze(1)"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("body", "shapes", "others"),
     [

@@ -72,6 +72,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("vector", [2, 4, 8, 16])
 @pytest.mark.parametrize("ends", ["apart", "first"])
 def test_each_column_has_one_lane(vector: int, ends: str, tmp_path: Path) -> None:
@@ -167,6 +168,7 @@ ROWS: dict[str, tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_that_begin_anywhere(name: str, worker: Worker) -> None:
     schedule, function, inputs = ROWS[name]
@@ -237,6 +239,7 @@ SHARED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", SHARED)
 def test_what_all_rows_share_is_read_in_vectors(name: str, worker: Worker) -> None:
     function, inputs, copied = SHARED[name]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,13 @@ def room_of(file: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
-def imports(file: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(file: Path) -> tuple[tuple[int, str], ...]:
     """Line and absolute dotted name of everything a file imports when it runs, wherever it does."""
+    return tuple(_imports(file))
+
+
+def _imports(file: Path) -> Iterator[tuple[int, str]]:
     package = file.relative_to(ROOT).parent.parts
     tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
     typing = (n for n in ast.walk(tree) if isinstance(n, ast.If))
@@ -230,6 +236,7 @@ def test_sockets_are_pairs() -> None:
         )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rooms", [("perfmodel",), ("sourcepatch",), ("dynamo",)], ids="-".join)
 def test_a_room_can_be_thrown_away_whole(rooms: tuple[str, ...], tmp_path: Path) -> None:
     """Without the time model, the source patch or the backend, `analyze` works as before."""

@@ -1,5 +1,5 @@
-"""Wavefronts of one request of 32 lanes, as the hardware counted them (`benchmarks/l1.py`, H200,
-2026-11-23)."""
+"""Wavefronts of one request of 32 lanes, as the hardware counted them (H200, 2026-11-23;
+`benchmarks/results/l1.md`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Modules that nobody has seen, through `analyze`, `verify` and `patch`: nothing wrong gets out.
 
-    python benchmarks/drawn.py [--seed HEX] [--first 0] [--count 120] [--jobs 2] [--keep DIR]
+    python -m benchmarks.drawn [--seed HEX] [--first 0] [--count 120] [--jobs 2] [--keep DIR]
 
-`fresh/draw.py` composes the modules from a seed, which is the first eight digits of the commit: no
+`draw.py` composes the modules from a seed, which is the first eight digits of the commit: no
 code can have been fitted to them. Each module lies in a git repository of its own, is analysed with
 its kernels checked and compiled, and patched; the patched module then runs beside the original on
 Triton's interpreter, as drawn and with every size changed, one after the other. A failure is
@@ -34,8 +34,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..gpu import ROOT, commit
+
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "drawn.jsonl"
+RESULTS = HERE.parent / "results" / "drawn.jsonl"
 LIMIT_S = 600
 """Wall time of one command: a hang."""
 
@@ -110,12 +112,17 @@ def _read(report: Row, failures: list[str]) -> Row:
 
 def _beside(file: Path, failures: list[str]) -> Row:
     """The patched module beside the original, in a process of its own."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--beside", str(file.parent)]
+    command = [sys.executable, "-m", "benchmarks.drawn", "--beside", str(file.parent)]
     try:
         done = subprocess.run(
             command,
             cwd=file.parent,
-            env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "TRITON_INTERPRET": "1",
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(ROOT),
+            },
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
@@ -255,7 +262,7 @@ def _drawn_again(inputs: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
 
 def drawn(seed: str, modules: range, jobs: int, folder: Path) -> Row:
     """What came of some modules of a seed, by their numbers."""
-    draw = _loaded(HERE / "fresh" / "draw.py", "draw")
+    draw = _loaded(HERE / "draw.py", "draw")
     files: list[Path] = []
     for number in modules:
         name, text = draw.drawn(seed, number, True)
@@ -271,7 +278,7 @@ def drawn(seed: str, modules: range, jobs: int, folder: Path) -> Row:
     return {
         "seed": seed,
         "date": datetime.date.today().isoformat(),
-        "commit": _commit(),
+        "commit": commit(),
         "modules": len(modules) if modules.start == 0 else f"{modules.start} to {modules.stop - 1}",
         **{name: sum(row.get(name, 0) for row in rows) for name in summed},
         "failures": failures,
@@ -283,12 +290,6 @@ def _told(call: Callable[[Path], Row], file: Path) -> Row:
     row = call(file)
     print(json.dumps(row), flush=True)
     return row
-
-
-def _commit() -> str:
-    """The first eight digits of the commit that is looked at; empty outside of a checkout."""
-    head = ["git", "rev-parse", "HEAD"]
-    return subprocess.run(head, cwd=HERE, check=False, capture_output=True, text=True).stdout[:8]
 
 
 def main() -> int:
@@ -304,7 +305,7 @@ def main() -> int:
     if options.beside:
         print(json.dumps(beside(options.beside)))
         return 0
-    began, seed = time.monotonic(), options.seed or _commit()
+    began, seed = time.monotonic(), options.seed or commit()
     if not seed:
         parser.error("--seed is missing: this is no checkout whose commit could be the seed")
     with tempfile.TemporaryDirectory() as folder:

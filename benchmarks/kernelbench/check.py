@@ -1,7 +1,7 @@
 """Checks and times emitted kernels on a GPU; writes a table.
 
-    python benchmarks/audit.py FOLDER --families --no-verify --kernels kernels.jsonl   # anywhere
-    python benchmarks/gpu_check.py kernels.jsonl --markdown F --json F                 # on the GPU
+    python -m benchmarks.kernelbench.audit FOLDER --families --no-verify --kernels kernels.jsonl
+    python -m benchmarks.kernelbench.check kernels.jsonl --markdown F --json F     # on the GPU
 
 Every kernel is checked against fp64 on the GPU with the cases that the interpreter checks and at
 the graph's own sizes, then timed there beside the eager ops that it replaces: cold L2, medians. The
@@ -28,6 +28,8 @@ from typing import Any
 from fusion_advisor.ir.kernel import Case, Check, Kernel, from_json
 from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import checker, collect_check, submit_check
+
+from ..gpu import clock, copy_bandwidth, heading
 
 FULL = "the graph's sizes"
 MOST_BYTES = 12_000_000_000
@@ -76,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=540.0, help="nothing begins after this")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for one check")
     parser.add_argument("--every", type=int, default=1, help="only every n-th kernel")
+    parser.add_argument("--device", default="h200", help="whose rules the clock has")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--json", type=Path, help="rewritten as results come in")
     return parser.parse_args()
@@ -150,14 +153,16 @@ def _time_all(
 ) -> float:
     """Times what passed, the largest first; the copy bandwidth in bytes a second."""
     pool = _pool()
-    copy = pool.submit(_copy_bandwidth).result()
+    copy = pool.submit(_copy, arguments.device).result()
     order = sorted(range(len(jobs)), key=lambda place: -_size(_kernel(jobs[place])))
     for place in order:
         row = rows[place]
         if not row.passed or time.perf_counter() > deadline:
             continue
         try:
-            found = pool.submit(_timed, jobs[place]).result(timeout=arguments.limit)
+            found = pool.submit(_timed, jobs[place], arguments.device).result(
+                timeout=arguments.limit
+            )
         except TimeoutError:
             row.full_size = f"not timed in {arguments.limit:g} s"
             _kill(pool)
@@ -204,24 +209,16 @@ def _moved(case: Case) -> int:
     return (case.loaded_bytes or 0) + (case.stored_bytes or 0)
 
 
-def _copy_bandwidth() -> float:
-    """Bytes a second that a large device copy reads and writes."""
-    import torch
-    from triton.testing import do_bench
-
-    source = torch.randn(1 << 29, device="cuda")
-    target = torch.empty_like(source)
-    milliseconds: Any = do_bench(lambda: target.copy_(source), return_mode="median")
-    return 2 * source.numel() * source.element_size() / milliseconds * 1e3
+def _copy(device: str) -> float:
+    return copy_bandwidth(clock(device))
 
 
-def _timed(job: dict[str, Any]) -> tuple[int, float, float, float, float] | None:
+def _timed(job: dict[str, Any], device: str) -> tuple[int, float, float, float, float] | None:
     """Bytes, the times of the kernel and of eager, and the host's for both; None when the GPU's
     memory does not hold it."""
     import tempfile
 
     import torch
-    from triton.testing import do_bench
 
     from fusion_advisor.support.load_kernel_file import load_module
     from fusion_advisor.verify.check_child import build_inputs
@@ -235,12 +232,8 @@ def _timed(job: dict[str, Any]) -> tuple[int, float, float, float, float] | None
             module: Any = load_module(kernel.text, Path(folder))
             inputs = build_inputs(case, "normal", 0, "cuda")
 
-            def time_us(run: Callable[..., Any]) -> float:
-                spent: Any = do_bench(lambda: run(*inputs), 10, 50, return_mode="median")
-                return spent * 1e3
-
-            call = getattr(module, kernel.entry)
-            times = (time_us(call), time_us(module.reference))
+            call, watch = getattr(module, kernel.entry), clock(device)
+            times = [watch.time(partial(run, *inputs), 0).us for run in (call, module.reference)]
             hosts = (_host_us(partial(run, *inputs)) for run in (call, module.reference))
             return _moved(case), *times, *hosts
     except torch.OutOfMemoryError:
@@ -266,18 +259,13 @@ def _host_us(call: Callable[[], Any]) -> float:
 
 def _markdown(rows: list[Row], copy: float) -> str:
     """The table; `copy` in bytes a second."""
-    import torch
-    import triton
-
     timed = [row for row in rows if row.kernel_us]
     large = [row for row in timed if row.bytes >= 400_000_000]
     ratios = sorted(row.eager_us / row.kernel_us for row in large)
     failed = [row for row in rows if not row.passed]
     lines = [
-        "# Emitted kernels on the GPU",
-        "",
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__};"
-        f" copy {copy / 1e9:.0f} GB/s read+write.",
+        *heading("Emitted kernels on the GPU"),
+        f"Copy {copy / 1e9:.0f} GB/s read+write.",
         f"Checked {len(rows)} kernels, {len(failed)} failed;"
         f" {sum(row.full_size == 'checked' for row in rows)} of them at the graph's own sizes.",
     ]

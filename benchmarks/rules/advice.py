@@ -1,12 +1,11 @@
 """What following the advice that is no fusion is worth on a GPU: the figures in `rules/advice/`.
 
-python benchmarks/advice.py --out advice.md      # on a GPU; a minute
+python -m benchmarks.rules.advice --out advice.md      # on a GPU; a minute
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import statistics
 import time
 from collections.abc import Callable
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from torch.nn.functional import scaled_dot_product_attention as attention
 from triton.testing import do_bench
+
+from ..gpu import heading
 
 ATTENTIONS = {
     "BERT base, 16 x 512": (16, 12, 12, 512, 512, 64),
@@ -33,6 +33,7 @@ GROUPED = {
     "Llama 3 8B, 16 x 1 of 4096": (16, 32, 8, 1, 4096, 128),
     "Llama 3 8B, 64 x 1 of 2048": (64, 32, 8, 1, 2048, 128),
 }
+NOTE = "Microseconds are medians with a cold L2; bfloat16."
 TINY = 4096
 """Elements of kernels that are shorter than their launch."""
 
@@ -42,20 +43,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     out: Path = parser.parse_args().out
     torch.manual_seed(0)
-    lines = [*heading(), "", *masks(), "", *grouped(), "", *launches(), ""]
-    out.write_text("\n".join(lines))
-
-
-def heading() -> list[str]:
-    today = datetime.datetime.now(datetime.UTC).date()
-    return [
-        "# What following the advice is worth",
+    lines = [
+        *heading("What following the advice is worth"),
+        NOTE,
         "",
-        "    python benchmarks/advice.py --out benchmarks/results/advice.md",
+        *masks(),
         "",
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__},"
-        f" {today}. Microseconds are medians with a cold L2; bfloat16.",
+        *grouped(),
+        "",
+        *launches(),
+        "",
     ]
+    out.write_text("\n".join(lines))
 
 
 def us(call: Callable[[], object]) -> float:

@@ -1,9 +1,9 @@
 """What holds the emitted kernels back: the hardware counters of each, below ncu; writes a table.
 
     ncu --nvtx --profile-from-start off --clock-control none --csv --page raw \\
-        --metrics "$(python benchmarks/limits.py metrics)" --log-file counters.csv \\
-        python benchmarks/limits.py launch speed.jsonl       # on the GPU; of `speed.py emit`
-    python benchmarks/limits.py table counters.csv [--out FILE]
+        --metrics "$(python -m benchmarks.kernels.limits metrics)" --log-file counters.csv \\
+        python -m benchmarks.kernels.limits launch speed.jsonl       # on the GPU; of `speed emit`
+    python -m benchmarks.kernels.limits table counters.csv [--out FILE]
 
 Counters are of one launch with warm instruction caches, and an L2 that other bytes have filled.
 """
@@ -22,14 +22,15 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
-from patterns import patterns
-from predictions.counters import case, number, rows
-from speed import FLUSH_BYTES, Whole
 
 from fusion_advisor.support.load_kernel_file import cause
+
+from ..counters import case, number, rows
+from ..gpu import counted
+from .patterns import patterns
+from .speed import Whole
 
 ACTIVE = "avg.pct_of_peak_sustained_active"
 SHARES = {
@@ -61,6 +62,7 @@ WAITS = {
 DURATION = "gpu__time_duration.sum"
 REGISTERS = "launch__registers_per_thread"
 MOST_WAITS = 3
+FLUSH_BYTES = 256 << 20
 
 
 def main() -> int:
@@ -91,7 +93,6 @@ def _waiting(reason: str) -> str:
 def _run_launch(arguments: argparse.Namespace) -> int:
     """Every pattern's kernels once, between marks that ncu sees."""
     jobs = {job["pattern"]: job for job in map(json.loads, arguments.jobs.open())}
-    runtime: Any = torch.cuda.cudart()
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     for pattern in patterns(tiny=False):
         job = jobs.get(pattern.name)
@@ -103,13 +104,8 @@ def _run_launch(arguments: argparse.Namespace) -> int:
                 inputs = pattern.build("cuda")
                 whole(*inputs)
                 flush.zero_()
-                torch.cuda.synchronize()
-                torch.cuda.nvtx.range_push(f"case:{pattern.name}")
-                runtime.cudaProfilerStart()
-                whole(*inputs)
-                torch.cuda.synchronize()
-                runtime.cudaProfilerStop()
-                torch.cuda.nvtx.range_pop()
+                with counted(pattern.name):
+                    whole(*inputs)
                 del inputs
         except Exception as error:  # noqa: BLE001 listed, the rest goes on
             print(f"{pattern.name}: {cause(error)}", file=sys.stderr, flush=True)

@@ -1,8 +1,8 @@
 """Every problem of KernelBench as a `ModelNew`, through KernelBench's own check on a GPU.
 
-    python benchmarks/model_new.py make KernelBench 2 1 --out DIR      # anywhere
-    python benchmarks/model_new.py check KernelBench --out DIR         # on a GPU
-    python benchmarks/model_new.py table --out DIR
+    python -m benchmarks.kernelbench.model_new make KernelBench 2 1 --out DIR      # anywhere
+    python -m benchmarks.kernelbench.model_new check KernelBench --out DIR         # on a GPU
+    python -m benchmarks.kernelbench.model_new table --out DIR
 
 KernelBench is a checkout of ScalingIntelligence/KernelBench. `make` writes DIR/made.jsonl and, for
 each problem in which a group can be put, DIR/levelN_NAME.py, captured in train mode: KernelBench
@@ -23,27 +23,32 @@ import io
 import json
 import multiprocessing
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parents[1]
+from fusion_advisor.ir.scenario import Request, Scenario
+from fusion_advisor.support.errors import AdvisorError
+from fusion_advisor.workflows.patch import patched
+from tests.cpu.in_process import captured
+
+from ..gpu import heading
+
 SEED = 42
 """KernelBench's own."""
 
 
 def make(options: argparse.Namespace) -> None:
     """A file with `ModelNew` for every problem that has a group."""
-    sys.path.insert(0, str(ROOT))
-    from benchmarks.patches import tried  # from the repository
-    from fusion_advisor.ir.scenario import Request, Scenario
-
     rows = options.out / "made.jsonl"
     known = {row["problem"] for row in _rows(rows)}
     request = Request("", Scenario(mode="train"), device="h200", verify=False, compile=False)
@@ -52,8 +57,36 @@ def make(options: argparse.Namespace) -> None:
             problem = f"level{level}/{file.stem}"
             if problem not in known:
                 out = options.out / f"{problem.replace('/', '_')}.py"
-                made = tried(file, request, out, diff=False, model_new=True)
+                made = _tried(file, request, out)
                 _append(rows, {"problem": problem, **made})
+
+
+def _tried(file: Path, request: Request, out: Path) -> dict[str, Any]:
+    """What `patched` makes of one problem in a folder of its own; a file with `ModelNew` that holds
+    goes to `out`."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder).resolve() / f"{file.stem}.py"
+        shutil.copyfile(file, model)
+        try:
+            request = replace(request, model=str(model))
+            made = patched(request, model.parent, captured, diff=False, model_new=True)
+        except AdvisorError as error:
+            return {"error": str(error).replace(f"{folder}/", "")}
+    if made.model_new and not made.wrong:
+        out.write_text(made.model_new)
+    return {
+        "put": [put.finding.pattern for put in made.patch.puts],
+        "guards": sorted({e.guard for put in made.patch.puts for e in put.edits if e.guard}),
+        "refused": made.patch.refused,
+        "unplaced": made.unplaced,
+        "wrong": {said: what.replace(f"{folder}/", "") for said, what in made.wrong.items()},
+        "tried": made.tried,
+        "ran": made.ran or made.new_ran,
+        "free_us": made.free_us,
+        "saved_us": made.saved_us,
+        "seconds": time.perf_counter() - began,
+    }
 
 
 def check(options: argparse.Namespace) -> None:
@@ -187,6 +220,8 @@ def table(options: argparse.Namespace) -> None:
     made = _rows(options.out / "made.jsonl")
     checked = {row["problem"]: row for row in _rows(options.out / "checked.jsonl")}
     lines = [
+        *heading("ModelNew of KernelBench"),
+        "",
         "| level | problems tried | nothing to gain | no ModelNew | ModelNew | checked | correct "
         "| correct, kernels launched |",
         "|---|---|---|---|---|---|---|---|",

@@ -1,11 +1,11 @@
 """Captures a folder of KernelBench problems and transformers families; prints a table.
 
-    python benchmarks/sweep.py FOLDER [--levels 1,2,3,4] [--families] [--json F] [--markdown F]
-        [--graphs DIR]
+    python -m benchmarks.kernelbench.capture FOLDER [--levels 1,2,3,4] [--families]
+        [--json F] [--markdown F] [--graphs DIR]
 
 FOLDER is a checkout's `KernelBench` folder (level1 ... level4). Level 4 names pretrained models;
 they are built here from their architectures' geometry, without weights and without a network.
-`--graphs` keeps every captured graph, `level1_19_ReLU.json`: what `benchmarks/predictions` reads.
+`--graphs` keeps every captured graph, `level1_19_ReLU.json`: what `benchmarks.predictions` reads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Analyses every problem of a KernelBench folder and audits the result; writes a table.
 
-    python benchmarks/audit.py FOLDER [--levels 1,2,3,4] [--families] [--markdown F] [--json F]
-                               [--no-verify] [--device h200]
+    python -m benchmarks.kernelbench.audit FOLDER [--levels 1,2,3,4] [--families]
+        [--markdown F] [--json F] [--kernels F] [--no-verify] [--device h200]
 
 For each problem: how much of the saveable traffic the accepted groups recover; whether every
 accepted group's kernel passes the checker; whether the FLOPs of matmul-class nodes equal
@@ -27,7 +27,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import sweep
 from rich.console import Console
 
 from fusion_advisor.codegen.emit import emit
@@ -39,6 +38,8 @@ from fusion_advisor.fusion.decide import decide
 from fusion_advisor.ir.kernel import Check, Kernel, from_json, to_json
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.verify.driver import checker, collect_check, submit_check
+
+from . import capture, independent
 
 RULES = load_rulebook()
 
@@ -108,15 +109,15 @@ def _arguments() -> argparse.Namespace:
 # -- one problem, in a process of its own ----------------------------------------------------------
 
 
-def _audit(job: sweep.Job, device: str) -> tuple[Audit, list[str]]:
+def _audit(job: capture.Job, device: str) -> tuple[Audit, list[str]]:
     audit = Audit(job.level, job.problem)
     kernels: list[Kernel] = []
     signal.signal(signal.SIGALRM, _too_long)
-    signal.alarm(2 * sweep.SECONDS)
+    signal.alarm(2 * capture.SECONDS)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 for the life of this process
     try:
         if job.pretrained:
-            sweep.build_from_geometry()
+            capture.build_from_geometry()
         graph = capture_here(job.model, job.scenario)
         annotated = annotate(graph, RULES.device(device))
         flow = dataflow(annotated)
@@ -131,7 +132,7 @@ def _audit(job: sweep.Job, device: str) -> tuple[Audit, list[str]]:
 
 
 def _too_long(*_: Any) -> None:
-    raise TimeoutError(f"longer than {2 * sweep.SECONDS} s")
+    raise TimeoutError(f"longer than {2 * capture.SECONDS} s")
 
 
 def _describe(audit: Audit, annotated: Annotated, grouping: Grouping) -> None:
@@ -172,10 +173,8 @@ def _cause(why: str) -> str:
     return why.split("; ")[0][:90]
 
 
-def _count_independently(audit: Audit, annotated: Annotated, job: sweep.Job) -> None:
+def _count_independently(audit: Audit, annotated: Annotated, job: capture.Job) -> None:
     """Run the model eagerly under fake tensors, counting FLOPs and bytes op by op."""
-    import independent
-
     seen = independent.count(job.model, job.scenario)
     patterns = frozenset(cost.pattern for cost in annotated.costs.values())
     ours: Counter[str] = Counter()
@@ -199,11 +198,11 @@ def _count_independently(audit: Audit, annotated: Annotated, job: sweep.Job) -> 
 
 
 def _run(arguments: argparse.Namespace) -> list[Audit]:
-    jobs = [*sweep.problems(arguments.folder, arguments.levels, arguments.match)]
+    jobs = [*capture.problems(arguments.folder, arguments.levels, arguments.match)]
     audits: list[Audit] = []
     with tempfile.TemporaryDirectory() as scratch:
         if arguments.families:
-            jobs += sweep.families(Path(scratch))
+            jobs += capture.families(Path(scratch))
         importlib.import_module("torch._dynamo")
         importlib.import_module("torch.export._trace")
         importlib.import_module("torch").set_num_threads(1)

@@ -1,6 +1,6 @@
 """Whole models on a GPU: a step in every way of running it; writes a table.
 
-    python benchmarks/whole_models.py --out DIR [--families Llama,BERT] [--ways eager,compile]
+    python -m benchmarks.models --out DIR [--families Llama,BERT] [--ways eager,compile]
 
 Four layers of each model at its real width, in bfloat16, on random weights: the model without its
 head over 512 to 8192 tokens, and one token of a causal language model with its head against a
@@ -33,6 +33,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+
+from ..gpu import ROOT, heading
 
 WAYS = (
     "eager",
@@ -424,7 +426,7 @@ def _start(job: Job, arguments: argparse.Namespace) -> subprocess.Popen[str]:
     given = ["--child", *job, "--layers", str(arguments.layers)]
     given += ["--rehearse"] if arguments.rehearse else []
     return subprocess.Popen(
-        [sys.executable, __file__, *given],
+        [sys.executable, "-m", "benchmarks.models", *given], cwd=ROOT,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
     )  # fmt: skip
 
@@ -479,9 +481,9 @@ def _within(process: subprocess.Popen[str], seconds: float) -> str:
     return process.stdout.readline().strip() or "ended" if seen else "late"
 
 
-def table(rows: Sequence[Row], head: str) -> str:
+def table(rows: Sequence[Row]) -> str:
     """A table for each family: step times, and the best way beside eager and torch.compile."""
-    lines = ["# Whole models", "", head, ""]
+    lines = [*heading("Whole models"), ""]
     steps = [row for row in rows if not row.way.startswith("training")]
     for name in dict.fromkeys(row.family for row in steps):
         own = [row for row in steps if row.family == name]
@@ -565,15 +567,7 @@ def main() -> None:
         return
     (arguments.out / "logs").mkdir(parents=True, exist_ok=True)
     rows = run(arguments)
-    (arguments.out / "whole_models.md").write_text(table(rows, _machine(arguments.rehearse)))
-
-
-def _machine(rehearse: bool) -> str:
-    import torch
-    import triton
-
-    gpu = "no GPU" if rehearse else torch.cuda.get_device_name()
-    return f"{gpu}, torch {torch.__version__}, triton {triton.__version__}."
+    (arguments.out / "whole_models.md").write_text(table(rows))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How many instructions of a lane each scalar primitive of the region form is worth, on a GPU.
 
-    python benchmarks/instructions.py [--out rules/instructions.toml]
+    python -m benchmarks.rules.instructions [--out rules/instructions.toml]
 
 A kernel applies a primitive some times to a value in registers, another one more often; what the
 difference takes, over the rate at which the device's lanes issue (128 a clock and multiprocessor,
@@ -155,10 +155,10 @@ def _timed(kernel: Any, tensors: tuple[torch.Tensor, ...], count: int, runs: int
 
 def _toml(found: dict[Key, float], device: str) -> list[str]:
     """The figures as the rules hold them: beyond what the loop itself takes."""
-    source = f"measured: benchmarks/instructions.py on an {device}, {date.today()}"
+    source = f"measured: benchmarks/rules/instructions.py on an {device}, {date.today()}"
     lines = [
         "# What each scalar primitive is worth, in instructions of a lane.",
-        "# benchmarks/instructions.py writes this file.",
+        "# benchmarks/rules/instructions.py writes this file.",
     ]
     for name in (*PRIMITIVES, *WITH_ONE.values()):
         own = {form: found[name, form] for form in FORMS if (name, form) in found}

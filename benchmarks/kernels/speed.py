@@ -1,8 +1,8 @@
 """How fast the emitted kernels are on a GPU, beside what else there is; writes a table.
 
-    python benchmarks/speed.py emit --out speed.jsonl            # on a CPU: analyse and emit
-    python benchmarks/speed.py time speed.jsonl --out DIR        # on the GPU: check and time
-    python benchmarks/speed.py table RESULTS... [--out FILE]     # one table of several runs
+    python -m benchmarks.kernels.speed emit --out speed.jsonl       # on a CPU: analyse, emit
+    python -m benchmarks.kernels.speed time speed.jsonl --out DIR   # on the GPU: check, time
+    python -m benchmarks.kernels.speed table RESULTS... [--out FILE]  # of several runs
 
 The patterns are plain PyTorch (patterns.py). Each goes through capture, annotate, group, decide and
 emit; what the tool leaves in eager is timed in eager, as part of the whole. Times are medians with
@@ -20,7 +20,6 @@ rewrites DIR/table.md as it goes: a run that is cut short keeps what it has.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import multiprocessing
 import os
@@ -30,10 +29,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures import TimeoutError as Late
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -41,22 +37,17 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from patterns import CLOSE, Function, Pattern, patterns
 from torch import Tensor
 
 from fusion_advisor.ir.graph import Arg, Graph, Ref, Symbol
 from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
 from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.load_kernel_file import Fault, cause, load_module
 
+from ..gpu import ahead, clock, copy_bandwidth, heading, lost, machine, resources
+from .patterns import CLOSE, Function, Pattern, patterns
+
 EMIT_SECONDS = 240
-SLACK = 1.02
-"""No memory is faster than its datasheet, so a time that says so is wrong: by more than this."""
-FLUSH_BYTES = 256 << 20
-SLEEP_CYCLES = 30_000_000
-"""About 15 ms, in which the host queues a batch."""
-BATCH = 16
 
 CONTENDERS = ("ours", "eager", "own", "Liger", "compile", "max-autotune")
 MODES = {"compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
@@ -87,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     verb.add_argument("jobs", type=Path)
     verb.add_argument("--out", type=Path, required=True, help="a folder")
     verb.add_argument("--only", default="")
+    verb.add_argument("--device", default="h200", help="whose rules the clock has")
     verb.add_argument("--budget", type=float, default=540.0, help="seconds, all told")
     verb.add_argument("--processes", type=int, default=12, help="that compile ahead")
     verb.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
@@ -299,18 +291,8 @@ class Whole:
         return arg
 
     def resources(self) -> str:
-        """Registers and spills as the driver counts them, of each kernel: `168/0, 40/0`."""
-        found: list[str] = []
-        for module in self.modules:
-            for value in vars(module).values():
-                caches = getattr(value, "device_caches", None) or {}
-                for cache in list(caches.values()):
-                    kernels = cache[0] if isinstance(cache, tuple) else cache
-                    for kernel in getattr(kernels, "values", list)():
-                        registers = getattr(kernel, "n_regs", None)
-                        if registers is not None:
-                            found.append(f"{registers}/{getattr(kernel, 'n_spills', '?')}")
-        return ", ".join(found)
+        """Registers and spills of each kernel."""
+        return resources(self.modules)
 
 
 def _constant(text: str) -> Any:
@@ -341,9 +323,9 @@ class Run:
         tiny = any(job["tiny"] for job in self.jobs.values())
         chosen = [p for p in _chosen(arguments.only, tiny=tiny) if p.name in self.jobs]
         self.patterns = chosen
-        self.flush = torch.empty(8 if self.dry else FLUSH_BYTES, dtype=torch.int8).to(self.device)
+        self.clock = clock(arguments.device, dry=self.dry)
         self.broken = False
-        self.machine = _machine(self.dry)
+        self.machine = "the CPU, under the interpreter" if self.dry else machine()
 
     def left(self) -> float:
         return self.deadline - time.monotonic()
@@ -368,77 +350,19 @@ class Run:
         print(f"{pattern} | {who} | {_share_text(line)} | {told}", flush=True)
 
     def measure_copy(self) -> None:
-        """Bytes a second that a large copy reads and writes: its size is beyond any cache."""
-        count = 1 << (10 if self.dry else 29)
-        source = torch.randn(count, device=self.device)
-        target = torch.empty_like(source)
-        times, _ = self.times(partial(target.copy_, source))
-        self.copies.append(2 * source.numel() * source.element_size() / statistics.median(times))
-        del source, target
-        self.release()
-
-    def release(self) -> None:
-        gc.collect()
-        if not self.dry:
-            torch.cuda.empty_cache()
-
-    def times(self, call: Callable[[], Any]) -> tuple[list[float], bool]:
-        """Seconds of each run, and whether the host kept ahead of the device throughout."""
-        if self.dry:
-            call()
-            started = time.perf_counter()
-            call()
-            return [time.perf_counter() - started], True
-        for _ in range(2):
-            call()
-        first = self._batch(call, 3)[0]
-        wanted = min(64, max(12, int(0.12 / max(statistics.median(first), 1e-5))))
-        found: list[float] = []
-        ahead = True
-        while len(found) < wanted:
-            some, queued = self._batch(call, min(BATCH, wanted - len(found)))
-            found += some
-            ahead = ahead and queued
-        return found, ahead
-
-    def _batch(self, call: Callable[[], Any], count: int) -> tuple[list[float], bool]:
-        pairs = [
-            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            for _ in range(count)
-        ]
-        sleep: Any = torch.cuda._sleep  # pyright: ignore[reportPrivateUsage]
-        sleep(SLEEP_CYCLES)
-        for start, end in pairs:
-            self.flush.zero_()
-            start.record()
-            call()
-            end.record()
-        ahead = not pairs[0][0].query()
-        torch.cuda.synchronize()
-        return [start.elapsed_time(end) * 1e-3 for start, end in pairs], ahead
+        """What shares are of, now."""
+        self.copies.append(copy_bandwidth(self.clock, *([1 << 13] if self.dry else [])))
 
     def time_one(self, pattern: Pattern, who: str, call: Function, **found: Any) -> None:
-        """Time one way to compute a pattern, on fresh data."""
+        """Time one way to compute a pattern, on fresh data. Fault for a time that no memory of the
+        device reaches."""
         inputs = pattern.build(self.device)
-        times, ahead = self.times(lambda: call(*inputs))
-        seconds = statistics.median(times)
+        t = self.clock.time(lambda: call(*inputs), self.jobs[pattern.name]["ideal_bytes"])
         found |= {
-            "us": seconds * 1e6, "fastest_us": min(times) * 1e6, "slowest_us": max(times) * 1e6,
-            "runs": len(times), "host_ahead": ahead,
+            "us": t.us, "low_us": t.low_us, "high_us": t.high_us, "runs": t.runs,
+            "host_ahead": t.host_ahead,
         }  # fmt: skip
-        least = self.jobs[pattern.name]["ideal_bytes"] / (self._datasheet() * SLACK)
-        if not self.dry and seconds < least:
-            found |= {"refused": f"faster than the memory: {seconds * 1e6:.1f} µs", "us": 0.0}
         self.record(pattern.name, who, **found)
-
-    def _datasheet(self) -> float:
-        """Bytes a second; infinite on a device that the rules do not know."""
-        if self.dry:
-            return float("inf")
-        try:
-            return load_rulebook().device(torch.cuda.get_device_name()).datasheet_bandwidth
-        except UsageError:
-            return float("inf")
 
     @contextmanager
     def attempt(self, pattern: str, who: str) -> Generator[None]:
@@ -448,11 +372,11 @@ class Run:
                 yield
         except Exception as error:  # noqa: BLE001 rivals raise what they like: it is recorded
             text = cause(error)
-            self.broken = "CUDA error" in text or "illegal memory" in text
+            self.broken = lost(text)
             self.record(pattern, who, failure=text)
         finally:
             if not self.broken:
-                self.release()
+                self.clock.release()
 
 
 def _replace(file: Path, text: str) -> None:
@@ -503,53 +427,15 @@ def _measure(run: Run, arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def _compiled_ahead(run: Run, processes: int) -> dict[str, str]:
-    """Run every kernel once in processes of their own: Triton's cache is warm afterwards, and one
-    that takes its device down does so there. Returns why, by pattern, where one failed."""
-    started = time.monotonic()
-    failed: dict[str, str] = {}
-    names = [p.name for p in run.patterns if run.jobs[p.name]["groups"]]
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(max(1, min(processes, len(names))), mp_context=context)
-    pending: dict[str, Future[str]] = {
-        name: pool.submit(_run_once, run.jobs[name]) for name in names
-    }
-    limit = started + min(240.0, 0.5 * run.left())
-    for name, answer in pending.items():
-        try:
-            problem = answer.result(timeout=max(0.1, limit - time.monotonic()))
-        except (Late, BrokenProcessPool) as error:
-            problem = f"ahead of time: {type(error).__name__}"
-        if problem:
-            failed[name] = problem
-    if any(not answer.done() for answer in pending.values()):  # a worker hangs
-        workers: Iterable[Any] = (getattr(pool, "_processes", None) or {}).values()
-        for worker in list(workers):
-            worker.kill()
-    pool.shutdown(wait=True, cancel_futures=True)
-    print(f"ran {len(names)} once in {time.monotonic() - started:.0f} s; failed: {failed}")
-    return failed
+    """Why, by pattern, where its kernels failed when they were run once ahead."""
+    jobs = {p.name: run.jobs[p.name] for p in run.patterns if run.jobs[p.name]["groups"]}
+    return ahead(_run_once, jobs, processes, time.monotonic() + min(240.0, 0.5 * run.left()))
 
 
-_lost = False
-
-
-def _run_once(job: Job) -> str:
-    """Empty, or why it failed. A process whose device is lost passes the rest by."""
-    global _lost
-    if _lost:
-        return ""
+def _run_once(job: Job) -> None:
     pattern = next(p for p in patterns(tiny=job["tiny"]) if p.name == job["pattern"])
-    try:
-        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-            whole = Whole(job, Path(folder), "cuda")
-            whole(*pattern.build("cuda", zeros=True))
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-    except Exception as error:  # noqa: BLE001 the parent records it
-        text = cause(error)
-        _lost = "CUDA error" in text or "illegal memory" in text
-        return text
-    return ""
+    with tempfile.TemporaryDirectory() as folder:
+        Whole(job, Path(folder), "cuda")(*pattern.build("cuda", zeros=True))
 
 
 def _time_ours(run: Run, pattern: Pattern, folder: Path, failed: dict[str, str]) -> None:
@@ -563,7 +449,7 @@ def _time_ours(run: Run, pattern: Pattern, folder: Path, failed: dict[str, str])
     with run.attempt(pattern.name, "ours"):
         whole = Whole(job, folder, run.device)
         checked = _check(run, pattern, whole)
-        run.release()
+        run.clock.release()
         steps = [step for group in job["groups"] for step in group["steps"]]
         run.time_one(
             pattern, "ours", whole, **checked, resources=whole.resources(), steps=steps,
@@ -646,7 +532,7 @@ def _check(run: Run, pattern: Pattern, whole: Whole) -> dict[str, Any]:
         return _check_dropout(inputs[0], ours[0])
     with Float64Mode():
         exact = _outputs(pattern.function(*(_widened(x) for x in inputs)))
-    run.release()
+    run.clock.release()
     eager = _outputs(pattern.function(*inputs))
     errors: list[float] = []
     theirs: list[float] = []
@@ -719,7 +605,7 @@ def _share(line: Line | None) -> float | None:
 def _share_text(line: Line | None) -> str:
     share = _share(line)
     if share is None:
-        return "" if line is None else "refused" if line.get("refused") else "failed"
+        return "" if line is None else "failed"
     return f"{share:.1f}" + ("" if line is None or line.get("host_ahead", True) else " (host)")
 
 
@@ -729,7 +615,7 @@ def _table(lines: Sequence[Line]) -> str:
     rows = [p for p in patterns() if any(name == p.name for name, _ in found)]
     head = ["pattern", "schedule", "ours", *_RIVALS, "best rival", "goal", "reached", "beyond"]
     head += ["registers/spills", "error / eager's"]
-    text = ["# Emitted kernels beside what else there is", "", _measured(lines), ""]
+    text = [*heading("Emitted kernels beside what else there is"), _measured(lines), ""]
     text += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     text += [f"| {' | '.join(_cells(p, found))} |" for p in rows]
     ours = [found[p.name, "ours"] for p in rows if (p.name, "ours") in found]
@@ -741,20 +627,11 @@ def _table(lines: Sequence[Line]) -> str:
     ]
     text += ["", *(f"- {name}: {why}" for name, why in noted)]
     text += [
-        f"- {line['pattern']}, {line['who']}: {line.get('failure') or line['refused']}"
+        f"- {line['pattern']}, {line['who']}: {line['failure']}"
         for line in found.values()
-        if line["who"] != "ours" and (line.get("failure") or line.get("refused"))
+        if line["who"] != "ours" and line.get("failure")
     ]
     return "\n".join(text) + "\n"
-
-
-def _machine(dry: bool) -> str:
-    if dry:
-        return "the CPU, under the interpreter"
-    import triton
-
-    name = torch.cuda.get_device_name()
-    return f"{name}, torch {torch.__version__}, triton {triton.__version__}"
 
 
 def _measured(lines: Sequence[Line]) -> str:

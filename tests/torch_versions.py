@@ -1,7 +1,7 @@
 """Runs the fast tests against each torch that is supported, each with the Triton that it brings.
 
-    python benchmarks/torch_versions.py                          # all of them
-    python benchmarks/torch_versions.py 2.11 -- tests/cpu        # one, and other tests
+    python tests/torch_versions.py                          # all of them
+    python tests/torch_versions.py 2.11 -- tests/cpu        # one, and other tests
 
 Each has an environment of its own in `build/torch`, kept between runs, with the Triton that torch's
 CUDA build asks for. That build is some GB; `--cpu-index URL` names an index with those for the CPU.
