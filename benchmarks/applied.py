@@ -36,13 +36,10 @@ LAYERS = 4
 def tried(family: str) -> dict[str, Any]:
     """One family: what is put, what it saves, and why the rest is not."""
     from fusion_advisor import apply
-    from fusion_advisor.cost.annotate import annotate
     from fusion_advisor.cost.dataflow import dataflow
     from fusion_advisor.frontend.child import capture_module
     from fusion_advisor.frontend.loading import load
-    from fusion_advisor.fusion.components import group
-    from fusion_advisor.fusion.decide import decide
-    from fusion_advisor.fusion.findings import identify
+    from fusion_advisor.fusion.findings import fuse
     from fusion_advisor.ir.scenario import Scenario
     from fusion_advisor.rulebook.load import load_rulebook
 
@@ -54,11 +51,12 @@ def tried(family: str) -> dict[str, Any]:
         file.write_text(json.dumps(config))
         loaded = load(f"hf:{file}", scenario)
     graph = capture_module(loaded.module, loaded.args, loaded.kwargs)
-    flow = dataflow(annotate(graph, rulebook.device("h200")))
-    free = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
-    found = identify(flow, free, rulebook).groups
+    flow = dataflow(graph, rulebook.device("h200"))
+    found = fuse(flow, rulebook).groups
     began = time.perf_counter()
-    done = apply(loaded.module, loaded.args, loaded.kwargs, device="h200", verify=False)
+    done = apply(
+        loaded.module, loaded.args, loaded.kwargs, device="h200", verify=False, how="source"
+    )
     return {
         "family": family,
         "seconds": time.perf_counter() - began,

@@ -43,7 +43,9 @@ def tried(file: Path, request: Request, out: Path, **asked: bool) -> Row:
         model = Path(folder).resolve() / f"{file.stem}.py"
         shutil.copyfile(file, model)
         try:
-            made = patched(replace(request, model=str(model)), model.parent, captured, **asked)
+            made = patched(
+                replace(request, model=str(model)), model.parent, captured=captured, **asked
+            )
         except AdvisorError as error:
             return {"error": str(error).replace(f"{folder}/", "")}
     text = made.model_new if out.suffix == ".py" else made.diff

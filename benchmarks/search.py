@@ -24,12 +24,11 @@ import torch
 from patterns import Pattern, patterns
 
 from fusion_advisor.codegen.emit import attempt
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.frontend.child import capture_module
 from fusion_advisor.frontend.user_model import HostFakeMode
-from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.measure.config_space import configuration
 from fusion_advisor.measure.driver import ceilings, timing_rules
@@ -96,8 +95,8 @@ def _groups(pattern: Pattern) -> Iterator[tuple[str, Decision]]:
     with HostFakeMode():
         inputs = pattern.build("cpu")
     with torch.no_grad():
-        flow = dataflow(annotate(capture_module(module, inputs), DEVICE))
-    grouping = group(flow, lambda launches: decide(flow, launches, RULES), RULES)
+        flow = dataflow(capture_module(module, inputs), DEVICE)
+    grouping = fuse(flow, RULES).grouping
     places = [place for found in grouping.groups for place in found.instances]
     for number, place in enumerate(places, 1):
         name = pattern.name if len(places) == 1 else f"{pattern.name} ({number})"

@@ -35,9 +35,9 @@ report       support ir rulebook ops cost fusion measure advice
 ci           support ir rulebook cost fusion report
 sourcepatch  support ir rulebook region ops frontend cost fusion codegen verify measure report
 dynamo       support ir rulebook region ops frontend cost schedules fusion codegen report
-workflows    support ir rulebook frontend cost fusion codegen verify measure report sourcepatch
+workflows    support ir rulebook frontend cost fusion codegen verify measure report sourcepatch dynamo
 cli          support ir rulebook ops frontend codegen verify measure report ci workflows
-"""
+"""  # noqa: E501
 """A room, and the rooms whose modules it imports: all of them stand above it."""
 
 ALLOWED = {room: tuple(rooms) for room, *rooms in map(str.split, CONTRACT.strip().splitlines())}
