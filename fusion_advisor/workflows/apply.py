@@ -83,7 +83,7 @@ class _Gathered:
         self.pieces.setdefault(piece, []).append(outcome)
         best = [max(outcomes, key=lambda each: each.saved_us) for outcomes in self.pieces.values()]
         done = self.applied
-        done.kernels = Counter(place.name for each in best for place in each.taken)
+        done.kernels = dict(Counter(place.name for each in best for place in each.taken))
         done.refused = dict(_reasons(best))
         done.saved_us = sum(each.saved_us for each in best)
         done.accepted_us = sum(each.accepted_us for each in best)

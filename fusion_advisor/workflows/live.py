@@ -37,7 +37,7 @@ from fusion_advisor.report.formats import EXTENSIONS, render
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device, gpu_names, require_triton
 from fusion_advisor.rulebook.schema import Rulebook
-from fusion_advisor.support.errors import PatchError, UsageError
+from fusion_advisor.support.errors import AdvisorError, PatchError, UsageError
 from fusion_advisor.support.files import require_folder, write
 from fusion_advisor.workflows.analyze import analyze as analyzed
 from fusion_advisor.workflows.analyze import written
@@ -230,8 +230,9 @@ def bench(
 
     `report` is what `analyze` gave, a folder that `--out` or `save` left, or its `report.json`. The
     other arguments are as on the command line: `rehearse` runs each way once, at small sizes and
-    without a GPU, and gives no times. Raises UsageError where there is no GPU, and where a group is
-    not in the report's graph.
+    without a GPU, to see that it works; the report is then what it was. Raises UsageError where
+    there is no GPU, and where a group is not in the report's graph, and AdvisorError for a way that
+    fails when it is rehearsed.
     """
     require_triton("bench")
     if not rehearse and not gpu_names():
@@ -239,14 +240,19 @@ def bench(
     with TemporaryDirectory() as folder:
         if isinstance(report, Report):
             report.save(folder)
-            report = folder
-        file = Path(report)
-        subject, graph, texts = read(file / "report.json" if file.is_dir() else file)
+        file = Path(folder if isinstance(report, Report) else report)
+        file = file / "report.json" if file.is_dir() else file
+        subject, graph, texts = read(file)
     run = Run(
         subject, graph, load_rulebook(tuple(map(Path, rules))), texts, tuple(only), candidates,
         torch_compile, whole=whole and not rehearse, rehearse=rehearse,
     )  # fmt: skip
-    return _shown(benched(run))
+    found = benched(run)
+    if not rehearse:
+        return _shown(found)
+    for who, row in run.failures():
+        raise AdvisorError(f"{who}: {row.way}: {row.failure}")
+    return report if isinstance(report, Report) else _shown(read(file)[0])
 
 
 def _shown(found: report.Report) -> Report:

@@ -21,7 +21,6 @@ from torch import nn
 
 import fusion_advisor as fa
 from fusion_advisor.sourcepatch.function_copies import Unannounced
-from fusion_advisor.verify.interpreter import install
 
 HOW: dict[str, Any] = {"inner": "eager", "device": "h200"}
 
@@ -162,7 +161,6 @@ SCENARIOS: tuple[Callable[[], Facts], ...] = (
 
 
 def main() -> None:
-    install()
     found: dict[str, Facts] = {}
     for scenario in SCENARIOS:
         torch._dynamo.reset()

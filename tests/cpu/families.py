@@ -21,7 +21,6 @@ import torch
 import transformers
 
 import fusion_advisor as fa
-from fusion_advisor.verify.interpreter import install
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -141,7 +140,6 @@ def told(family: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    install()
     for family in sys.argv[1:] or FAMILIES:
         torch._dynamo.reset()
         try:

@@ -34,7 +34,7 @@ advice       ir rulebook ops cost
 report       support ir rulebook ops cost fusion measure advice
 ci           support ir rulebook cost fusion report
 sourcepatch  support ir rulebook region ops frontend cost fusion codegen verify measure report
-dynamo       support ir rulebook region ops frontend cost schedules fusion codegen report
+dynamo       support ir rulebook region ops frontend cost schedules fusion codegen verify report
 workflows    support ir rulebook frontend cost fusion codegen verify measure report sourcepatch dynamo
 cli          support ir rulebook ops frontend codegen verify measure report ci workflows
 """  # noqa: E501
@@ -175,6 +175,10 @@ def loaded_by(module: str) -> set[str]:
 
 def test_the_command_line_starts_light() -> None:
     assert loaded_by("fusion_advisor.cli.app") == set()
+
+
+def test_the_package_starts_light() -> None:
+    assert loaded_by("fusion_advisor") == set()
 
 
 def test_a_capture_starts_light() -> None:
