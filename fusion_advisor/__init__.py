@@ -7,19 +7,48 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fusion_advisor.frontend.session import record as record
+    from fusion_advisor.ir.graph import Graph as Graph
+    from fusion_advisor.workflows.apply import Applied as Applied
     from fusion_advisor.workflows.apply import apply as apply
+    from fusion_advisor.workflows.apply import unapply as unapply
+    from fusion_advisor.workflows.live import Fusion as Fusion
     from fusion_advisor.workflows.live import Report as Report
     from fusion_advisor.workflows.live import analyze as analyze
-
-__all__ = ["Report", "analyze", "apply", "record"]
+    from fusion_advisor.workflows.live import bench as bench
+    from fusion_advisor.workflows.live import capture as capture
+    from fusion_advisor.workflows.live import fuse as fuse
+    from fusion_advisor.workflows.live import patch as patch
 
 _OFFERED = {
+    "Applied": "workflows.apply",
+    "Fusion": "workflows.live",
+    "Graph": "ir.graph",
     "Report": "workflows.live",
     "analyze": "workflows.live",
     "apply": "workflows.apply",
+    "bench": "workflows.live",
+    "capture": "workflows.live",
+    "fuse": "workflows.live",
+    "patch": "workflows.live",
     "record": "frontend.session",
+    "unapply": "workflows.apply",
 }
 """What is offered, and the module that it is in."""
+
+__all__ = [
+    "Applied",
+    "Fusion",
+    "Graph",
+    "Report",
+    "analyze",
+    "apply",
+    "bench",
+    "capture",
+    "fuse",
+    "patch",
+    "record",
+    "unapply",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
-from fusion_advisor.fusion.components import group
-from fusion_advisor.fusion.decide import decide
-from fusion_advisor.fusion.findings import identify
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.graph import Graph, Node, Ref, Source, Tensor
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.report.assemble import assemble
@@ -26,10 +23,9 @@ def layered(count: int, module: str = "layers") -> Report:
     nodes = (*_given(), *(node for i in range(count) for node in _layer(i, module)))
     rulebook = load_rulebook()
     graph = Graph(nodes, (Ref(nodes[-1].name),), source="model.py")
-    flow = dataflow(annotate(graph, rulebook.device("h200")))
-    grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
-    found = identify(flow, grouping, rulebook)
-    return assemble(flow, grouping, found, {}, Scenario(), ("device=h200",), rulebook)
+    flow = dataflow(graph, rulebook.device("h200"))
+    found = fuse(flow, rulebook)
+    return assemble(flow, found.grouping, found, {}, Scenario(), ("device=h200",), rulebook)
 
 
 def _given() -> Iterator[Node]:

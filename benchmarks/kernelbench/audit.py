@@ -30,11 +30,11 @@ from typing import Any
 from rich.console import Console
 
 from fusion_advisor.codegen.emit import emit
-from fusion_advisor.cost.annotate import Annotated, annotate
+from fusion_advisor.cost.annotate import Annotated
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.frontend.child import capture_here
-from fusion_advisor.fusion.components import Grouping, group
-from fusion_advisor.fusion.decide import decide
+from fusion_advisor.fusion.components import Grouping
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.kernel import Check, Kernel, from_json, to_json
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.verify.driver import checker, collect_check, submit_check
@@ -119,13 +119,12 @@ def _audit(job: capture.Job, device: str) -> tuple[Audit, list[str]]:
         if job.pretrained:
             capture.build_from_geometry()
         graph = capture_here(job.model, job.scenario)
-        annotated = annotate(graph, RULES.device(device))
-        flow = dataflow(annotated)
-        grouping = group(flow, lambda chosen: decide(flow, chosen, RULES), RULES)
+        flow = dataflow(graph, RULES.device(device))
+        grouping = fuse(flow, RULES).grouping
         for found in grouping.groups:
             kernels.append(emit(flow, found.decision, "fused", RULES, full_size=True))
-        _describe(audit, annotated, grouping)
-        _count_independently(audit, annotated, job)
+        _describe(audit, flow.annotated, grouping)
+        _count_independently(audit, flow.annotated, job)
     except Exception as error:  # noqa: BLE001 a fault of ours, to be listed as such
         audit.error = f"{type(error).__name__}: {str(error)[:200]}"
     return audit, [to_json(kernel) for kernel in kernels]

@@ -143,12 +143,11 @@ def _emitted(given: tuple[str, bool, str]) -> Job:
 
 def _analyse(pattern: Pattern, job: Job, device: str) -> None:
     from fusion_advisor.codegen.emit import emit
-    from fusion_advisor.cost.annotate import annotate
     from fusion_advisor.cost.dataflow import dataflow
     from fusion_advisor.frontend.child import capture_module
     from fusion_advisor.frontend.user_model import HostFakeMode
-    from fusion_advisor.fusion.components import group
     from fusion_advisor.fusion.decide import decide
+    from fusion_advisor.fusion.findings import fuse
 
     started = time.perf_counter()
     rules = load_rulebook()
@@ -158,12 +157,12 @@ def _analyse(pattern: Pattern, job: Job, device: str) -> None:
         inputs = pattern.build("cpu")
     graph = capture_module(module, inputs)
     job["graph"] = graph_to_json(graph).decode()
-    flow = dataflow(annotate(graph, rules.device(device)))
+    flow = dataflow(graph, rules.device(device))
     tensors = flow.annotated.tensors
     job["ideal_bytes"] = sum(given.bytes for given in pattern.inputs) + sum(
         tensors[ref].bytes for ref in graph.outputs
     )
-    grouping = group(flow, lambda launches: decide(flow, launches, rules), rules)
+    grouping = fuse(flow, rules).grouping
     covered: set[int] = set()
     for found in grouping.groups:
         for instance in found.instances:

@@ -293,7 +293,7 @@ def _apply(model: Any, given: dict[str, Any]) -> str:
     import fusion_advisor
 
     began = time.perf_counter()
-    applied = fusion_advisor.apply(model, (), given)
+    applied = fusion_advisor.apply(model, (), given, how="source")
     put = ", ".join(f"{name} x{count}" for name, count in applied.kernels.items())
     return f"{put or 'nothing'} ({time.perf_counter() - began:.0f} s)"
 

@@ -21,10 +21,9 @@ from typing import Any
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.codegen.test_inputs import at_full_size
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.fusion.lower import boundary
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Tensor
 from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
@@ -181,8 +180,8 @@ def _graph_of(source: Source) -> Graph:
 
 def _analysed(problem: str, graph: Graph) -> list[tuple[Case, str]]:
     rules = load_rulebook()
-    flow = dataflow(annotate(graph, rules.device(DEVICE)))
-    grouping = group(flow, lambda launches: decide(flow, launches, rules), rules)
+    flow = dataflow(graph, rules.device(DEVICE))
+    grouping = fuse(flow, rules).grouping
     found: list[tuple[Case, str]] = []
     alone: dict[int, None] = {}
     for one in (*grouping.groups, *grouping.candidates):
@@ -301,5 +300,5 @@ def read(file: Path, only: str = "") -> list[Case]:
 
 def decided(case: Case, device: Device, rules: Rulebook) -> Decision:
     """Of all launches of a case, as the rules are now."""
-    flow = dataflow(annotate(graph_from_json(case.graph), device))
+    flow = dataflow(graph_from_json(case.graph), device)
     return decide(flow, [i for i in range(len(flow.nodes)) if flow.launches(i)], rules)

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
-from fusion_advisor.fusion.findings import fused
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph_json import graph_from_data
 from fusion_advisor.ir.scenario import Scenario
@@ -67,10 +66,10 @@ def judged_again(report: Report, file: Path, rulebook: Rulebook) -> Report | str
     if report.device.name not in rulebook.devices:
         return f"these rules know no device {report.device.name}"
     faults = Faults()
-    flow = dataflow(annotate(graph, rulebook.device(report.device.name)))
-    grouping, named = fused(flow, rulebook, faults)
+    flow = dataflow(graph, rulebook.device(report.device.name))
+    found = fuse(flow, rulebook, faults)
     asked = Scenario(mode="train" if report.scenario.mode == "train" else "eval")
-    again = assemble(flow, grouping, named, {}, asked, (), rulebook, faults)
+    again = assemble(flow, found.grouping, found, {}, asked, (), rulebook, faults)
     again.scenario = report.scenario
     return again
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fusion_advisor.cost.annotate import Annotated, element_set
-from fusion_advisor.ir.graph import Node, Ref
+from fusion_advisor.cost.annotate import Annotated, annotate, element_set
+from fusion_advisor.ir.graph import Graph, Node, Ref
+from fusion_advisor.rulebook.devices import Device
 
 
 def bits(mask: int) -> Iterator[int]:
@@ -75,8 +76,9 @@ class Dataflow:
                 yield reader
 
 
-def dataflow(annotated: Annotated) -> Dataflow:
-    """Build the dependencies of a graph."""
+def dataflow(graph: Graph, device: Device) -> Dataflow:
+    """Build the dependencies of a graph, each of its launches with what it costs on a device."""
+    annotated = annotate(graph, device)
     flow = Dataflow(annotated)
     nodes = annotated.graph.nodes
     flow.position = {node.name: i for i, node in enumerate(nodes)}

@@ -215,6 +215,10 @@ def _operator(kernel: Kernel) -> Any:
     name = f"{kernel.entry}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:12]}"
     qualified = f"fusion_advisor::{name}"
     if name not in _DEFINED:
+        if interpreted():
+            from fusion_advisor.verify.interpreter import install  # needs Triton
+
+            install()
         module = load_module(kernel.text, lasting_folder())
         takes = ", ".join(f"Tensor t{number}" for number in range(len(kernel.inputs)))
         gives = ", ".join("Tensor" for _ in kernel.outputs)

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fusion_advisor.codegen.emit import attempt
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.dynamo.weigh import weigh
 from fusion_advisor.fusion.decide import Decision, decide
-from fusion_advisor.fusion.findings import Finding, fused
+from fusion_advisor.fusion.findings import Finding, fuse
 from fusion_advisor.fusion.route import action
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph
@@ -43,6 +42,11 @@ class Place:
     decision: Decision
     kernel: Kernel | None = None
 
+    @property
+    def saved_us(self) -> float:
+        """What a kernel is predicted to save here against eager."""
+        return self.decision.unfused_us - self.decision.fused_us
+
 
 @dataclass(frozen=True)
 class Division:
@@ -60,11 +64,11 @@ def divide(
 
     Kernels are emitted, not proven: `analyze` does that.
     """
-    flow, faults = dataflow(annotate(graph, device)), Faults()
+    flow, faults = dataflow(graph, device), Faults()
     # Dynamo's guards, and the symbols of sizes that no number is taken for, see to every size.
     shapes = {ref: frozenset(range(len(t.shape))) for ref, t in flow.annotated.tensors.items()}
     flow = replace(flow, varied=shapes)
-    grouping, found = fused(flow, rulebook, faults)
+    found = fuse(flow, rulebook, faults)
     places: list[Place] = []
     proofs: dict[str, Proof] = {}
     for finding in found.groups:
@@ -72,7 +76,7 @@ def divide(
         kernel = next((place.kernel for place in own if place.kernel), None)
         proofs[finding.id] = Proof(kernel, why="" if kernel else own[0].why)
         places += own
-    report = assemble(flow, grouping, found, proofs, Scenario(), assumed, rulebook, faults)
+    report = assemble(flow, found.grouping, found, proofs, Scenario(), assumed, rulebook, faults)
     return Division(flow, tuple(places), report)
 
 

@@ -10,7 +10,7 @@ from hashlib import sha256
 
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.fusion.components import Found, Grouping, group
-from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.fusion.fingerprint import fingerprint
 from fusion_advisor.fusion.idioms import name_of
 from fusion_advisor.fusion.in_words import computed
@@ -64,10 +64,26 @@ class Identified:
     candidates: tuple[Finding, ...]
 
 
-def fused(flow: Dataflow, rulebook: Rulebook, faults: Faults) -> tuple[Grouping, Identified]:
-    """The groups of a graph, decided and named; a region that fails is noted in `faults`."""
-    grouping = group(flow, lambda launches: decide(flow, launches, rulebook, faults), rulebook)
-    return grouping, identify(flow, grouping, rulebook, faults)
+@dataclass(frozen=True)
+class Fusion(Identified):
+    """What a graph comes to: its groups and candidates, the data flow and the partition."""
+
+    flow: Dataflow
+    grouping: Grouping
+
+
+def fuse(
+    flow: Dataflow,
+    rulebook: Rulebook,
+    faults: Faults | None = None,
+    decided: Callable[[Iterable[int]], Decision] | None = None,
+) -> Fusion:
+    """Partition, decide and name the launches of a graph. Given `faults`, a region that fails is
+    noted there; `decided` has what `deciding` gave for the same graph."""
+    decided = decided or deciding(flow, rulebook, faults)
+    grouping = group(flow, decided, rulebook)
+    found = identify(flow, grouping, rulebook, faults)
+    return Fusion(found.groups, found.candidates, flow, grouping)
 
 
 def identify(

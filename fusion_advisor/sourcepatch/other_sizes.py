@@ -15,7 +15,6 @@ from itertools import zip_longest
 
 from fusion_advisor.codegen.eager_reference import RESHAPES, Numbers, numbers_of
 from fusion_advisor.codegen.kernel_file import fixed_axes, origins
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.ir.graph import Graph, Node, Ref
@@ -78,7 +77,7 @@ def seen_at(flow: Dataflow, captures: Captures) -> tuple[list[Resized], Resized 
         for sizes, graph in zip(new, captures(new), strict=True):
             known[sizes] = None
             if graph is not None and (empty or not graph.empty):
-                known[sizes] = dataflow(annotate(graph, flow.annotated.device))
+                known[sizes] = dataflow(graph, flow.annotated.device)
 
     def taken(sizes: Sizes) -> bool:
         """Whether the model launches the same there, so that the two can be compared."""

@@ -1,7 +1,7 @@
 """Triton's interpreter, made faithful enough to judge kernels by.
 
 Import this in a process that has `TRITON_INTERPRET=1` set before Triton is imported, then call
-`install()` once. What is repaired, for Triton 3.6 to 3.9:
+`install()`. What is repaired, for Triton 3.6 to 3.9:
 
 - fp32 → bf16 and fp8 round to nearest even instead of truncating; bf16 arithmetic is done in
   fp32 and rounded, instead of on the bit patterns;
@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -546,8 +547,9 @@ def _np_dtype(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return np_dtype
 
 
+@cache
 def install() -> None:
-    """Repair the interpreter for this process; call once, under `TRITON_INTERPRET=1`."""
+    """Repair the interpreter for this process, under `TRITON_INTERPRET=1`."""
     interpreter._get_np_dtype = _np_dtype(interpreter._get_np_dtype)
     builder: Any = InterpreterBuilder
     builder.create_masked_load = _load

@@ -10,10 +10,9 @@ from typing import Protocol
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.codegen.header import Stamp, checked, stamped
 from fusion_advisor.codegen.kernel_package import mark_of
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.fusion.decide import Decision
-from fusion_advisor.fusion.findings import Finding, Identified, fused, with_registers
+from fusion_advisor.fusion.findings import Finding, Identified, fuse, with_registers
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.frames import named
@@ -85,10 +84,11 @@ def analyze(
         assumed = (chosen, *graph.assumed)
         listener.assumed(assumed)
         listener.stage("annotate")
-        flow = dataflow(annotate(graph, device))
+        flow = dataflow(graph, device)
         listener.stage("group")
         faults = Faults(strict=request.strict)
-        grouping, found = fused(flow, rulebook, faults)
+        found = fuse(flow, rulebook, faults)
+        grouping = found.grouping
         listener.stage("emit")
         full_size = searcher is not None and bool(request.gpus)
         proofs = emitted(request, found, rulebook, faults, full_size=full_size)

@@ -1,298 +1,186 @@
-"""`fusion_advisor.apply(model, example_inputs)`: a model's groups run as kernels, in memory.
+"""`fusion_advisor.apply(model)`: a model's groups run as kernels, in this process.
 
-What `patch` would write is compiled instead: a module whose forward changes gets a class of its
-own, derived from the one that it has, with that method edited. Decorators around it are copied, and
-so are functions that it calls by their names: only this model sees the copies. Parameters, buffers,
-hooks and the rest of the model stay as they are, and so does the source file. A pickled model is
-the model as it was; a deep copy keeps its kernels.
-
-Where a tensor has another dtype or requires a gradient, under autocast, in the other mode, or with
-hooks on a module whose call became part of a kernel, the original statements run.
+`torch.compile` does the work, with the backend of this package: Dynamo captures what is called,
+guards it and captures it again where that does not hold; the backend puts the kernels in
+(`dynamo/backend.py`). Here is what makes that one call, and gathers what became of one model's
+graphs. `how="source"` edits the model's statements instead (`apply_source.py`).
 """
-# Frames, code objects and the model are whatever the user has.
+# The model, its inputs and what torch.compile gives are whatever the user has.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
-import copy
-import linecache
-import re
+import random
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch._guards import CompileContext
+from torch.utils import _pytree as pytree
 
-from fusion_advisor.cost.annotate import annotate
-from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.frontend.child import capture_module
-from fusion_advisor.frontend.user_model import resized
-from fusion_advisor.fusion.components import group
-from fusion_advisor.fusion.decide import Decision, deciding
-from fusion_advisor.fusion.findings import identify
-from fusion_advisor.ir.faults import Faults
-from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.kernel import Check, Kernel
-from fusion_advisor.ir.scenario import Scenario, Sizes
+from fusion_advisor.dynamo.backend import Inner, Outcome, fusion_advisor
+from fusion_advisor.frontend.user_model import inputs_of
 from fusion_advisor.report.formats import wording
-from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.rulebook.local_gpu import choose_device, gpu_names
-from fusion_advisor.rulebook.schema import Device, Rulebook
-from fusion_advisor.sourcepatch.editing.renames import renamed
-from fusion_advisor.sourcepatch.function_copies import (
-    Copies,
-    Functions,
-    Key,
-    Unannounced,
-    compiled,
-    derived,
-    key,
-)
-from fusion_advisor.sourcepatch.other_sizes import Resized, seen_at
-from fusion_advisor.sourcepatch.placement import Patch
-from fusion_advisor.support.errors import CaptureError
-from fusion_advisor.support.load_kernel_file import lasting_folder, load_module
-from fusion_advisor.verify.driver import Provers, provers
-from fusion_advisor.workflows.patch import other_scenarios, put
+from fusion_advisor.support.errors import UsageError
 
-_numbers = count(1)
-_Given = tuple[tuple[Any, ...], dict[str, Any]]
+
+@dataclass
+class Applied:
+    """What became of a model's groups.
+
+    `kernels` has in how many places each kernel runs, by name; `refused` why other groups do not
+    run as kernels, by name; `saved_us` the microseconds that the kernels are predicted to save in a
+    call, and `accepted_us` what all groups would that analysis accepts. A call of it calls the
+    model, or the function that was given.
+    """
+
+    run: Callable[..., Any] = field(repr=False)
+    kernels: Mapping[str, int] = field(default_factory=dict[str, int])
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    saved_us: float = 0.0
+    accepted_us: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """What the kernels save of what all accepted groups would. Where there are none 1; 0 where
+        that is not known, for a graph was left as it is."""
+        if self.accepted_us:
+            return self.saved_us / self.accepted_us
+        return 0.0 if self.refused else 1.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+    def __str__(self) -> str:
+        places = sum(self.kernels.values())
+        lines = [
+            f"kernels in {places} places save {wording.time(self.saved_us)} of "
+            f"{wording.time(self.accepted_us)} that analysis accepts"
+        ]
+        lines += [f"  {name} x{count}" for name, count in self.kernels.items()]
+        lines += [f"  not {name}: {reason}" for name, reason in self.refused.items()]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class Applied:
-    """What became of the groups: the names of those that run as kernels, with how often they occur;
-    why others do not, by their ids; of larger ones, by their nodes, why the source cannot express
-    them; the microseconds that the kernels are predicted to save in a forward pass, and which share
-    that is of what the groups that analysis accepts would."""
+class _Gathered:
+    """The outcomes of one model's graphs, by the piece of Python code that each is captured from.
+    Of a piece that was captured again, for other sizes say, the graph counts that saves most."""
 
-    kernels: Mapping[str, int]
-    refused: Mapping[str, str]
-    unplaced: Mapping[str, str]
-    saved_us: float
-    share: float
+    applied: Applied
+    pieces: dict[Hashable, list[Outcome]] = field(default_factory=dict[Hashable, list[Outcome]])
+
+    def add(self, outcome: Outcome) -> None:
+        compiling = CompileContext.current_compile_id()
+        piece = compiling.frame_id if compiling is not None else None
+        self.pieces.setdefault(piece, []).append(outcome)
+        best = [max(outcomes, key=lambda each: each.saved_us) for outcomes in self.pieces.values()]
+        done = self.applied
+        done.kernels = dict(Counter(place.name for each in best for place in each.taken))
+        done.refused = dict(_reasons(best))
+        done.saved_us = sum(each.saved_us for each in best)
+        done.accepted_us = sum(each.accepted_us for each in best)
+
+
+def _reasons(outcomes: list[Outcome]) -> Iterator[tuple[str, str]]:
+    """What is not ours, by the group; by the number of the graph where that is none of ours."""
+    for number, outcome in enumerate(outcomes, 1):
+        if outcome.why:
+            yield f"graph {number}", outcome.why
+        yield from ((place.name, place.why) for place in outcome.left)
 
 
 def apply(
-    model: torch.nn.Module,
-    example_inputs: tuple[Any, ...] = (),
-    example_kwargs: dict[str, Any] | None = None,
+    model: torch.nn.Module | Callable[..., Any],
+    example_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
     *,
+    inner: str | Inner | None = None,
+    mode: str | None = None,
+    dynamic: bool | None = None,
     device: str | None = None,
-    rules: tuple[Path, ...] = (),
-    verify: bool = True,
+    rules: tuple[str | Path, ...] = (),
+    how: Literal["dynamo", "source"] = "dynamo",
+    verify: bool | None = None,
 ) -> Applied:
-    """Let kernels run a model's groups, in place, for the mode that the model is in.
+    """Let kernels run the groups of a model or a function.
 
-    The inputs are for one forward pass; the kernels serve other sizes, too. `device` and `rules`
-    are as on the command line; with `verify` every kernel is checked against float64 first, on the
-    GPU or through Triton's interpreter. Warns where the kernels save less than half of what the
-    groups that analysis accepts would, and says why. Raises CaptureError and UsageError as
-    `analyze` does.
+    A module is changed in place, as by `model.compile`; of a function, the result of `apply` is
+    what runs the kernels. Without example inputs the result fills as calls are captured. With them
+    (a tensor, a list or tuple, a dict of keywords, or `(args, kwargs)`) the model is called once,
+    without gradients; its buffers and the generators of random numbers are then as they were.
+
+    `inner` compiles what is not ours: "inductor", "eager" (nobody; every accepted group is ours
+    then) or a backend function. `mode` and `dynamic` are torch.compile's, `device` and `rules` as
+    on the command line. With `how="source"` the model's statements are edited for the examples,
+    and `verify` holds every kernel to float64 first; `inner`, `mode` and `dynamic` are not asked.
+    Raises UsageError for wrong arguments and what the model raises when it is called.
     """
-    rulebook = load_rulebook(rules)
-    part, _ = choose_device(device, rulebook, gpu_names())
-    asked = Scenario(mode="train" if model.training else "eval")
-    name = f"kernels_{next(_numbers)}"
-    with provers(
-        part.capability, rulebook.verify, check=verify, compile=False, where="auto"
-    ) as children:
-        found = placed(model, example_inputs, example_kwargs, asked, part, rulebook, name, children)
-    _put_in(model, found, name)
-    puts = found.made.puts
-    counted = {each.finding.name: each.occurrences for each in puts}
-    saved_us = sum(each.finding.saved_us_total for each in puts)
-    free_us = _accepted_us(found, rulebook)
-    share = saved_us / free_us if free_us else 1.0
-    done = Applied(counted, found.made.refused, found.unplaced, saved_us, share)
-    if share < rulebook.apply.told.value:
-        warnings.warn(f"fusion_advisor: {_too_little(done, free_us)}", stacklevel=2)
+    args, kwargs = inputs_of(() if example_inputs is None else example_inputs, "apply")
+    kwargs |= example_kwargs or {}
+    if verify is not None and how != "source":
+        warnings.warn(
+            'fusion_advisor.apply: verify= is of how="source", which is done; give how="source"',
+            DeprecationWarning, stacklevel=2,
+        )  # fmt: skip
+        how = "source"
+    if how == "source":
+        from fusion_advisor.workflows.apply_source import apply_source
+
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError('apply: how="source" edits a torch.nn.Module, not a function')
+        model._compiled_call_impl = None
+        paths, checked = tuple(map(Path, rules)), verify is not False
+        return apply_source(model, args, kwargs, device=device, rules=paths, verify=checked)
+    options = {"inner": inner or "inductor", "device": device, "rules": rules}
+    done = Applied(model)
+    backend = partial(fusion_advisor, mode=mode, options=options, told=_Gathered(done).add)
+    if isinstance(model, torch.nn.Module):
+        unapply(model)
+        model.compile(backend=backend, dynamic=dynamic)
+    else:
+        done.run = torch.compile(model, backend=backend, dynamic=dynamic)
+    if example_inputs is not None or example_kwargs is not None:
+        try:
+            with torch.no_grad(), _as_it_was(model, (args, kwargs)):
+                done(*args, **kwargs)
+        except BaseException:
+            if isinstance(model, torch.nn.Module):
+                unapply(model)
+            raise
     return done
 
 
-def _accepted_us(found: Placed, rulebook: Rulebook) -> float:
-    """What the groups would save that analysis accepts, wherever they are in the source."""
-    flow = found.originals[0][2]
-    free = group(flow, found.decided, rulebook)
-    return sum(each.saved_us_total for each in identify(flow, free, rulebook).groups)
+def unapply(model: torch.nn.Module) -> None:
+    """Take kernels out of a model again, whichever way `apply` put them in: it runs as its classes
+    say. What `model.compile` did to it is undone, too."""
+    from fusion_advisor.workflows.apply_source import plain_class
 
-
-def _too_little(done: Applied, free_us: float) -> str:
-    """One line: how little the kernels save, and the reason that most of the others have."""
-    said = [re.sub(r"^line \d+: ", "", why) for why in done.unplaced.values()]
-    said = said or [*done.refused.values()]
-    reasons = Counter(said).most_common(1)
-    why = "".join(f": {reason} ({count} of {len(said)} sets)" for reason, count in reasons)
-    return (
-        f"kernels are in {sum(done.kernels.values())} places and save "
-        f"{wording.time(done.saved_us)} of {wording.time(free_us)} that analysis accepts; "
-        f"the source cannot express the rest{why}"
-    )
-
-
-@dataclass(frozen=True)
-class Placed:
-    """The groups of a model put into the text of its functions: which of these change, what their
-    files say then, and the kernels with their checks; `originals` is the model as it ran, the
-    scenario asked for first."""
-
-    functions: Functions
-    changed: set[Key]
-    texts: dict[str, str]
-    made: Patch
-    kernels: Mapping[Kernel, Check | None]
-    unplaced: Mapping[str, str]
-    originals: Sequence[tuple[str, Scenario, Dataflow]]
-    decided: Callable[[Iterable[int]], Decision]
-    """What was decided of the first of them."""
-    resized: Sequence[Resized] = ()
-    """The first of them at other sizes of its inputs."""
-
-    @property
-    def callers(self) -> dict[Key, dict[str, Any]]:
-        """The functions that lead to changed ones by names, and these."""
-        return self.functions.naming(self.changed)
-
-
-def placed(
-    model: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None,
-    asked: Scenario,
-    device: Device,
-    rulebook: Rulebook,
-    name: str,
-    children: Provers,
-    accepted: Callable[[FunctionType], bool] = lambda function: True,
-    *,
-    objects: bool = True,
-) -> Placed:
-    """A model's groups, put into the functions that it runs, as far as these are accepted; without
-    `objects` into none that are only found in a table or by a call of an object. Nothing is changed
-    yet. The kernels are those of a package called `fused_<name>`. Raises CaptureError, and
-    UsageError where a file is not what was imported."""
-
-    def graph(scenario: Scenario, given: _Given = (args, kwargs or {})) -> Graph:
-        return capture_module(model, *given, scenario, trail=True, breaks=False)
-
-    def flow(scenario: Scenario) -> Dataflow:
-        return dataflow(annotate(graph(scenario), device))
-
-    def editable(file: str, line: int) -> bool:
-        return functions.holding(file, line) in reached
-
-    originals = [("as asked", asked, flow(asked))]
-    trail = originals[0][2].annotated.graph.trail
-    assert trail is not None  # asked for
-    ran = {key(call.file, call.function) for call in trail.activations}
-    functions = Functions.of(_classes(model), ran, accepted, objects=objects)
-    texts, reached = functions.texts(), functions.reached(trail)
-    for said, scenario in other_scenarios(asked):
-        with suppress(CaptureError):  # the model does not run so: there is nothing to keep
-            originals.append((said, scenario, flow(scenario)))
-
-    def at(sizes: Sizes) -> Graph | None:
-        with suppress(CaptureError):  # the model does not take that
-            return graph(asked, resized((args, kwargs or {}), sizes))
-        return None
-
-    at_sizes, batch = seen_at(originals[0][2], lambda wanted: [*map(at, wanted)])
-    decided = deciding(originals[0][2], rulebook, Faults())
-    made, kernels, unplaced = put(
-        originals, decided, rulebook, editable, name, children, at_sizes, batch
-    )
-    holding = (functions.holding(e.file, e.lines[0]) for each in made.puts for e in each.edits)
-    changed = {this for this in holding if this is not None}
-    texts |= {str(path): text for path, text in made.after.items() if path in made.before}
-    return Placed(functions, changed, texts, made, kernels, unplaced, originals, decided, at_sizes)
-
-
-def _classes(model: torch.nn.Module) -> list[type]:
-    """Those that the model's modules are of, but for torch's."""
-    every = dict.fromkeys(cls for module in model.modules() for cls in type(module).__mro__)
-    return [cls for cls in every if not cls.__module__.startswith("torch.")]
-
-
-def _put_in(model: torch.nn.Module, found: Placed, name: str) -> None:
-    """Give every module whose class leads to an edited function a class with copies of what does.
-
-    The copies have their originals' globals, in which two names are new: that of the kernels, and
-    one for the edited functions that others name; and torch's, where a file does not import it.
-    """
-    functions, changed, callers = found.functions, found.changed, found.callers
-    copies = Copies(dict(_codes(found.texts, callers, changed, name)))
-    loaded = {
-        k.entry: vars(load_module(k.text, lasting_folder(), f"fused_{name}.{k.entry}"))[k.entry]
-        for k in found.kernels
-    }
-    for this in changed | callers.keys():
-        names = functions.found[this].__globals__
-        names[f"fused_{name}"] = SimpleNamespace(**loaded)
-        names.setdefault("torch", torch)  # guards name it
-        renamed_to = names.setdefault(f"edited_{name}", SimpleNamespace())
-        vars(renamed_to).update({n: copies.of(v) for n, v in callers.get(this, {}).items()})
-    edited: dict[type, dict[str, Any]] = {}
-    for (cls, attribute), value in functions.attributes.items():
-        copied = copies.of(value)
-        if copied is not value:
-            edited.setdefault(cls, {})[attribute] = copied
-    classes: dict[type, type] = {}
+    model._compiled_call_impl = None
     for module in model.modules():
-        cls = type(module)
-        if cls not in classes:
-            attributes: dict[str, Any] = {}
-            for base in reversed(cls.__mro__):
-                attributes |= edited.get(base, {})
-                plain = vars(base).keys() - edited.get(base, {}).keys()
-                attributes = {each: a for each, a in attributes.items() if each not in plain}
-            classes[cls] = _derived(cls, attributes) if attributes else cls
-        module.__class__ = classes[cls]
+        if type(module) is not plain_class(type(module)):
+            module.__class__ = plain_class(type(module))
 
 
-def _codes(
-    texts: Mapping[str, str],
-    callers: Mapping[Key, Mapping[str, Any]],
-    changed: set[Key],
-    name: str,
-) -> Iterator[tuple[Key, CodeType]]:
-    """The functions that change, as edited; tracebacks show the text."""
-    for file in dict.fromkeys(file for file, _ in (*changed, *callers)):
-        names = {
-            qualname: {each: f"edited_{name}.{each}" for each in named}
-            for (at, qualname), named in callers.items()
-            if at == file
-        }
-        text = renamed(texts[file], names)
-        shown = f"<{file} with {name}>"
-        linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
-        for code in compiled(text, shown):
-            if (file, code.co_qualname) in changed | callers.keys():
-                yield (file, code.co_qualname), code
-
-
-def _derived(cls: type, attributes: Mapping[str, Any]) -> type:
-    """A class that runs edited methods, and looks and pickles as the one it is derived from."""
-    plain: Any = next(each for each in cls.__mro__ if not issubclass(each, Unannounced))
-
-    def reduce(self: Any, protocol: Any) -> Any:
-        """As an instance of the class that can be imported."""
-        _, _, *state = plain.__reduce_ex__(self, max(protocol, 2))
-        return (object.__new__, (plain,), *state)
-
-    def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-        made = plain.__new__(type(self))
-        memo[id(self)] = made
-        made.__setstate__(copy.deepcopy(self.__dict__, memo))
-        return made
-
-    own: dict[str, Any] = {"__reduce_ex__": reduce}
-    if not hasattr(cls, "__deepcopy__"):
-        own["__deepcopy__"] = deepcopy
-    return derived(cls, {**own, **attributes})
+@contextmanager
+def _as_it_was(model: Any, given: Any) -> Generator[None]:
+    """Afterwards the generators of random numbers, and a model's buffers, are as they were."""
+    module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
+    values = [*module.parameters(), *module.buffers(), *pytree.tree_leaves(given)]
+    devices = {each.device for each in values if isinstance(each, torch.Tensor)}
+    gpus = sorted(each.index for each in devices if each.type == "cuda")
+    kept, drawn = [(each, each.clone()) for each in module.buffers()], random.getstate()
+    try:
+        with torch.random.fork_rng(gpus):
+            yield
+    finally:
+        random.setstate(drawn)
+        for buffer, value in kept:
+            buffer.copy_(value)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from json import loads
+from pathlib import Path
 from typing import Protocol
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.codegen.header import checked, edited, read_stamp, stamped
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.graph_json import graph_from_data
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.measure.driver import (
     Subject,
@@ -41,7 +43,7 @@ from fusion_advisor.measure.protocol import (
 )
 from fusion_advisor.measure.search import Proven, Searched, Searcher
 from fusion_advisor.report.assemble import check_row
-from fusion_advisor.report.schema import GroupRow, Report, WayRow
+from fusion_advisor.report.schema import GroupRow, Report, WayRow, load_report
 from fusion_advisor.rulebook.local_gpu import version
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.errors import UsageError
@@ -105,6 +107,23 @@ class Run:
                 yield subject, row
 
 
+def read(file: Path) -> tuple[Report, Graph, dict[str, str]]:
+    """A report as `--out` leaves it: with the graph in it or beside it, and its kernels' files by
+    group. UsageError where one is not there or is none of ours."""
+    report, beside = load_report(file), file.parent / "graph.json"
+    if report.graph is None and not beside.is_file():
+        raise UsageError(
+            f"{file}: no graph in it and no graph.json beside it; run analyze with --out again"
+        )
+    try:
+        graph = graph_from_data(report.graph or loads(beside.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{beside}: not a graph of fusion-advisor; analyze again") from error
+    files = {g.id: file.parent / g.kernel.file for g in report.groups if g.kernel.file}
+    texts = {k: each.read_text(encoding="utf-8") for k, each in files.items() if each.is_file()}
+    return report, graph, texts
+
+
 def bench(run: Run) -> Report:
     """Check and time every way of each group and of the model; the report with what was found.
 
@@ -112,7 +131,7 @@ def bench(run: Run) -> Report:
     is not in the graph, or where the GPU does not answer.
     """
     device = run.rulebook.device(run.report.device.name)
-    flow = dataflow(annotate(run.graph, device))
+    flow = dataflow(run.graph, device)
     chosen = _chosen(run)
     subjects = list(_subjects(run, flow, chosen))
     rules, timeout_s = timing_rules(run.rulebook, device), run.rulebook.measure.timeout.base
@@ -150,7 +169,7 @@ def searched(
     the kernel in its fastest configuration, stamped as the file is. One that somebody has edited
     stays. Raises UsageError where a group is not in the graph."""
     device = run.rulebook.device(run.report.device.name)
-    flow = dataflow(annotate(run.graph, device))
+    flow = dataflow(run.graph, device)
     groups = [group for group in _chosen(run) if group.verdict == "fuse" and group.id in run.texts]
     for number, group in enumerate(groups):
         run.told(f"{group.id} search", number, len(groups))

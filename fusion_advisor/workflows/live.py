@@ -1,8 +1,8 @@
-"""`fusion_advisor.analyze(model, inputs)`: the report of a model that is there, in a notebook say.
+"""What `fusion_advisor` offers in Python: `analyze`, `capture`, `fuse`, `patch` and `bench`.
 
-The model is captured in a copy that has no weights, on fake tensors: nothing is copied or moved to
-another device, nothing is computed, and the model's mode and the generators of random numbers stay
-as they are. A model that is named as on the command line is captured in a child process.
+A live model is captured in a copy that has no weights, on fake tensors: nothing is copied or moved
+to another device, nothing is computed, and the model's mode and the generators of random numbers
+stay as they are. A model that is named as on the command line is captured in a child process.
 """
 # Inputs are whatever the model takes.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -11,28 +11,41 @@ as they are. A model that is named as on the command line is captured in a child
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html import escape
 from json import dumps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
 
+from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.frontend.child import capturing
 from fusion_advisor.frontend.export import unwrapped
 from fusion_advisor.frontend.session import captured_bare
 from fusion_advisor.frontend.signature import signature
 from fusion_advisor.frontend.user_model import inputs_of
+from fusion_advisor.fusion import findings
+from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.graph_json import graph_to_data
+from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.report import schema as report
 from fusion_advisor.report.formats import EXTENSIONS, render
 from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.support.errors import UsageError
+from fusion_advisor.rulebook.local_gpu import choose_device, gpu_names, require_triton
+from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.errors import AdvisorError, PatchError, UsageError
 from fusion_advisor.support.files import require_folder, write
 from fusion_advisor.workflows.analyze import analyze as analyzed
+from fusion_advisor.workflows.analyze import written
+from fusion_advisor.workflows.bench import Run, read
+from fusion_advisor.workflows.bench import bench as benched
+from fusion_advisor.workflows.patch import Patched, patched, tree_for
+
+Mode = Literal["eval", "train"]
 
 
 class Report(report.Report):
@@ -70,51 +83,179 @@ class Report(report.Report):
         )
 
 
+@dataclass(frozen=True)
+class Fusion(findings.Fusion):
+    """The launches of a graph divided: `groups` are accepted and `candidates` rejected, what saves
+    most first. Of each, `decision` has the verdict (`accepted`), every gate with what it measured,
+    and predicted times in microseconds and bytes of one occurrence; `instances` are positions in
+    `flow.nodes`. Regions that a fault of the tool kept from being judged are in `faults`."""
+
+    rulebook: Rulebook
+    faults: Faults
+
+    def kernel(self, group: str) -> Kernel:
+        """The Triton kernel of a group, given by id or name, at any sizes; its file is `.text`.
+        UsageError where there is no such group, or why it has no kernel."""
+        for finding in self.groups:
+            if group in (finding.id, finding.name):
+                kernel = written(finding, self.rulebook, full_size=False)
+                if isinstance(kernel, str):
+                    raise UsageError(f"{group}: {kernel}")
+                return kernel
+        raise UsageError(f"{group}: the groups are {', '.join(each.id for each in self.groups)}")
+
+
 def analyze(
     model: torch.nn.Module | str,
     inputs: Any = None,
     *,
     kwargs: dict[str, Any] | None = None,
     device: str | None = None,
-    mode: Literal["eval", "train"] = "eval",
+    mode: Mode = "eval",
     rules: Sequence[str | Path] = (),
     verify: bool = True,
     compile: bool = True,
 ) -> Report:
-    """The report of one forward pass of a model in a mode, whatever mode it is in.
+    """The report of one forward pass of a model, which is captured as by `capture`.
+
+    `device`, `rules`, `verify` and `compile` are as on the command line. Raises UsageError and
+    CaptureError.
+    """
+    graph = capture(model, inputs, kwargs=kwargs, mode=mode, rules=rules)
+    request = Request(
+        model if isinstance(model, str) else type(unwrapped(model)[0]).__name__,
+        Scenario(mode=mode), device=device, rules=tuple(map(Path, rules)),
+        verify=verify, compile=compile, folder="kernels",
+    )  # fmt: skip
+    found = analyzed(request, lambda: graph).report
+    found.graph = graph_to_data(graph)
+    return _shown(found)
+
+
+def capture(
+    model: torch.nn.Module | str,
+    inputs: Any = None,
+    *,
+    kwargs: dict[str, Any] | None = None,
+    mode: Mode = "eval",
+    rules: Sequence[str | Path] = (),
+) -> Graph:
+    """What one forward pass of a model in a mode launches, whatever mode it is in.
 
     `inputs` are a tensor, a list or tuple, a dict of keywords, or `(args, kwargs)`; of tensors only
     shape, strides, dtype and device count. Without them `model` is MODEL as on the command line,
-    which has its own. `device`, `rules`, `verify` and `compile` are as there. Raises UsageError and
-    CaptureError.
+    which has its own. Raises UsageError and CaptureError.
     """
-    paths = tuple(map(Path, rules))
-    scenario, most = Scenario(mode=mode), load_rulebook(paths).capture.mask_elements.count
-    request = Request(
-        "", scenario, device=device, rules=paths,
-        verify=verify, compile=compile, folder="kernels",
-    )  # fmt: skip
+    scenario = Scenario(mode=mode)
+    most = load_rulebook(tuple(map(Path, rules))).capture.mask_elements.count
     if isinstance(model, str):
         if inputs is not None or kwargs:
-            raise UsageError(f"analyze {model}: has inputs of its own; give none")
+            raise UsageError(f"{model}: has inputs of its own; give none")
         with capturing(model, scenario, mask_elements=most) as captured:
-            return _shown(replace(request, model=model), captured())
+            return captured()
     bare, notes = unwrapped(model)
-    args, named = inputs_of(() if inputs is None else inputs, "analyze")
+    args, named = inputs_of(() if inputs is None else inputs, "capture")
     arguments = signature((args, {**named, **(kwargs or {})}))
     modes = {name: mode == "train" for name, _ in bare.named_modules()}
     graph = captured_bare(bare, arguments, modes, scenario, most)
-    graph = replace(
+    return replace(
         graph,
         assumed=(f"mode={mode}", *graph.assumed),
         differs_from_eager=(*notes, *graph.differs_from_eager),
     )
-    return _shown(replace(request, model=type(bare).__name__), graph)
 
 
-def _shown(request: Request, graph: Graph) -> Report:
-    """The report of a captured graph, with the graph in it."""
-    found = analyzed(request, lambda: graph).report
-    found.graph = graph_to_data(graph)
+def fuse(graph: Graph, device: str | None = None, *, rules: Sequence[str | Path] = ()) -> Fusion:
+    """The groups of a graph that should be one kernel each on a device (h200 if none is named), and
+    the regions that should not. Raises UsageError for a device or rules that are not known."""
+    rulebook, faults = load_rulebook(tuple(map(Path, rules))), Faults()
+    part, _ = choose_device(device, rulebook)
+    found = findings.fuse(dataflow(graph, part), rulebook, faults)
+    return Fusion(found.groups, found.candidates, found.flow, found.grouping, rulebook, faults)
+
+
+def patch(
+    model: str,
+    *,
+    root: str | Path | None = None,
+    device: str | None = None,
+    mode: Mode = "eval",
+    level: Literal["kernel", "framework"] = "kernel",
+    model_new: bool = False,
+    rules: Sequence[str | Path] = (),
+    verify: bool = True,
+    compile: bool = True,
+) -> Patched:
+    """The kernels of a model's groups in its source: `.diff` is what `git apply` takes in `root`
+    (the git tree, if none is named), or with `model_new` `.model_new` a file with a class
+    `ModelNew`. Nothing is written.
+
+    MODEL is `file.py` or `file.py:name`, or `hf:config.json` with a `root`. The other arguments are
+    as on the command line. `.patch.refused` says which groups are left out, and why; the text is
+    empty where all are. Raises UsageError and CaptureError, and PatchError where the patched model
+    is not the original.
+    """
+    require_triton("patch")
+    request = Request(
+        model, Scenario(mode=mode), device=device, rules=tuple(map(Path, rules)),
+        verify=verify, compile=compile, folder="kernels",
+    )  # fmt: skip
+    if model.startswith("hf:"):
+        if root is None or model_new or level != "kernel":
+            raise UsageError(f"patch {model}: takes a root and no other form of patch")
+        from fusion_advisor.workflows.patch_transformers import patched_family
+
+        made = patched_family(request, Path(root).resolve())
+    else:
+        made = patched(
+            request, tree_for(model, root), diff=not model_new, model_new=model_new,
+            operators=level == "framework",
+        )  # fmt: skip
+    for said, what in made.wrong.items():
+        raise PatchError(f"{model}: the patched model is not the original {said}: {what}")
+    return made
+
+
+def bench(
+    report: Report | str | Path,
+    *,
+    only: Sequence[str] = (),
+    candidates: bool = False,
+    torch_compile: bool = True,
+    whole: bool = True,
+    rehearse: bool = False,
+    rules: Sequence[str | Path] = (),
+) -> Report:
+    """The report with every group's `measured` beside its predictions, and `bench` of the whole.
+
+    `report` is what `analyze` gave, a folder that `--out` or `save` left, or its `report.json`. The
+    other arguments are as on the command line: `rehearse` runs each way once, at small sizes and
+    without a GPU, to see that it works; the report is then what it was. Raises UsageError where
+    there is no GPU, and where a group is not in the report's graph, and AdvisorError for a way that
+    fails when it is rehearsed.
+    """
+    require_triton("bench")
+    if not rehearse and not gpu_names():
+        raise UsageError("bench times on a GPU and there is none here; give rehearse=True")
+    with TemporaryDirectory() as folder:
+        if isinstance(report, Report):
+            report.save(folder)
+        file = Path(folder if isinstance(report, Report) else report)
+        file = file / "report.json" if file.is_dir() else file
+        subject, graph, texts = read(file)
+    run = Run(
+        subject, graph, load_rulebook(tuple(map(Path, rules))), texts, tuple(only), candidates,
+        torch_compile, whole=whole and not rehearse, rehearse=rehearse,
+    )  # fmt: skip
+    found = benched(run)
+    if not rehearse:
+        return _shown(found)
+    for who, row in run.failures():
+        raise AdvisorError(f"{who}: {row.way}: {row.failure}")
+    return report if isinstance(report, Report) else _shown(read(file)[0])
+
+
+def _shown(found: report.Report) -> Report:
+    """A report that a notebook shows."""
     fields: dict[str, Any] = {name: getattr(found, name) for name in report.Report.model_fields}
     return Report.model_construct(None, **fields)

@@ -13,11 +13,11 @@ from typing import Literal
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.codegen.header import Stamp, does, stamped
 from fusion_advisor.codegen.kernel_package import kernels_of, package_name, read_package
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.frontend.child import capture
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import Decision, deciding
-from fusion_advisor.fusion.findings import Finding, Identified, identify
+from fusion_advisor.fusion.findings import Finding, Identified, fuse, identify
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph
@@ -37,7 +37,8 @@ from fusion_advisor.sourcepatch.library_call import in_dtypes, operator
 from fusion_advisor.sourcepatch.other_sizes import Resized, seen_at, varied, widened
 from fusion_advisor.sourcepatch.placement import Patch, Placement, patch, replaced_nodes
 from fusion_advisor.sourcepatch.trial import Runs, Trial, tried, tried_alone
-from fusion_advisor.support.errors import CaptureError
+from fusion_advisor.support.errors import CaptureError, UsageError
+from fusion_advisor.support.files import tree_of
 from fusion_advisor.verify.driver import Provers, criterion_of, holds, provers, verify
 from fusion_advisor.workflows.analyze import Listener, Silent, emitted, searched, stamp_of, written
 
@@ -76,11 +77,45 @@ STAGES = ("capture", "group", "emit", "verify", "try", "report")
 """What `patched` tells of, in order; and of the search behind `verify` where one is asked for."""
 
 
+def source_of(model: str) -> Path:
+    """The file of MODEL that is edited. UsageError where there is none."""
+    file = Path(model.partition(":")[0])
+    if file.suffix != ".py":
+        raise UsageError(f"patch {model}: only a model in a .py file, or of hf:, has a source")
+    if not file.is_file():
+        raise UsageError(f"{file}: no such file")
+    return file
+
+
+def tree_for(model: str, root: str | Path | None) -> Path:
+    """The tree that may be edited: the one asked for, else MODEL's git tree. UsageError where MODEL
+    is not in it."""
+    file = source_of(model)
+    tree = Path(root or tree_of(file)).resolve()
+    if not file.resolve().is_relative_to(tree):
+        raise UsageError(f"--root {tree}: {file} is not in it")
+    return tree
+
+
+def capturer(request: Request) -> Captured:
+    """Captures models for a patch, in children under the limits of a request."""
+
+    def captured(
+        model: str, scenario: Scenario, references: str | None, moved: Moved | None
+    ) -> Graph:
+        return capture(
+            model, scenario, request.limits, request.debug,
+            trail=True, references=references, moved=moved,
+        )  # fmt: skip
+
+    return captured
+
+
 def patched(
     request: Request,
     root: Path,
-    captured: Captured,
     listener: Listener | None = None,
+    captured: Captured | None = None,
     *,
     diff: bool = True,
     model_new: bool = False,
@@ -93,12 +128,12 @@ def patched(
 
     `root` is the tree that a diff may edit; `captured` gives the graph of a model with its trail,
     with the kernels of a package as their references, and with what it imports from one folder from
-    another instead. The partition is solved for what the source can express: the tree's, or without
-    a diff the model's own file. A package of kernels that is there keeps them; of new ones a
-    `searcher` finds the fastest configuration. Raises UsageError and CaptureError as `analyze`
-    does.
+    another instead (`capturer`, if nobody else does). The partition is solved for what the source
+    can express: the tree's, or without a diff the model's own file. A package of kernels that is
+    there keeps them; of new ones a `searcher` finds the fastest configuration. Raises UsageError
+    and CaptureError as `analyze` does.
     """
-    listener = listener or Silent()
+    listener, captured = listener or Silent(), captured or capturer(request)
     model = Path(request.model.partition(":")[0]).resolve()
     if model_new:
         require_model(model.read_text(encoding="utf-8"))
@@ -113,7 +148,7 @@ def patched(
         moved: Moved | None = None,
         references: str | None = None,
     ) -> Dataflow:
-        return dataflow(annotate(captured(model, scenario, references, moved), device))
+        return dataflow(captured(model, scenario, references, moved), device)
 
     with (
         provers(
@@ -135,7 +170,6 @@ def patched(
         placement = _placement(originals, within, at_sizes, operators=operators)
         listener.stage("group")
         decided = deciding(flow, rulebook, Faults(strict=request.strict))
-        free = group(flow, decided, rulebook)
         at = widened(flow, None if operators or batch is None else batch.flow, rulebook)
         placement = replace(placement, batch=batch, general=at)
         found = _named_apart(_cut(placement, decided, rulebook), kernels_of(standing), at, rulebook)
@@ -205,7 +239,7 @@ def patched(
             )
             wrong |= {f"ModelNew {said}": what for said, what in found_wrong.items()}
     listener.stage("report")
-    everything = identify(flow, free, rulebook).groups
+    everything = fuse(flow, rulebook, decided=decided).groups
     return Patched(
         made, text, alone, root, tuple(said for said, _, _ in originals), wrong,
         _unplaced(flow, found),
@@ -250,7 +284,7 @@ def seen_everywhere(
     as asked."""
 
     def flow_of(scenario: Scenario) -> Dataflow:
-        return dataflow(annotate(captured(scenario), device))
+        return dataflow(captured(scenario), device)
 
     def resized(sizes: Sizes) -> Graph | None:
         with suppress(CaptureError):  # the model does not take that

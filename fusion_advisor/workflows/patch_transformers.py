@@ -29,13 +29,11 @@ import torch
 
 from fusion_advisor.codegen.header import stamped
 from fusion_advisor.codegen.kernel_package import package_files
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.frontend.child import capture_module
 from fusion_advisor.frontend.loading import load
 from fusion_advisor.frontend.user_model import resized
-from fusion_advisor.fusion.components import group
-from fusion_advisor.fusion.findings import identify
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.kernel import LICENSE
 from fusion_advisor.ir.scenario import Request
 from fusion_advisor.rulebook.load import load_rulebook
@@ -48,7 +46,7 @@ from fusion_advisor.sourcepatch.trial import patched_copy
 from fusion_advisor.support.errors import CaptureError, UsageError
 from fusion_advisor.verify.driver import provers
 from fusion_advisor.workflows.analyze import Listener, Silent, stamp_of
-from fusion_advisor.workflows.apply import Placed, placed
+from fusion_advisor.workflows.apply_source import Placed, placed
 from fusion_advisor.workflows.patch import Patched
 
 STAGES = ("capture", "group", "try", "report")
@@ -107,18 +105,18 @@ def patched_family(request: Request, root: Path, listener: Listener | None = Non
                     graph = capture_module(
                         loaded.module, *inputs, scenario, references=package.name, breaks=False
                     )
-                    differs = difference(before, dataflow(annotate(graph, device)))
+                    differs = difference(before, dataflow(graph, device))
                 except CaptureError as error:
                     differs = str(error)
                 if differs:
                     wrong[said] = differs.replace(f"{copy}/", "")
     listener.stage("report")
-    free = group(flow, found.decided, rulebook)
+    free = fuse(flow, rulebook, decided=found.decided).groups
     return Patched(
         made, diff if made.puts else "", "", root,
         tuple(said for said, *_ in trials), wrong,
         found.unplaced,
-        sum(finding.saved_us_total for finding in identify(flow, free, rulebook).groups),
+        sum(finding.saved_us_total for finding in free),
         sum(put.finding.saved_us_total for put in made.puts),
     )  # fmt: skip
 

@@ -23,7 +23,6 @@ from fusion_advisor.codegen.kernel_package import (
     package_name,
     read_package,
 )
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.fusion.idioms import name_of
@@ -44,7 +43,7 @@ from fusion_advisor.sourcepatch.placement import Patch
 from fusion_advisor.sourcepatch.trial import Trial, tried
 from fusion_advisor.verify.driver import provers
 from fusion_advisor.workflows.analyze import Listener, Silent, stamp_of
-from fusion_advisor.workflows.patch import Captured, runs_of, seen_everywhere, tested
+from fusion_advisor.workflows.patch import Captured, capturer, runs_of, seen_everywhere, tested
 
 STAGES = ("capture", "emit", "verify", "try")
 """What `updated` tells of, in order."""
@@ -67,7 +66,10 @@ class Updated:
 
 
 def updated(
-    request: Request, root: Path, captured: Captured, listener: Listener | None = None
+    request: Request,
+    root: Path,
+    listener: Listener | None = None,
+    captured: Captured | None = None,
 ) -> Updated:
     """The kernels of the package beside a model's file, as this version and these rules write them.
 
@@ -76,7 +78,7 @@ def updated(
     old, as a patch is. Nothing is written here. Raises UsageError and CaptureError as `patched`
     does.
     """
-    listener = listener or Silent()
+    listener, captured = listener or Silent(), captured or capturer(request)
     model = Path(request.model.partition(":")[0]).resolve()
     folder = model.parent / package_name(model)
     standing = read_package(folder)
@@ -87,7 +89,7 @@ def updated(
         return _at_calls(captured(request.model, scenario, folder.name, None), folder)
 
     def flow_at(model: str, scenario: Scenario, moved: Moved | None) -> Dataflow:
-        return dataflow(annotate(captured(model, scenario, folder.name, moved), device))
+        return dataflow(captured(model, scenario, folder.name, moved), device)
 
     with (
         provers(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_SECONDS = 300
+_SECONDS = 600
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusion_advisor.codegen.emit import emit
-from fusion_advisor.cost.annotate import Cost, annotate
+from fusion_advisor.cost.annotate import Cost
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.frontend.child import capture_module
 from fusion_advisor.frontend.expansions import describe
@@ -81,7 +81,7 @@ def flow_of(model: Callable[..., object], *inputs: torch.Tensor, mode: str = "ev
     module = model if isinstance(model, torch.nn.Module) else Of(model)
     with torch.no_grad():
         graph = capture_module(module, inputs, {}, Scenario(mode=mode))
-    return dataflow(annotate(graph, H200))
+    return dataflow(graph, H200)
 
 
 class Tape:
@@ -135,7 +135,7 @@ class Tape:
 
     def flow(self, *results: torch.Tensor) -> Dataflow:
         outputs = tuple(self._refs[id(result)] for result in results)
-        return dataflow(annotate(Graph(tuple(self.nodes), outputs), H200))
+        return dataflow(Graph(tuple(self.nodes), outputs), H200)
 
     def _seen(self, tensor: torch.Tensor, ref: Ref) -> Tensor:
         self._alive.append(tensor)

@@ -17,8 +17,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from fusion_advisor.fusion.components import group
-from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.fusion.findings import fuse
 
 from .regions import APART, PACKED, Tape, decided
 
@@ -444,5 +444,5 @@ def planned(sketch: Sketch) -> Iterator[Decision]:
     if whole.subject.plan is not None and not jumps:
         yield whole
         return
-    for found in group(flow, lambda chosen: decide(flow, chosen, rules), rules).groups:
+    for found in fuse(flow, rules).grouping.groups:
         yield found.decision

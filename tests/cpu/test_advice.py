@@ -41,7 +41,7 @@ def captured(function: Callable[..., Any], *args: torch.Tensor) -> Graph:
 def advice(graph: Graph, rulebook: Any = None) -> dict[str, Any]:
     """By code; the last of each."""
     rulebook = rulebook or load_rulebook()
-    flow = dataflow(annotate(graph, rulebook.device("h200")))
+    flow = dataflow(graph, rulebook.device("h200"))
     return {found.code: found for found in advise(flow, (), False, rulebook)}
 
 

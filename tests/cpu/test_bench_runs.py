@@ -16,9 +16,7 @@ from typer.testing import CliRunner
 
 from fusion_advisor.cli.app import app
 from fusion_advisor.frontend.replay import ReplayedKernel, replayed
-from fusion_advisor.fusion.components import group
-from fusion_advisor.fusion.decide import decide
-from fusion_advisor.fusion.findings import identify
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.graph import Graph, Tensor
 from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
 from fusion_advisor.ir.kernel import Case, Check, CheckJob, Kernel, from_json, to_json
@@ -61,9 +59,8 @@ def model(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
 @pytest.fixture(scope="module")
 def analysed() -> tuple[Report, Graph]:
     flow = flow_of(model, torch.randn(512, 1024), torch.randn(512, 1024))
-    grouping = group(flow, lambda launches: decide(flow, launches, RULES), RULES)
-    found = identify(flow, grouping, RULES)
-    report = assemble(flow, grouping, found, {}, Scenario(), (), RULES)
+    found = fuse(flow, RULES)
+    report = assemble(flow, found.grouping, found, {}, Scenario(), (), RULES)
     assert [row.id for row in report.groups] == ["g1"]
     assert [row.id for row in report.candidates] == ["c1"]
     assert report.candidates[0].kernel.schedule

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from fusion_advisor.codegen.emit import emit
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
 from fusion_advisor.ir.kernel import Kernel
@@ -507,7 +506,7 @@ def test_launches_named_as_sizes_are(worker: Worker) -> None:
     calls = [node.name for node in flow.nodes if node.kind == "call"]
     for number, name in enumerate(calls):
         text = text.replace(f'"{name}"', f'"n{number}"')
-    renamed = dataflow(annotate(graph_from_json(text), RULES.device("h200")))
+    renamed = dataflow(graph_from_json(text), RULES.device("h200"))
     found = emit(renamed, decided(renamed, RULES), "k", RULES)
     assert "n0 = args_0.shape[0]" in found.text
     assert collect_check(found, submit_check(worker, found)).failure is None

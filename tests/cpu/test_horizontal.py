@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.fusion.components import Grouping, group
-from fusion_advisor.fusion.decide import decide
+from fusion_advisor.fusion.components import Grouping
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.support.worker import Worker
 
 from .generated import rotated
@@ -23,7 +23,7 @@ ROTATED = (x(2, 5, 40, 32), x(2, 3, 40, 32), x(40, 32), x(40, 32))
 
 def grouped(function: Callable[..., object], *inputs: torch.Tensor) -> tuple[Dataflow, Grouping]:
     flow = flow_of(function, *inputs)
-    return flow, group(flow, lambda launches: decide(flow, launches, RULES), RULES)
+    return flow, fuse(flow, RULES).grouping
 
 
 # -- the plan --------------------------------------------------------------------------------------

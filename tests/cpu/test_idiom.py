@@ -10,12 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.frontend.child import capture_module
-from fusion_advisor.fusion.components import group
-from fusion_advisor.fusion.decide import decide
-from fusion_advisor.fusion.findings import Finding, Identified, identify
+from fusion_advisor.fusion.findings import Finding, Identified, fuse
 from fusion_advisor.fusion.route import action
 from fusion_advisor.rulebook.load import load_rulebook
 
@@ -30,9 +27,8 @@ def findings(function: Callable[..., Any], *inputs: torch.Tensor) -> Identified:
             return function(*inputs)
 
     rulebook = load_rulebook()
-    flow = dataflow(annotate(capture_module(Model(), inputs), rulebook.device("h200")))
-    grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
-    return identify(flow, grouping, rulebook)
+    flow = dataflow(capture_module(Model(), inputs), rulebook.device("h200"))
+    return fuse(flow, rulebook)
 
 
 def full(dtype: torch.dtype = torch.float32) -> torch.Tensor:

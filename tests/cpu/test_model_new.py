@@ -83,7 +83,7 @@ def made(file: Path, *, mode: str = "train") -> Patched:
     """The file's patch and its `ModelNew`, kernels unchecked."""
     scenario = Scenario(mode="train" if mode == "train" else "eval")
     request = Request(str(file), scenario, device="h200", verify=False, compile=False)
-    return patched(request, file.parent.resolve(), captured, model_new=True)
+    return patched(request, file.parent.resolve(), captured=captured, model_new=True)
 
 
 def test_it_computes_what_the_model_does(tmp_path: Path) -> None:

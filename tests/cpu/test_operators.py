@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
@@ -58,7 +57,7 @@ def made(folder: Path, text: str, *, verify: bool, rules: tuple[Path, ...] = ())
     file = folder / "model.py"
     file.write_text(text)
     request = Request(str(file), device="h200", verify=verify, compile=False, rules=rules)
-    return patched(request, folder.resolve(), captured, operators=True, model_new=True)
+    return patched(request, folder.resolve(), captured=captured, operators=True, model_new=True)
 
 
 def test_statements_become_the_op_that_computes_the_same(tmp_path: Path) -> None:
@@ -145,7 +144,7 @@ def test_what_has_to_stay_is_missed(tmp_path: Path, change: tuple[str, str], why
     def flow(text: str) -> Dataflow:
         (tmp_path / "model.py").write_text(text)
         graph = captured(str(tmp_path / "model.py"), Scenario())
-        return dataflow(annotate(graph, load_rulebook().device("h200")))
+        return dataflow(graph, load_rulebook().device("h200"))
 
     found = missing(flow(MODEL), flow(MODEL.replace(*change)), ())
     assert why in found

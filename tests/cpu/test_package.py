@@ -56,7 +56,7 @@ def again(folder: Path) -> Patched:
     request = Request(
         str(folder / "model.py"), Scenario(), device="h200", verify=False, compile=False
     )
-    return patched(request, folder.resolve(), captured)
+    return patched(request, folder.resolve(), captured=captured)
 
 
 def applied(folder: Path) -> Patched:
@@ -110,7 +110,7 @@ def brought_up(folder: Path) -> Updated:
     request = Request(
         str(folder / "model.py"), Scenario(), device="h200", verify=False, compile=False
     )
-    made = updated(request, folder.resolve(), captured)
+    made = updated(request, folder.resolve(), captured=captured)
     assert made.wrong == {}
     for path, text in made.patch.after.items():
         path.write_text(text)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
@@ -54,7 +53,7 @@ def made(folder: Path, body: str, *, mode: str = "eval", shape: str = "64, 128, 
     file.write_text(HEAD + textwrap.dedent(body) + inputs)
     scenario = Scenario(mode="train" if mode == "train" else "eval")
     request = Request(str(file), scenario, device="h200", verify=False, compile=False)
-    return patched(request, folder.resolve(), captured)
+    return patched(request, folder.resolve(), captured=captured)
 
 
 def changed(patch: Patched) -> str:
@@ -408,11 +407,11 @@ def test_a_guard_imports_what_it_names(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text(NO_TORCH)
     request = Request(str(file), device="h200", verify=False, compile=False)
-    text = changed(patched(request, tmp_path.resolve(), captured))
+    text = changed(patched(request, tmp_path.resolve(), captured=captured))
     assert "if torch.is_autocast_enabled()" in text
     assert "\nfrom torch.nn import functional as F\nimport torch\nimport fused_model\n" in text
     file.write_text(NO_TORCH + "\n\ntorch = None\n")
-    left = patched(request, tmp_path.resolve(), captured)
+    left = patched(request, tmp_path.resolve(), captured=captured)
     whys = {why.partition(": ")[2] for why in left.unplaced.values()}
     assert whys == {"torch, which the edit names, is something else there"}
     assert all("torch." not in e.guard for put in left.patch.puts for e in put.edits)
@@ -624,7 +623,7 @@ def test_a_wrong_edit_is_found(tmp_path: Path) -> None:
     device = rulebook.device("h200")
 
     def flow(model: Path, references: str | None = None) -> Dataflow:
-        return dataflow(annotate(captured(str(model), Scenario(), references), device))
+        return dataflow(captured(str(model), Scenario(), references), device)
 
     before = flow(tmp_path / "model.py")
     with patched_copy(patch.diff, patch.patch.after, tmp_path.resolve()) as copy:

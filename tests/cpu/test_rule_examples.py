@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.frontend.child import capture_module, parse_input
-from fusion_advisor.fusion.components import group
-from fusion_advisor.fusion.decide import Decision, decide
-from fusion_advisor.fusion.findings import Identified, identify
+from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.fusion.findings import Identified, fuse
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Example, Gate, Pattern
 
@@ -33,9 +31,8 @@ def analysed(example: Example) -> Identified:
     )
     with torch.no_grad():
         graph = capture_module(Of(namespace["forward"]), inputs)
-    flow = dataflow(annotate(graph, RULES.device("h200")))
-    found = group(flow, lambda launches: decide(flow, launches, RULES), RULES)
-    return identify(flow, found, RULES)
+    flow = dataflow(graph, RULES.device("h200"))
+    return fuse(flow, RULES)
 
 
 def reading(decision: Decision, gate: Gate) -> float | None:

@@ -19,11 +19,9 @@ from fusion_advisor.cli.commands import analyze as analyze_command
 from fusion_advisor.codegen.emit import attempt, emit
 from fusion_advisor.codegen.header import body, does, edited, read_stamp, unstamped
 from fusion_advisor.codegen.kernel_package import kernels_of, read_package, stale
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
-from fusion_advisor.fusion.components import group
-from fusion_advisor.fusion.decide import Decision, decide
-from fusion_advisor.fusion.findings import Finding, identify
+from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.fusion.findings import Finding, fuse
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case, Check, Kernel
 from fusion_advisor.ir.scenario import Request
@@ -380,8 +378,8 @@ def test_a_kernel_that_has_not_passed_is_not_searched() -> None:
 
 
 def found_in(request: Request) -> tuple[Finding, ...]:
-    flow = dataflow(annotate(captured(request.model, request.scenario), H200))
-    return identify(flow, group(flow, lambda each: decide(flow, each, RULES), RULES), RULES).groups
+    flow = dataflow(captured(request.model, request.scenario), H200)
+    return fuse(flow, RULES).groups
 
 
 def test_the_report_has_the_winners_check(analyses: tuple[Analysis, Analysis]) -> None:
@@ -440,7 +438,7 @@ def get_inputs():
 
 def again(folder: Path, **more: Any) -> Patched:
     request = Request(str(folder / "model.py"), device="h200", verify=False, compile=False)
-    return patched(request, folder.resolve(), captured, **more)
+    return patched(request, folder.resolve(), captured=captured, **more)
 
 
 def test_a_searched_kernel_is_not_stale_and_serves_again(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import torch
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.frontend.replay import NODE, ReplayedKernel, replayed
-from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import decide
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.graph_json import graph_from_json
 from fusion_advisor.ir.kernel import from_json, to_json
@@ -105,7 +105,7 @@ class Asked:
 
 
 def replacements(flow: Dataflow) -> list[Replacement]:
-    grouping = group(flow, lambda launches: decide(flow, launches, RULES), RULES)
+    grouping = fuse(flow, RULES).grouping
     subjects = [
         Subject(f"g{n}", "", found.decision, emit(flow, found.decision, f"g{n}", RULES),
                 tuple(found.instances))

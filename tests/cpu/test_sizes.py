@@ -15,12 +15,9 @@ import torch
 
 from fusion_advisor import apply
 from fusion_advisor.codegen.emit import emit
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.frontend.child import capture_module
-from fusion_advisor.fusion.components import group
-from fusion_advisor.fusion.decide import decide
-from fusion_advisor.fusion.findings import identify
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.scenario import Request
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.sourcepatch.trial import patched_copy
@@ -91,7 +88,7 @@ def made(folder: Path, text: str) -> Patched:
     file = folder / "model.py"
     file.write_text(text)
     request = Request(str(file), device="h200", verify=False, compile=False)
-    patch = patched(request, folder.resolve(), captured)
+    patch = patched(request, folder.resolve(), captured=captured)
     assert patch.wrong == {}
     return patch
 
@@ -321,8 +318,8 @@ def kernels(model: torch.nn.Module, x: torch.Tensor, folder: Path) -> Iterator[A
     """What `emit` writes for a model that was seen at one size, as loaded modules."""
     rulebook = load_rulebook()
     device = rulebook.device("h200")
-    flow = dataflow(annotate(capture_module(model, (x,)), device))
-    found = identify(flow, group(flow, lambda n: decide(flow, n, rulebook), rulebook), rulebook)
+    flow = dataflow(capture_module(model, (x,)), device)
+    found = fuse(flow, rulebook)
     for finding in found.groups:
         kernel = emit(flow, finding.decision, finding.name, rulebook)
         yield getattr(load_module(kernel.text, folder), kernel.entry)
@@ -354,7 +351,7 @@ def test_an_applied_model_is_the_original_at_other_widths(tmp_path: Path) -> Non
     """In memory, too."""
     (tmp_path / "model.py").write_text(GLU)
     plain, model = loaded(tmp_path / "model.py"), loaded(tmp_path / "model.py")
-    applied = apply(model, (torch.empty(4096, 2048),), device="h200", verify=False)
+    applied = apply(model, (torch.empty(4096, 2048),), device="h200", verify=False, how="source")
     assert applied.kernels
     assert any(REASON in why for why in applied.unplaced.values())
     for shape in [(4, 4096), (4, 1024), (4, 2048)]:

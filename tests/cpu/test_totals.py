@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.frontend.child import capture_here, capture_module
-from fusion_advisor.fusion.components import group
-from fusion_advisor.fusion.decide import decide
-from fusion_advisor.fusion.findings import identify
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.report.assemble import assemble
 from fusion_advisor.report.formats import render
@@ -29,9 +27,8 @@ PARTS = 6
 
 
 def report_of(flow: Dataflow, scenario: Scenario | None = None) -> Report:
-    grouping = group(flow, lambda launches: decide(flow, launches, RULES), RULES)
-    found = identify(flow, grouping, RULES)
-    return assemble(flow, grouping, found, {}, scenario or Scenario(), (), RULES)
+    found = fuse(flow, RULES)
+    return assemble(flow, found.grouping, found, {}, scenario or Scenario(), (), RULES)
 
 
 def holds(report: Report) -> None:
@@ -172,7 +169,6 @@ def test_parts_that_no_launch_reads_from_are_named() -> None:
 
 
 def test_reports_say_what_was_not_run(tmp_path: Path) -> None:
-    from fusion_advisor.cost.annotate import annotate
     from fusion_advisor.cost.dataflow import dataflow
 
     from .regions import H200
@@ -181,7 +177,7 @@ def test_reports_say_what_was_not_run(tmp_path: Path) -> None:
     tokens = torch.zeros(4, 3, dtype=torch.int64)
     torch.export.save(torch.export.export(Seeing().eval(), (tokens,)), str(program))
     graph = capture_here(str(program))
-    report = report_of(dataflow(annotate(graph, H200)))
+    report = report_of(dataflow(graph, H200))
     assert report.not_run == ["tower", "text.unused"]
     for form in ("text", "md", "html"):
         assert "tower, text.unused: no launch reads from them" in render(report, form)

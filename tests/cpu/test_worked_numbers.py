@@ -9,11 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.cost.annotate import Annotated, annotate
+from fusion_advisor.cost.annotate import Annotated
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.frontend.child import capture_module
-from fusion_advisor.fusion.components import Grouping, group
-from fusion_advisor.fusion.decide import Decision, decide
+from fusion_advisor.fusion.components import Grouping
+from fusion_advisor.fusion.decide import Decision
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 
@@ -28,9 +29,8 @@ def analysed(
 ) -> tuple[Annotated, Dataflow, Grouping]:
     with torch.no_grad():
         graph = capture_module(Of(function), inputs, {}, Scenario())
-    annotated = annotate(graph, RULES.device(device))
-    flow = dataflow(annotated)
-    return annotated, flow, group(flow, lambda chosen: decide(flow, chosen, RULES), RULES)
+    flow = dataflow(graph, RULES.device(device))
+    return flow.annotated, flow, fuse(flow, RULES).grouping
 
 
 def full() -> torch.Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import networkx as nx
 import pytest
 
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.fusion.components import Grouping, group
+from fusion_advisor.fusion.components import Grouping
 from fusion_advisor.fusion.decide import decide
+from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.graph import Graph, Node, Ref, Tensor
 from fusion_advisor.rulebook.load import load_rulebook
 
@@ -51,8 +51,8 @@ def crossed(first: int, second: int) -> tuple[Dataflow, Grouping]:
     from_a, from_c = (graph("aten.mm.default", made, weight) for made in (a, c))
     b = graph.chain(graph("aten.add.Tensor", a, from_c), first)
     d = graph.chain(graph("aten.add.Tensor", c, from_a), second)
-    flow = dataflow(annotate(Graph(tuple(graph.nodes), (b, d)), RULES.device("h200")))
-    return flow, group(flow, lambda launches: decide(flow, launches, RULES), RULES)
+    flow = dataflow(Graph(tuple(graph.nodes), (b, d)), RULES.device("h200"))
+    return flow, fuse(flow, RULES).grouping
 
 
 def has_an_order(flow: Dataflow, blocks: list[tuple[int, ...]]) -> bool:
@@ -101,8 +101,8 @@ def test_no_kernel_reads_a_tensor_both_before_and_after_it_is_written_in_place()
     )  # fmt: skip
     graph.nodes.append(written)
     result = graph("aten.add.Tensor", was, graph("aten.cos.default", a))
-    flow = dataflow(annotate(Graph(tuple(graph.nodes), (result,)), RULES.device("h200")))
-    found = group(flow, lambda launches: decide(flow, launches, RULES), RULES)
+    flow = dataflow(Graph(tuple(graph.nodes), (result,)), RULES.device("h200"))
+    found = fuse(flow, RULES).grouping
     fused = [{flow.nodes[i].op for i in place} for each in found.groups for place in each.instances]
     assert {"aten.cos.default", "aten.add.Tensor"} in fused
     assert not any({"aten.sin.default", "aten.cos.default"} <= ops for ops in fused)

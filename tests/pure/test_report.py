@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from fusion_advisor.ci.findings import Policy, review
-from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.fusion.components import Grouping, group
-from fusion_advisor.fusion.decide import decide
-from fusion_advisor.fusion.findings import Identified, identify, with_registers
+from fusion_advisor.fusion.components import Grouping
+from fusion_advisor.fusion.findings import Identified, fuse, with_registers
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Source, Tensor
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.report.assemble import assemble, layers, peak_activation_bytes
@@ -93,9 +91,9 @@ def report_of_graph(graph: Graph) -> Report:
 
 def identified(graph: Graph) -> tuple[Dataflow, Grouping, Identified]:
     rulebook = load_rulebook()
-    flow = dataflow(annotate(graph, rulebook.device("h200")))
-    grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
-    return flow, grouping, identify(flow, grouping, rulebook)
+    flow = dataflow(graph, rulebook.device("h200"))
+    found = fuse(flow, rulebook)
+    return flow, found.grouping, found
 
 
 def mixed() -> Report:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fusion_advisor.ci.configuration import Settings
-    from fusion_advisor.ir.graph import Graph
-    from fusion_advisor.report.schema import Report, WayRow
+    from fusion_advisor.report.schema import WayRow
     from fusion_advisor.workflows.bench import Run
 
 
@@ -108,18 +106,11 @@ def _bench(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from fusion_advisor.report.formats import EXTENSIONS, render
-    from fusion_advisor.report.schema import load_report
-    from fusion_advisor.workflows.bench import Run, bench
+    from fusion_advisor.workflows.bench import Run, bench, read
     from fusion_advisor.workflows.results_db import Ledger
 
-    report = load_report(file)
+    report, graph, texts = read(file)
     require_room(out)
-    graph = _graph_of(report, file)
-    texts = {
-        group.id: (file.parent / group.kernel.file).read_text(encoding="utf-8")
-        for group in report.groups
-        if group.kernel.file and (file.parent / group.kernel.file).is_file()
-    }
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task("starting", total=None)
@@ -176,21 +167,6 @@ def _search(run: Run, out: Path) -> dict[str, str]:
             for line in searched_lines(found):
                 tell(line)
     return texts
-
-
-def _graph_of(report: Report, file: Path) -> Graph:
-    """The graph in a report, or beside it as `analyze --out` leaves it."""
-    from fusion_advisor.ir.graph_json import graph_from_data
-
-    beside = file.parent / "graph.json"
-    if report.graph is None and not beside.is_file():
-        raise UsageError(
-            f"{file}: no graph in it and no graph.json beside it; run analyze with --out again"
-        )
-    try:
-        return graph_from_data(report.graph or loads(beside.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{beside}: not a graph of fusion-advisor; analyze again") from error
 
 
 def calibrate(

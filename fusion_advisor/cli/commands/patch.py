@@ -16,10 +16,9 @@ from fusion_advisor.support.files import require_file, require_folder, tree_of, 
 
 if TYPE_CHECKING:
     from fusion_advisor.ci.configuration import Settings
-    from fusion_advisor.ir.graph import Graph
-    from fusion_advisor.ir.scenario import Moved, Request, Scenario
+    from fusion_advisor.ir.scenario import Request
     from fusion_advisor.sourcepatch.placement import Patch
-    from fusion_advisor.workflows.patch import Captured, Patched
+    from fusion_advisor.workflows.patch import Patched
 
 
 @takes_options
@@ -48,9 +47,8 @@ def patch(
     search: Search = False,
 ) -> int:
     """Put the kernels of MODEL's groups into its source: as a diff, or as a class ModelNew."""
-    from fusion_advisor.frontend.child import capture
     from fusion_advisor.rulebook.local_gpu import require_triton
-    from fusion_advisor.workflows.patch import STAGES, patched
+    from fusion_advisor.workflows.patch import STAGES, patched, source_of, tree_for
 
     settings = options.settings()
     model = settings.model
@@ -58,11 +56,7 @@ def patch(
         if out is None or check or update or model_new or level != "kernel" or search:
             raise UsageError(f"patch {model}: takes --out FILE and no other form of patch")
         return _patch_family(options, settings, out, root or tree_of(out))
-    file = Path(model.partition(":")[0])
-    if file.suffix != ".py":
-        raise UsageError(f"patch {model}: only a model in a .py file, or of hf:, has a source")
-    if not file.is_file():
-        raise UsageError(f"{file}: no such file")
+    file = source_of(model)
     if (check or update) and (
         (check and update) or out or model_new or level != "kernel" or search
     ):
@@ -81,23 +75,11 @@ def patch(
     for written in (out, model_new):
         if written is not None:
             require_file(written)
-    tree = (root or tree_of(file)).resolve()
-    if not file.resolve().is_relative_to(tree):
-        raise UsageError(f"--root {tree}: {file} is not in it")
+    tree = tree_for(model, root)
     request = options.request(settings, "kernels", measured=search)
     prepare(request, checks=False)
-
-    def captured(
-        model: str, scenario: Scenario, references: str | None, moved: Moved | None
-    ) -> Graph:
-        return capture(
-            model, scenario, request.limits, request.debug,
-            trail=True, references=references, moved=moved,
-        )  # fmt: skip
-
     if update:
-        folder = _kernels_beside(file)
-        return _update(request, folder, tree, captured, verbose=options.verbose)
+        return _update(request, _kernels_beside(file), tree, verbose=options.verbose)
     if model_new is not None and model.partition(":")[2] not in ("", "Model"):
         raise UsageError(f"--model-new: {model} is not a class called Model")
     stages = (*STAGES, "search") if search else STAGES
@@ -106,7 +88,7 @@ def patch(
         following(stages, verbose=options.verbose) as listener,
     ):
         made = patched(
-            request, tree, captured, listener,
+            request, tree, listener,
             diff=out is not None, model_new=model_new is not None, operators=operators,
             searcher=searcher,
         )  # fmt: skip
@@ -209,14 +191,12 @@ def _kernels_beside(model: Path) -> Path:
     return folder
 
 
-def _update(
-    request: Request, folder: Path, tree: Path, captured: Captured, *, verbose: bool
-) -> int:
+def _update(request: Request, folder: Path, tree: Path, *, verbose: bool) -> int:
     """Writes the kernels beside a model anew, where they lie."""
     from fusion_advisor.workflows.update import STAGES, updated
 
     with following(STAGES, verbose=verbose) as listener:
-        made = updated(request, tree, captured, listener)
+        made = updated(request, tree, listener)
     for name, reason in made.left.items():
         tell(f"{folder / name}.py: left as it is: {reason}")
     _refuse_wrong(made.wrong)

@@ -1,4 +1,4 @@
-"""Models of transformers that return a cache, called as everyone does: `model(input_ids=ids)`.
+"""`apply(how="source")` on models of transformers that return a cache, called as everyone does.
 
 `torch.export` refuses them; the plain run that is traced instead knows the modules of its nodes.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 import transformers
 
-from fusion_advisor import apply
+import fusion_advisor
 from fusion_advisor.frontend.child import capture_module
 
 SMALL = {
@@ -20,6 +21,8 @@ SMALL = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
     "max_position_embeddings": 256,
 }  # fmt: skip
+
+apply = partial(fusion_advisor.apply, device="h200", verify=False, how="source")
 
 
 def llama() -> torch.nn.Module:
@@ -59,7 +62,9 @@ def test_kernels_are_placed(model: Callable[[], torch.nn.Module], least: int) ->
     plain, fused = built(model), built(model)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*that analysis accepts")
-        done = apply(fused, (), {"input_ids": ids(2, 32)}, device="h200", verify=False)
+        done = apply(
+            fused, (), {"input_ids": ids(2, 32)}, device="h200", verify=False, how="source"
+        )
     assert sum(done.kernels.values()) >= least, done
     assert done.share > 0.5
     for shape in [(2, 32), (3, 17), (1, 32), (2, 1)]:
@@ -80,7 +85,9 @@ class Hidden(torch.nn.Module):
 
 def test_it_warns_where_most_is_not_placed() -> None:
     with pytest.warns(UserWarning, match="kernels are in 0 places and save .* cannot express"):
-        done = apply(Hidden(), (torch.empty(4096, 4096),), device="h200", verify=False)
+        done = apply(
+            Hidden(), (torch.empty(4096, 4096),), device="h200", verify=False, how="source"
+        )
     assert done.kernels == {}
     assert done.share == 0
 
@@ -103,5 +110,5 @@ def test_a_name_whose_tensor_is_handed_on_keeps_it() -> None:
     """`by.to(...)` launches nothing: the statement binds another tensor, and `by` stays."""
     model, x = Scaled(), torch.randn(512, 512)
     wanted = model(x)
-    assert apply(model, (x,), device="h200", verify=False).kernels
+    assert apply(model, (x,)).kernels
     torch.testing.assert_close(model(x), wanted)
