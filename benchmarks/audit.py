@@ -36,8 +36,9 @@ from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.frontend.child import capture_here
 from fusion_advisor.fusion.components import Grouping, group
 from fusion_advisor.fusion.decide import decide
-from fusion_advisor.ir.kernel import Check, Kernel, from_json, to_json
+from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.verify.driver import checker, collect_check, submit_check
 
 RULES = load_rulebook()
@@ -237,7 +238,7 @@ def _write_kernels(results: list[tuple[Audit, list[str]]], file: Path) -> None:
 def _verify(results: list[tuple[Audit, list[str]]], processes: int) -> None:
     """Check every distinct kernel once; equal texts with equal cases share the check."""
     workers = [checker("interpreter").start() for _ in range(processes)]
-    known: dict[str, tuple[Kernel, Future[str]]] = {}
+    known: dict[str, tuple[Kernel, Future[Check]]] = {}
     seeds = RULES.verify.seeds.count
     for line in {line for _, lines in results for line in lines}:
         kernel = _small(from_json(Kernel, line))

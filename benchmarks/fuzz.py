@@ -85,7 +85,7 @@ def _drawn(seed: int) -> list[Line]:
     """The kernels of one region; a region that cannot be emitted is a line that says so."""
     sys.path.insert(0, str(ROOT))
     from fusion_advisor.codegen.emit import emit
-    from fusion_advisor.ir.kernel import to_json
+    from fusion_advisor.support.codec import to_json
     from tests.cpu.regions import RULES
     from tests.cpu.sketches import Seeded, planned, sketched
 
@@ -158,8 +158,9 @@ def _checked(given: tuple[Line, str, int]) -> Line:
     if "kernel" not in job:
         return result | {"failure": job["failure"]}
     sys.path.insert(0, str(ROOT))
-    from fusion_advisor.ir.kernel import Kernel, from_json
+    from fusion_advisor.ir.kernel import Kernel
     from fusion_advisor.rulebook.load import load_rulebook
+    from fusion_advisor.support.codec import from_json
     from fusion_advisor.verify.check_child import check, prepare
     from fusion_advisor.verify.driver import criterion_of
 

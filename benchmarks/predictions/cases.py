@@ -30,10 +30,10 @@ from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.fusion.lower import boundary
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Tensor
 from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
-from fusion_advisor.ir.kernel import from_json
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.codec import from_json
 
 DEVICE = "h200"
 GOAL = re.compile(r"level[12]_|transformers_(Llama|BERT|GPT-NeoX|ViT|Mixtral)$")

@@ -28,10 +28,10 @@ from cases import DEVICE, Case, read
 from fusion_advisor.frontend.replay import replayed
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.graph_json import graph_from_json
-from fusion_advisor.ir.kernel import to_json
 from fusion_advisor.measure.clocks import DeviceClock
 from fusion_advisor.measure.driver import timing_rules
 from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.codec import to_json
 from fusion_advisor.support.load_kernel_file import Fault, cause, load_module
 
 LARGE_BYTES = 2 << 30

@@ -1,6 +1,6 @@
 """Check one emitted kernel against the model's graph in fp64; run by `verify` as a child process.
 
-A line in is a `CheckJob`, a line out is a `Check`. Under the interpreter the environment needs
+A request is a `CheckJob`, a reply is a `Check`. Under the interpreter the environment needs
 nothing: this module sets `TRITON_INTERPRET=1` itself when it finds no GPU.
 
 What is held, for each case and seed:
@@ -25,9 +25,8 @@ from __future__ import annotations
 import ast
 import math
 import os
-import tempfile
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
@@ -40,17 +39,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from fusion_advisor.ir.graph import Tensor
-from fusion_advisor.ir.kernel import (
-    Case,
-    Check,
-    CheckJob,
-    Criterion,
-    Kernel,
-    from_json,
-    to_json,
-)
-from fusion_advisor.support.load_kernel_file import Fault, cause, load_module, spoiled
-from fusion_advisor.support.worker import protocol, restart
+from fusion_advisor.ir.kernel import Case, Check, CheckJob, Criterion, Kernel
+from fusion_advisor.support.load_kernel_file import Fault, cause, lasting_folder, load_module
+from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.stepping import as_tuple, truth_of
 from fusion_advisor.verify.tolerance import Error, Tensors, Truth, compare
 
@@ -538,28 +529,18 @@ def prepare(where: str) -> tuple[str, str]:
     return "interpreter", "cpu"
 
 
-def serve(lines: Iterator[str], answer: Callable[[str], None], where: str) -> None:
-    """Answer each job's line with a check's line."""
-    try:
-        place, device = prepare(where)
-    except Fault as fault:
-        for line in lines:
-            kernel = from_json(CheckJob, line).kernel
-            answer(to_json(Check(kernel.name, where, False, failure=str(fault))))
-        return
-    with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
-        for line in lines:
-            job = from_json(CheckJob, line)
-            result = check(job.kernel, job.seeds, place, device, Path(folder), job.criterion)
-            answer(to_json(result))
-            if device == "cuda":
-                torch.cuda.empty_cache()  # other children check beside this one
-            if device == "cuda" and spoiled(result.failure or ""):
-                restart()
-
-
 def main(where: str) -> None:
     """The child's life: `where` is auto, interpreter or gpu."""
     warnings.simplefilter("ignore")
-    with protocol() as (lines, answer):
-        serve(lines, answer, where)
+    try:
+        place, device = prepare(where)
+    except Fault as fault:
+        missing = str(fault)
+        serve({CheckJob: lambda job: Check(job.kernel.name, where, False, failure=missing)})
+        return
+
+    def checked(job: CheckJob) -> Check:
+        return check(job.kernel, job.seeds, place, device, lasting_folder(), job.criterion)
+
+    # other children check beside this one
+    serve({CheckJob: checked}, torch.cuda.empty_cache if device == "cuda" else None)

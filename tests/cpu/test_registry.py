@@ -18,7 +18,7 @@ import torch
 
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import in_place
 from fusion_advisor.support.worker import Worker
@@ -515,7 +515,7 @@ NAMES = [
 ]
 
 
-def _pending(dtype: torch.dtype, worker: Worker) -> Iterator[tuple[str, Kernel, Future[str]]]:
+def _pending(dtype: torch.dtype, worker: Worker) -> Iterator[tuple[str, Kernel, Future[Check]]]:
     """Every sample that eager takes in this dtype and that has a plan, handed to the checker."""
     for name in NAMES:
         for sample in samples_of(name)[: 99 if SLOW else SAMPLES_OF.get(dtype, 1)]:
@@ -563,7 +563,7 @@ NOT_PERMUTED = {
 @pytest.mark.parametrize("third", [0, *(pytest.param(n, marks=pytest.mark.deep) for n in (1, 2))])
 def test_every_op_lays_its_results_out_as_the_graph_says(third: int, worker: Worker) -> None:
     """A CPU's eager lays some out otherwise: its values are judged, not its strides."""
-    pending: list[tuple[str, Kernel, Future[str]]] = []
+    pending: list[tuple[str, Kernel, Future[Check]]] = []
     for name in NAMES[third::3]:
         for sample in samples_of(name):
             what = f"{name} {sample.args} {sample.kwargs}"
