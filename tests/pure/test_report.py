@@ -11,12 +11,13 @@ import pytest
 from fusion_advisor.ci.findings import Policy, review
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
+from fusion_advisor.cost.totals import peak_activation_bytes
 from fusion_advisor.fusion.components import Grouping, group
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.fusion.findings import Identified, identify, with_registers
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Source, Tensor
 from fusion_advisor.ir.scenario import Scenario
-from fusion_advisor.report.assemble import assemble, layers, peak_activation_bytes
+from fusion_advisor.report.assemble import assemble, layers
 from fusion_advisor.report.diff import compare, cost_us
 from fusion_advisor.report.formats import FORMATS, render, wording
 from fusion_advisor.report.schema import LineRow, Report, load_report
@@ -154,7 +155,7 @@ def test_a_number_just_beyond_its_limit_is_told_from_it() -> None:
     gate = next(gate for gate in row.gates if gate.name == "traffic-saving")
 
     def said(measured: float) -> str:
-        return wording.gate(gate.model_copy(update={"measured": measured}))
+        return wording.gate(replace(gate, measured=measured))
 
     assert said(1.25) == "traffic-saving 1.25 x, needs >= 1.5"
     assert said(1.4999981) == "traffic-saving 1.499998 x, needs >= 1.5"
@@ -373,8 +374,7 @@ def rejecting(fingerprint: str, *texts: str, code: str = "traffic-saving") -> Re
     report = mixed()
     (group,) = report.groups
     gates = [
-        gate.model_copy(update={"outcome": "fails" if gate.name == code else "holds"})
-        for gate in group.gates
+        replace(gate, outcome="fails" if gate.name == code else "holds") for gate in group.gates
     ]
     sources = [LineRow(file="model.py", line=n, text=text) for n, text in enumerate(texts, 1)]
     report.candidates = [
