@@ -29,7 +29,7 @@ def layered(count: int, module: str = "layers") -> Report:
     flow = dataflow(annotate(graph, rulebook.device("h200")))
     grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
     found = identify(flow, grouping, rulebook)
-    return assemble(flow, grouping, found, {}, Scenario(), ("device=h200",), rulebook)
+    return assemble(flow, found, {}, Scenario(), ("device=h200",), rulebook)
 
 
 def _given() -> Iterator[Node]:

@@ -67,9 +67,9 @@ def judged_again(report: Report, file: Path, rulebook: Rulebook) -> Report | str
         return f"these rules know no device {report.device.name}"
     faults = Faults()
     flow = dataflow(annotate(graph, rulebook.device(report.device.name)))
-    grouping, named = fused(flow, rulebook, faults)
+    named = fused(flow, rulebook, faults)
     asked = Scenario(mode="train" if report.scenario.mode == "train" else "eval")
-    again = assemble(flow, grouping, named, {}, asked, (), rulebook, faults)
+    again = assemble(flow, named, {}, asked, (), rulebook, faults)
     again.scenario = report.scenario
     return again
 

@@ -64,7 +64,7 @@ def divide(
     # Dynamo's guards, and the symbols of sizes that no number is taken for, see to every size.
     shapes = {ref: frozenset(range(len(t.shape))) for ref, t in flow.annotated.tensors.items()}
     flow = replace(flow, varied=shapes)
-    grouping, found = fused(flow, rulebook, faults)
+    found = fused(flow, rulebook, faults)
     places: list[Place] = []
     proofs: dict[str, Proof] = {}
     for finding in found.groups:
@@ -72,7 +72,7 @@ def divide(
         kernel = next((place.kernel for place in own if place.kernel), None)
         proofs[finding.id] = Proof(kernel, why="" if kernel else own[0].why)
         places += own
-    report = assemble(flow, grouping, found, proofs, Scenario(), assumed, rulebook, faults)
+    report = assemble(flow, found, proofs, Scenario(), assumed, rulebook, faults)
     return Division(flow, tuple(places), report)
 
 

@@ -14,7 +14,6 @@ from fusion_advisor.cost.annotate import Annotated, Cost
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.cost.times import time_model
 from fusion_advisor.cost.totals import least_us, peak_activation_bytes
-from fusion_advisor.fusion.components import Grouping
 from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.fusion.findings import Finding, Identified
 from fusion_advisor.fusion.route import action, fix
@@ -72,7 +71,6 @@ class Proof:
 
 def assemble(
     flow: Dataflow,
-    grouping: Grouping,
     found: Identified,
     proofs: Mapping[str, Proof],
     scenario: Scenario,
@@ -115,10 +113,8 @@ def assemble(
             AdviceRow.of(one, id=f"a{n}", sources=_sources(one.sources), fingerprint=one.mark)
             for n, one in enumerate(advice, start=1)
         ],
-        totals=_totals(
-            flow, grouping, found.groups, eager_us, len(faults.found), scenario.gradients
-        ),
-        search_gap=grouping.gap,
+        totals=_totals(flow, found, eager_us, len(faults.found), scenario.gradients),
+        search_gap=found.gap,
         unmodelled=_unmodelled(annotated),
         no_schedule=_no_schedule(found),
         not_run=list(graph.not_run),
@@ -468,8 +464,7 @@ _UNDER_NO_GRAD = "under torch.no_grad() alone: with gradients eager's own launch
 
 def _totals(
     flow: Dataflow,
-    grouping: Grouping,
-    groups: Sequence[Finding],
+    found: Identified,
     eager_us: Mapping[str, float],
     faults: int,
     gradients: bool,
@@ -477,9 +472,9 @@ def _totals(
     total_us = sum(eager_us.values())
     costs = [flow.annotated.costs[node.name] for node in flow.nodes]
     hbm_bytes, kernels = sum(c.bytes for c in costs), sum(c.launches for c in costs)
-    saved_us = sum(g.saved_us_total for g in groups)
+    saved_us = sum(g.saved_us_total for g in found.groups)
     saved_bytes = sum(
-        (g.decision.unfused_bytes - g.decision.fused_bytes) * len(g.instances) for g in groups
+        (g.decision.unfused_bytes - g.decision.fused_bytes) * len(g.instances) for g in found.groups
     )
     by_bound: dict[str, float] = {"compute": 0.0, "memory": 0.0, "overhead": 0.0}
     for name, time_us in eager_us.items():
@@ -489,11 +484,11 @@ def _totals(
         hbm_bytes_unfused=hbm_bytes,
         hbm_bytes_fused=hbm_bytes - saved_bytes,
         kernels_unfused=kernels,
-        kernels_fused=kernels - sum(g.launches_saved * len(g.instances) for g in groups),
+        kernels_fused=kernels - sum(g.launches_saved * len(g.instances) for g in found.groups),
         time_us=total_us,
         predicted_speedup=_ratio(total_us, total_us - saved_us),
         coverage=_ratio(sum(c.time_us for c in costs if c.modelled), sum(c.time_us for c in costs)),
-        saveable_bytes=grouping.saveable_bytes,
+        saveable_bytes=found.saveable_bytes,
         ceiling_speedup=_ratio(total_us, least_us(flow, eager_us)),
         peak_activation_bytes=peak_activation_bytes(flow.annotated.graph),
         time_by_bound=by_bound,

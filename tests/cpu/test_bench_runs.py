@@ -65,7 +65,7 @@ def analysed() -> tuple[Report, Graph]:
     flow = flow_of(model, torch.randn(512, 1024), torch.randn(512, 1024))
     grouping = group(flow, lambda launches: decide(flow, launches, RULES), RULES)
     found = identify(flow, grouping, RULES)
-    report = assemble(flow, grouping, found, {}, Scenario(), (), RULES)
+    report = assemble(flow, found, {}, Scenario(), (), RULES)
     assert [row.id for row in report.groups] == ["g1"]
     assert [row.id for row in report.candidates] == ["c1"]
     assert report.candidates[0].kernel.schedule

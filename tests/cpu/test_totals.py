@@ -30,7 +30,7 @@ DRAWN = 300
 def report_of(flow: Dataflow, scenario: Scenario | None = None) -> Report:
     grouping = group(flow, lambda launches: decide(flow, launches, RULES), RULES)
     found = identify(flow, grouping, RULES)
-    return assemble(flow, grouping, found, {}, scenario or Scenario(), (), RULES)
+    return assemble(flow, found, {}, scenario or Scenario(), (), RULES)
 
 
 def holds(report: Report) -> None:

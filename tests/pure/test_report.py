@@ -12,7 +12,7 @@ from fusion_advisor.ci.findings import Policy, review
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.cost.totals import peak_activation_bytes
-from fusion_advisor.fusion.components import Grouping, group
+from fusion_advisor.fusion.components import Found, Grouping, group
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.fusion.findings import Identified, identify, with_registers
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Source, Tensor
@@ -88,11 +88,11 @@ def report_of(*ops: str, dtype: str = "float32") -> Report:
 
 
 def report_of_graph(graph: Graph) -> Report:
-    flow, grouping, found = identified(graph)
-    return assemble(flow, grouping, found, {}, Scenario(), ("device=h200",), load_rulebook())
+    flow, _, found = identified(graph)
+    return assemble(flow, found, {}, Scenario(), ("device=h200",), load_rulebook())
 
 
-def identified(graph: Graph) -> tuple[Dataflow, Grouping, Identified]:
+def identified(graph: Graph) -> tuple[Dataflow, Grouping[Found], Identified]:
     rulebook = load_rulebook()
     flow = dataflow(annotate(graph, rulebook.device("h200")))
     grouping = group(flow, lambda launches: decide(flow, launches, rulebook), rulebook)
