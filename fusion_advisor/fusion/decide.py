@@ -102,13 +102,12 @@ def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> S
     """Express and plan a set of launches as far as that goes."""
     chosen = tuple(sorted(launches))
     border = boundary(flow, chosen)
-    device = flow.annotated.device
     try:
         expressed = express(flow, border)
     except NotExpressible as problem:
-        return Subject(flow, chosen, border, None, None, problem, device, rulebook)
-    planned = plan(expressed.region, device, rulebook)
-    return Subject(flow, chosen, border, expressed, planned, None, device, rulebook)
+        return Subject(flow, chosen, border, None, None, problem, rulebook)
+    planned = plan(expressed.region, flow.annotated.device, rulebook)
+    return Subject(flow, chosen, border, expressed, planned, None, rulebook)
 
 
 def deciding(
@@ -146,9 +145,9 @@ def decide(
 
 def _unjudged(flow: Dataflow, launches: tuple[int, ...], rulebook: Rulebook, why: str) -> Decision:
     """A set of which no gate is known."""
-    border, device = boundary(flow, launches), flow.annotated.device
+    border = boundary(flow, launches)
     problem = NotExpressible(why, final=False)
-    subject = Subject(flow, launches, border, None, None, problem, device, rulebook)
+    subject = Subject(flow, launches, border, None, None, problem, rulebook)
     gates = tuple(
         GateResult(rule.code, name, None, 0.0, rule.unit, "unknown", why, rule.comparison)
         for name in GATES

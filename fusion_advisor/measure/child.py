@@ -28,7 +28,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fusion_advisor.frontend.replay import NODE, Launcher, opaque, operator_of, replayed
@@ -59,7 +58,7 @@ from fusion_advisor.support.load_kernel_file import (
 )
 from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.check_child import build_inputs, poisoned_outputs, truth
-from fusion_advisor.verify.stepping import as_tuple
+from fusion_advisor.verify.stepping import LaunchMode, as_tuple
 from fusion_advisor.verify.tolerance import Error, Tensors, Truth, compare
 
 Call = Callable[..., Any]
@@ -307,12 +306,8 @@ def _random(graph: Graph) -> bool:
     return any(node.kind == "call" and tag in operator_of(node).tags for node in graph.nodes)
 
 
-class _Moved(TorchDispatchMode):
+class _Moved(LaunchMode):
     """Moves every floating result of a launch by about the last place of its dtype, up or down."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -35,14 +35,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case, Check, CheckJob, Criterion, Kernel
 from fusion_advisor.support.load_kernel_file import Fault, cause, lasting_folder, load_module
 from fusion_advisor.support.worker import serve
-from fusion_advisor.verify.stepping import as_tuple, truth_of
+from fusion_advisor.verify.stepping import LaunchMode, as_tuple, truth_of
 from fusion_advisor.verify.tolerance import Error, Tensors, Truth, compare
 
 DISTRIBUTIONS = ("normal", "special", "tiny", "large", "across", "faint")
@@ -165,13 +164,8 @@ _HALF_TO_FLOAT = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.d
 """Ops that may widen half precision on the way in CUDA's eager; a CPU's refuses."""
 
 
-class Float64Mode(TorchDispatchMode):
+class Float64Mode(LaunchMode):
     """Run every operation in float64, whatever float dtype it names or would return."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Else torch imports all of Dynamo to keep it out of here: 2 s of a child's life."""
-        return False
 
     def __torch_dispatch__(
         self,
@@ -247,14 +241,10 @@ def _widen_storage(tensor: torch.Tensor) -> torch.Tensor:
     return wide.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-class _AsCuda(TorchDispatchMode):
+class _AsCuda(LaunchMode):
     """A CPU's eager with prefix sums and products of float32 in float32, as CUDA's kernels have
     them: a CPU's are in float64, and what is made of them would be more exact than any kernel. A
     softmax that widens half precision does so first."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
