@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import operator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from fusion_advisor.ci.findings import Policy, review
 from fusion_advisor.cost.annotate import annotate
@@ -20,7 +22,7 @@ from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.report.assemble import assemble, layers
 from fusion_advisor.report.diff import compare, cost_us
 from fusion_advisor.report.formats import FORMATS, render, wording
-from fusion_advisor.report.schema import LineRow, Report, load_report
+from fusion_advisor.report.schema import LineRow, Report, TrafficRow, load_report
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.errors import UsageError
 
@@ -416,3 +418,20 @@ def test_what_a_change_costs_is_counted_in_the_modules_that_it_is_in() -> None:
     assert (finding.state, finding.cost_us) == ("new", pytest.approx(whole))
     known = review(new, Policy(), Path("/"), ("base.json", new))
     assert [row.cost_us for row in known.findings] == [None]
+
+
+def test_what_the_gates_said_is_what_the_report_says() -> None:
+    """The readings themselves, and every other row by the names of its fields."""
+    nodes = chain("aten.cos.default", "aten.cos.default", "aten.add.Tensor")
+    flow, _, found = identified(Graph(nodes, (Ref("n3"),)))
+    report = assemble(flow, found, {}, Scenario(), (), load_rulebook())
+    assert report.groups
+    for row, finding in zip(report.groups, found.groups, strict=True):
+        assert all(map(operator.is_, row.gates, finding.decision.gates))
+        assert row.impact.saved_us_total == finding.saved_us_total
+        assert row.predicted.worthwhile == finding.decision.worthwhile
+
+
+def test_a_row_without_one_of_its_fields_is_refused() -> None:
+    with pytest.raises(ValidationError, match="saved_bytes"):
+        TrafficRow.of(Source("f.py", 1), unfused_bytes=2, fused_bytes=1, ratio=2.0)
