@@ -25,7 +25,7 @@ def layered(count: int, module: str = "layers") -> Report:
     graph = Graph(nodes, (Ref(nodes[-1].name),), source="model.py")
     flow = dataflow(graph, rulebook.device("h200"))
     found = fuse(flow, rulebook)
-    return assemble(flow, found.grouping, found, {}, Scenario(), ("device=h200",), rulebook)
+    return assemble(flow, found, {}, Scenario(), ("device=h200",), rulebook)
 
 
 def _given() -> Iterator[Node]:

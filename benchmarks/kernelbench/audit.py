@@ -33,10 +33,11 @@ from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.annotate import Annotated
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.frontend.child import capture_here
-from fusion_advisor.fusion.components import Grouping
+from fusion_advisor.fusion.components import Found, Grouping
 from fusion_advisor.fusion.findings import fuse
-from fusion_advisor.ir.kernel import Check, Kernel, from_json, to_json
+from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.verify.driver import checker, collect_check, submit_check
 
 from . import capture, independent
@@ -134,7 +135,7 @@ def _too_long(*_: Any) -> None:
     raise TimeoutError(f"longer than {2 * capture.SECONDS} s")
 
 
-def _describe(audit: Audit, annotated: Annotated, grouping: Grouping) -> None:
+def _describe(audit: Audit, annotated: Annotated, grouping: Grouping[Found]) -> None:
     costs = annotated.costs.values()
     total = sum(cost.time_us for cost in costs)
     audit.kernels = sum(cost.launches for cost in costs)
@@ -235,7 +236,7 @@ def _write_kernels(results: list[tuple[Audit, list[str]]], file: Path) -> None:
 def _verify(results: list[tuple[Audit, list[str]]], processes: int) -> None:
     """Check every distinct kernel once; equal texts with equal cases share the check."""
     workers = [checker("interpreter").start() for _ in range(processes)]
-    known: dict[str, tuple[Kernel, Future[str]]] = {}
+    known: dict[str, tuple[Kernel, Future[Check]]] = {}
     seeds = RULES.verify.seeds.count
     for line in {line for _, lines in results for line in lines}:
         kernel = _small(from_json(Kernel, line))

@@ -25,7 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fusion_advisor.ir.kernel import Case, Check, Kernel, from_json
+from fusion_advisor.ir.kernel import Case, Check, Kernel
+from fusion_advisor.support.codec import from_json
 from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import checker, collect_check, submit_check
 

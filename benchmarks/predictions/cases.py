@@ -27,10 +27,10 @@ from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.fusion.lower import boundary
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Tensor
 from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
-from fusion_advisor.ir.kernel import from_json
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.codec import from_json
 
 from . import series
 

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from fusion_advisor.fusion.decide import Decision, fused_of
-from fusion_advisor.ir.kernel import from_json
 from fusion_advisor.perfmodel.model import Work, call_us, launch_us
 from fusion_advisor.perfmodel.workload import eager_works, fused_works
 from fusion_advisor.rulebook.devices import Device, Speed, Times
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.quantities import Number
 from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.codec import from_json
 
 from .cases import DEVICE, Case, decided, read
 from .gpu import Timed

@@ -23,9 +23,9 @@ import torch
 from fusion_advisor.frontend.replay import replayed
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.graph_json import graph_from_json
-from fusion_advisor.ir.kernel import to_json
 from fusion_advisor.measure.clocks import Clock
 from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.codec import to_json
 from fusion_advisor.support.load_kernel_file import Fault, cause, load_module
 
 from ..gpu import ahead, counted, lost, resources

@@ -69,7 +69,7 @@ def judged_again(report: Report, file: Path, rulebook: Rulebook) -> Report | str
     flow = dataflow(graph, rulebook.device(report.device.name))
     found = fuse(flow, rulebook, faults)
     asked = Scenario(mode="train" if report.scenario.mode == "train" else "eval")
-    again = assemble(flow, found.grouping, found, {}, asked, (), rulebook, faults)
+    again = assemble(flow, found, {}, asked, (), rulebook, faults)
     again.scenario = report.scenario
     return again
 

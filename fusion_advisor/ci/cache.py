@@ -66,11 +66,8 @@ def keep(
 ) -> None:
     """Puts in what a request came to, made from these files beside MODEL's own; nothing where one
     of them was written after `since`, when the run began, or the folder cannot be written into."""
-    content = {
-        "report": json.loads(outcome.report.model_dump_json()),
-        "kernels": dict(outcome.kernels),
-        "graph": dict(outcome.graph),
-    }
+    report = json.loads(outcome.report.model_dump_json())
+    content = {"report": report, "kernels": dict(outcome.kernels), "graph": dict(outcome.graph)}
     _keep(_outcome(folder, request, rulebook), content, request, rulebook, files, since)
 
 

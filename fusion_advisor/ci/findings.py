@@ -74,7 +74,7 @@ def review(
     return ReviewRow(
         baseline=baseline[0] if baseline else None,
         findings=[
-            FindingRow.of(
+            FindingRow.about(
                 each.row,
                 [_rooted(source, root) for source in each.row.sources or _model_file(report)],
                 state="" if new is None else "new" if each.row.id in new else "known",

@@ -4,5 +4,6 @@ OFFERS = (
     "annotate",
     "dataflow",
     "times",
+    "totals",
 )
 """The modules that other rooms may import."""

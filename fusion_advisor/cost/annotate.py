@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fusion_advisor.cost.times import Launch, time_model
-from fusion_advisor.ir.addressed import together
+from fusion_advisor.ir.addressed import of_tensor, together
 from fusion_advisor.ir.graph import OWN_OPS, Arg, Graph, Node, Ref, Tensor
 from fusion_advisor.ops import REGISTRY, Call, Op, state
 from fusion_advisor.region.axes import NotExpressible
@@ -219,23 +219,7 @@ def _traffic(call: Call, op: Op | None) -> tuple[int, int]:
 
 def element_set(tensor: Tensor) -> object:
     """Equal for views of one storage that address the same elements, however permuted."""
-    extents = sorted(
-        (stride, size)
-        for size, stride in zip(tensor.shape, tensor.stride, strict=True)
-        if size != 1 and stride != 0
-    )
-    return tensor.storage, tensor.offset, tensor.dtype, tuple(_merged(extents))
-
-
-def _merged(extents: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join dimensions that continue each other: (1, 4), (4, 8) is (1, 32)."""
-    merged: list[tuple[int, int]] = []
-    for stride, size in extents:
-        if merged and merged[-1][0] * merged[-1][1] == stride:
-            merged[-1] = (merged[-1][0], merged[-1][1] * size)
-        else:
-            merged.append((stride, size))
-    return merged
+    return tensor.storage, tensor.offset, tensor.dtype, of_tensor(tensor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def divide(
         kernel = next((place.kernel for place in own if place.kernel), None)
         proofs[finding.id] = Proof(kernel, why="" if kernel else own[0].why)
         places += own
-    report = assemble(flow, found.grouping, found, proofs, Scenario(), assumed, rulebook, faults)
+    report = assemble(flow, found, proofs, Scenario(), assumed, rulebook, faults)
     return Division(flow, tuple(places), report)
 
 

@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -36,12 +36,12 @@ from fusion_advisor.ir.scenario import (
     Limits,
     Moved,
     Scenario,
-    Sizes,
     named_by,
     parse_dtype,
     parse_input,
 )
 from fusion_advisor.support import forkserver as forks
+from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.errors import AdvisorError, CaptureError, UsageError
 from fusion_advisor.support.files import missing
 from fusion_advisor.support.forkserver import Fork, Forks, end_with_parent
@@ -59,6 +59,18 @@ __all__ = [
 _POLL_SECONDS = 0.05
 _DUMP_SECONDS = 1.0
 _ERRORS = {"CaptureError": CaptureError, "UsageError": UsageError}
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a child is asked to capture, as `capturing` is."""
+
+    model: str
+    scenario: Scenario
+    trail: bool
+    references: str | None
+    moved: Moved | None
+    mask_elements: int | None
 
 
 def capture(
@@ -102,17 +114,10 @@ def capturing(
     if names_json(model):
         yield lambda: recorded_graph(model)
         return
-    request = {
-        "model": model,
-        "scenario": asdict(scenario or Scenario()),
-        "trail": trail,
-        "references": references,
-        "moved": moved,
-        "mask_elements": mask_elements,
-    }
+    request = _Request(model, scenario or Scenario(), trail, references, moved, mask_elements)
     with _Child() as child:
         watch = _Watch(child.process, limits or Limits())
-        child.ask(json.dumps(request))
+        child.ask(to_json(request))
 
         def captured() -> Graph:
             code = watch.finish()
@@ -516,20 +521,18 @@ def _answer_one(request: int, reply: int, imported: Callable[[], bytes]) -> NoRe
             content = asked.read()
         if not content:
             leave(0)  # nobody asks
-        answered.write(unready or _answer(json.loads(content)))
+        answered.write(unready or _answer(from_json(_Request, content)))
         answered.flush()
         leave(0)
 
 
-def _answer(request: dict[str, Any]) -> bytes:
-    scenario = _scenario(request["scenario"])
-    if request["moved"]:
-        relocate(*request["moved"])
+def _answer(asked: _Request) -> bytes:
+    if asked.moved:
+        relocate(*asked.moved)
     try:
         graph = capture_here(
-            request["model"], scenario, request["trail"], request["references"],
-            request["mask_elements"],
-        )  # fmt: skip
+            asked.model, asked.scenario, asked.trail, asked.references, asked.mask_elements
+        )
         return b"graph\n" + graph_to_json(graph)
     except BaseException as error:  # noqa: BLE001 the parent tells the user, in one line
         return _failed(error)
@@ -568,16 +571,6 @@ def _failed(error: BaseException) -> bytes:
         message = f"capture failed: {type(error).__name__}: {message or 'no message'}"
     content = {"type": type(error).__name__, "message": re.sub(r"\s+", " ", message)}
     return b"error\n" + json.dumps(content).encode()
-
-
-def _scenario(content: dict[str, Any]) -> Scenario:
-    specs = tuple(
-        InputSpec(item["name"], tuple(item["shape"]), item["dtype"]) for item in content["inputs"]
-    )
-    inputs, built = (content["sizes"][key] for key in ("inputs", "built"))
-    sizes = Sizes(tuple((n, dim, size) for n, dim, size in inputs), tuple((a, b) for a, b in built))
-    fields: dict[str, Any] = {**content, "inputs": specs, "sizes": sizes}
-    return Scenario(**fields)
 
 
 if __name__ == "__main__":

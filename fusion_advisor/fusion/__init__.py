@@ -9,5 +9,6 @@ OFFERS = (
     "library_match",
     "lower",
     "route",
+    "verdict",
 )
 """The modules that other rooms may import."""

@@ -8,7 +8,8 @@ judged and rejected is kept as a candidate with its gates.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import networkx as nx
 from networkx.utils import UnionFind
@@ -53,14 +54,18 @@ _Merged = tuple[Found, list[_Side]]
 """A set that several instances would become, and those."""
 
 
-@dataclass
-class Grouping:
-    """Accepted groups, rejected candidates, and how far the partition may be from the best."""
+_Set = TypeVar("_Set")
 
-    groups: list[Found] = field(default_factory=list[Found])
-    candidates: list[Found] = field(default_factory=list[Found])
+
+@dataclass
+class Grouping(Generic[_Set]):
+    """Accepted groups and rejected candidates, as the search found them or by name; how far the
+    partition may be from the best, as a share; and the bytes that no partition could save more of.
+    """
+
+    groups: list[_Set]
+    candidates: list[_Set]
     gap: float = 0.0
-    time_us: float = 0.0
     saveable_bytes: int = 0
 
 
@@ -69,10 +74,10 @@ def group(
     decide: Decide,
     rulebook: Rulebook,
     kind: Callable[[tuple[int, ...]], object] = lambda component: None,
-) -> Grouping:
+) -> Grouping[Found]:
     """Partition every component of a graph. Components that compute the same are cut alike, those
     of different `kind` apart."""
-    result = Grouping()
+    result = Grouping[Found]([], [])
     by_shape: dict[object, list[tuple[int, ...]]] = {}
     for component in components(flow, flow.fusible):
         alike = _shape(flow, component), kind(component)
@@ -227,7 +232,7 @@ def _solve(
     occurrences: list[tuple[int, ...]],
     decide: Decide,
     rulebook: Rulebook,
-    result: Grouping,
+    result: Grouping[Found],
 ) -> float:
     """Cut one component and carry the cut to its other occurrences; returns the gap."""
     numbers = occurrences[0]
@@ -273,7 +278,7 @@ def _tried(component: Component, decisions: dict[int, Decision]) -> list[int]:
     return sorted(minimal)
 
 
-def _break_cycles(flow: Dataflow, result: Grouping) -> None:
+def _break_cycles(flow: Dataflow, result: Grouping[Found]) -> None:
     """Components are cut apart from each other; should their sets close a cycle together, the set
     that saves least is left unfused."""
     while True:
@@ -290,7 +295,7 @@ def _break_cycles(flow: Dataflow, result: Grouping) -> None:
         result.groups = [g for g in result.groups if g.instances]
 
 
-def _launch_together(flow: Dataflow, decide: Decide, result: Grouping) -> None:
+def _launch_together(flow: Dataflow, decide: Decide, result: Grouping[Found]) -> None:
     """Accepted groups that read one tensor and do not wait for each other become one launch, where
     that is accepted and predicted to be faster: the queries and the keys of a rotary embedding."""
     apart = sorted(
@@ -357,7 +362,9 @@ def _side(flow: Dataflow, place: tuple[int, ...], found: Found) -> _Side:
     return _Side(place, found, frozenset(reads), sum(1 << number for number in place))
 
 
-def _without_cycles(flow: Dataflow, result: Grouping, merged: list[_Merged]) -> list[_Merged]:
+def _without_cycles(
+    flow: Dataflow, result: Grouping[Found], merged: list[_Merged]
+) -> list[_Merged]:
     """Of what could be launched together that which leaves an order of launches."""
     while True:
         gone = {side.place for _, sides in merged for side in sides}
@@ -369,7 +376,7 @@ def _without_cycles(flow: Dataflow, result: Grouping, merged: list[_Merged]) -> 
         merged = [each for n, each in enumerate(merged) if n not in stuck]
 
 
-def _lost(found: Found, result: Grouping) -> float:
+def _lost(found: Found, result: Grouping[Found]) -> float:
     """Share of the groups' fused time that leaving one instance unfused costs."""
     total = sum(g.decision.fused_us * len(g.instances) for g in result.groups)
     loss = found.decision.unfused_us - found.decision.fused_us
@@ -391,7 +398,7 @@ def _in_cycle(flow: Dataflow, blocks: list[tuple[int, ...]]) -> list[int]:
     return [n for part in tangled for n, is_block in part if is_block]
 
 
-def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping) -> None:
+def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping[Found]) -> None:
     """What fusing every maximal region of modelled memory-bound launches would save, and the
     candidates that reach further than a component: regions with ops that have no meaning, and
     regions with the compute-bound ends that touch them."""

@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from fusion_advisor.cost.annotate import seconds_of_arithmetic
 from fusion_advisor.cost.dataflow import Dataflow
@@ -15,12 +14,11 @@ from fusion_advisor.cost.times import Fused, time_model
 from fusion_advisor.fusion.gates import GATES, Subject
 from fusion_advisor.fusion.gates.traffic_saving import fused_bytes
 from fusion_advisor.fusion.lower import boundary, express
+from fusion_advisor.fusion.verdict import GateResult
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.region.axes import NotExpressible
 from fusion_advisor.rulebook.schema import Comparison, Rulebook
 from fusion_advisor.schedules.select import plan
-
-Outcome = Literal["holds", "fails", "unknown"]
 
 _COMPARE: dict[Comparison, Callable[[float, float], bool]] = {
     "<": operator.lt,
@@ -28,20 +26,6 @@ _COMPARE: dict[Comparison, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class GateResult:
-    """One gate's reading and what it means."""
-
-    code: str
-    name: str
-    measured: float | None
-    comparison: str
-    limit: float
-    unit: str
-    outcome: Outcome
-    why: str
 
 
 @dataclass(frozen=True)
@@ -118,13 +102,12 @@ def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> S
     """Express and plan a set of launches as far as that goes."""
     chosen = tuple(sorted(launches))
     border = boundary(flow, chosen)
-    device = flow.annotated.device
     try:
         expressed = express(flow, border)
     except NotExpressible as problem:
-        return Subject(flow, chosen, border, None, None, problem, device, rulebook)
-    planned = plan(expressed.region, device, rulebook)
-    return Subject(flow, chosen, border, expressed, planned, None, device, rulebook)
+        return Subject(flow, chosen, border, None, None, problem, rulebook)
+    planned = plan(expressed.region, flow.annotated.device, rulebook)
+    return Subject(flow, chosen, border, expressed, planned, None, rulebook)
 
 
 def deciding(
@@ -162,11 +145,11 @@ def decide(
 
 def _unjudged(flow: Dataflow, launches: tuple[int, ...], rulebook: Rulebook, why: str) -> Decision:
     """A set of which no gate is known."""
-    border, device = boundary(flow, launches), flow.annotated.device
+    border = boundary(flow, launches)
     problem = NotExpressible(why, final=False)
-    subject = Subject(flow, launches, border, None, None, problem, device, rulebook)
+    subject = Subject(flow, launches, border, None, None, problem, rulebook)
     gates = tuple(
-        GateResult(rule.code, name, None, rule.comparison, 0.0, rule.unit, "unknown", why)
+        GateResult(rule.code, name, None, 0.0, rule.unit, "unknown", why, rule.comparison)
         for name in GATES
         for rule in [rulebook.gate(name)]
     )
@@ -178,20 +161,10 @@ def judge(subject: Subject) -> Decision:
     results: list[GateResult] = []
     for name, measure in GATES.items():
         rule, reading = subject.rulebook.gate(name), measure(subject)
-        outcome: Outcome = "unknown"
+        outcome = "unknown"
         if reading.measured is not None:
             held = _COMPARE[rule.comparison](reading.measured, reading.limit)
             outcome = "holds" if held else "fails"
-        results.append(
-            GateResult(
-                rule.code,
-                name,
-                reading.measured,
-                rule.comparison,
-                reading.limit,
-                rule.unit,
-                outcome,
-                reading.why,
-            )
-        )
+        found = reading.measured, reading.limit, rule.unit, outcome, reading.why
+        results.append(GateResult(rule.code, name, *found, rule.comparison))
     return Decision(subject, tuple(results), fused_bytes(subject))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -56,20 +56,16 @@ class Finding:
         return len(self.decision.subject.launches) - (plan.launches if plan else 1)
 
 
-@dataclass(frozen=True)
-class Identified:
-    """Groups and candidates, each ranked by the microseconds that they would save in all."""
-
-    groups: tuple[Finding, ...]
-    candidates: tuple[Finding, ...]
+Identified = Grouping[Finding]
+"""Groups and candidates, each ranked by the microseconds that they would save in all."""
 
 
-@dataclass(frozen=True)
-class Fusion(Identified):
+@dataclass(kw_only=True)
+class FusedGraph(Grouping[Finding]):
     """What a graph comes to: its groups and candidates, the data flow and the partition."""
 
     flow: Dataflow
-    grouping: Grouping
+    grouping: Grouping[Found]
 
 
 def fuse(
@@ -77,17 +73,20 @@ def fuse(
     rulebook: Rulebook,
     faults: Faults | None = None,
     decided: Callable[[Iterable[int]], Decision] | None = None,
-) -> Fusion:
+) -> FusedGraph:
     """Partition, decide and name the launches of a graph. Given `faults`, a region that fails is
     noted there; `decided` has what `deciding` gave for the same graph."""
     decided = decided or deciding(flow, rulebook, faults)
     grouping = group(flow, decided, rulebook)
     found = identify(flow, grouping, rulebook, faults)
-    return Fusion(found.groups, found.candidates, flow, grouping)
+    return FusedGraph(
+        found.groups, found.candidates, found.gap, found.saveable_bytes,
+        flow=flow, grouping=grouping,
+    )  # fmt: skip
 
 
 def identify(
-    flow: Dataflow, grouping: Grouping, rulebook: Rulebook, faults: Faults | None = None
+    flow: Dataflow, grouping: Grouping[Found], rulebook: Rulebook, faults: Faults | None = None
 ) -> Identified:
     """Name everything that was found; equal computations become one finding. Given `faults`, what
     cannot be named is `other`, and no PyTorch op."""
@@ -107,46 +106,43 @@ def identify(
         own = sha256(repr(border.members).encode()).hexdigest()
         return tried(partial(fingerprint, flow, border), found, own)
 
-    def pattern_of(same: _Same) -> str:
-        name = partial(name_of, same.decision.subject, rulebook)
-        return tried(name, same.founds[0], "other")
+    def findings(letter: str, same: Mapping[str, list[Found]]) -> Iterator[Finding]:
+        for rank, (mark, founds) in enumerate(same.items(), 1):
+            first, subject = founds[0], founds[0].decision.subject
+            pattern = tried(partial(name_of, subject, rulebook), first, "other")
+            places = (place for found in founds for place in found.instances)
+            yield Finding(
+                id=f"{letter}{rank}",
+                name="",
+                fingerprint=mark,
+                pattern=pattern,
+                framework="",
+                decision=first.decision,
+                instances=tuple(boundary(flow, place).members for place in places),
+                parent=ids.get(id(first.parent)),
+                rank=rank,
+                computes=tried(partial(computed, subject), first, pattern),
+            )
 
-    groups, candidates = _merged(grouping.groups, mark_of), _merged(grouping.candidates, mark_of)
+    merged = {"g": _merged(grouping.groups, mark_of), "c": _merged(grouping.candidates, mark_of)}
     ids = {
         id(found): f"{letter}{rank}"
-        for letter, ranked in (("g", groups), ("c", candidates))
-        for rank, same in enumerate(ranked, 1)
-        for found in same.founds
+        for letter, same in merged.items()
+        for rank, founds in enumerate(same.values(), 1)
+        for found in founds
     }
-    patterns = [pattern_of(same) for same in groups]
-    shared = Counter(patterns)
+    groups, candidates = ([*findings(letter, same)] for letter, same in merged.items())
+    shared = Counter(finding.pattern for finding in groups)
+    firsts = (founds[0] for founds in merged["g"].values())
     named = [
-        _identifier(pattern, same.fingerprint if shared[pattern] > 1 else "")
-        for pattern, same in zip(patterns, groups, strict=True)
-    ]
-    patterns += [pattern_of(same) for same in candidates]
-    findings = [
-        Finding(
-            id=ids[id(same.founds[0])],
-            name=name,
-            fingerprint=same.fingerprint,
-            pattern=pattern,
-            framework=(
-                tried(partial(_framework, same.decision, pattern), same.founds[0], "")
-                if name
-                else ""
-            ),
-            decision=same.decision,
-            instances=same.instances(flow),
-            parent=ids.get(id(same.founds[0].parent)),
-            rank=int(ids[id(same.founds[0])][1:]),
-            computes=tried(partial(computed, same.decision.subject), same.founds[0], pattern),
+        replace(
+            each,
+            name=_identifier(each.pattern, each.fingerprint if shared[each.pattern] > 1 else ""),
+            framework=tried(partial(_framework, each.decision, each.pattern), first, ""),
         )
-        for same, pattern, name in zip(
-            (*groups, *candidates), patterns, (*named, *[""] * len(candidates)), strict=True
-        )
+        for each, first in zip(groups, firsts, strict=True)
     ]
-    return Identified(tuple(findings[: len(groups)]), tuple(findings[len(groups) :]))
+    return Identified(named, candidates, grouping.gap, grouping.saveable_bytes)
 
 
 def with_registers(found: Identified, registers: Mapping[str, tuple[int, ...]]) -> Identified:
@@ -158,7 +154,7 @@ def with_registers(found: Identified, registers: Mapping[str, tuple[int, ...]]) 
     ]
     groups.sort(key=lambda group: (-group.saved_us_total, group.rank))
     ranked = (replace(group, rank=rank) for rank, group in enumerate(groups, 1))
-    return replace(found, groups=tuple(ranked))
+    return replace(found, groups=[*ranked])
 
 
 def _framework(decision: Decision, pattern: str) -> str:
@@ -166,34 +162,19 @@ def _framework(decision: Decision, pattern: str) -> str:
     return spelling.framework if spelling else ""
 
 
-@dataclass(frozen=True)
-class _Same:
-    """What the search found at several places although it is one computation."""
-
-    fingerprint: str
-    founds: list[Found]
-
-    @property
-    def decision(self) -> Decision:
-        return self.founds[0].decision
-
-    @property
-    def saved_us(self) -> float:
-        saved = self.decision.unfused_us - self.decision.fused_us
-        return saved * sum(len(found.instances) for found in self.founds)
-
-    def instances(self, flow: Dataflow) -> tuple[tuple[int, ...], ...]:
-        places = (place for found in self.founds for place in found.instances)
-        return tuple(boundary(flow, place).members for place in places)
-
-
-def _merged(founds: Iterable[Found], mark_of: Callable[[Found], str]) -> list[_Same]:
-    """By fingerprint, the most time saved first."""
-    found_by: dict[str, _Same] = {}
+def _merged(founds: Iterable[Found], mark_of: Callable[[Found], str]) -> dict[str, list[Found]]:
+    """What is one computation, found at several places, by its fingerprint; the most time saved
+    first."""
+    found_by: dict[str, list[Found]] = {}
     for found in founds:
-        mark = mark_of(found)
-        found_by.setdefault(mark, _Same(mark, [])).founds.append(found)
-    return sorted(found_by.values(), key=lambda same: (-same.saved_us, same.fingerprint))
+        found_by.setdefault(mark_of(found), []).append(found)
+
+    def rank(same: tuple[str, list[Found]]) -> tuple[float, str]:
+        mark, (first, *others) = same
+        saved_us = first.decision.unfused_us - first.decision.fused_us
+        return -saved_us * sum(len(each.instances) for each in (first, *others)), mark
+
+    return dict(sorted(found_by.items(), key=rank))
 
 
 def _identifier(pattern: str, mark: str) -> str:

@@ -131,11 +131,6 @@ def compatible(component: Component, mask: int) -> bool:
     return not any(component.above[i] & mask for i in bits(between))
 
 
-def acyclic(component: Component, sets: Sequence[int]) -> bool:
-    """Is the quotient graph of disjoint sets (the rest being single launches) free of cycles?"""
-    return not cycle(component, sets)
-
-
 def cycle(component: Component, sets: Sequence[int]) -> tuple[int, ...]:
     """The sets of several launches that wait for each other; empty when there are none."""
     covered = 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusion_advisor.fusion.decide import Decision, GateResult
+from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.fusion.findings import Finding
 from fusion_advisor.fusion.lower import fused_traffic
+from fusion_advisor.fusion.verdict import Fix, GateResult
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.rulebook.schema import Rulebook
 
@@ -18,15 +19,6 @@ class Action:
     route: str
     text: str
     code: str
-
-
-@dataclass(frozen=True)
-class Fix:
-    """What the one failing gate would need to hold."""
-
-    gate: str
-    needed: float
-    change: str
 
 
 def action(finding: Finding, rulebook: Rulebook) -> Action:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fusion_advisor.ir.source_trace import Trail
+from fusion_advisor.support.codec import ROWS, row
 
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
@@ -45,6 +46,7 @@ FLOATS = ("float32", "float64")
 """The floats that values are held in on chip; narrower ones are widened."""
 
 
+@row
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """One tensor as eager lays it out. `storage` is equal for tensors that share memory."""
@@ -123,6 +125,7 @@ class Symbol:
 Arg = Ref | Symbol | None | bool | int | float | str | tuple["Arg", ...]
 
 
+@row
 @dataclass(frozen=True, slots=True)
 class Source:
     """A line of the model's own source."""
@@ -184,6 +187,7 @@ def iter_refs(arg: Arg) -> Iterator[Ref]:
 MaskSays = Literal["nothing", "causal", "other", "unknown"]
 
 
+@row
 @dataclass(frozen=True, slots=True)
 class Mask:
     """What the mask of the attention `node` hides: nothing, what is_causal hides, other places, or
@@ -199,7 +203,7 @@ class Graph:
     """A captured model: nodes in eager's order, and what it returns."""
 
     nodes: tuple[Node, ...]
-    outputs: tuple[Ref, ...]
+    outputs: tuple[Ref, ...] = field(metadata=ROWS)
     captured_by: str = "export"
     graph_breaks: tuple[str, ...] = ()
     differs_from_eager: tuple[str, ...] = ()

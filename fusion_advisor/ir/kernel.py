@@ -1,19 +1,13 @@
 """What `emit` hands to `verify`, and what comes back: frozen records, free of torch.
 
-They cross a pipe to the child processes as one JSON line each (`to_json`, `from_json`).
+They cross a pipe to the child processes (`support.worker`).
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
 
 from fusion_advisor.ir.graph import Tensor
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 LICENSE = "# SPDX-License-Identifier: 0BSD"
 """The first line of what is written for a user: it is the user's own, under no condition."""
@@ -152,7 +146,7 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True)
 class CheckJob:
-    """One line to the checking child."""
+    """What the checking child is asked."""
 
     kernel: Kernel
     seeds: int
@@ -161,27 +155,7 @@ class CheckJob:
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """One line to the compiling child. `capability` is 90 for compute capability 9.0."""
+    """What the compiling child is asked. `capability` is 90 for compute capability 9.0."""
 
     kernel: Kernel
     capability: int
-
-
-_Record = TypeVar("_Record")
-
-
-@cache
-def _adapter(kind: type[_Record]) -> TypeAdapter[_Record]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
-
-
-def to_json(record: Any) -> str:
-    """One line; infinities and NaN as Python's JSON spells them."""
-    return json.dumps(asdict(record))
-
-
-def from_json(kind: type[_Record], line: str) -> _Record:
-    """The record that `to_json` wrote; pydantic's ValidationError when it is something else."""
-    return _adapter(kind).validate_python(json.loads(line))

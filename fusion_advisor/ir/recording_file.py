@@ -8,7 +8,7 @@ One JSON object:
     calls[]            each distinct call, in the order of their first: {name, count, signatures,
                        mode, grad, autocast, signature, graph, failure}; `signatures` is how many
                        it stands for, which differ in sizes and numbers alone; `graph` is what
-                       `analyze` judges, as wire.py writes it, or null where `failure` says why
+                       `analyze` judges, as `graph_json` writes it, or null where `failure` says why
                        there is none
     left_out           {signatures, calls} that were noted and not captured
     files              the user's source files that the graphs name, each with the hash it had
@@ -25,12 +25,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.graph_json import graph_from_data
+from fusion_advisor.support.codec import from_data, to_data
 from fusion_advisor.support.errors import CaptureError, UsageError
 from fusion_advisor.support.files import content_hash, write
 
@@ -94,8 +95,8 @@ def write_recording(recording: Recording) -> None:
         "recording_version": VERSION,
         "tool": dict(recording.tool),
         "model": recording.model,
-        "calls": [asdict(call) for call in recording.calls],
-        "left_out": asdict(recording.left_out),
+        "calls": to_data(recording.calls),
+        "left_out": to_data(recording.left_out),
         "files": dict(recording.files),
     }
     write(recording.file, json.dumps(content) + "\n")
@@ -158,8 +159,8 @@ def _read(file: Path, content: Mapping[str, Any]) -> Recording:
         return Recording(
             tool=dict(content["tool"]),
             model=content["model"],
-            calls=tuple(Call(**call) for call in content["calls"]),
-            left_out=LeftOut(**content["left_out"]),
+            calls=tuple(from_data(Call, call) for call in content["calls"]),
+            left_out=from_data(LeftOut, content["left_out"]),
             files=dict(content["files"]),
             file=file,
         )

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fusion_advisor.support.codec import row
 
+
+@row
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
     """A stretch of source: lines count from 1, columns are bytes of UTF-8 from 0, the end is
@@ -32,6 +35,7 @@ class Span:
         )  # fmt: skip
 
 
+@row
 @dataclass(frozen=True, slots=True)
 class Activation:
     """One call of a function, by its qualified name: by whom, from where in it, and the word of
@@ -44,6 +48,7 @@ class Activation:
     value: str | None = None
 
 
+@row
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """A node of the graph was made by the expression at `place`."""
@@ -52,6 +57,7 @@ class Evaluation:
     place: Span
 
 
+@row
 @dataclass(frozen=True, slots=True)
 class Moment:
     """A line is about to run; the words of the local names."""
@@ -65,6 +71,7 @@ CHANGING = "..."
 """What stands for an attribute that the model sets as it runs."""
 
 
+@row
 @dataclass(frozen=True, slots=True)
 class Held:
     """A module by its class, as source spells it (`torch.nn.GELU`; others by their bare names), and

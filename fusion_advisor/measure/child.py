@@ -1,9 +1,9 @@
 """Check and time one way of computing something on a GPU; run by `measure` as a child process.
 
-A line in is a job (`GroupJob`, `ModelJob`, `CeilingsJob` or `TurnsJob`, told apart by `task`), a
-line out its `Measurement`, `Ceilings` or `Turns`. A way is right when, on fresh data in the buffers
-that it was timed on, its results are as near to a float64 run of the same ops as the rules allow,
-before the timing and after it. Between the two everything it allocates is poisoned, the data in its
+A request is a `GroupJob`, a `ModelJob`, a `CeilingsJob` or a `TurnsJob`, a reply its `Measurement`,
+`Ceilings` or `Turns`. A way is right when, on fresh data in the buffers that it was timed on, its
+results are as near to a float64 run of the same ops as the rules allow, before the timing and after
+it. Between the two everything it allocates is poisoned, the data in its
 inputs is replaced while the GPU is held back, and its results are copied on its own stream at once:
 zeros, results of an earlier call and work on another stream are not right then.
 """
@@ -16,10 +16,8 @@ zeros, results of an earlier call and work on another stream are not right then.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,13 +28,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fusion_advisor.frontend.replay import NODE, ReplayedKernel, opaque, operator_of, replayed
 from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.graph_json import graph_from_json
-from fusion_advisor.ir.kernel import Case, Criterion, from_json, to_json
+from fusion_advisor.ir.kernel import Case, Criterion
 from fusion_advisor.measure.clocks import Clock, DeviceClock, HostClock, refuse_too_fast
 from fusion_advisor.measure.inductor_coverage import Lines, lines_of, watched
 from fusion_advisor.measure.protocol import (
@@ -53,10 +49,16 @@ from fusion_advisor.measure.protocol import (
     Way,
 )
 from fusion_advisor.rulebook.local_gpu import version
-from fusion_advisor.support.load_kernel_file import Fault, cause, load_module, spoiled
-from fusion_advisor.support.worker import protocol, restart
+from fusion_advisor.support.load_kernel_file import (
+    Fault,
+    cause,
+    lasting_folder,
+    load_module,
+    spoiled,
+)
+from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.check_child import build_inputs, poisoned_outputs, truth
-from fusion_advisor.verify.stepping import as_tuple
+from fusion_advisor.verify.stepping import LaunchMode, as_tuple
 from fusion_advisor.verify.tolerance import Error, Tensors, Truth, compare
 
 Call = Callable[..., Any]
@@ -243,7 +245,7 @@ def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     """A whole graph in one way, on random weights; how far what is replaced is from eager. Raises
     Fault where that is too far."""
     began = time.perf_counter()
-    graph = graph_from_json(job.graph)
+    graph = job.graph
     launchers = tuple(
         ReplayedKernel(
             getattr(load_module(one.text, folder), one.entry), one.inputs, one.outputs, after
@@ -254,7 +256,7 @@ def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     if compiled:
         launchers = tuple(opaque(one, graph, clock.device) for one in launchers)
     plain, inputs = replayed(graph, (), clock.device)
-    rest = graph_from_json(job.rest) if launchers else graph
+    rest = job.rest or graph
     chosen, _ = replayed(rest, launchers, clock.device, inputs)
     call: Call = way_of(job.way, chosen, None) if compiled else chosen
     seen: Inductor | None = None
@@ -306,12 +308,8 @@ def _random(graph: Graph) -> bool:
     return any(node.kind == "call" and tag in operator_of(node).tags for node in graph.nodes)
 
 
-class _Moved(TorchDispatchMode):
+class _Moved(LaunchMode):
     """Moves every floating result of a launch by about the last place of its dtype, up or down."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -445,38 +443,27 @@ def _driver() -> dict[str, str]:
 # -- the child -------------------------------------------------------------------------------------
 
 
-def answer(line: str, folder: Path, clock: Callable[[TimingRules], Clock]) -> str:
-    """One job's answer; what goes wrong is in it."""
-    task = json.loads(line)["task"]
-    if task == "ceilings":
-        asked = from_json(CeilingsJob, line)
-        return to_json(ceilings(asked, clock(asked.rules)))
-    if task == "turns":
-        return _in_turn(from_json(TurnsJob, line), folder, clock)
-    kind = GroupJob if task == "group" else ModelJob
-    job = from_json(kind, line)
-    subject = job.subject if isinstance(job, GroupJob) else "model"
-    failed = partial(Measurement, subject, job.way.name)
-    try:
-        with torch.no_grad():
+def answers(
+    folder: Path, clock: Callable[[TimingRules], Clock]
+) -> dict[type[Any], Callable[[Any], Any]]:
+    """What each job's function is. A way that is not there is said so; the functions raise for what
+    goes wrong."""
+
+    def measured(job: GroupJob | ModelJob) -> Measurement:
+        subject = job.subject if isinstance(job, GroupJob) else "model"
+        try:
             if isinstance(job, GroupJob):
-                module = load_module(job.kernel.text, folder)
-                return to_json(group(job, module, clock(job.rules)))
-            return to_json(model(job, folder, clock(job.rules)))
-    except Absent as absent:
-        return to_json(failed(absent=str(absent)))
-    except Exception as error:  # noqa: BLE001 rivals raise what they like: it is their row
-        text = str(error) if isinstance(error, Fault) else cause(error)
-        return to_json(failed(failure=" ".join(text.split())))
+                return group(job, load_module(job.kernel.text, folder), clock(job.rules))
+            return model(job, folder, clock(job.rules))
+        except Absent as absent:
+            return Measurement(subject, job.way.name, absent=str(absent))
 
-
-def _in_turn(job: TurnsJob, folder: Path, clock: Callable[[TimingRules], Clock]) -> str:
-    try:
-        with torch.no_grad():
-            return to_json(turns(job, folder, clock(job.rules)))
-    except Exception as error:  # noqa: BLE001 the reference may raise anything: it is told
-        text = str(error) if isinstance(error, Fault) else cause(error)
-        return to_json(Turns(failure=" ".join(text.split())))
+    return {
+        GroupJob: measured,
+        ModelJob: measured,
+        TurnsJob: lambda job: turns(job, folder, clock(job.rules)),
+        CeilingsJob: lambda job: ceilings(job, clock(job.rules)),
+    }
 
 
 def _clock(device: str) -> Callable[[TimingRules], Clock]:
@@ -501,15 +488,6 @@ def main(where: str) -> None:
         from fusion_advisor.verify.interpreter import install
 
         install()
-    with protocol() as (lines, reply), tempfile.TemporaryDirectory() as folder:
-        _serve(lines, reply, Path(folder), _clock(device))
-
-
-def _serve(lines: Iterator[str], reply: Callable[[str], None], folder: Path, clock: Any) -> None:
-    for line in lines:
-        text = answer(line, folder, clock)
-        reply(text)
-        if spoiled(json.loads(text).get("failure") or ""):
-            restart()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+    with torch.no_grad():
+        after = torch.cuda.empty_cache if device == "cuda" else None
+        serve(answers(lasting_folder(), _clock(device)), after)

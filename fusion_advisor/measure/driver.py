@@ -17,8 +17,7 @@ from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.fusion.lower import Expressed, fused_traffic
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.ir.graph_json import graph_to_json
-from fusion_advisor.ir.kernel import Kernel, from_json, to_json
+from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.measure.protocol import (
     COMPILED,
     EAGER,
@@ -95,7 +94,7 @@ def ways(subject: Subject, *, compiled: bool = True) -> tuple[Way, ...]:
 def ceilings(worker: Worker, rules: TimingRules, timeout_s: float) -> Ceilings:
     """What the GPU itself reaches. Raises WorkerError when the child does not answer."""
     job = CeilingsJob(rules, _DTYPES)
-    return from_json(Ceilings, worker.submit(to_json(job), timeout_s).result())
+    return worker.submit(job, Ceilings, timeout_s).result()
 
 
 def measure_group(
@@ -155,7 +154,7 @@ def measure_turns(
         random=_draws(decision),
     )
     try:
-        return from_json(Turns, worker.submit(to_json(job), timeout_s).result())
+        return worker.submit(job, Turns, timeout_s).result()
     except WorkerError as error:
         return Turns(failure=str(error))
 
@@ -184,8 +183,7 @@ def model_job(
 ) -> ModelJob:
     """What a child is told of a whole graph in one way, with `replaced` in place of their
     launches."""
-    graph = graph_to_json(flow.annotated.graph).decode()
-    job = ModelJob(way, graph, tuple(replaced), rules)
+    job = ModelJob(way, flow.annotated.graph, tuple(replaced), rules)
     if not replaced:
         return job
     groups = [
@@ -193,14 +191,14 @@ def model_job(
         for one in replaced
     ]
     rest, after = beside(flow, groups)
-    return replace(job, rest=graph_to_json(rest).decode(), after=after)
+    return replace(job, rest=rest, after=after)
 
 
 def _answered(
     job: GroupJob | ModelJob, subject: str, way: Way, worker: Worker, timeout_s: float
 ) -> Measurement:
     try:
-        return from_json(Measurement, worker.submit(to_json(job), timeout_s).result())
+        return worker.submit(job, Measurement, timeout_s).result()
     except WorkerError as error:
         return Measurement(subject, way.name, failure=str(error))
 

@@ -1,8 +1,7 @@
 """What `measure` asks of the child on the GPU, and `trial` of those that run models, and what comes
 back: frozen records, free of torch.
 
-They cross a pipe as one JSON line each (`ir.kernel.to_json`, `from_json`). Times are
-microseconds unless a name says `_s`.
+They cross a pipe (`support.worker`). Times are microseconds unless a name says `_s`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.kernel import Criterion, Kernel
 from fusion_advisor.ir.scenario import Moved, Sizes
 
@@ -90,7 +90,7 @@ BACKEND_GRAPHED = Way(
 
 @dataclass(frozen=True, slots=True)
 class GroupJob:
-    """One line to the child: compute a group in one way, check and time it.
+    """A group to compute in one way, to check and to time.
 
     `kernel` is the emitted file, whose `reference` is what eager launches; its one case has the
     sizes to measure at. `least_bytes` is what every way must move, once.
@@ -105,12 +105,11 @@ class GroupJob:
     """Random numbers are drawn: eager's are others."""
     nodes: tuple[str, ...] = ()
     """The graph's nodes in the order of the reference's lines."""
-    task: Literal["group"] = "group"
 
 
 @dataclass(frozen=True, slots=True)
 class TurnsJob:
-    """One line to the child: time kernels of the same computation in turn, `rounds` times.
+    """Kernels of the same computation to time in turn, `rounds` times.
 
     The first one's `reference` is what eager launches; its one case has the sizes to measure at.
     """
@@ -121,7 +120,6 @@ class TurnsJob:
     rules: TimingRules
     rounds: int
     random: bool = False
-    task: Literal["turns"] = "turns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +156,17 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class ModelJob:
-    """One line to the child: run a whole captured graph in one way, on random weights and inputs,
-    and time it. With `kernels` in place of their groups it is held to eager.
-    """
+    """A whole captured graph to run in one way, on random weights and inputs, and to time. With
+    `kernels` in place of their groups it is held to eager."""
 
     way: Way
-    graph: str
-    """As `graph_json.graph_to_json` writes it."""
+    graph: Graph
     kernels: tuple[Replacement, ...]
     rules: TimingRules
-    rest: str = ""
-    """The graph of what runs beside the kernels, written alike; empty where there are none."""
+    rest: Graph | None = None
+    """The graph of what runs beside the kernels; None where there are none."""
     after: tuple[int, ...] = ()
     """Of each kernel how many nodes of `rest` stand before it."""
-    task: Literal["model"] = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +210,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class CeilingsJob:
-    """One line to the child: what the device itself reaches."""
+    """To find out what the device itself reaches."""
 
     rules: TimingRules
     dtypes: tuple[str, ...]
-    task: Literal["ceilings"] = "ceilings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +226,6 @@ class Ceilings:
     launch_us: float
     host_launch_us: float
     machine: tuple[tuple[str, str], ...]
-    failure: str | None = None
 
 
 @dataclass(frozen=True)

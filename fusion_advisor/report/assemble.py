@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import linecache
-import math
-import operator
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 
 from fusion_advisor.advice.run import advise
-from fusion_advisor.cost.annotate import Annotated, Cost, element_set
+from fusion_advisor.cost.annotate import Annotated, Cost
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.cost.times import time_model
-from fusion_advisor.fusion.components import Grouping
-from fusion_advisor.fusion.decide import Decision, GateResult
+from fusion_advisor.cost.totals import least_us, peak_activation_bytes
+from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.fusion.findings import Finding, Identified
 from fusion_advisor.fusion.route import action, fix
+from fusion_advisor.fusion.verdict import GateResult
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.frames import named
 from fusion_advisor.ir.graph import Graph, Node, Ref, Source, Tensor
@@ -33,9 +31,6 @@ from fusion_advisor.report.schema import (
     CauseRow,
     CheckRow,
     DeviceRow,
-    FaultRow,
-    FixableRow,
-    GateRow,
     GroupRow,
     ImpactRow,
     KernelRow,
@@ -76,7 +71,6 @@ class Proof:
 
 def assemble(
     flow: Dataflow,
-    grouping: Grouping,
     found: Identified,
     proofs: Mapping[str, Proof],
     scenario: Scenario,
@@ -106,7 +100,7 @@ def assemble(
         rules=_rules(rulebook),
         device=_device(annotated),
         scenario=_scenario(graph, scenario, assumed),
-        model=_model(graph),
+        model=ModelRow.of(graph, nodes=sum(map(_listed, graph.nodes))),
         nodes=[
             _node(node, annotated.costs[node.name], annotated.device)
             for node in graph.nodes
@@ -116,25 +110,15 @@ def assemble(
         candidates=rows(found.candidates),
         ungrouped=_ungrouped(flow, found, grouped),
         advice=[
-            AdviceRow(
-                id=f"a{number}",
-                code=a.code,
-                message=a.message,
-                saved_us=a.saved_us,
-                sources=_sources(a.sources),
-                evidence=list(a.evidence),
-                fingerprint=a.mark,
-            )
-            for number, a in enumerate(advice, start=1)
+            AdviceRow.of(one, id=f"a{n}", sources=_sources(one.sources), fingerprint=one.mark)
+            for n, one in enumerate(advice, start=1)
         ],
-        totals=_totals(
-            flow, grouping, found.groups, eager_us, len(faults.found), scenario.gradients
-        ),
-        search_gap=grouping.gap,
+        totals=_totals(flow, found, eager_us, len(faults.found), scenario.gradients),
+        search_gap=found.gap,
         unmodelled=_unmodelled(annotated),
         no_schedule=_no_schedule(found),
         not_run=list(graph.not_run),
-        faults=[FaultRow(why=fault.why, nodes=list(fault.nodes)) for fault in faults.found],
+        faults=list(faults.found),
     )
 
 
@@ -150,21 +134,15 @@ def _rules(rulebook: Rulebook) -> Rules:
 
 def _device(annotated: Annotated) -> DeviceRow:
     device = annotated.device
-    return DeviceRow(
-        name=device.name,
-        title=device.title,
-        compute_capability=device.compute_capability,
-        bandwidth=device.bandwidth,
-        datasheet_bandwidth=device.datasheet_bandwidth,
-        launch_us=device.launch_us,
+    own = device.achieved
+    return DeviceRow.of(
+        device,
         times_fitted_on=device.times.fitted_on,
         peaks=_peaks(annotated),
-        sm_count=device.sm_count,
-        shared_memory_bytes=device.shared_memory_bytes,
         sources={
-            "bandwidth": device.achieved.copied.source,
-            "launch": device.achieved.launch.source,
-            "matmul_share": device.achieved.matmul_share.source,
+            "bandwidth": own.copied.source,
+            "launch": own.launch.source,
+            "matmul_share": own.matmul_share.source,
         },
     )
 
@@ -184,15 +162,8 @@ def _unit(cost: Cost, device: Device) -> str:
 
 
 def _scenario(graph: Graph, scenario: Scenario, assumed: Sequence[str]) -> ScenarioRow:
-    return ScenarioRow(
-        mode=scenario.mode,
-        phase=scenario.phase,
-        dtype=scenario.dtype,
-        autocast=scenario.autocast,
-        batch=scenario.batch,
-        seq=scenario.seq,
-        kv_len=scenario.kv_len,
-        dynamic=scenario.dynamic,
+    return ScenarioRow.of(
+        scenario,
         shapes={
             node.name: _layout(node.outputs[0])
             for node in graph.nodes
@@ -207,16 +178,6 @@ def _layout(tensor: Tensor) -> str:
     return f"{'x'.join(sizes)}:{tensor.dtype}"
 
 
-def _model(graph: Graph) -> ModelRow:
-    return ModelRow(
-        source=graph.source,
-        captured_by=graph.captured_by,
-        nodes=sum(map(_listed, graph.nodes)),
-        graph_breaks=list(graph.graph_breaks),
-        differs_from_eager=list(graph.differs_from_eager),
-    )
-
-
 # -- nodes -----------------------------------------------------------------------------------------
 
 
@@ -227,22 +188,14 @@ def _listed(node: Node) -> bool:
 
 def _node(node: Node, cost: Cost, device: Device) -> NodeRow:
     first = next((tensor for tensor in node.outputs if tensor is not None), None)
-    return NodeRow(
-        name=node.name,
-        op=node.op,
+    return NodeRow.of(
+        node,
+        cost,
         shape=list(first.shape) if first else [],
         dtype=first.dtype if first else "",
-        flops=cost.flops,
-        bytes_read=cost.bytes_read,
-        bytes_written=cost.bytes_written,
         arithmetic_intensity=cost.intensity,
-        bound=cost.bound,
         parallelism=f"{cost.pattern} over {cost.axes}" if cost.axes else cost.pattern,
-        modelled=cost.modelled,
-        module=node.module,
         source=_source(node.source) if node.source else None,
-        time_us=cost.time_us,
-        fx=node.fx,
         inputs=list(dict.fromkeys(ref.node for ref in node.refs())),
         unit=_unit(cost, device) if cost.launches else "",
     )
@@ -276,39 +229,31 @@ def _group(
 ) -> GroupRow:
     decision = finding.decision
     advice = action(finding, rulebook)
-    fixable = fix(decision)
     names = [[flow.nodes[i].name for i in place] for place in finding.instances]
     members = (flow.nodes[i] for place in finding.instances for i in place)
-    return GroupRow(
-        id=finding.id,
-        fingerprint=finding.fingerprint,
+    return GroupRow.of(
+        finding,
         nodes=names[0],
         instances=names,
-        pattern=finding.pattern,
         verdict="fuse" if decision.accepted else "reject",
-        gates=[_gate(gate) for gate in decision.gates],
+        gates=decision.gates,
         traffic=_traffic(decision),
         on_chip=_on_chip(decision),
         predicted=_predicted(decision),
-        impact=ImpactRow(
-            saved_us=finding.saved_us,
+        impact=ImpactRow.of(
+            finding,
             instances=len(finding.instances),
-            saved_us_total=finding.saved_us_total,
             share=finding.saved_us_total / total_us if total_us else 0.0,
-            launches_saved=finding.launches_saved,
             activation_bytes_saved=_activations_saved(decision),
-            rank=finding.rank,
             basis="predicted",
         ),
         route=advice.route,
-        action=ActionRow(text=advice.text, code=advice.code),
-        fixable=FixableRow(**asdict(fixable)) if fixable else None,
+        action=ActionRow.of(advice),
+        fixable=fix(decision),
         kernel=_kernel(decision, proof),
         measured=None,
         sources=_sources(node.source for node in members),
-        parent=finding.parent,
         launches=len(decision.subject.launches),
-        computes=finding.computes,
         layers=layers(flow.nodes[i].module for place in finding.instances for i in place),
     )
 
@@ -343,24 +288,10 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{low}" if low == high else f"{low}–{high}" for low, high in runs)
 
 
-def _gate(gate: GateResult) -> GateRow:
-    return GateRow(
-        code=gate.code,
-        name=gate.name,
-        measured=gate.measured,
-        limit=gate.limit,
-        unit=gate.unit,
-        outcome=gate.outcome,
-        why=gate.why,
-        comparison=gate.comparison,
-    )
-
-
 def _traffic(decision: Decision) -> TrafficRow:
     unfused, fused = decision.unfused_bytes, decision.fused_bytes
-    return TrafficRow(
-        unfused_bytes=unfused,
-        fused_bytes=fused,
+    return TrafficRow.of(
+        decision,
         ratio=unfused / fused if fused else float(len(decision.subject.launches)),
         saved_bytes=unfused - fused,
     )
@@ -374,12 +305,10 @@ def _on_chip(decision: Decision) -> OnChipRow:
 
 def _predicted(decision: Decision) -> PredictedRow:
     unfused_us, fused_us = decision.unfused_us, decision.fused_us
-    return PredictedRow(
-        unfused_us=unfused_us,
-        fused_us=fused_us,
+    return PredictedRow.of(
+        decision,
         speedup=unfused_us / fused_us,
         interval=time_model().interval(unfused_us, fused_us, decision.subject.device),
-        worthwhile=decision.worthwhile,
     )
 
 
@@ -405,7 +334,7 @@ def _kernel(decision: Decision, proof: Proof) -> KernelRow:
     if compiled is not None and compiled.failure is None:
         row.status, row.resources = "compiled", _resources(compiled)
     if check is not None:
-        row.check = check_row(check)
+        row.check = CheckRow.of(check)
     failures = [r.failure for r in (compiled, check) if r is not None and r.failure]
     if failures:
         row.why = "; ".join(failures)
@@ -418,33 +347,7 @@ def _resources(compiled: Compiled) -> ResourcesRow | None:
     if not compiled.resources:
         return None
     worst = max(compiled.resources, key=lambda r: (r.spill_bytes, r.registers))
-    return ResourcesRow(
-        registers=worst.registers,
-        spill_bytes=worst.spill_bytes,
-        shared_bytes=max(r.shared_bytes for r in compiled.resources),
-        triton=worst.triton,
-        ptxas=worst.ptxas,
-    )
-
-
-def check_row(check: Check) -> CheckRow:
-    """A check as the report has it."""
-
-    def finite(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
-    return CheckRow(
-        where=check.where,
-        shapes=list(check.shapes),
-        seeds=check.seeds,
-        max_error=finite(check.max_error),
-        eager_error=finite(check.eager_error),
-        tolerance=finite(check.tolerance),
-        passed=check.passed,
-        failure=check.failure,
-        case=check.case,
-        stepped=check.stepped,
-    )
+    return ResourcesRow.of(worst, shared_bytes=max(r.shared_bytes for r in compiled.resources))
 
 
 # -- what is in no group ---------------------------------------------------------------------------
@@ -561,8 +464,7 @@ _UNDER_NO_GRAD = "under torch.no_grad() alone: with gradients eager's own launch
 
 def _totals(
     flow: Dataflow,
-    grouping: Grouping,
-    groups: Sequence[Finding],
+    found: Identified,
     eager_us: Mapping[str, float],
     faults: int,
     gradients: bool,
@@ -570,9 +472,9 @@ def _totals(
     total_us = sum(eager_us.values())
     costs = [flow.annotated.costs[node.name] for node in flow.nodes]
     hbm_bytes, kernels = sum(c.bytes for c in costs), sum(c.launches for c in costs)
-    saved_us = sum(g.saved_us_total for g in groups)
+    saved_us = sum(g.saved_us_total for g in found.groups)
     saved_bytes = sum(
-        (g.decision.unfused_bytes - g.decision.fused_bytes) * len(g.instances) for g in groups
+        (g.decision.unfused_bytes - g.decision.fused_bytes) * len(g.instances) for g in found.groups
     )
     by_bound: dict[str, float] = {"compute": 0.0, "memory": 0.0, "overhead": 0.0}
     for name, time_us in eager_us.items():
@@ -582,12 +484,12 @@ def _totals(
         hbm_bytes_unfused=hbm_bytes,
         hbm_bytes_fused=hbm_bytes - saved_bytes,
         kernels_unfused=kernels,
-        kernels_fused=kernels - sum(g.launches_saved * len(g.instances) for g in groups),
+        kernels_fused=kernels - sum(g.launches_saved * len(g.instances) for g in found.groups),
         time_us=total_us,
         predicted_speedup=_ratio(total_us, total_us - saved_us),
         coverage=_ratio(sum(c.time_us for c in costs if c.modelled), sum(c.time_us for c in costs)),
-        saveable_bytes=grouping.saveable_bytes,
-        ceiling_speedup=_ratio(total_us, _least_us(flow, eager_us)),
+        saveable_bytes=found.saveable_bytes,
+        ceiling_speedup=_ratio(total_us, least_us(flow, eager_us)),
         peak_activation_bytes=peak_activation_bytes(flow.annotated.graph),
         time_by_bound=by_bound,
         faults=faults,
@@ -615,75 +517,3 @@ def _eager_us(flow: Dataflow, groups: Iterable[Finding]) -> dict[str, float]:
 
 def _ratio(over: float, under: float) -> float:
     return over / under if under > 0 else 1.0
-
-
-def _least_us(flow: Dataflow, eager_us: Mapping[str, float]) -> float:
-    """What stays when all is fused that may be: the call, every launch that is never fused, and of
-    the others to read once what those and the caller give and to write once what those and the
-    caller get, in no fewer launches than lie one behind the other with a launch that is never fused
-    between them."""
-    annotated, device = flow.annotated, flow.annotated.device
-    names = [node.name for node in flow.nodes]
-    stays = [flow.launches(i) and not flow.fusible[i] for i in range(len(names))]
-    left_us = sum(us for name, us in eager_us.items() if not name or stays[flow.position[name]])
-    written = 0
-    read: dict[Ref, dict[object, int]] = {}
-    turns = [0] * len(names)  # odd within a fused launch, even behind one that is never fused
-    for i, name in enumerate(names):
-        turn = max((turns[p] for p in flow.before[i]), default=0)
-        turns[i] = turn + turn % 2 if stays[i] else turn | int(flow.fusible[i])
-        if not flow.fusible[i]:
-            continue
-        cost = annotated.costs[name]
-        for ref in flow.operands[i]:
-            base = flow.base(ref)
-            maker = flow.position[base.node]
-            if stays[maker] or flow.nodes[maker].kind != "call":
-                parts, tensor = read.setdefault(base, {}), annotated.tensors[ref]
-                key = element_set(tensor)
-                parts[key] = max(parts.get(key, 0), min(tensor.bytes, cost.bytes_read))
-        for n, tensor in enumerate(flow.nodes[i].outputs):
-            ref = Ref(name, n)
-            if tensor is not None and any(use < 0 or stays[use] for use in flow.uses(ref)):
-                written += min(tensor.bytes, cost.bytes_written)
-    fastest = device.bandwidth * device.times.fastest
-    # Views that overlap are together no more than what they look at.
-    taken = sum(min(sum(parts.values()), annotated.tensors[b].bytes) for b, parts in read.items())
-    moving_us = (taken + written) / fastest * 1e6
-    least_launch = min(device.times.eager_launch.value, device.times.kernel_launch.value)
-    launches = (max(turns, default=0) + 1) // 2
-    return left_us + max(moving_us, launches * least_launch)
-
-
-def peak_activation_bytes(graph: Graph) -> int:
-    """The most bytes of intermediates and results alive at once, each storage from the launch that
-    makes it to its last use; what is there before the graph runs is not counted."""
-    storage_of: dict[Ref, int] = {}
-    sizes: dict[int, int] = {}
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for step, node in enumerate(graph.nodes):
-        for ref in node.refs():
-            if ref in storage_of:
-                last[storage_of[ref]] = step
-        for n, tensor in enumerate(node.outputs):
-            if tensor is not None:
-                storage = storage_of[Ref(node.name, n)] = tensor.storage
-                first.setdefault(storage, step)
-                last[storage] = step
-                given = graph.nodes[first[storage]].kind != "call"
-                sizes[storage] = 0 if given else max(sizes.get(storage, 0), _extent(tensor))
-    for ref in graph.outputs:
-        if ref in storage_of:
-            last[storage_of[ref]] = len(graph.nodes)
-    change = [0] * (len(graph.nodes) + 2)
-    for storage, size in sizes.items():
-        change[first[storage]] += size
-        change[last[storage] + 1] -= size
-    return max(accumulate(change))
-
-
-def _extent(tensor: Tensor) -> int:
-    """Bytes of the storage up to the last element of this tensor."""
-    reach = sum(map(operator.mul, tensor.shape, tensor.stride)) - sum(tensor.stride)
-    return (tensor.offset + reach + 1) * tensor.itemsize if tensor.numel else 0

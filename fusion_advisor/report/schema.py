@@ -8,12 +8,17 @@ one of these raises SCHEMA_VERSION.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from fusion_advisor.fusion.verdict import Fix, GateResult
+from fusion_advisor.ir.faults import Fault
+from fusion_advisor.measure.protocol import Apart
+from fusion_advisor.measure.regret import Verdicts
 from fusion_advisor.support.errors import UsageError
 
 SCHEMA_VERSION = 1
@@ -21,6 +26,24 @@ SCHEMA_VERSION = 1
 
 class _Row(BaseModel):
     model_config = ConfigDict(extra="allow")
+
+    @classmethod
+    def of(cls, *records: object, **given: Any) -> Self:
+        """A row of the fields that are given, and of those that one of some records has."""
+        for name in cls.model_fields.keys() - given.keys():
+            for record in records:
+                if hasattr(record, name):
+                    given[name] = getattr(record, name)
+                    break
+        return cls(**given)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_Finite = Annotated[float | None, BeforeValidator(_finite)]
+"""A number, None when it is not finite."""
 
 
 class Tool(_Row):
@@ -120,19 +143,6 @@ class NodeRow(_Row):
     unit: str = ""
 
 
-class GateRow(_Row):
-    """One gate's reading. `measured` is None when it cannot be known."""
-
-    code: str
-    name: str
-    measured: float | None
-    limit: float
-    unit: str
-    outcome: str
-    why: str
-    comparison: str = ""
-
-
 class TrafficRow(_Row):
     unfused_bytes: int
     fused_bytes: int
@@ -175,14 +185,6 @@ class ActionRow(_Row):
     code: str
 
 
-class FixableRow(_Row):
-    """The smallest change that flips the one gate that fails."""
-
-    gate: str
-    needed: float
-    change: str
-
-
 class ResourcesRow(_Row):
     """The worst launch of a kernel: registers a thread, spills and shared memory in bytes."""
 
@@ -201,9 +203,9 @@ class CheckRow(_Row):
     where: str
     shapes: list[str]
     seeds: int
-    max_error: float | None
-    eager_error: float | None
-    tolerance: float | None
+    max_error: _Finite
+    eager_error: _Finite
+    tolerance: _Finite
     passed: bool = True
     failure: str | None = None
     case: str = ""
@@ -222,14 +224,6 @@ class KernelRow(_Row):
     check: CheckRow | None = None
     why: str | None = None
     text: str | None = Field(default=None, exclude=True)
-
-
-class ApartRow(_Row):
-    """Two sets of nodes that Inductor left in different kernels, and why by its own account."""
-
-    first: list[str]
-    second: list[str]
-    why: str
 
 
 class BesideRow(_Row):
@@ -263,7 +257,7 @@ class WayRow(_Row):
     failure: str | None = None
     absent: str | None = None
     covers: list[tuple[str, list[str]]] = []
-    apart: list[ApartRow] = []
+    apart: list[Apart] = []
     unknown: str = ""
 
 
@@ -279,19 +273,7 @@ class MeasuredRow(_Row):
     fused_error: float | None
     speedup_error: float | None
     beside: list[BesideRow] = []
-    apart: list[ApartRow] = []
-
-
-class VerdictsRow(_Row):
-    """Decisions by what they said and by whether the kernel is faster than eager; `lost` is the
-    share by which what was chosen takes longer than choosing with hindsight. Each stands by
-    itself, though candidates overlap; weighted by instances."""
-
-    fused_faster: int
-    fused_slower: int
-    rejected_faster: int
-    rejected_slower: int
-    lost: float
+    apart: list[Apart] = []
 
 
 class BenchRow(_Row):
@@ -309,7 +291,7 @@ class BenchRow(_Row):
     complete: bool = True
     own_ops: list[str] = []
     """The groups that the model's way `framework` puts the framework's own op in place of."""
-    verdicts: dict[str, VerdictsRow] = {}
+    verdicts: dict[str, Verdicts] = {}
     """Of the gates and of the time model, over all that was timed; rejected ones with them under
     `--candidates`."""
 
@@ -324,14 +306,14 @@ class GroupRow(_Row):
     instances: list[list[str]]
     pattern: str
     verdict: str
-    gates: list[GateRow]
+    gates: list[GateResult]
     traffic: TrafficRow
     on_chip: OnChipRow
     predicted: PredictedRow
     impact: ImpactRow
     route: str
     action: ActionRow
-    fixable: FixableRow | None
+    fixable: Fix | None
     kernel: KernelRow
     measured: MeasuredRow | None
     sources: list[LineRow]
@@ -346,7 +328,7 @@ class GroupRow(_Row):
         return self.deciding.code if self.deciding else ""
 
     @property
-    def deciding(self) -> GateRow | None:
+    def deciding(self) -> GateResult | None:
         """The gate that rejects: the first that fails, else the last that is unknown. For an
         accepted group the traffic that it saves."""
         if self.verdict == "fuse":
@@ -407,14 +389,6 @@ class TotalsRow(_Row):
     """When the kernels run of which these are the figures; empty where they do in this scenario."""
 
 
-class FaultRow(_Row):
-    """A fault of ours for which a region was not analysed, and the nodes of the smallest one that
-    shows it; none where it is no region's."""
-
-    why: str
-    nodes: list[str]
-
-
 class IgnoredRow(_Row):
     """Who asks to leave a finding alone: a comment at `source`, or the configuration."""
 
@@ -440,7 +414,7 @@ class FindingRow(_Row):
     cost_us: float | None = None
 
     @classmethod
-    def of(
+    def about(
         cls,
         row: GroupRow | AdviceRow,
         sources: Sequence[SourceRow],
@@ -496,7 +470,7 @@ class Report(_Row):
     search_gap: float = 0.0
     unmodelled: list[CauseRow] = []
     no_schedule: list[CauseRow] = []
-    faults: list[FaultRow] = []
+    faults: list[Fault] = []
     not_run: list[str] = []
     graph: dict[str, Any] | None = None
     bench: BenchRow | None = None

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.ir.kernel import Criterion, from_json, to_json
+from fusion_advisor.ir.kernel import Criterion
 from fusion_advisor.ir.scenario import Moved, Scenario, Sizes
 from fusion_advisor.measure.protocol import Ran, RunJob
 from fusion_advisor.support.errors import CaptureError, UsageError
@@ -141,7 +141,7 @@ def _run(
                 )
                 for worker, job in jobs:
                     left = max(deadline - time.monotonic(), 1.0)
-                    found = from_json(Ran, worker.submit(to_json(job), left).result())
+                    found = worker.submit(job, Ran, left).result()
                     if found.unfit or found.wrong:
                         break
                 if not found.few:

@@ -1,6 +1,6 @@
 """A model's file run on numbers, as a child process of `trial`: the original, or as patched.
 
-A line in is a `RunJob`, a line out is a `Ran`. The original draws its inputs, and leaves its
+A request is a `RunJob`, a reply is a `Ran`. The original draws its inputs, and leaves its
 weights and for each run inputs, results and those of a float64 run in a folder; the patched model
 takes the weights and inputs from there, and its results are held to both. Both begin every job with
 those weights. Kernels run through Triton's interpreter, with a GPU there as without one: a patch is
@@ -31,11 +31,10 @@ from torch.utils import _pytree as pytree
 from fusion_advisor.frontend.child import relocate
 from fusion_advisor.frontend.emitted_calls import references
 from fusion_advisor.frontend.user_model import OnHost, defaults, found_in, leading_sizes, resized
-from fusion_advisor.ir.kernel import from_json, to_json
 from fusion_advisor.ir.scenario import Scenario, Sizes
 from fusion_advisor.measure.protocol import Ran, RunJob
 from fusion_advisor.support.load_kernel_file import Fault, cause
-from fusion_advisor.support.worker import protocol
+from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.check_child import Float64Mode, prepare
 from fusion_advisor.verify.launch_counter import counted
 from fusion_advisor.verify.stepping import truth_of
@@ -241,15 +240,15 @@ def main() -> None:
     warnings.simplefilter("ignore")
     place, device = prepare("interpreter")
     models: dict[object, _Model] = {}
-    with protocol() as (lines, answer):
-        for line in lines:
-            job = from_json(RunJob, line)
-            try:
-                if job.at.built not in models:
-                    models[job.at.built] = _loaded(job, device)
-            except Exception as error:  # noqa: BLE001 the user's code
-                answer(to_json(Ran(place, unfit=f"it cannot be built: {cause(error)}")))
-                continue
-            with nullcontext() if job.moved else references():
-                run = _patched if job.moved else _original
-                answer(to_json(run(job, models[job.at.built], place, device)))
+
+    def ran(job: RunJob) -> Ran:
+        try:
+            if job.at.built not in models:
+                models[job.at.built] = _loaded(job, device)
+        except Exception as error:  # noqa: BLE001 the user's code
+            return Ran(place, unfit=f"it cannot be built: {cause(error)}")
+        with nullcontext() if job.moved else references():
+            run = _patched if job.moved else _original
+            return run(job, models[job.at.built], place, device)
+
+    serve({RunJob: ran})

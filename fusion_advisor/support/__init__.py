@@ -1,6 +1,7 @@
 """Errors of one line, files written whole, child processes: no word of the project."""
 
 OFFERS = (
+    "codec",
     "errors",
     "files",
     "forkserver",

@@ -1,11 +1,17 @@
-"""Child processes that answer lines with lines: both sides of the pipe.
+"""Child processes that answer requests with replies: both sides of the pipe.
 
-They live long, because importing torch and Triton takes seconds. A child that crashes, hangs or
-fails to start costs one answer; the next job gets a fresh child.
+    with Worker("some.module") as worker:                  # the module's main() calls `serve`
+        worker.submit(Job(...), Reply, timeout_s).result()  # raises WorkerError
+
+A request is one line, the name of its record's class and the record; a reply one line, a record or
+in one line what the child could not do. Children live long, because importing torch and Triton
+takes seconds. One that crashes, hangs or fails to start costs one reply; the next request gets a
+fresh child.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import select
@@ -13,11 +19,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn, TypeVar
+
+from fusion_advisor.support.codec import from_data, to_data, to_json
+from fusion_advisor.support.load_kernel_file import Fault, cause, spoiled
+
+_Reply = TypeVar("_Reply")
 
 _ROOT = str(Path(__file__).resolve().parents[2])
 _START = """
@@ -34,13 +44,13 @@ folder that the parent removes, or the child itself when the parent was killed."
 
 
 class WorkerError(Exception):
-    """The child did not answer: one line with the reason."""
+    """The child did not answer, or could not do it: one line with the reason."""
 
 
 class Worker:
-    """A child process that answers lines with lines, in order.
+    """A child process that answers requests in order.
 
-    `submit` never blocks: a thread writes the jobs, waits for the answers and restarts the
+    `submit` never blocks: a thread writes the requests, waits for the replies and restarts the
     child after a crash or a timeout.
     """
 
@@ -54,7 +64,7 @@ class Worker:
         self._arguments = (module, *arguments)
         self._niceness = niceness
         self._environment = {**os.environ, **(environment or {})}
-        self._jobs: queue.SimpleQueue[tuple[str, float, Future[str]] | None] = queue.SimpleQueue()
+        self._jobs = queue.SimpleQueue[tuple[Any, type[Any], float, Future[Any]] | None]()
         self._child: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -70,11 +80,11 @@ class Worker:
             self._thread.start()
         return self
 
-    def submit(self, line: str, timeout_s: float) -> Future[str]:
-        """The answer to come within `timeout_s` seconds; its exception is a WorkerError."""
+    def submit(self, job: Any, kind: type[_Reply], timeout_s: float) -> Future[_Reply]:
+        """The reply to come within `timeout_s` seconds; its exception is a WorkerError."""
         self.start()
-        answer: Future[str] = Future()
-        self._jobs.put((line, timeout_s, answer))
+        answer: Future[_Reply] = Future()
+        self._jobs.put((job, kind, timeout_s, answer))
         return answer
 
     def close(self) -> None:
@@ -131,16 +141,21 @@ class Worker:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            line, timeout_s, answer = job
+            asked, kind, timeout_s, answer = job
             try:
-                answer.set_result(self._ask(line, timeout_s))
+                reply = self._ask(request(asked), timeout_s)
             except (WorkerError, OSError) as error:
                 reason = f"{error}{self._last_words()}"
                 self._stop()
                 answer.set_exception(WorkerError(reason))
+                continue
+            if isinstance(reply, str):
+                answer.set_exception(WorkerError(reply))
+            else:
+                answer.set_result(from_data(kind, reply))
         self._stop()
 
-    def _ask(self, line: str, timeout_s: float) -> str:
+    def _ask(self, line: str, timeout_s: float) -> Any:
         if not self._abandoned and (self._child is None or self._child.poll() is not None):
             self._stop()
             self._spawn()
@@ -162,7 +177,7 @@ class Worker:
                 raise WorkerError(f"the child ended with status {child.wait()}")
             self._pending += chunk
         reply, _, self._pending = self._pending.partition(b"\n")
-        return reply.decode()
+        return json.loads(reply)
 
     def _last_words(self) -> str:
         if self._errors is None:
@@ -172,33 +187,52 @@ class Worker:
         return f" ({lines[-1].strip()})" if lines else ""
 
 
-_answers_descriptor = 1
+def request(job: Any) -> str:
+    """The line that asks for a job."""
+    return json.dumps([type(job).__name__, to_data(job)])
 
 
-@contextmanager
-def protocol() -> Generator[tuple[Iterator[str], Callable[[str], None]], None, None]:
-    """The child's side: job lines in, and a function that answers one.
+def serve(
+    answers: Mapping[type[Any], Callable[[Any], Any]], after: Callable[[], None] | None = None
+) -> None:
+    """The child's life: replies to each request what the function for its class returns, then calls
+    `after`. What a function raises is told in one line. After a failure that the process does not
+    survive, raised or in a reply's `failure`, it begins anew.
 
-    The real standard output is kept for answers; whatever an emitted file, Triton or ptxas
-    prints goes to standard error.
+    The real standard output is kept for replies; whatever an emitted file, Triton or ptxas prints
+    goes to standard error.
     """
-    global _answers_descriptor
-    _answers_descriptor = os.dup(1)
-    answers = os.fdopen(_answers_descriptor, "w", encoding="utf-8")
+    descriptor = os.dup(1)
     os.dup2(2, 1)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as replies:
+        for line in iter(sys.stdin.readline, ""):
+            text, failure = replied(line, answers)
+            replies.write(text + "\n")
+            replies.flush()
+            if spoiled(failure):
+                _restart(descriptor)
+            if after is not None:
+                after()
 
-    def answer(line: str) -> None:
-        answers.write(line + "\n")
-        answers.flush()
 
-    with answers:
-        yield iter(sys.stdin.readline, ""), answer
+def replied(line: str, answers: Mapping[type[Any], Callable[[Any], Any]]) -> tuple[str, str]:
+    """The line of a reply to a request's, and what failed; empty for nothing."""
+    name, content = json.loads(line)
+    kind = next(kind for kind in answers if kind.__name__ == name)
+    asked = from_data(kind, content)
+    try:
+        found = answers[kind](asked)
+    except Exception as error:  # noqa: BLE001 emitted files and rivals raise what they like
+        text = str(error) if isinstance(error, Fault) else cause(error)
+        failure = " ".join(text.split())
+        return json.dumps(failure), failure
+    return to_json(found), getattr(found, "failure", None) or ""
 
 
-def restart() -> NoReturn:
+def _restart(descriptor: int) -> NoReturn:
     """The child begins anew in its own place: a CUDA context does not survive a bad address.
 
-    Its parent notices nothing: the pipes stay, and at most one unread job waits in them.
+    Its parent notices nothing: the pipes stay, and at most one unread request waits in them.
     """
-    os.dup2(_answers_descriptor, 1)
+    os.dup2(descriptor, 1)
     os.execv(sys.executable, sys.orig_argv)

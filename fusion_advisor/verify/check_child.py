@@ -1,6 +1,6 @@
 """Check one emitted kernel against the model's graph in fp64; run by `verify` as a child process.
 
-A line in is a `CheckJob`, a line out is a `Check`. Under the interpreter the environment needs
+A request is a `CheckJob`, a reply is a `Check`. Under the interpreter the environment needs
 nothing: this module sets `TRITON_INTERPRET=1` itself when it finds no GPU.
 
 What is held, for each case and seed:
@@ -25,9 +25,8 @@ from __future__ import annotations
 import ast
 import math
 import os
-import tempfile
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
@@ -36,22 +35,13 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from fusion_advisor.ir.graph import Tensor
-from fusion_advisor.ir.kernel import (
-    Case,
-    Check,
-    CheckJob,
-    Criterion,
-    Kernel,
-    from_json,
-    to_json,
-)
-from fusion_advisor.support.load_kernel_file import Fault, cause, load_module, spoiled
-from fusion_advisor.support.worker import protocol, restart
-from fusion_advisor.verify.stepping import as_tuple, truth_of
+from fusion_advisor.ir.kernel import Case, Check, CheckJob, Criterion, Kernel
+from fusion_advisor.support.load_kernel_file import Fault, cause, lasting_folder, load_module
+from fusion_advisor.support.worker import serve
+from fusion_advisor.verify.stepping import LaunchMode, as_tuple, truth_of
 from fusion_advisor.verify.tolerance import Error, Tensors, Truth, compare
 
 DISTRIBUTIONS = ("normal", "special", "tiny", "large", "across", "faint")
@@ -174,13 +164,8 @@ _HALF_TO_FLOAT = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.d
 """Ops that may widen half precision on the way in CUDA's eager; a CPU's refuses."""
 
 
-class Float64Mode(TorchDispatchMode):
+class Float64Mode(LaunchMode):
     """Run every operation in float64, whatever float dtype it names or would return."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Else torch imports all of Dynamo to keep it out of here: 2 s of a child's life."""
-        return False
 
     def __torch_dispatch__(
         self,
@@ -256,14 +241,10 @@ def _widen_storage(tensor: torch.Tensor) -> torch.Tensor:
     return wide.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-class _AsCuda(TorchDispatchMode):
+class _AsCuda(LaunchMode):
     """A CPU's eager with prefix sums and products of float32 in float32, as CUDA's kernels have
     them: a CPU's are in float64, and what is made of them would be more exact than any kernel. A
     softmax that widens half precision does so first."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -538,28 +519,18 @@ def prepare(where: str) -> tuple[str, str]:
     return "interpreter", "cpu"
 
 
-def serve(lines: Iterator[str], answer: Callable[[str], None], where: str) -> None:
-    """Answer each job's line with a check's line."""
-    try:
-        place, device = prepare(where)
-    except Fault as fault:
-        for line in lines:
-            kernel = from_json(CheckJob, line).kernel
-            answer(to_json(Check(kernel.name, where, False, failure=str(fault))))
-        return
-    with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
-        for line in lines:
-            job = from_json(CheckJob, line)
-            result = check(job.kernel, job.seeds, place, device, Path(folder), job.criterion)
-            answer(to_json(result))
-            if device == "cuda":
-                torch.cuda.empty_cache()  # other children check beside this one
-            if device == "cuda" and spoiled(result.failure or ""):
-                restart()
-
-
 def main(where: str) -> None:
     """The child's life: `where` is auto, interpreter or gpu."""
     warnings.simplefilter("ignore")
-    with protocol() as (lines, answer):
-        serve(lines, answer, where)
+    try:
+        place, device = prepare(where)
+    except Fault as fault:
+        missing = str(fault)
+        serve({CheckJob: lambda job: Check(job.kernel.name, where, False, failure=missing)})
+        return
+
+    def checked(job: CheckJob) -> Check:
+        return check(job.kernel, job.seeds, place, device, lasting_folder(), job.criterion)
+
+    # other children check beside this one
+    serve({CheckJob: checked}, torch.cuda.empty_cache if device == "cuda" else None)

@@ -1,6 +1,6 @@
 """Compile emitted kernels for a device that need not be here; run by `verify` as a child process.
 
-A line in is a `CompileJob`, a line out is a `Compiled`. Works with Triton 3.6 to 3.9.
+A request is a `CompileJob`, a reply is a `Compiled`. Works with Triton 3.6 to 3.9.
 """
 
 # Triton is partly untyped.
@@ -12,11 +12,8 @@ from __future__ import annotations
 import io
 import os
 import re
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
 import triton
@@ -25,17 +22,15 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from fusion_advisor.ir.kernel import (
-    Compiled,
-    CompileJob,
-    Kernel,
-    Launch,
-    Resources,
-    from_json,
-    to_json,
+from fusion_advisor.ir.kernel import Compiled, CompileJob, Kernel, Launch, Resources
+from fusion_advisor.support.load_kernel_file import (
+    Fault,
+    cause,
+    kernels_alone,
+    lasting_folder,
+    load_module,
 )
-from fusion_advisor.support.load_kernel_file import Fault, cause, kernels_alone, load_module
-from fusion_advisor.support.worker import protocol
+from fusion_advisor.support.worker import serve
 
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -89,39 +84,29 @@ def _one_line(error: BaseException) -> str:
 class Compiler:
     """Compiles each distinct (text, launch, capability) once."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._done: dict[tuple[str, Launch, int], Resources] = {}
 
     def compile(self, kernel: Kernel, capability: int) -> Compiled:
-        """Every launch of a kernel; the first failure ends it, as one line."""
+        """Every launch of a kernel. Raises Fault for the first that fails."""
         todo = [x for x in kernel.launches if (kernel.text, x, capability) not in self._done]
         try:
-            module = load_module(kernels_alone(kernel.text), self._folder) if todo else None
+            module = load_module(kernels_alone(kernel.text), lasting_folder()) if todo else None
             for launch in todo:
                 function = getattr(module, launch.jit_name)
                 done = _compile(function, launch, capability)
                 self._done[kernel.text, launch, capability] = done
-        except Exception as error:  # noqa: BLE001 (Triton raises what it likes: it is named)
-            return Compiled(kernel.name, failure=_one_line(error))
+        except Exception as error:
+            raise Fault(_one_line(error)) from error
         resources = (self._done[kernel.text, x, capability] for x in kernel.launches)
         return Compiled(kernel.name, tuple(resources))
-
-
-def serve(lines: Iterator[str], answer: Callable[[str], None]) -> None:
-    """Answer each job's line with the line of a `Compiled`."""
-    knobs.compilation.always_compile = True  # a cache hit would have no ptxas log
-    knobs.nvidia.dump_ptxas_log = True
-    with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder:
-        os.environ["TRITON_CACHE_DIR"] = str(Path(folder, "cache"))
-        compiler = Compiler(Path(folder))
-        for line in lines:
-            job = from_json(CompileJob, line)
-            answer(to_json(compiler.compile(job.kernel, job.capability)))
 
 
 def main() -> None:
     """The child's life."""
     warnings.simplefilter("ignore")
-    with protocol() as (lines, answer):
-        serve(lines, answer)
+    knobs.compilation.always_compile = True  # a cache hit would have no ptxas log
+    knobs.nvidia.dump_ptxas_log = True
+    os.environ["TRITON_CACHE_DIR"] = str(lasting_folder() / "cache")
+    compiler = Compiler()
+    serve({CompileJob: lambda job: compiler.compile(job.kernel, job.capability)})

@@ -27,12 +27,11 @@ from fusion_advisor.ir.kernel import (
     CompileJob,
     Criterion,
     Kernel,
-    from_json,
-    to_json,
 )
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.quantities import Number
 from fusion_advisor.rulebook.schema import Verify
+from fusion_advisor.support.codec import to_json
 from fusion_advisor.support.worker import Worker, WorkerError
 from fusion_advisor.verify.proofs import Proofs
 from fusion_advisor.verify.warmup import REHEARSAL
@@ -76,17 +75,17 @@ def submit_check(
     seeds: int = 5,
     timeout_s: float | None = None,
     rules: Verify | None = None,
-) -> Future[str]:
+) -> Future[Check]:
     """Hand one kernel in; `collect_check` gives its record."""
     rules = _known(rules)
     job = CheckJob(kernel, seeds, criterion_of(rules))
-    return worker.submit(to_json(job), timeout_s or rules.timeout.base)
+    return worker.submit(job, Check, timeout_s or rules.timeout.base)
 
 
-def collect_check(kernel: Kernel, answer: Future[str], *, seeds: int = 5) -> Check:
+def collect_check(kernel: Kernel, answer: Future[Check], *, seeds: int = 5) -> Check:
     """Wait for the record; a child that did not answer is a failed check."""
     try:
-        return from_json(Check, answer.result())
+        return answer.result()
     except WorkerError as error:
         return Check(kernel.name, "nowhere", False, seeds=seeds, failure=str(error))
 
@@ -97,16 +96,15 @@ def submit_compile(
     capability: int,
     *,
     rules: Verify | None = None,
-) -> Future[str]:
+) -> Future[Compiled]:
     """Hand one kernel in; `collect_compiled` gives its record."""
-    job = CompileJob(kernel, capability)
-    return worker.submit(to_json(job), _known(rules).timeout.base)
+    return worker.submit(CompileJob(kernel, capability), Compiled, _known(rules).timeout.base)
 
 
-def collect_compiled(kernel: Kernel, answer: Future[str]) -> Compiled:
+def collect_compiled(kernel: Kernel, answer: Future[Compiled]) -> Compiled:
     """Wait for the record; a child that did not answer is a failed compile."""
     try:
-        return from_json(Compiled, answer.result())
+        return answer.result()
     except WorkerError as error:
         return Compiled(kernel.name, failure=str(error))
 
@@ -194,8 +192,8 @@ def _bare(kernel: Kernel) -> Kernel:
 def _proven(
     kind: type[_Proof],
     job: str,
-    submit: Callable[[], Future[str]],
-    collect: Callable[[Future[str]], _Proof],
+    submit: Callable[[], Future[_Proof]],
+    collect: Callable[[Future[_Proof]], _Proof],
     known: Proofs | None,
 ) -> Callable[[], _Proof]:
     """Begins a job, unless its record is known; the function given waits for the record."""

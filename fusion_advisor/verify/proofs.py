@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from fusion_advisor.ir.kernel import Check, Compiled, from_json, to_json
+from fusion_advisor.ir.kernel import Check, Compiled
+from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.kept import entry, put, read
 
 _T = TypeVar("_T", Check, Compiled)

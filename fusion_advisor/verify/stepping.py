@@ -104,14 +104,16 @@ def _steps(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return name in STEPS or (name == "div" and kwargs.get("rounding_mode") is not None)
 
 
-class _Mode(TorchDispatchMode):
+class LaunchMode(TorchDispatchMode):
+    """Sees each operator that a call runs."""
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Else torch imports all of Dynamo to keep it out of here: 2 s of a child's life."""
         return False
 
 
-class _Arguments(_Mode):
+class _Arguments(LaunchMode):
     """Keeps what steps are taken of: of a comparison of two tensors their difference."""
 
     def __init__(self) -> None:
@@ -129,7 +131,7 @@ class _Arguments(_Mode):
         return func(*args, **kwargs)
 
 
-class _Shifted(_Mode):
+class _Shifted(LaunchMode):
     """Moves the first operand of each step by a number of its own."""
 
     def __init__(self, by: list[float]) -> None:

@@ -88,7 +88,6 @@ def analyze(
         listener.stage("group")
         faults = Faults(strict=request.strict)
         found = fuse(flow, rulebook, faults)
-        grouping = found.grouping
         listener.stage("emit")
         full_size = searcher is not None and bool(request.gpus)
         proofs = emitted(request, found, rulebook, faults, full_size=full_size)
@@ -105,7 +104,7 @@ def analyze(
                 proof = proofs[finding.id]
                 proofs[finding.id] = searched(finding, proof, searcher, children, rulebook)
     listener.stage("report")
-    report = assemble(flow, grouping, found, proofs, request.scenario, assumed, rulebook, faults)
+    report = assemble(flow, found, proofs, request.scenario, assumed, rulebook, faults)
     signed = [
         _signed(request, flow, finding, proofs[finding.id], rulebook) for finding in found.groups
     ]

@@ -42,8 +42,7 @@ from fusion_advisor.measure.protocol import (
     Way,
 )
 from fusion_advisor.measure.search import Proven, Searched, Searcher
-from fusion_advisor.report.assemble import check_row
-from fusion_advisor.report.schema import GroupRow, Report, WayRow, load_report
+from fusion_advisor.report.schema import CheckRow, GroupRow, Report, WayRow, load_report
 from fusion_advisor.rulebook.local_gpu import version
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.errors import UsageError
@@ -339,7 +338,7 @@ class _Session:
                     check = collect_check(subject.kernel, answer, seeds=seeds)
                 found[subject.id] = check
                 row = rows[subject.id].kernel
-                row.check = check_row(check)
+                row.check = CheckRow.of(check)
                 if check.passed and not run.rehearse:
                     row.status, row.why = "gpu-checked", None
         return found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusion_advisor.report.schema import ApartRow, BesideRow, GroupRow, WayRow
+from fusion_advisor.measure.protocol import Apart
+from fusion_advisor.report.schema import BesideRow, GroupRow, WayRow
 
 
-def beside(group: GroupRow, model: Sequence[WayRow]) -> tuple[list[BesideRow], list[ApartRow]]:
+def beside(group: GroupRow, model: Sequence[WayRow]) -> tuple[list[BesideRow], list[Apart]]:
     """The kernels of torch.compile that have nodes of the group's first instance, and where it
     kept two parts of that instance in kernels of their own. Empty where it was not measured."""
     made = next((row for row in model if row.way == "compile"), WayRow(way="compile"))

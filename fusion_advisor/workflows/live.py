@@ -83,8 +83,8 @@ class Report(report.Report):
         )
 
 
-@dataclass(frozen=True)
-class Fusion(findings.Fusion):
+@dataclass(kw_only=True)
+class Fusion(findings.FusedGraph):
     """The launches of a graph divided: `groups` are accepted and `candidates` rejected, what saves
     most first. Of each, `decision` has the verdict (`accepted`), every gate with what it measured,
     and predicted times in microseconds and bytes of one occurrence; `instances` are positions in
@@ -171,7 +171,7 @@ def fuse(graph: Graph, device: str | None = None, *, rules: Sequence[str | Path]
     rulebook, faults = load_rulebook(tuple(map(Path, rules))), Faults()
     part, _ = choose_device(device, rulebook)
     found = findings.fuse(dataflow(graph, part), rulebook, faults)
-    return Fusion(found.groups, found.candidates, found.flow, found.grouping, rulebook, faults)
+    return Fusion(**vars(found), rulebook=rulebook, faults=faults)
 
 
 def patch(

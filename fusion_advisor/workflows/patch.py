@@ -504,7 +504,7 @@ def _named_apart(
         names = (finding.name, *(f"{finding.name}_{end}" for end in ends))
         return replace(finding, name=next(name for name in names if free(finding, name)))
 
-    return replace(found, groups=tuple(map(named, found.groups)))
+    return replace(found, groups=[*map(named, found.groups)])
 
 
 def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:

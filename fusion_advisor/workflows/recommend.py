@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 from fusion_advisor.measure.protocol import (
     BACKEND,
@@ -17,13 +16,11 @@ from fusion_advisor.measure.protocol import (
     Ceilings,
     Measurement,
 )
-from fusion_advisor.measure.regret import Chosen, verdicts
+from fusion_advisor.measure.regret import Chosen, Verdicts, verdicts
 from fusion_advisor.report.schema import (
-    ApartRow,
     BenchRow,
     GroupRow,
     MeasuredRow,
-    VerdictsRow,
     WayRow,
 )
 
@@ -56,10 +53,7 @@ def way_row(found: Measurement, least_bytes: int, copy: float) -> WayRow:
         row.share = least_bytes / (timing.us * 1e-6) / copy if copy and least_bytes else None
     if seen is not None:
         row.covers = [(name, list(nodes)) for name, nodes in seen.kernels]
-        row.apart = [
-            ApartRow(first=list(one.first), second=list(one.second), why=one.why)
-            for one in seen.apart
-        ]
+        row.apart = list(seen.apart)
         row.unknown = seen.unknown
     return row
 
@@ -102,7 +96,7 @@ def own_op_serves(ways: Sequence[WayRow], tie: float) -> bool:
     return bool(own and eager and own < eager and (kernel is None or own <= tie * kernel))
 
 
-def judged(groups: Sequence[GroupRow]) -> dict[str, VerdictsRow]:
+def judged(groups: Sequence[GroupRow]) -> dict[str, Verdicts]:
     """The verdicts of the gates and of the time model against what was measured."""
     timed = [
         (row, times[EAGER.name], times[KERNEL.name])
@@ -114,13 +108,8 @@ def judged(groups: Sequence[GroupRow]) -> dict[str, VerdictsRow]:
         "time model": lambda row: row.predicted.worthwhile,
     }
     return {
-        who: VerdictsRow(
-            **asdict(
-                verdicts(
-                    Chosen(fuse(row), eager, kernel, len(row.instances))
-                    for row, eager, kernel in timed
-                )
-            )
+        who: verdicts(
+            Chosen(fuse(row), eager, kernel, len(row.instances)) for row, eager, kernel in timed
         )
         for who, fuse in deciders.items()
         if timed

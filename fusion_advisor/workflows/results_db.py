@@ -6,13 +6,14 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from fusion_advisor.ir.kernel import Check, from_json
+from fusion_advisor.ir.kernel import Check
 from fusion_advisor.measure.protocol import Measurement
 from fusion_advisor.report.schema import Report
+from fusion_advisor.support.codec import from_data, to_data
 from fusion_advisor.support.errors import UsageError
 
 _VERSIONS = ("gpu", "torch", "triton", "liger", "cuda", "driver_version")
@@ -65,11 +66,7 @@ class Ledger:
         if row is None:
             return None
         check = row.get("check")
-        found = {field.name: row[field.name] for field in fields(Measurement)}
-        return Standing(
-            from_json(Measurement, json.dumps(found)),
-            from_json(Check, json.dumps(check)) if check else None,
-        )
+        return Standing(from_data(Measurement, row), from_data(Check, check) if check else None)
 
     def append(
         self, found: Measurement, kernels: Sequence[str], verdict: str, check: Check | None = None
@@ -80,8 +77,8 @@ class Ledger:
             "machine": self._machine,
             "kernel": kernels_hash(kernels),
             "verdict": verdict,
-            **asdict(found),
-            "check": asdict(check) if check else None,
+            **to_data(found),
+            "check": to_data(check),
         }
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("a+b") as file:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -469,7 +470,7 @@ def test_strings_of_a_model_are_shown_and_not_run(opened: Open, plain: Report) -
     group = report.groups[0]
     group.computes = group.layers = group.kernel.text = HOSTILE
     group.action.text = group.action.code = HOSTILE
-    group.gates[0].why = HOSTILE
+    group.gates[0] = replace(group.gates[0], why=HOSTILE)
     group.sources = [LineRow(file=HOSTILE, line=1, text=HOSTILE)]
     page = opened(report)
     assert page.locator("#model").inner_text() == HOSTILE

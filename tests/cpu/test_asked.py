@@ -37,7 +37,8 @@ from pathlib import Path
 from fusion_advisor.verify.check_child import _launch, build_inputs
 from fusion_advisor.support.load_kernel_file import load_module
 from fusion_advisor.verify.interpreter import counting, install
-from fusion_advisor.ir.kernel import Kernel, from_json
+from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.support.codec import from_json
 
 install()
 found = []
@@ -55,7 +56,7 @@ print(json.dumps(found))
 
 def counted(folder: Path, *kernels: Kernel) -> list[list[tuple[int, int]]]:
     """Loads and stores of each case of each kernel, as the interpreter counts them."""
-    from fusion_advisor.ir.kernel import to_json
+    from fusion_advisor.support.codec import to_json
 
     file = folder / "kernels.jsonl"
     file.write_text("\n".join(map(to_json, kernels)))

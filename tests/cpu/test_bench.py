@@ -240,7 +240,7 @@ def test_a_row_has_the_share_of_the_copy_and_what_inductor_made() -> None:
     assert row.share == pytest.approx(0.5)
     assert row.covers == [("triton_poi_0", ["add"])]
     assert [(pair.first, pair.second, pair.why) for pair in row.apart] == [
-        (["add"], ["sum_1"], "why")
+        (("add",), ("sum_1",), "why")
     ]
 
 

@@ -18,8 +18,8 @@ from fusion_advisor.cli.app import app
 from fusion_advisor.frontend.replay import ReplayedKernel, replayed
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.graph import Graph, Tensor
-from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
-from fusion_advisor.ir.kernel import Case, Check, CheckJob, Kernel, from_json, to_json
+from fusion_advisor.ir.graph_json import graph_to_json
+from fusion_advisor.ir.kernel import Case, Check, CheckJob, Kernel
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.measure import child as measuring
 from fusion_advisor.measure.clocks import HostClock
@@ -28,6 +28,7 @@ from fusion_advisor.measure.protocol import (
     EAGER,
     KERNEL,
     Ceilings,
+    CeilingsJob,
     GroupJob,
     Measurement,
     ModelJob,
@@ -36,9 +37,10 @@ from fusion_advisor.measure.protocol import (
 from fusion_advisor.report.assemble import assemble
 from fusion_advisor.report.formats import markdown, render, text
 from fusion_advisor.report.schema import Report
+from fusion_advisor.support.codec import from_json
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.load_kernel_file import OUT_OF_MEMORY, cause, load_module, spoiled
-from fusion_advisor.support.worker import WorkerError
+from fusion_advisor.support.worker import WorkerError, replied, request
 from fusion_advisor.workflows import bench as running
 from fusion_advisor.workflows.bench import Run, bench
 from fusion_advisor.workflows.results_db import Ledger, report_hash
@@ -60,7 +62,7 @@ def model(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def analysed() -> tuple[Report, Graph]:
     flow = flow_of(model, torch.randn(512, 1024), torch.randn(512, 1024))
     found = fuse(flow, RULES)
-    report = assemble(flow, found.grouping, found, {}, Scenario(), (), RULES)
+    report = assemble(flow, found, {}, Scenario(), (), RULES)
     assert [row.id for row in report.groups] == ["g1"]
     assert [row.id for row in report.candidates] == ["c1"]
     assert report.candidates[0].kernel.schedule
@@ -78,31 +80,30 @@ class Gpu:
     jobs: list[ModelJob] = field(default_factory=list[ModelJob])
     stop_at: tuple[str, str] | None = None
 
-    def answer(self, line: str) -> str:
-        content = json.loads(line)
-        if "task" not in content:
-            return self._check(from_json(CheckJob, line).kernel)
-        if content["task"] == "ceilings":
-            return to_json(Ceilings(4e12, (), 2.0, 5.0, tuple(self.machine.items())))
-        subject = content.get("subject", "model")
-        way = content["way"]["name"]
+    def answer(self, job: Any) -> Any:
+        if isinstance(job, CheckJob):
+            return self._check(job.kernel)
+        if isinstance(job, CeilingsJob):
+            return Ceilings(4e12, (), 2.0, 5.0, tuple(self.machine.items()))
+        subject = job.subject if isinstance(job, GroupJob) else "model"
+        way = job.way.name
         self.asked.append((subject, way))
         if self.stop_at == (subject, way):
             raise KeyboardInterrupt
-        if content["task"] == "model":
-            self.jobs.append(from_json(ModelJob, line))
+        if isinstance(job, ModelJob):
+            self.jobs.append(job)
         failure = self.broken.get((subject, way))
         if failure == "crash":
             raise WorkerError("the child ended with status -9")
         if failure:
-            return to_json(Measurement(subject, way, failure=failure))
+            return Measurement(subject, way, failure=failure)
         us = self.times.get((subject, way), TIMES.get(way, 50.0))
-        return to_json(Measurement(subject, way, Timing(us, us, us, 12, us, True), 0.0, 0.0))
+        return Measurement(subject, way, Timing(us, us, us, 12, us, True), 0.0, 0.0)
 
-    def _check(self, kernel: Kernel) -> str:
+    def _check(self, kernel: Kernel) -> Check:
         self.asked.append((kernel.name, "check"))
         failure = self.broken.get((kernel.name, "check"))
-        return to_json(Check(kernel.name, "cuda:H200", failure is None, failure=failure))
+        return Check(kernel.name, "cuda:H200", failure is None, failure=failure)
 
     def worker(self, *_: Any) -> Any:
         return _Child(self.answer)
@@ -110,13 +111,13 @@ class Gpu:
 
 @dataclass
 class _Child:
-    answers: Callable[[str], str]
+    answers: Callable[[Any], Any]
 
-    def submit(self, line: str, timeout_s: float) -> Future[str]:
-        del timeout_s
-        answer: Future[str] = Future()
+    def submit(self, job: Any, kind: type[Any], timeout_s: float) -> Future[Any]:
+        del kind, timeout_s
+        answer: Future[Any] = Future()
         try:
-            answer.set_result(self.answers(line))
+            answer.set_result(self.answers(job))
         except WorkerError as error:
             answer.set_exception(error)
         return answer
@@ -244,23 +245,19 @@ def test_every_way_to_run_out_of_memory_is_called_that(error: Exception) -> None
     assert not spoiled("wrong: error 3, eager's 1")
 
 
-def test_the_child_names_it_and_begins_anew(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_child_names_it_and_begins_anew(tmp_path: Path) -> None:
     text = (
         "import torch\n\n\ndef entry(x):\n    raise torch.OutOfMemoryError('CUDA out of memory')\n"
         "\n\ndef reference(x):\n    return x\n"
     )
     kernel = Kernel("k", "entry", text, cases=(Case("c", (Tensor((4,), (1,), "float32"),)),))
-    again: list[int] = []
-    monkeypatch.setattr(measuring, "restart", lambda: again.append(1))
-    replies: list[str] = []
-    jobs = iter([to_json(GroupJob("g1", way, kernel, 0, TIMING)) for way in (EAGER, KERNEL)])
-    measuring._serve(jobs, replies.append, tmp_path, lambda rules: HostClock())
-    eager, failed = (from_json(Measurement, reply) for reply in replies)
-    assert eager.timing
-    assert failed.failure == OUT_OF_MEMORY
-    assert again == [1]
+    jobs = [GroupJob("g1", way, kernel, 0, TIMING) for way in (EAGER, KERNEL)]
+    answers = measuring.answers(tmp_path, lambda rules: HostClock())
+    (eager, whole), (failed, why) = (replied(request(job), answers) for job in jobs)
+    assert from_json(Measurement, eager).timing
+    assert not whole
+    assert json.loads(failed) == why == OUT_OF_MEMORY
+    assert spoiled(why)
 
 
 # -- rows of earlier runs --------------------------------------------------------------------------
@@ -366,7 +363,8 @@ def test_the_frameworks_own_op_takes_its_places_where_it_is_as_good(
         )
         for one, after in zip(job.kernels, job.after, strict=True)
     ]
-    graph = graph_from_json(job.rest)
+    graph = job.rest
+    assert graph
     x, y = torch.randn(512, 1024), torch.randn(512, 1024)
     replay, _ = replayed(graph, launchers, "cpu", (x, y))
     for ours, theirs in zip(replay(x, y), model(x, y), strict=True):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.fusion.components import Grouping
+from fusion_advisor.fusion.components import Found, Grouping
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.support.worker import Worker
 
@@ -21,7 +21,9 @@ BF16 = torch.bfloat16
 ROTATED = (x(2, 5, 40, 32), x(2, 3, 40, 32), x(40, 32), x(40, 32))
 
 
-def grouped(function: Callable[..., object], *inputs: torch.Tensor) -> tuple[Dataflow, Grouping]:
+def grouped(
+    function: Callable[..., object], *inputs: torch.Tensor
+) -> tuple[Dataflow, Grouping[Found]]:
     flow = flow_of(function, *inputs)
     return flow, fuse(flow, RULES).grouping
 

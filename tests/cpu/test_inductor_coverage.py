@@ -13,7 +13,6 @@ import torch
 from fusion_advisor.codegen.eager_reference import reference_order
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.graph_json import graph_to_json
 from fusion_advisor.measure import inductor_coverage
 from fusion_advisor.measure.child import group, model
 from fusion_advisor.measure.clocks import HostClock
@@ -62,7 +61,7 @@ def block() -> Graph:
 
 @pytest.fixture(scope="module")
 def compiled(block: Graph, tmp_path_factory: pytest.TempPathFactory) -> Measurement:
-    job = ModelJob(COMPILED[0], graph_to_json(block).decode(), (), TIMING)
+    job = ModelJob(COMPILED[0], block, (), TIMING)
     with torch.no_grad():
         return model(job, tmp_path_factory.mktemp("model"), HostClock())
 
@@ -165,8 +164,8 @@ def test_emitted_kernels_stand_inside_a_compiled_model(block: Graph, tmp_path: P
     )
     rest = tuple(node for node in block.nodes if node.name not in members)
     job = ModelJob(
-        KERNEL_COMPILED, graph_to_json(block).decode(), (replaced,), TIMING,
-        graph_to_json(replace(block, nodes=rest)).decode(), (block.nodes.index(sin),),
+        KERNEL_COMPILED, block, (replaced,), TIMING,
+        replace(block, nodes=rest), (block.nodes.index(sin),),
     )  # fmt: skip
     with torch.no_grad():
         found = model(job, tmp_path, HostClock())

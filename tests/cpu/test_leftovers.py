@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.support.worker import Worker, WorkerError
 
 ABOUT_PROCESSES = True
@@ -80,5 +81,5 @@ def test_after_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with Worker("fusion_advisor.verify.check_child", "interpreter") as worker:
         assert list(tmp_path.iterdir())
         with pytest.raises(WorkerError, match="no answer"):
-            worker.submit("{}", timeout_s=0.01).result()
+            worker.submit(Span(1, 0, 1, 0), Span, timeout_s=0.01).result()
         assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ import torch
 
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import in_place
 from fusion_advisor.support.worker import Worker
@@ -526,7 +526,7 @@ def _drawn_dtype(name: str, sample: Sample) -> torch.dtype:
 
 
 Call = tuple[str, Sample, torch.dtype]
-Pending = tuple[str, Kernel, Future[str]]
+Pending = tuple[str, Kernel, Future[Check]]
 
 
 def _calls(dtype: torch.dtype) -> list[Call]:

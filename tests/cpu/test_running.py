@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor.ir.kernel import from_json, to_json
 from fusion_advisor.measure.protocol import Ran, RunJob
 from fusion_advisor.support.worker import Worker
 
@@ -46,7 +45,7 @@ def test_memory_that_nothing_was_written_to_is_given_numbers(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         job = RunJob(str(file), str(tmp_path / name), ((0, 0),), 1, CRITERION)
         with Worker("fusion_advisor.sourcepatch.trial_child") as worker:
-            ran = from_json(Ran, worker.submit(to_json(job), 600.0).result())
+            ran = worker.submit(job, Ran, 600.0).result()
         assert not ran.unfit
         (x, index, scale), _ = torch.load(tmp_path / name / "0.pt", weights_only=False)[0]
         weights = torch.load(tmp_path / name / "weights.pt", weights_only=False)
@@ -98,7 +97,7 @@ def test_a_single_number_is_held_to_many_draws_of_eager(
             job = RunJob(
                 str(file), str(tmp_path), ((0, 0),), 1, CRITERION, moved=tree, further=further
             )
-            found.append(from_json(Ran, worker.submit(to_json(job), 600.0).result()))
+            found.append(worker.submit(job, Ran, 600.0).result())
     first, second = found
     assert (first.unfit, first.wrong) == ("", "")
     assert (bool(second.wrong), second.few) == (wrong, few), second

@@ -18,9 +18,7 @@ from fusion_advisor.frontend.replay import NODE, ReplayedKernel, replayed
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.graph_json import graph_from_json
-from fusion_advisor.ir.kernel import from_json, to_json
-from fusion_advisor.measure.child import answer
+from fusion_advisor.measure.child import answers
 from fusion_advisor.measure.clocks import HostClock
 from fusion_advisor.measure.driver import Subject, in_place, measure_model, timing_rules
 from fusion_advisor.measure.protocol import (
@@ -30,7 +28,9 @@ from fusion_advisor.measure.protocol import (
     Replacement,
     Way,
 )
+from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.support.worker import replied, request
 
 from .regions import H200, RULES, flow_of
 
@@ -96,11 +96,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], set[str]]] 
 class Asked:
     """In place of the child: keeps the job."""
 
-    def submit(self, line: str, timeout_s: float) -> Future[str]:
+    def submit(self, job: ModelJob, kind: type[Measurement], timeout_s: float) -> Any:
         del timeout_s
-        self.line = line
-        found: Future[str] = Future()
-        found.set_result(to_json(Measurement("model", "kernel")))
+        self.job = job
+        found: Future[Measurement] = Future()
+        found.set_result(kind("model", "kernel"))
         return found
 
 
@@ -122,10 +122,10 @@ def replacement_of(flow: Dataflow, *names: str) -> Replacement:
     return found
 
 
-def job_of(flow: Dataflow, replaced: list[Replacement], way: Way = KERNEL) -> tuple[ModelJob, str]:
+def job_of(flow: Dataflow, replaced: list[Replacement], way: Way = KERNEL) -> ModelJob:
     asked: Any = Asked()
     measure_model(flow, replaced, way, asked, TIMING, 1.0)
-    return from_json(ModelJob, asked.line), asked.line
+    return from_json(ModelJob, to_json(asked.job))
 
 
 def run(graph: Graph, launchers: tuple[ReplayedKernel, ...], inputs: Any) -> tuple[set[str], Any]:
@@ -144,14 +144,14 @@ def test_what_kernels_compute_is_not_run_beside_them(name: str, tmp_path: Path) 
     flow = flow_of(model, *inputs, mode="train" if "training" in name else "eval")
     replaced = replacements(flow)
     assert replaced
-    job, _ = job_of(flow, replaced)
+    job = job_of(flow, replaced)
     launchers = tuple(
         ReplayedKernel(load_module(one.text, tmp_path).reference, one.inputs, one.outputs, after)
         for one, after in zip(job.kernels, job.after, strict=True)
     )
     members = {name for one in replaced for name in one.members}
     assert within <= members
-    graph = graph_from_json(job.graph)
+    graph = job.graph
     names = [node.name for node in graph.nodes if node.kind != "call" and node.outputs]
     kept: list[tuple[str, torch.Tensor]] = []
     if isinstance(model, torch.nn.Module):
@@ -163,7 +163,8 @@ def test_what_kernels_compute_is_not_run_beside_them(name: str, tmp_path: Path) 
     )
     with torch.no_grad():
         everything, eager = run(graph, (), given)
-        beside, found = run(graph_from_json(job.rest), launchers, given)
+        assert job.rest
+        beside, found = run(job.rest, launchers, given)
         expected = model(*(tensor.clone() for tensor in inputs))
     assert within <= everything
     assert not beside & members
@@ -177,14 +178,15 @@ def test_what_kernels_compute_is_not_run_beside_them(name: str, tmp_path: Path) 
 def test_a_kernel_reads_what_is_written_in_place_before_the_write(tmp_path: Path) -> None:
     flow = flow_of(filled, *CASES["filled"][1])
     softmax = replacement_of(flow, "arange", "lt", "where_scalar_tensor", "where_where", "softmax")
-    job, _ = job_of(flow, [softmax])
-    rest = [node.name for node in graph_from_json(job.rest).nodes]
+    job = job_of(flow, [softmax])
+    assert job.rest
+    rest = [node.name for node in job.rest.nodes]
     assert job.after[0] <= rest.index("fill_")
     launcher = ReplayedKernel(
         load_module(softmax.text, tmp_path).reference, softmax.inputs, softmax.outputs, job.after[0]
     )
     a, b = CASES["filled"][1]
-    beside, found = run(graph_from_json(job.rest), (launcher,), (a, b))
+    beside, found = run(job.rest, (launcher,), (a, b))
     assert beside == {"remainder", "logaddexp", "fill_", "sin", "add"}
     assert torch.allclose(found[0], filled(a, b), atol=1e-6)
 
@@ -193,7 +195,11 @@ def test_a_kernel_reads_what_is_written_in_place_before_the_write(tmp_path: Path
 
 
 def measured(job: ModelJob, folder: Path) -> Measurement:
-    return from_json(Measurement, answer(to_json(job), folder, lambda _: HostClock()))
+    with torch.no_grad():
+        reply, failure = replied(request(job), answers(folder, lambda _: HostClock()))
+    if failure:
+        return Measurement("model", "kernel", failure=failure)
+    return from_json(Measurement, reply)
 
 
 @pytest.mark.parametrize("name", ["filled", "residual", "residual in training"])
@@ -201,7 +207,7 @@ def test_a_right_model_has_a_time_and_how_far_it_is_from_eager(name: str, tmp_pa
     model, inputs, _ = CASES[name]
     flow = flow_of(model, *inputs, mode="train" if "training" in name else "eval")
     replaced = [replace(one, entry="reference") for one in replacements(flow)]
-    job, _ = job_of(flow, replaced)
+    job = job_of(flow, replaced)
     found = measured(job, tmp_path)
     assert found.failure is None
     assert found.timing is not None
@@ -215,7 +221,7 @@ def test_a_model_that_is_too_far_off_says_which_result_and_by_how_much(tmp_path:
     first, second = (replace(one, entry="reference") for one in replacements(flow))
     wrong = second.text.replace("return ", "return 1.001 * ")
     assert wrong != second.text
-    job, _ = job_of(flow, [first, replace(second, text=wrong)])
+    job = job_of(flow, [first, replace(second, text=wrong)])
     found = measured(job, tmp_path)
     assert found.timing is None
     assert found.failure
@@ -231,7 +237,7 @@ def test_what_is_drawn_at_random_is_not_compared(tmp_path: Path) -> None:
     flow = flow_of(model, rows(256, 512), mode="train")
     softmax = replacement_of(flow, "sin", "mul", "softmax")
     wrong = softmax.text.replace("return ", "return 2.0 * ")
-    found = measured(job_of(flow, [replace(softmax, text=wrong, entry="reference")])[0], tmp_path)
+    found = measured(job_of(flow, [replace(softmax, text=wrong, entry="reference")]), tmp_path)
     assert found.failure is None
     assert found.error is None
 
@@ -246,5 +252,5 @@ def test_a_run_again_reads_the_same_numbers(tmp_path: Path) -> None:
     flow = flow_of(model, rows(256, 512), rows(256, 512))
     replaced = [replace(one, entry="reference") for one in replacements(flow)]
     assert replaced
-    found = measured(job_of(flow, replaced)[0], tmp_path)
+    found = measured(job_of(flow, replaced), tmp_path)
     assert found.failure is None

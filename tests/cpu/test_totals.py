@@ -28,7 +28,7 @@ PARTS = 6
 
 def report_of(flow: Dataflow, scenario: Scenario | None = None) -> Report:
     found = fuse(flow, RULES)
-    return assemble(flow, found.grouping, found, {}, scenario or Scenario(), (), RULES)
+    return assemble(flow, found, {}, scenario or Scenario(), (), RULES)
 
 
 def holds(report: Report) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 import torch
 
 from fusion_advisor.ir.graph import Tensor
-from fusion_advisor.ir.kernel import Case, Check, CheckJob, Kernel, from_json, to_json
+from fusion_advisor.ir.kernel import Case, Check, CheckJob, Kernel
 from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.worker import Worker, WorkerError
 from fusion_advisor.verify.driver import checker, criterion_of
 
@@ -297,7 +297,9 @@ def test_a_gpu_that_is_not_there_is_said() -> None:
 
 def test_a_child_that_cannot_start_gives_its_last_words() -> None:
     with Worker("fusion_advisor.no_such_module") as broken:
-        answer: Future[str] = broken.submit("{}", timeout_s=60)
+        answer = broken.submit(
+            CheckJob(softmax(), 1, criterion_of(load_rulebook().verify)), Check, timeout_s=60
+        )
         with pytest.raises(WorkerError, match="no_such_module"):
             answer.result()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from markdown_it import MarkdownIt
 
@@ -26,8 +28,7 @@ def hostile() -> Report:
             row.kernel.why
         ) = HOSTILE
         row.sources = [SourceRow(file=HOSTILE, line=1)]
-        for gate in row.gates:
-            gate.why = HOSTILE
+        row.gates = [replace(gate, why=HOSTILE) for gate in row.gates]
     for row in report.ungrouped:
         row.reason = HOSTILE
     for row in report.advice:
@@ -82,7 +83,8 @@ def test_a_comment_stays_within_the_limit(count: int, said: str) -> None:
     report = mixed()
     report.model.source = report.device.title = said
     (group,) = report.groups
-    group.gates[0].why = group.action.code = group.computes = said
+    group.action.code = group.computes = said
+    group.gates[0] = replace(group.gates[0], why=said)
     report.groups = [group.model_copy(update={"id": f"g{n}"}) for n in range(count)]
     report.candidates = [group.model_copy(update={"id": f"c{n}"}) for n in range(count)]
     report.advice = report.advice * count

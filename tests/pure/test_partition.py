@@ -12,8 +12,8 @@ from fusion_advisor.fusion.partition import (
     Component,
     Traffic,
     Verdict,
-    acyclic,
     compatible,
+    cycle,
     joined,
     partition,
 )
@@ -112,7 +112,7 @@ def brute_force(component: Component, hopeless: frozenset[int]) -> float:
         if not all(joined(component, m) and compatible(component, m) for m in several):
             continue
         verdicts = [judge(mask) for mask in several]
-        if not all(v.accepted for v in verdicts) or not acyclic(component, several):
+        if not all(v.accepted for v in verdicts) or cycle(component, several):
             continue
         alone = sum(component.alone_us[m.bit_length() - 1] for m in cut if not m & (m - 1))
         best = min(best, alone + sum(v.time_us for v in verdicts))
@@ -164,7 +164,7 @@ def test_a_bounded_search_is_legal_and_above_its_bound(
     for mask in found.sets:
         assert not mask & covered
         covered |= mask
-    assert acyclic(component, found.sets)
+    assert not cycle(component, found.sets)
     for mask in found.sets:
         assert judge(mask).accepted
         assert joined(component, mask)
@@ -204,4 +204,4 @@ def test_two_convex_sets_that_form_a_cycle_are_not_chosen() -> None:
     )
     assert compatible(component, 0b0011)
     assert compatible(component, 0b1100)
-    assert not acyclic(component, [0b0011, 0b1100])
+    assert cycle(component, [0b0011, 0b1100])

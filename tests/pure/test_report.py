@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import operator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from fusion_advisor.ci.findings import Policy, review
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.fusion.components import Grouping
+from fusion_advisor.cost.totals import peak_activation_bytes
+from fusion_advisor.fusion.components import Found, Grouping
 from fusion_advisor.fusion.findings import Identified, fuse, with_registers
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Source, Tensor
 from fusion_advisor.ir.scenario import Scenario
-from fusion_advisor.report.assemble import assemble, layers, peak_activation_bytes
+from fusion_advisor.report.assemble import assemble, layers
 from fusion_advisor.report.diff import compare, cost_us
 from fusion_advisor.report.formats import FORMATS, render, wording
-from fusion_advisor.report.schema import LineRow, Report, load_report
+from fusion_advisor.report.schema import LineRow, Report, TrafficRow, load_report
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.errors import UsageError
 
@@ -85,11 +88,11 @@ def report_of(*ops: str, dtype: str = "float32") -> Report:
 
 
 def report_of_graph(graph: Graph) -> Report:
-    flow, grouping, found = identified(graph)
-    return assemble(flow, grouping, found, {}, Scenario(), ("device=h200",), load_rulebook())
+    flow, _, found = identified(graph)
+    return assemble(flow, found, {}, Scenario(), ("device=h200",), load_rulebook())
 
 
-def identified(graph: Graph) -> tuple[Dataflow, Grouping, Identified]:
+def identified(graph: Graph) -> tuple[Dataflow, Grouping[Found], Identified]:
     rulebook = load_rulebook()
     flow = dataflow(graph, rulebook.device("h200"))
     found = fuse(flow, rulebook)
@@ -152,7 +155,7 @@ def test_a_number_just_beyond_its_limit_is_told_from_it() -> None:
     gate = next(gate for gate in row.gates if gate.name == "traffic-saving")
 
     def said(measured: float) -> str:
-        return wording.gate(gate.model_copy(update={"measured": measured}))
+        return wording.gate(replace(gate, measured=measured))
 
     assert said(1.25) == "traffic-saving 1.25 x, needs >= 1.5"
     assert said(1.4999981) == "traffic-saving 1.499998 x, needs >= 1.5"
@@ -371,8 +374,7 @@ def rejecting(fingerprint: str, *texts: str, code: str = "traffic-saving") -> Re
     report = mixed()
     (group,) = report.groups
     gates = [
-        gate.model_copy(update={"outcome": "fails" if gate.name == code else "holds"})
-        for gate in group.gates
+        replace(gate, outcome="fails" if gate.name == code else "holds") for gate in group.gates
     ]
     sources = [LineRow(file="model.py", line=n, text=text) for n, text in enumerate(texts, 1)]
     report.candidates = [
@@ -414,3 +416,20 @@ def test_what_a_change_costs_is_counted_in_the_modules_that_it_is_in() -> None:
     assert (finding.state, finding.cost_us) == ("new", pytest.approx(whole))
     known = review(new, Policy(), Path("/"), ("base.json", new))
     assert [row.cost_us for row in known.findings] == [None]
+
+
+def test_what_the_gates_said_is_what_the_report_says() -> None:
+    """The readings themselves, and every other row by the names of its fields."""
+    nodes = chain("aten.cos.default", "aten.cos.default", "aten.add.Tensor")
+    flow, _, found = identified(Graph(nodes, (Ref("n3"),)))
+    report = assemble(flow, found, {}, Scenario(), (), load_rulebook())
+    assert report.groups
+    for row, finding in zip(report.groups, found.groups, strict=True):
+        assert all(map(operator.is_, row.gates, finding.decision.gates))
+        assert row.impact.saved_us_total == finding.saved_us_total
+        assert row.predicted.worthwhile == finding.decision.worthwhile
+
+
+def test_a_row_without_one_of_its_fields_is_refused() -> None:
+    with pytest.raises(ValidationError, match="saved_bytes"):
+        TrafficRow.of(Source("f.py", 1), unfused_bytes=2, fused_bytes=1, ratio=2.0)

@@ -28,8 +28,11 @@ class Subject:
     expressed: Expressed | None
     planned: Planned | None
     problem: NotExpressible | None
-    device: Device
     rulebook: Rulebook
+
+    @property
+    def device(self) -> Device:
+        return self.flow.annotated.device
 
     @property
     def plan(self) -> Plan | None:

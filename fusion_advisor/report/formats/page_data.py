@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fusion_advisor.fusion.verdict import GateResult
 from fusion_advisor.report.formats import wording
 from fusion_advisor.report.formats.repeats import label, repeats
-from fusion_advisor.report.schema import AdviceRow, GateRow, GroupRow, KernelRow, NodeRow, Report
+from fusion_advisor.report.schema import AdviceRow, GroupRow, KernelRow, NodeRow, Report
 
 
 def page_data(report: Report) -> dict[str, Any]:
@@ -233,7 +234,7 @@ def _group(report: Report, row: GroupRow, place: Mapping[str, int], kind: str) -
     }
 
 
-def _gate(gate: GateRow) -> dict[str, Any]:
+def _gate(gate: GateResult) -> dict[str, Any]:
     measured, needs = wording.sides(gate)
     return {
         "code": gate.code,

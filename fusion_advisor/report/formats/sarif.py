@@ -61,7 +61,7 @@ def findings(report: Report) -> list[FindingRow]:
     reviewed."""
     if report.review:
         return report.review.findings
-    return [FindingRow.of(row, row.sources) for row in report.told]
+    return [FindingRow.about(row, row.sources) for row in report.told]
 
 
 def _category(report: Report) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from fusion_advisor.fusion.verdict import GateResult
 from fusion_advisor.report.schema import (
     AdviceRow,
     FindingRow,
-    GateRow,
     GroupRow,
     Report,
     SourceRow,
@@ -57,7 +57,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 or not share else f"{100 * share:.1g} %"
 
 
-def sides(gate: GateRow) -> tuple[str, str]:
+def sides(gate: GateResult) -> tuple[str, str]:
     """What a gate measured, empty where it could not, and what it asks for."""
     if gate.measured is None:
         return "", f"{gate.comparison} {said(gate.limit)}"
@@ -69,7 +69,7 @@ _STRUCTURAL = ("count", "share")
 """Units of gates that find something or not: what they found says more than how many."""
 
 
-def gate(row: GateRow | None) -> str:
+def gate(row: GateResult | None) -> str:
     """A gate with its numbers: `traffic-saving 1.25 x, needs >= 1.5`."""
     if row is None:
         return "no gate decides"

@@ -20,102 +20,44 @@ export function createTodo(model, state) {
   );
   const timed = groups.some((group) => group.measured);
   const of = (row, say) => (row.group ? say(row.group) : "");
+  const unsaid = (r, say) => (r.savedUs === null ? "–" : say());
   const columns = [
-    { key: "id", label: "id", width: "4.2em", value: (r) => model.todo.indexOf(r), cell: todoId },
-    {
-      key: "saves",
-      label: "saves",
-      numeric: true,
-      width: "5.4em",
+    text("id", "id", "4.2em", (r) => model.todo.indexOf(r), { cell: todoId }),
+    number("saves", "saves", "5.4em", (r) => r.savedUs, {
       hint: "predicted, all places; of advice at most",
-      value: (r) => r.savedUs,
-      cell: (r) => (r.savedUs === null ? "–" : micros(r.savedUs)),
-    },
-    {
-      key: "share",
-      label: "of time",
-      numeric: true,
-      width: "4.8em",
-      value: (r) => r.share,
-      cell: (r) => (r.savedUs === null ? "–" : percent(r.share)),
-    },
-    {
-      key: "name",
-      label: "what",
-      width: SHARED,
-      value: (r) => r.name,
-      cell: (r) => r.name,
-    },
-    {
-      key: "place",
-      label: "where",
-      width: "13em",
-      value: (r) => r.place,
-      cell: (r) => el("span", { title: r.place }, r.short),
-    },
-    {
-      key: "layers",
-      label: "layers",
-      extra: true,
-      width: "8em",
-      value: (r) => r.group?.layers ?? "",
-      cell: (r) => r.group?.layers ?? "",
-    },
-    {
-      key: "action",
-      label: "what to do",
-      width: SHARED,
-      value: (r) => r.action,
+      cell: (r) => unsaid(r, () => micros(r.savedUs)),
+    }),
+    number("share", "of time", "4.8em", (r) => r.share, {
+      cell: (r) => unsaid(r, () => percent(r.share)),
+    }),
+    text("name", "what", SHARED, (r) => r.name),
+    text("place", "where", "13em", (r) => r.place, { cell: placed }),
+    text("layers", "layers", "8em", (r) => r.group?.layers ?? "", { extra: true }),
+    text("action", "what to do", SHARED, (r) => r.action, {
       cell: (r) => (r.note ? `${r.note}; ${r.action}` : r.action),
-    },
-    {
-      key: "launches",
-      label: "kernels",
-      numeric: true,
+    }),
+    number("launches", "kernels", "5.4em", (r) => r.group?.launches ?? null, {
       extra: true,
-      width: "5.4em",
       hint: "in one place",
-      value: (r) => r.group?.launches ?? null,
       cell: (r) => of(r, (g) => `${g.launches} → ${g.left}`),
-    },
-    {
-      key: "instances",
-      label: "×",
-      numeric: true,
+    }),
+    number("instances", "×", "3.2em", (r) => r.group?.instances.length ?? null, {
       extra: true,
-      width: "3.2em",
       hint: "places",
-      value: (r) => r.group?.instances.length ?? null,
-      cell: (r) => of(r, (g) => String(g.instances.length)),
-    },
-    {
-      key: "bytes",
-      label: "HBM saved",
-      numeric: true,
+    }),
+    number("bytes", "HBM saved", "7em", (r) => r.group?.savedBytes ?? null, {
       extra: true,
-      width: "7em",
       hint: "all places",
-      value: (r) => r.group?.savedBytes ?? null,
       cell: (r) => of(r, (g) => amount(g.savedBytes, most, g)),
-    },
-    {
-      key: "speedup",
-      label: "predicted",
-      numeric: true,
+    }),
+    number("speedup", "predicted", "5.8em", (r) => r.group?.speedup ?? null, {
       extra: true,
-      width: "5.8em",
       hint: "eager's time over the kernel's, one place",
-      value: (r) => r.group?.speedup ?? null,
       cell: (r) => of(r, (g) => times(g.speedup)),
-    },
-    {
-      key: "measured",
-      label: "measured",
-      numeric: true,
-      width: "5.8em",
-      value: (r) => r.group?.measured?.speedup ?? null,
+    }),
+    number("measured", "measured", "5.8em", (r) => r.group?.measured?.speedup ?? null, {
       cell: (r) => (r.group?.measured?.speedup ? times(r.group.measured.speedup) : "–"),
-    },
+    }),
   ];
   const table = createTable({
     host: byId("todo"),
@@ -154,192 +96,103 @@ export function createRejected(model, state) {
   const candidates = model.groups.filter((group) => group.kind !== "fuse");
   byId("rejected-section").hidden = !candidates.length;
   const columns = [
-    { key: "id", label: "id", width: "4.2em", value: (g) => g.index, cell: (g) => named(g) },
-    { key: "name", label: "what", width: SHARED, value: (g) => g.name, cell: (g) => g.name },
-    {
-      key: "place",
-      label: "where",
-      width: "13em",
-      value: (g) => g.place,
-      cell: (g) => el("span", { title: g.place }, g.short),
-    },
-    {
-      key: "layers",
-      label: "layers",
-      extra: true,
-      width: "8em",
-      value: (g) => g.layers,
-      cell: (g) => g.layers,
-    },
-    {
-      key: "decided",
-      label: "decided by",
-      width: SHARED,
-      value: (g) => g.decided,
-      cell: (g) => g.decided,
-    },
-    {
-      key: "launches",
-      label: "kernels",
-      numeric: true,
-      width: "5.4em",
-      value: (g) => g.launches,
-      cell: (g) => String(g.launches),
-    },
-    {
-      key: "instances",
-      label: "×",
-      numeric: true,
-      extra: true,
-      width: "3.2em",
-      hint: "places",
-      value: (g) => g.instances.length,
-      cell: (g) => String(g.instances.length),
-    },
-    {
-      key: "fixable",
-      label: "what would change that",
-      extra: true,
-      width: SHARED,
-      value: (g) => g.fixable,
-      cell: (g) => g.fixable,
-    },
+    text("id", "id", "4.2em", (g) => g.index, { cell: (g) => named(g) }),
+    text("name", "what", SHARED, (g) => g.name),
+    text("place", "where", "13em", (g) => g.place, { cell: placed }),
+    text("layers", "layers", "8em", (g) => g.layers, { extra: true }),
+    text("decided", "decided by", SHARED, (g) => g.decided),
+    number("launches", "kernels", "5.4em", (g) => g.launches),
+    number("instances", "×", "3.2em", (g) => g.instances.length, { extra: true, hint: "places" }),
+    text("fixable", "what would change that", SHARED, (g) => g.fixable, { extra: true }),
   ];
-  const table = createTable({
-    host: byId("rejected"),
+  const table = createFiltered(state, {
+    id: "rejected",
     label: "Rejected candidates",
     columns,
     open: (group) => state.set({ selected: selection(group) }),
+    all: candidates,
+    kinds: KINDS,
+    kindOf: (group) => group.kind,
+    chosen: new Set(["reject"]),
+    fits: (group) => !state.foundGroups || state.foundGroups.has(group),
+    told: (rows) => `${rows.length} of ${candidates.length}`,
   });
-  const chosen = new Set(["reject"]);
-  const show = () => {
-    const rows = candidates.filter(
-      (group) => chosen.has(group.kind) && (!state.foundGroups || state.foundGroups.has(group)),
-    );
-    byId("rejected-count").textContent = `${rows.length} of ${candidates.length}`;
-    table.show(rows);
-  };
-  drawChips(
-    byId("rejected-kinds"),
-    KINDS,
-    chosen,
-    (kind) => candidates.filter((group) => group.kind === kind).length,
-    show,
-  );
   state.listen((change) => {
-    if ("query" in change) show();
     if (change.selected?.group) table.reveal(change.selected.group);
   });
-  show();
 }
 
 export function createLaunches(model, state) {
   const columns = [
-    {
-      key: "index",
-      label: "#",
-      numeric: true,
-      width: "4.4em",
-      value: (n) => n.index,
-      cell: (n) => String(n.index),
-    },
-    { key: "name", label: "node", width: "13em", value: (n) => n.name, cell: (n) => n.name },
-    {
-      key: "op",
-      label: "op",
-      width: "9em",
-      value: (n) => n.short,
-      cell: (n) => el("span", { title: n.op }, n.short),
-    },
-    {
-      key: "shape",
-      label: "result",
-      width: "13em",
-      value: (n) => n.shape,
-      cell: (n) => n.shape,
-    },
-    {
-      key: "bytes",
-      label: "HBM",
-      numeric: true,
-      width: "6em",
-      value: (n) => n.bytes,
-      cell: (n) => bytes(n.bytes),
-    },
-    {
-      key: "us",
-      label: "time",
-      numeric: true,
-      width: "6em",
-      value: (n) => n.us,
-      cell: (n) => micros(n.us),
-    },
-    {
-      key: "intensity",
-      label: "FLOP/B",
-      numeric: true,
-      width: "5.4em",
-      value: (n) => (n.bytes ? n.flops / n.bytes : null),
+    number("index", "#", "4.4em", (n) => n.index),
+    text("name", "node", "13em", (n) => n.name),
+    text("op", "op", "9em", (n) => n.short, { cell: (n) => el("span", { title: n.op }, n.short) }),
+    text("shape", "result", "13em", (n) => n.shape),
+    number("bytes", "HBM", "6em", (n) => n.bytes, { cell: (n) => bytes(n.bytes) }),
+    number("us", "time", "6em", (n) => n.us, { cell: (n) => micros(n.us) }),
+    number("intensity", "FLOP/B", "5.4em", (n) => (n.bytes ? n.flops / n.bytes : null), {
       cell: (n) => (n.bytes ? ratio(n.flops / n.bytes) : "–"),
-    },
-    {
-      key: "bound",
-      label: "bound",
-      width: "7em",
-      value: (n) => n.bound,
+    }),
+    text("bound", "bound", "7em", (n) => n.bound, {
       cell: (n) => el("span", {}, el("i", { class: `swatch ${n.bound}` }), n.bound),
-    },
-    {
-      key: "group",
-      label: "group, or why none",
-      width: "17em",
-      value: (n) => (n.group ? n.group.index : 1e9),
+    }),
+    text("group", "group, or why none", "17em", (n) => (n.group ? n.group.index : 1e9), {
       cell: (n) => (n.group ? named(n.group, true) : n.reason),
-    },
-    {
-      key: "module",
-      label: "module",
-      width: "14em",
-      value: (n) => n.module,
-      cell: (n) => n.module,
-    },
-    {
-      key: "source",
-      label: "source",
-      width: "14em",
-      value: (n) => n.source,
+    }),
+    text("module", "module", "14em", (n) => n.module),
+    text("source", "source", "14em", (n) => n.source, {
       cell: (n) => el("span", { title: n.source }, shortPlace(n.source)),
-    },
+    }),
   ];
-  const table = createTable({
-    host: byId("launches"),
+  createFiltered(state, {
+    id: "launches",
     label: "Launches and views",
     columns,
     sorted: { key: "bytes", down: true },
     open: (node) => state.set({ selected: { node } }),
+    all: model.nodes,
+    kinds: { grouped: "in a group", alone: "left alone", view: "views" },
+    kindOf: (node) => (isView(node) ? "view" : node.group ? "grouped" : "alone"),
+    chosen: new Set(["grouped", "alone"]),
+    fits: (node) => !state.found || state.found.has(node.index),
+    told: (rows) => {
+      const whole = rows.reduce((sum, node) => sum + node.bytes, 0);
+      return `${plural(rows.length, "row")}, ${bytes(whole)}`;
+    },
   });
-  const chosen = new Set(["grouped", "alone"]);
-  const kindOf = (node) => (isView(node) ? "view" : node.group ? "grouped" : "alone");
+}
+
+// A table of the rows whose kind is `chosen` and that the search `fits`; `told` counts them.
+function createFiltered(
+  state,
+  { id, label, columns, open, sorted, all, kinds, kindOf, chosen, fits, told },
+) {
+  const table = createTable({ host: byId(id), label, columns, open, sorted });
   const show = () => {
-    const rows = model.nodes.filter(
-      (node) => chosen.has(kindOf(node)) && (!state.found || state.found.has(node.index)),
-    );
-    const whole = rows.reduce((sum, node) => sum + node.bytes, 0);
-    byId("launches-count").textContent = `${plural(rows.length, "row")}, ${bytes(whole)}`;
+    const rows = all.filter((row) => chosen.has(kindOf(row)) && fits(row));
+    byId(`${id}-count`).textContent = told(rows);
     table.show(rows);
   };
-  const kinds = { grouped: "in a group", alone: "left alone", view: "views" };
-  drawChips(
-    byId("launches-kinds"),
-    kinds,
-    chosen,
-    (kind) => model.nodes.filter((node) => kindOf(node) === kind).length,
-    show,
-  );
+  const count = (kind) => all.filter((row) => kindOf(row) === kind).length;
+  drawChips(byId(`${id}-kinds`), kinds, chosen, count, show);
   state.listen((change) => {
     if ("query" in change) show();
   });
   show();
+  return table;
+}
+
+// Columns: what `value` gives is shown where `more` has no cell.
+function text(key, label, width, value, more = {}) {
+  return { key, label, width, value, ...more };
+}
+
+function number(key, label, width, value, more = {}) {
+  return text(key, label, width, value, { numeric: true, ...more });
+}
+
+function placed(row) {
+  return el("span", { title: row.place }, row.short);
 }
 
 function named(group, long = false) {

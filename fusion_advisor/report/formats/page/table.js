@@ -5,8 +5,8 @@ import { eachFrame, el } from "./dom.js";
 const ROW = 30; // pixels; the style sheet has the same
 const SPARE = 8; // rows above and below those in sight
 
-// `columns` have {key, label, value, cell, numeric, width, hint, extra}: `value` sorts, `cell` is
-// shown; `extra` ones only where there is room.
+// `columns` have {key, label, value, cell, numeric, width, hint, extra}: `value` sorts, and is shown
+// where there is no `cell`; `extra` ones only where there is room.
 // `open` is called with a row that is clicked or entered. Returns {show, reveal}.
 export function createTable({ host, label, columns, open, sorted = null }) {
   let all = [];
@@ -101,7 +101,7 @@ export function createTable({ host, label, columns, open, sorted = null }) {
         },
       },
       columns.map((column) => {
-        const content = column.cell(row);
+        const content = column.cell ? column.cell(row) : String(column.value(row) ?? "");
         const title = typeof content === "string" ? content : "";
         const kind = `${column.numeric ? "numeric" : ""} ${extra(column)}`;
         return el("td", { class: kind, title }, content);

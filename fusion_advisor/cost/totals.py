@@ -1,0 +1,83 @@
+"""What a whole graph takes at least: time when all is fused that may be, and memory."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from itertools import accumulate
+
+from fusion_advisor.cost.annotate import element_set
+from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.ir.graph import Graph, Ref, Tensor
+
+
+def least_us(flow: Dataflow, eager_us: Mapping[str, float]) -> float:
+    """What stays when all is fused that may be: the call, every launch that is never fused, and of
+    the others to read once what those and the caller give and to write once what those and the
+    caller get, in no fewer launches than lie one behind the other with a launch that is never fused
+    between them."""
+    annotated, device = flow.annotated, flow.annotated.device
+    names = [node.name for node in flow.nodes]
+    stays = [flow.launches(i) and not flow.fusible[i] for i in range(len(names))]
+    left_us = sum(us for name, us in eager_us.items() if not name or stays[flow.position[name]])
+    written = 0
+    read: dict[Ref, dict[object, int]] = {}
+    turns = [0] * len(names)  # odd within a fused launch, even behind one that is never fused
+    for i, name in enumerate(names):
+        turn = max((turns[p] for p in flow.before[i]), default=0)
+        turns[i] = turn + turn % 2 if stays[i] else turn | int(flow.fusible[i])
+        if not flow.fusible[i]:
+            continue
+        cost = annotated.costs[name]
+        for ref in flow.operands[i]:
+            base = flow.base(ref)
+            maker = flow.position[base.node]
+            if stays[maker] or flow.nodes[maker].kind != "call":
+                parts, tensor = read.setdefault(base, {}), annotated.tensors[ref]
+                key = element_set(tensor)
+                parts[key] = max(parts.get(key, 0), min(tensor.bytes, cost.bytes_read))
+        for n, tensor in enumerate(flow.nodes[i].outputs):
+            ref = Ref(name, n)
+            if tensor is not None and any(use < 0 or stays[use] for use in flow.uses(ref)):
+                written += min(tensor.bytes, cost.bytes_written)
+    fastest = device.bandwidth * device.times.fastest
+    # Views that overlap are together no more than what they look at.
+    taken = sum(min(sum(parts.values()), annotated.tensors[b].bytes) for b, parts in read.items())
+    moving_us = (taken + written) / fastest * 1e6
+    least_launch = min(device.times.eager_launch.value, device.times.kernel_launch.value)
+    launches = (max(turns, default=0) + 1) // 2
+    return left_us + max(moving_us, launches * least_launch)
+
+
+def peak_activation_bytes(graph: Graph) -> int:
+    """The most bytes of intermediates and results alive at once, each storage from the launch that
+    makes it to its last use; what is there before the graph runs is not counted."""
+    storage_of: dict[Ref, int] = {}
+    sizes: dict[int, int] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for step, node in enumerate(graph.nodes):
+        for ref in node.refs():
+            if ref in storage_of:
+                last[storage_of[ref]] = step
+        for n, tensor in enumerate(node.outputs):
+            if tensor is not None:
+                storage = storage_of[Ref(node.name, n)] = tensor.storage
+                first.setdefault(storage, step)
+                last[storage] = step
+                given = graph.nodes[first[storage]].kind != "call"
+                sizes[storage] = 0 if given else max(sizes.get(storage, 0), _extent(tensor))
+    for ref in graph.outputs:
+        if ref in storage_of:
+            last[storage_of[ref]] = len(graph.nodes)
+    change = [0] * (len(graph.nodes) + 2)
+    for storage, size in sizes.items():
+        change[first[storage]] += size
+        change[last[storage] + 1] -= size
+    return max(accumulate(change))
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes of the storage up to the last element of this tensor."""
+    reach = sum(map(operator.mul, tensor.shape, tensor.stride)) - sum(tensor.stride)
+    return (tensor.offset + reach + 1) * tensor.itemsize if tensor.numel else 0

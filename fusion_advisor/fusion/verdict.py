@@ -1,0 +1,29 @@
+"""What the gates say of a set of launches, as a report has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """One gate's reading and what it means: `outcome` is holds, fails or unknown. `measured` is
+    None when it cannot be known."""
+
+    code: str
+    name: str
+    measured: float | None
+    limit: float
+    unit: str
+    outcome: str
+    why: str
+    comparison: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """The smallest change that flips the one gate that fails."""
+
+    gate: str
+    needed: float
+    change: str
