@@ -26,6 +26,10 @@ from fusion_advisor.rulebook.devices import NARROW, Device
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.reducing import walks
 
+_DIGITS = 9
+"""Significant digits of a predicted time. Powers come from the machine's own math library, which
+differs from another's in the last bit; a report must not."""
+
 
 class Fitted:
     """The time model whose figures were fitted to measurements: `times.TimeModel`."""
@@ -37,16 +41,21 @@ class Fitted:
             work = replace(work, instructions=launch.instructions)
         if launch.unit == "tensor" or device.times.named(work.kind, work.op) == "other":
             work = replace(work, arithmetic_us=launch.arithmetic_us)  # instructions: not counted
-        return launch_us(work, device), work
+        return _rounded(launch_us(work, device)), work
 
     def eager_us(self, flow: Dataflow, launches: Sequence[int]) -> float:
-        return call_us(eager_works(flow, launches), flow.annotated.device)
+        return _rounded(call_us(eager_works(flow, launches), flow.annotated.device))
 
     def fused_us(self, fused: Fused, device: Device) -> float:
-        return call_us(fused_works(fused, device), device)
+        return _rounded(call_us(fused_works(fused, device), device))
 
     def interval(self, unfused_us: float, fused_us: float, device: Device) -> tuple[float, float]:
-        return speedup_interval(unfused_us, fused_us, device)
+        low, high = speedup_interval(unfused_us, fused_us, device)
+        return _rounded(low), _rounded(high)
+
+
+def _rounded(figure: float) -> float:
+    return float(f"{figure:.{_DIGITS}g}")
 
 
 MODEL = Fitted()

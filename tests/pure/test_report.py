@@ -433,3 +433,13 @@ def test_what_the_gates_said_is_what_the_report_says() -> None:
 def test_a_row_without_one_of_its_fields_is_refused() -> None:
     with pytest.raises(ValidationError, match="saved_bytes"):
         TrafficRow.of(Source("f.py", 1), unfused_bytes=2, fused_bytes=1, ratio=2.0)
+
+
+def test_predicted_times_have_no_digits_that_a_math_library_decides() -> None:
+    report = mixed()
+    times = [node.time_us for node in report.nodes]
+    times += [
+        us for row in report.groups for us in (row.predicted.unfused_us, row.predicted.fused_us)
+    ]
+    assert any(times)
+    assert [us for us in times if us != float(f"{us:.9g}")] == []
