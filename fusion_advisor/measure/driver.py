@@ -1,4 +1,4 @@
-"""Stage: what eager, its rivals and the emitted kernels take on the GPU that is here.
+"""Stage: time eager, its rivals and the emitted kernels on the local GPU.
 
 Each way of each group, and of the whole graph, is one job for a child process: one that crashes,
 hangs or runs out of memory costs its own row alone. Rows come as they are measured.
@@ -40,12 +40,12 @@ from fusion_advisor.verify.driver import criterion_of
 from fusion_advisor.verify.sequence import Replaced, beside
 
 _DTYPES = ("bfloat16", "float16", "tf32", "float32")
-"""Whose matrix products the ceilings have."""
+"""Dtypes whose matrix products are measured as ceilings."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A group to measure: its kernel with the graph's own sizes, and everywhere that it stands.
+    """Group to measure: its kernel with the graph's own sizes, and all of its occurrences.
 
     `instances` are the launches of each occurrence; `accepted` is false for a candidate.
     """
@@ -59,7 +59,7 @@ class Subject:
 
 
 def timing_rules(rulebook: Rulebook, device: Device) -> TimingRules:
-    """The numbers that the timing child needs."""
+    """Numbers that the timing child needs."""
     rules = rulebook.measure
     return TimingRules(
         flush_bytes=int(rules.flush.value * device.memory.l2.count),
@@ -75,7 +75,7 @@ def timing_rules(rulebook: Rulebook, device: Device) -> TimingRules:
 
 
 def ways(subject: Subject, *, compiled: bool = True) -> tuple[Way, ...]:
-    """Every way to compute a group, what is emitted second."""
+    """Ways to compute a group; the emitted kernel is second."""
     found = [EAGER, KERNEL]
     spelling = exact(subject.decision.subject, subject.pattern)
     if spelling is not None:
@@ -92,7 +92,8 @@ def ways(subject: Subject, *, compiled: bool = True) -> tuple[Way, ...]:
 
 
 def ceilings(worker: Worker, rules: TimingRules, timeout_s: float) -> Ceilings:
-    """What the GPU itself reaches. Raises WorkerError when the child does not answer."""
+    """Measure the speed that the GPU itself reaches. Raises WorkerError when the child does
+    not answer."""
     job = CeilingsJob(rules, _DTYPES)
     return worker.submit(job, Ceilings, timeout_s).result()
 
@@ -100,7 +101,7 @@ def ceilings(worker: Worker, rules: TimingRules, timeout_s: float) -> Ceilings:
 def measure_group(
     subject: Subject, way: Way, worker: Worker, rules: TimingRules, timeout_s: float
 ) -> Measurement:
-    """One way of one group; what went wrong is in the row."""
+    """Measure one way of one group; a failure is in the row."""
     kernel = _at_full_size(subject.kernel)
     job = GroupJob(
         subject=subject.id,
@@ -119,8 +120,8 @@ def _at_full_size(kernel: Kernel) -> Kernel:
 
 
 def _least_bytes(decision: Decision, kernel: Kernel) -> int:
-    """What every way must move at the graph's sizes: results, and inputs that none of them can do
-    without, once."""
+    """Bytes that every way must move at the graph's sizes: results, and inputs that no way can do
+    without, each once."""
     inside = decision.subject
     if kernel.cases[0].name != FULL_SIZE or inside.plan is None:
         return 0
@@ -142,7 +143,7 @@ def measure_turns(
     rules: TimingRules,
     timeout_s: float,
 ) -> Turns:
-    """Kernels of one group in several configurations, timed in turn."""
+    """Time kernels of one group in several configurations in turn."""
     first, *others = kernels
     first = _at_full_size(first)
     job = TurnsJob(
@@ -174,15 +175,14 @@ def measure_model(
     rules: TimingRules,
     timeout_s: float,
 ) -> Measurement:
-    """The whole graph in one way, with `replaced` in place of their launches."""
+    """Measure the whole graph in one way, with `replaced` in place of their launches."""
     return _answered(model_job(flow, replaced, way, rules), "model", way, worker, timeout_s)
 
 
 def model_job(
     flow: Dataflow, replaced: Sequence[Replacement], way: Way, rules: TimingRules
 ) -> ModelJob:
-    """What a child is told of a whole graph in one way, with `replaced` in place of their
-    launches."""
+    """Job of a whole graph in one way, with `replaced` in place of their launches."""
     job = ModelJob(way, flow.annotated.graph, tuple(replaced), rules)
     if not replaced:
         return job
@@ -206,7 +206,7 @@ def _answered(
 def in_place(
     flow: Dataflow, subjects: Sequence[Subject], rulebook: Rulebook
 ) -> Iterator[Replacement]:
-    """Every group's kernel, everywhere that the group stands."""
+    """Yield every group's kernel in place of each occurrence of the group."""
     for subject in subjects:
         first = subject.decision.subject.expressed
         assert first is not None
@@ -223,7 +223,8 @@ def in_place(
 def own_ops(
     flow: Dataflow, subjects: Sequence[Subject], rulebook: Rulebook
 ) -> Iterator[Replacement]:
-    """The framework's own op, everywhere that a group stands which is exactly that."""
+    """Yield the framework's own op in place of each occurrence of a group that computes exactly the
+    same."""
     for subject in subjects:
         for place in subject.instances:
             inside = decide(flow, place, rulebook).subject

@@ -1,5 +1,5 @@
-"""What Inductor makes of a function: each kernel with the nodes that it covers, and its own reasons
-where it did not fuse.
+"""Coverage of Inductor's kernels: the nodes that each kernel covers, and Inductor's own reasons for
+not fusing.
 
 Inductor keeps, through every pass, from which line of the compiled function an operation comes.
 A function with one node a line is therefore enough to name kernels by nodes. What is read are
@@ -27,16 +27,16 @@ from unittest import mock
 from fusion_advisor.measure.protocol import Apart, Inductor
 
 Lines = Mapping[tuple[str, int], str]
-"""The node that stands on a line of a file."""
+"""Node on each line of a file."""
 
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)')
 _LONGEST = 300
-"""Letters of a reason: some list every dependency."""
+"""Limit on the characters of a reason: some reasons list every dependency."""
 
 
 def lines_of(function: Callable[..., Any], nodes: Sequence[str]) -> dict[tuple[str, int], str]:
-    """Where each node stands in a function whose statements of the form `name = call(...)` are
-    the nodes, in their order. Empty where they are not as many."""
+    """Line of each node in a function whose statements `name = call(...)` are the nodes, in their
+    order. Empty where the numbers of statements and nodes differ."""
     source, first = inspect.getsourcelines(function)
     (defined,) = ast.parse(textwrap.dedent("".join(source))).body
     assert isinstance(defined, ast.FunctionDef)
@@ -53,8 +53,8 @@ def lines_of(function: Callable[..., Any], nodes: Sequence[str]) -> dict[tuple[s
 
 @contextmanager
 def watched(lines: Lines) -> Generator[list[Inductor]]:
-    """Collects what Inductor makes of each graph that is compiled within; nothing comes out of its
-    cache, which keeps no reasons."""
+    """Collect Inductor's kernels of each graph that is compiled within the block; Inductor's cache
+    is off, since it keeps no reasons."""
     from torch._functorch import config as autograd
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
@@ -79,7 +79,7 @@ def watched(lines: Lines) -> Generator[list[Inductor]]:
 
 
 def _made(lines: Lines, refused: Iterable[tuple[str, str, str]]) -> Inductor:
-    """Of the graph whose code was just written."""
+    """Kernels of the graph whose code was just written."""
     from torch._inductor import debug
     from torch._inductor.virtualized import V
 
@@ -90,7 +90,7 @@ def _made(lines: Lines, refused: Iterable[tuple[str, str, str]]) -> Inductor:
     )
 
     def operations(name: str) -> list[str]:
-        """A fused node is called by those that it was made of."""
+        """Names of the operations that a fused node was made of."""
         return [part for part in re.findall(r"[a-z]+\d+", name) if part in scheduler.name_to_node]
 
     def covered(names: Iterable[str]) -> tuple[str, ...]:
@@ -108,8 +108,8 @@ def _made(lines: Lines, refused: Iterable[tuple[str, str, str]]) -> Inductor:
 
 
 def _nodes(traces: Iterable[str], lines: Lines) -> tuple[str, ...]:
-    """The nodes that stack traces come from, in the function's order: of each the innermost frame
-    that stands on a line of the function."""
+    """Nodes that stack traces come from, in the function's order: for each trace the innermost
+    frame on a line of the function."""
     frames = ([(file, int(line)) for file, line in _FRAME.findall(trace)] for trace in traces)
     inner = (next((at for at in reversed(some) if at in lines), None) for some in frames)
     found = {at for at in inner if at is not None}
@@ -118,7 +118,7 @@ def _nodes(traces: Iterable[str], lines: Lines) -> tuple[str, ...]:
 
 @contextmanager
 def _refusals() -> Generator[list[tuple[str, str, str]]]:
-    """Collects the pairs that Inductor's scheduler does not fuse, by its names, and why."""
+    """Collect the pairs that Inductor's scheduler does not fuse, by its names, and why."""
     found: list[tuple[str, str, str]] = []
 
     class Reader(logging.Handler):
