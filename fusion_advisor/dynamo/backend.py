@@ -1,4 +1,5 @@
-"""`torch.compile(model, backend="fusion_advisor")`: our kernels where they win, Inductor elsewhere.
+"""Backend for `torch.compile(model, backend="fusion_advisor")`: our kernels where they win,
+Inductor elsewhere.
 
 Each graph that Dynamo hands over is lowered to ATen, analysed and divided (`partition.divide`).
 What is ours becomes calls of opaque operators (`custom_ops`), and Inductor gets the graph with them
@@ -53,8 +54,8 @@ Inner = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one of Dynamo's graphs. `why` says why all of it is Inductor's; `report` is
-    None where it was not analysed."""
+    """Result for one of Dynamo's graphs. `why` says why the whole graph is Inductor's; `report` is
+    None where the graph was not analysed."""
 
     places: tuple[Place, ...] = ()
     report: Report | None = None
@@ -66,12 +67,12 @@ class Outcome:
 
     @property
     def saved_us(self) -> float:
-        """What our kernels are predicted to save against eager, in microseconds of one run."""
+        """Predicted saving of our kernels against eager, us of one run."""
         return sum(place.saved_us for place in self.taken)
 
     @property
     def accepted_us(self) -> float:
-        """What all accepted groups would save."""
+        """Predicted saving of all accepted groups, us of one run."""
         return sum(place.saved_us for place in self.places)
 
     @property
@@ -99,13 +100,13 @@ _kept = _Kept()
 
 
 def last() -> Outcome | None:
-    """What became of the graph that was compiled last in this process."""
+    """Outcome of the graph that was compiled last in this process; None where none was."""
     return _kept.outcome
 
 
 @dataclass(frozen=True)
 class _Options:
-    """Ours of the options, and how the rest is compiled."""
+    """Options of this backend, and how the rest is compiled."""
 
     inner: Inner
     compiler: Compiler
@@ -122,8 +123,8 @@ def fusion_advisor(
     options: Mapping[str, Any] | None = None,
     told: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Callable[..., Any]:
-    """The backend, as Dynamo calls it: a graph and example inputs in, a callable out. Whoever binds
-    `told` is told what became of the graph."""
+    """Compile a graph, as Dynamo calls a backend: a graph and example inputs in, a callable out. A
+    caller that binds `told` receives the outcome of each graph."""
 
     def tell(outcome: Outcome) -> None:
         _tell(outcome)
@@ -191,7 +192,7 @@ def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
 
 
 def _not_ours(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Why no kernel of ours can run in a graph; "" where one may."""
+    """Reason why no kernel of ours can run in a graph; "" where one may."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     recording = torch.is_grad_enabled() or _enables_gradients(module)
     if recording and any(tensor.requires_grad for tensor in tensors):
@@ -205,7 +206,7 @@ def _not_ours(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
 
 
 def _enables_gradients(module: torch.fx.GraphModule) -> bool:
-    """Does a graph switch gradients on by itself, as `torch.enable_grad` in a model does?"""
+    """Whether a graph switches gradients on by itself, as `torch.enable_grad` in a model does."""
     switch = torch._C._set_grad_enabled
     return any(node.target is switch and node.args == (True,) for node in module.graph.nodes)
 
@@ -213,7 +214,7 @@ def _enables_gradients(module: torch.fx.GraphModule) -> bool:
 def _divided(
     module: torch.fx.GraphModule, inputs: Sequence[Any], options: _Options
 ) -> tuple[torch.fx.GraphModule | None, Outcome]:
-    """The graph with calls of our kernels in it; None where there are none."""
+    """Graph with calls of our kernels in it; None where there are none."""
     rulebook = load_rulebook(options.rules)
     gpu = next((v.device for v in inputs if isinstance(v, torch.Tensor) and v.is_cuda), None)
     names = (torch.cuda.get_device_name(gpu),) if gpu is not None else ()

@@ -1,4 +1,5 @@
-"""Where the stages meet for a compiler: a graph divided between our kernels and Inductor."""
+"""Partition of a Dynamo graph: groups predicted to beat Inductor become custom ops, the rest is
+Inductor's."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ from fusion_advisor.rulebook.schema import Rulebook
 
 @dataclass(frozen=True)
 class Compiler:
-    """Who compiles what we do not take, and how: `tuned` where Inductor measures its choices,
-    `graphed` where launches are replayed by a CUDA graph. With `take_all` every accepted group is
-    taken, whether its kernel wins or not: for comparisons and tests."""
+    """Compiler of the rest of the graph: `tuned` where Inductor measures its choices, `graphed`
+    where launches are replayed by a CUDA graph. With `take_all` every accepted group is taken,
+    whether its kernel wins or not: for comparisons and tests."""
 
     tuned: bool = False
     graphed: bool = False
@@ -44,13 +45,13 @@ class Place:
 
     @property
     def saved_us(self) -> float:
-        """What a kernel is predicted to save here against eager."""
+        """Predicted saving of the kernel here against eager, us."""
         return self.decision.unfused_us - self.decision.fused_us
 
 
 @dataclass(frozen=True)
 class Division:
-    """A graph divided between our kernels and Inductor, with its report."""
+    """Graph divided between our kernels and Inductor, with its report."""
 
     flow: Dataflow
     places: tuple[Place, ...]
@@ -60,10 +61,8 @@ class Division:
 def divide(
     graph: Graph, device: Device, rulebook: Rulebook, compiler: Compiler, assumed: Sequence[str]
 ) -> Division:
-    """From a captured graph to the kernels that its compiler should leave to us, in this process.
-
-    Kernels are emitted, not proven: `analyze` does that.
-    """
+    """Divide a captured graph: emit the kernels that its compiler should leave to us, in this
+    process. Kernels are emitted, not proven: `analyze` does that."""
     flow, faults = dataflow(graph, device), Faults()
     # Dynamo's guards, and the symbols of sizes that no number is taken for, see to every size.
     shapes = {ref: frozenset(range(len(t.shape))) for ref, t in flow.annotated.tensors.items()}
@@ -83,7 +82,7 @@ def divide(
 def _divided(
     flow: Dataflow, finding: Finding, rulebook: Rulebook, compiler: Compiler
 ) -> Iterator[Place]:
-    """The occurrences of one group. Neighbours differ, and so may what is best."""
+    """Yield the occurrences of one group. Their neighbours differ, and so may the best choice."""
     route = action(finding, rulebook).route
     known: dict[object, Kernel] = {}
     for instance in finding.instances:
