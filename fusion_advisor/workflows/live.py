@@ -1,4 +1,4 @@
-"""What `fusion_advisor` offers in Python: `analyze`, `capture`, `fuse`, `patch` and `bench`.
+"""Python interface of `fusion_advisor`: `analyze`, `capture`, `fuse`, `patch` and `bench`.
 
 A live model is captured in a copy that has no weights, on fake tensors: nothing is copied or moved
 to another device, nothing is computed, and the model's mode and the generators of random numbers
@@ -49,18 +49,19 @@ Mode = Literal["eval", "train"]
 
 
 class Report(report.Report):
-    """The JSON report's fields as attributes. A notebook shows it as the page that `--format html`
-    writes, and `print` as text."""
+    """Report with the JSON fields as attributes. A notebook shows it as the page that `--format
+    html` writes, and `print` as text."""
 
     def to_json(self) -> str:
         return render(self, "json")
 
     def to_html(self) -> str:
-        """A page that stands alone."""
+        """Render the report as a page that stands alone."""
         return render(self, "html")
 
     def save(self, folder: str | Path) -> None:
-        """Leaves what `analyze --out` does: every format, the graph and the kernels."""
+        """Write the files of `analyze --out` into a folder: every format, the graph and the
+        kernels."""
         place = Path(folder)
         require_folder(place)
         write(place / "graph.json", dumps(self.graph))
@@ -75,7 +76,7 @@ class Report(report.Report):
         return render(self, "text")
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, so that neither it nor the notebook styles the other."""
+        """Page in a frame of its own, so that neither it nor the notebook styles the other."""
         without = self.model_copy(update={"graph": None})
         return (
             f'<iframe srcdoc="{escape(render(without, "html"))}" sandbox="allow-scripts" '
@@ -85,17 +86,20 @@ class Report(report.Report):
 
 @dataclass(kw_only=True)
 class Fusion(findings.FusedGraph):
-    """The launches of a graph divided: `groups` are accepted and `candidates` rejected, what saves
-    most first. Of each, `decision` has the verdict (`accepted`), every gate with what it measured,
-    and predicted times in microseconds and bytes of one occurrence; `instances` are positions in
-    `flow.nodes`. Regions that a fault of the tool kept from being judged are in `faults`."""
+    """Launches of a graph divided: `groups` are accepted and `candidates` rejected, the largest
+    saving first.
+
+    Each has a `decision` with the verdict (`accepted`), every gate with its reading, and predicted
+    times in microseconds and bytes of one occurrence; `instances` are positions in `flow.nodes`.
+    `faults` lists the regions that a fault of the tool kept from being judged.
+    """
 
     rulebook: Rulebook
     faults: Faults
 
     def kernel(self, group: str) -> Kernel:
-        """The Triton kernel of a group, given by id or name, at any sizes; its file is `.text`.
-        UsageError where there is no such group, or why it has no kernel."""
+        """Triton kernel of a group, given by id or name, at any sizes; its file is `.text`. Raises
+        UsageError where there is no such group, or where it has no kernel, with the reason."""
         for finding in self.groups:
             if group in (finding.id, finding.name):
                 kernel = written(finding, self.rulebook, full_size=False)
@@ -166,8 +170,8 @@ def capture(
 
 
 def fuse(graph: Graph, device: str | None = None, *, rules: Sequence[str | Path] = ()) -> Fusion:
-    """The groups of a graph that should be one kernel each on a device (h200 if none is named), and
-    the regions that should not. Raises UsageError for a device or rules that are not known."""
+    """Divide a graph for a device (h200 if none is named): groups that should be one kernel each,
+    and regions that should not. Raises UsageError for a device or rules that are not known."""
     rulebook, faults = load_rulebook(tuple(map(Path, rules))), Faults()
     part, _ = choose_device(device, rulebook)
     found = findings.fuse(dataflow(graph, part), rulebook, faults)
@@ -256,6 +260,6 @@ def bench(
 
 
 def _shown(found: report.Report) -> Report:
-    """A report that a notebook shows."""
+    """Report that a notebook shows."""
     fields: dict[str, Any] = {name: getattr(found, name) for name in report.Report.model_fields}
     return Report.model_construct(None, **fields)
