@@ -522,7 +522,7 @@ class _Forever:
     """Patch scope of a launch, when the language stays patched for the whole process."""
 
     def restore(self) -> None:
-        """Do nothing: the language stays patched."""
+        """Keep the language patched: there is nothing to restore."""
 
 
 def _patch_language_once() -> None:

@@ -111,16 +111,17 @@ def apply(
 ) -> Applied:
     """Let kernels run the groups of a model or a function.
 
-    A module is changed in place, as by `model.compile`; of a function, the result of `apply` is
-    what runs the kernels. Without example inputs the result fills as calls are captured. With them
+    A module is changed in place, as by `model.compile`; for a function, the result of `apply` runs
+    the kernels. Without example inputs the result fills as calls are captured. With example inputs
     (a tensor, a list or tuple, a dict of keywords, or `(args, kwargs)`) the model is called once,
     without gradients; its buffers and the generators of random numbers are then as they were.
 
-    `inner` compiles what is not ours: "inductor", "eager" (nobody; every accepted group is ours
-    then) or a backend function. `mode` and `dynamic` are torch.compile's, `device` and `rules` as
-    on the command line. With `how="source"` the model's statements are edited for the examples,
-    and `verify` holds every kernel to float64 first; `inner`, `mode` and `dynamic` are not asked.
-    Raises UsageError for wrong arguments and what the model raises when it is called.
+    `inner` compiles the rest of the graph: "inductor", "eager" (no compiler; kernels run every
+    accepted group then) or a backend function. `mode` and `dynamic` are torch.compile's, `device`
+    and `rules` as on the command line. With `how="source"` the model's statements are edited for
+    the examples, and `verify` checks every kernel against float64 first; `inner`, `mode` and
+    `dynamic` are not used. Raises UsageError for wrong arguments, and any exception of the model
+    when it is called.
     """
     args, kwargs = inputs_of(() if example_inputs is None else example_inputs, "apply")
     kwargs |= example_kwargs or {}

@@ -97,7 +97,7 @@ class Run:
     ways: dict[str, list[WayRow]] = field(default_factory=dict[str, list[WayRow]])
 
     def failures(self) -> Iterator[tuple[str, WayRow]]:
-        """Yield the failed rows, each with the name of its group."""
+        """Yield the failed rows, each with the name of its group or of the model."""
         for subject, rows in self.ways.items():
             yield from ((subject, row) for row in rows if row.failure)
 

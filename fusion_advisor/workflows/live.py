@@ -120,7 +120,7 @@ def analyze(
     verify: bool = True,
     compile: bool = True,
 ) -> Report:
-    """The report of one forward pass of a model, which is captured as by `capture`.
+    """Report of one forward pass of a model, which is captured as by `capture`.
 
     `device`, `rules`, `verify` and `compile` are as on the command line. Raises UsageError and
     CaptureError.
@@ -144,11 +144,12 @@ def capture(
     mode: Mode = "eval",
     rules: Sequence[str | Path] = (),
 ) -> Graph:
-    """What one forward pass of a model in a mode launches, whatever mode it is in.
+    """Graph of eager's launches in one forward pass of a model, in `mode`, whatever mode the model
+    is in.
 
     `inputs` are a tensor, a list or tuple, a dict of keywords, or `(args, kwargs)`; of tensors only
-    shape, strides, dtype and device count. Without them `model` is MODEL as on the command line,
-    which has its own. Raises UsageError and CaptureError.
+    shape, strides, dtype and device count. Without `inputs`, `model` is MODEL as on the command
+    line, which has its own. Raises UsageError and CaptureError.
     """
     scenario = Scenario(mode=mode)
     most = load_rulebook(tuple(map(Path, rules))).capture.mask_elements.count
@@ -190,9 +191,9 @@ def patch(
     verify: bool = True,
     compile: bool = True,
 ) -> Patched:
-    """The kernels of a model's groups in its source: `.diff` is what `git apply` takes in `root`
-    (the git tree, if none is named), or with `model_new` `.model_new` a file with a class
-    `ModelNew`. Nothing is written.
+    """Put the kernels of a model's groups into its source: `.diff` is the input of `git apply` in
+    `root` (the git tree, if none is named), or with `model_new`, `.model_new` is a file with a
+    class `ModelNew`. Nothing is written.
 
     MODEL is `file.py` or `file.py:name`, or `hf:config.json` with a `root`. The other arguments are
     as on the command line. `.patch.refused` says which groups are left out, and why; the text is
@@ -230,13 +231,14 @@ def bench(
     rehearse: bool = False,
     rules: Sequence[str | Path] = (),
 ) -> Report:
-    """The report with every group's `measured` beside its predictions, and `bench` of the whole.
+    """Measure a report: the result has every group's `measured` beside its predictions, and `bench`
+    of the whole.
 
-    `report` is what `analyze` gave, a folder that `--out` or `save` left, or its `report.json`. The
-    other arguments are as on the command line: `rehearse` runs each way once, at small sizes and
-    without a GPU, to see that it works; the report is then what it was. Raises UsageError where
-    there is no GPU, and where a group is not in the report's graph, and AdvisorError for a way that
-    fails when it is rehearsed.
+    `report` is the result of `analyze`, a folder that `--out` or `save` left, or its `report.json`.
+    The other arguments are as on the command line: `rehearse` runs each way once, at small sizes
+    and without a GPU, to see that it works, and leaves the report unchanged. Raises UsageError
+    where there is no GPU, and where a group is not in the report's graph, and AdvisorError for a
+    way that fails when it is rehearsed.
     """
     require_triton("bench")
     if not rehearse and not gpu_names():

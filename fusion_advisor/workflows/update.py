@@ -172,7 +172,7 @@ class _Calls:
         self._flow, self._trail = flow, graph.trail
         self._sources = Sources(graph, graph.trail, {})
         self._launches: dict[int, list[int]] = {}
-        """Of each run of a reference, by its activation."""
+        """Launches of each run of a reference, by its activation."""
         for number, node in enumerate(flow.nodes):
             run = _run_of(graph, node)
             if run is not None and flow.launches(number):
