@@ -25,7 +25,7 @@ from fusion_advisor.support.kept import entry, put, read
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AnalysisOutcome:
     """A report, the kernels' texts by their names, and the captured graph as JSON."""
 
     report: Report
@@ -42,7 +42,7 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "fusion-advisor"
 
 
-def find(folder: Path, request: Request, rulebook: Rulebook) -> Outcome | None:
+def find(folder: Path, request: Request, rulebook: Rulebook) -> AnalysisOutcome | None:
     """What the same request came to, if all that it was made from is unchanged. None, too, for an
     entry that cannot be read, and where the folder is another user's."""
     try:
@@ -51,7 +51,7 @@ def find(folder: Path, request: Request, rulebook: Rulebook) -> Outcome | None:
         kernels = dict(content["kernels"])
         for group in report.groups:
             group.kernel.text = kernels.get(group.kernel.entry)
-        return Outcome(report, kernels, dict(content["graph"]))
+        return AnalysisOutcome(report, kernels, dict(content["graph"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -60,7 +60,7 @@ def keep(
     folder: Path,
     request: Request,
     rulebook: Rulebook,
-    outcome: Outcome,
+    outcome: AnalysisOutcome,
     files: Iterable[str],
     since: float,
 ) -> None:

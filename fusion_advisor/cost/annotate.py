@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fusion_advisor.cost.times import Launch, time_model
+from fusion_advisor.cost.times import EagerLaunch, time_model
 from fusion_advisor.ir.addressed import of_tensor, together
 from fusion_advisor.ir.graph import OWN_OPS, Arg, Graph, Node, Ref, Tensor
 from fusion_advisor.ops import REGISTRY, Call, Op, state
@@ -135,7 +135,7 @@ def _cost(call: Call, device: Device) -> Cost:
     if not launches or not read + written:
         return _free(node, op)
     arithmetic_us = seconds_of_arithmetic(device, unit, dtype, flops, special) * 1e6
-    launch = Launch(call, op, read, written, unit, arithmetic_us, made.instructions(device))
+    launch = EagerLaunch(call, op, read, written, unit, arithmetic_us, made.instructions(device))
     time_us, work = time_model().launch(launch, device)
     intensity, ridge = flops / (read + written), device.ridge(unit, dtype)
     bound: Bound = "memory" if intensity < ridge else "compute"

@@ -24,7 +24,7 @@ ROOM = "fusion_advisor.perfmodel"
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class EagerLaunch:
     """One eager launch: HBM bytes, time of the arithmetic at the device's peaks, and instructions
     that its warps issue for its primitives. `op` is None where the op has no entry."""
 
@@ -52,7 +52,7 @@ class Fused:
 class TimeModel(Protocol):
     """Protocol of a model that predicts times, us."""
 
-    def launch(self, launch: Launch, device: Device) -> tuple[float, object]:
+    def launch(self, launch: EagerLaunch, device: Device) -> tuple[float, object]:
         """Time of one launch among others, us, and the model's own notes on the launch, which the
         model alone reads."""
         ...
@@ -73,7 +73,7 @@ class TimeModel(Protocol):
 class Roofline:
     """Plain time model: the longer of bytes and arithmetic, plus launches."""
 
-    def launch(self, launch: Launch, device: Device) -> tuple[float, object]:
+    def launch(self, launch: EagerLaunch, device: Device) -> tuple[float, object]:
         moved = launch.bytes_read + launch.bytes_written
         return _longer(moved, launch.arithmetic_us, device) + device.launch_us, None
 

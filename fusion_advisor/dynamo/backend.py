@@ -40,7 +40,7 @@ from typing import Any
 import torch
 
 from fusion_advisor.dynamo.custom_ops import interpreted, substitute
-from fusion_advisor.dynamo.partition import Compiler, Place, divide
+from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.frontend.aot import lower
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.load import load_rulebook
@@ -57,12 +57,12 @@ class Outcome:
     """Result for one of Dynamo's graphs. `why` says why the whole graph is Inductor's; `report` is
     None where the graph was not analysed."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[Occurrence, ...] = ()
     report: Report | None = None
     why: str = ""
 
     @property
-    def taken(self) -> tuple[Place, ...]:
+    def taken(self) -> tuple[Occurrence, ...]:
         return tuple(place for place in self.places if place.kernel is not None)
 
     @property
@@ -76,7 +76,7 @@ class Outcome:
         return sum(place.saved_us for place in self.places)
 
     @property
-    def left(self) -> tuple[Place, ...]:
+    def left(self) -> tuple[Occurrence, ...]:
         return tuple(place for place in self.places if place.kernel is None)
 
     def __str__(self) -> str:
@@ -92,16 +92,16 @@ class Outcome:
 
 
 @dataclass
-class _Kept:
+class _LastOutcome:
     outcome: Outcome | None = None
 
 
-_kept = _Kept()
+_last = _LastOutcome()
 
 
 def last() -> Outcome | None:
     """Outcome of the graph that was compiled last in this process; None where none was."""
-    return _kept.outcome
+    return _last.outcome
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class _Options:
     """Options of this backend, and how the rest is compiled."""
 
     inner: Inner
-    compiler: Compiler
+    compiler: InnerCompiler
     device: str | None = None
     rules: tuple[Path, ...] = ()
     patches: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -153,7 +153,7 @@ def fusion_advisor(
 
 
 def _tell(outcome: Outcome) -> None:
-    _kept.outcome = outcome
+    _last.outcome = outcome
     _log.info("%s", outcome, extra={"outcome": outcome})
 
 
@@ -169,7 +169,7 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
         known = config.get_config_copy()
         return bool(patches.get(name, known[name]))
 
-    compiler = Compiler(setting("max_autotune"), setting("triton.cudagraphs"), take_all)
+    compiler = InnerCompiler(setting("max_autotune"), setting("triton.cudagraphs"), take_all)
     paths = tuple(map(Path, (rules,) if isinstance(rules, str | Path) else rules))
     return _Options(_inner(inner, patches), compiler, device, paths)
 

@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar, statically_known
 
 from fusion_advisor.codegen.kernel_file import fixed_axes, origins
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.dynamo.partition import Place
+from fusion_advisor.dynamo.partition import Occurrence
 from fusion_advisor.frontend.aot import Lowered
 from fusion_advisor.frontend.expansions import describe, symbolic
 from fusion_advisor.fusion.lower import Expressed
@@ -45,11 +45,11 @@ class Left(Exception):
     """Raised where a place cannot be replaced: one line says why."""
 
 
-def substitute(lowered: Lowered, flow: Dataflow, places: Sequence[Place]) -> list[Place]:
+def substitute(lowered: Lowered, flow: Dataflow, places: Sequence[Occurrence]) -> list[Occurrence]:
     """Replace the places that have a kernel by calls of the kernel, in the graph itself; returns
     the places as they are then. A place whose kernel cannot be called there stays as it is, and
     says why."""
-    done: list[Place] = []
+    done: list[Occurrence] = []
     for place in places:
         if place.kernel is None:
             done.append(place)
@@ -65,7 +65,7 @@ def substitute(lowered: Lowered, flow: Dataflow, places: Sequence[Place]) -> lis
     return done
 
 
-def _replace(lowered: Lowered, flow: Dataflow, place: Place, kernel: Kernel) -> None:
+def _replace(lowered: Lowered, flow: Dataflow, place: Occurrence, kernel: Kernel) -> None:
     """Replace one place by a call of its kernel. Raises Left before anything is changed."""
     expressed = place.decision.subject.expressed
     assert expressed is not None
@@ -156,7 +156,7 @@ def _is_kept_by_the_model(number: torch.fx.Node) -> bool:
     return cast(Any, kind() if callable(kind) else kind).is_unspecialized_nn_module()
 
 
-def _check_sizes(lowered: Lowered, place: Place, expressed: Expressed) -> None:
+def _check_sizes(lowered: Lowered, place: Occurrence, expressed: Expressed) -> None:
     """Raise Left unless every symbolic size inside is the kernel's function of its inputs' sizes,
     for all sizes; not merely equal to it at the sizes of this call."""
     plan, region = place.decision.subject.plan, expressed.region

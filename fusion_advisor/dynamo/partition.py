@@ -23,7 +23,7 @@ from fusion_advisor.rulebook.schema import Rulebook
 
 
 @dataclass(frozen=True)
-class Compiler:
+class InnerCompiler:
     """Compiler of the rest of the graph: `tuned` where Inductor measures its choices, `graphed`
     where launches are replayed by a CUDA graph. With `take_all` every accepted group is taken,
     whether its kernel wins or not: for comparisons and tests."""
@@ -34,7 +34,7 @@ class Compiler:
 
 
 @dataclass(frozen=True)
-class Place:
+class Occurrence:
     """One occurrence of an accepted group; without a kernel, `why` says why it is Inductor's."""
 
     group: str
@@ -54,12 +54,16 @@ class Division:
     """Graph divided between our kernels and Inductor, with its report."""
 
     flow: Dataflow
-    places: tuple[Place, ...]
+    places: tuple[Occurrence, ...]
     report: Report
 
 
 def divide(
-    graph: Graph, device: Device, rulebook: Rulebook, compiler: Compiler, assumed: Sequence[str]
+    graph: Graph,
+    device: Device,
+    rulebook: Rulebook,
+    compiler: InnerCompiler,
+    assumed: Sequence[str],
 ) -> Division:
     """Divide a captured graph: emit the kernels that its compiler should leave to us, in this
     process. Kernels are emitted, not proven: `analyze` does that."""
@@ -68,7 +72,7 @@ def divide(
     shapes = {ref: frozenset(range(len(t.shape))) for ref, t in flow.annotated.tensors.items()}
     flow = replace(flow, varied=shapes)
     found = fuse(flow, rulebook, faults)
-    places: list[Place] = []
+    places: list[Occurrence] = []
     proofs: dict[str, Proof] = {}
     for finding in found.groups:
         own = list(_divided(flow, finding, rulebook, compiler))
@@ -80,15 +84,15 @@ def divide(
 
 
 def _divided(
-    flow: Dataflow, finding: Finding, rulebook: Rulebook, compiler: Compiler
-) -> Iterator[Place]:
+    flow: Dataflow, finding: Finding, rulebook: Rulebook, compiler: InnerCompiler
+) -> Iterator[Occurrence]:
     """Yield the occurrences of one group. Their neighbours differ, and so may the best choice."""
     route = action(finding, rulebook).route
     known: dict[object, Kernel] = {}
     for instance in finding.instances:
         decision = decide(flow, [i for i in instance if flow.launches(i)], rulebook)
         weighed = weigh(decision, rulebook, tuned=compiler.tuned, graphed=compiler.graphed)
-        place = Place(finding.id, finding.name, str(weighed), decision)
+        place = Occurrence(finding.id, finding.name, str(weighed), decision)
         if not compiler.take_all and route == "inductor":
             yield replace(place, why="a short chain of pointwise ops, which Inductor fuses as well")
             continue

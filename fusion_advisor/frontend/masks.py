@@ -13,7 +13,7 @@ import torch
 from fusion_advisor.frontend.replay import operator_of, replayed
 from fusion_advisor.ir.graph import Graph, Mask, MaskSays, Node, Ref
 from fusion_advisor.ops.attention import mask_of
-from fusion_advisor.support.load_kernel_file import Fault
+from fusion_advisor.support.load_kernel_file import KernelFault
 
 _MOST_NAMED = 3
 """Names of inputs and parameters that a mask depends on, at most; inputs go first."""
@@ -93,7 +93,7 @@ def _says(
     try:
         module, _ = replayed(made, (), "cpu")
         (value,) = module()
-    except (Fault, RuntimeError) as error:
+    except (KernelFault, RuntimeError) as error:
         return "unknown", f"it cannot be computed here ({' '.join(str(error).split())[:80]})"
     return _read(value, rows, columns)
 

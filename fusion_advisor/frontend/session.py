@@ -63,7 +63,7 @@ from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
 from fusion_advisor.ir.frames import is_user
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.graph_json import graph_to_data
-from fusion_advisor.ir.recording_file import Call, LeftOut, Recording, write_recording
+from fusion_advisor.ir.recording_file import LeftOut, RecordedCall, Recording, write_recording
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import versions
@@ -289,7 +289,7 @@ class _Seen:
         )
 
 
-def _call(name: str, seen: _Seen, counts: Counter[_Made], rulebook: Rulebook) -> Call:
+def _call(name: str, seen: _Seen, counts: Counter[_Made], rulebook: Rulebook) -> RecordedCall:
     """Calls that were made alike, with their graph or with why there is none."""
     made = _median(counts)
     graph: Graph | None = None
@@ -304,7 +304,7 @@ def _call(name: str, seen: _Seen, counts: Counter[_Made], rulebook: Rulebook) ->
     if isinstance(arguments, list):
         arguments = dict(zip(("args", "kwargs"), arguments, strict=True))
     others = [at for at, mode in zip(seen.modules, made.modes, strict=True) if mode != made.train]
-    return Call(
+    return RecordedCall(
         name=name,
         count=counts.total(),
         signatures=len(counts),
@@ -389,7 +389,7 @@ def _device(model: torch.nn.Module) -> str:
     return device.type if torch.amp.is_autocast_available(device.type) else "cpu"
 
 
-def _sources(calls: Iterable[Call]) -> dict[str, str]:
+def _sources(calls: Iterable[RecordedCall]) -> dict[str, str]:
     """The user's own files that graphs name, by their content."""
     nodes = (node for call in calls if call.graph for node in call.graph["nodes"])
     files = sorted({node["source"][0] for node in nodes if node["source"]})

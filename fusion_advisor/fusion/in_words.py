@@ -39,7 +39,7 @@ _MOVES = ("_to_copy", "clone", "copy", "copy_", "contiguous", "cat", "stack", "f
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _NamedIdiom:
     """Idiom with a name of its own: all launches from one of `starts` up to its result. Starts and
     result are values of the region."""
 
@@ -93,7 +93,7 @@ def _wholes(subject: Subject) -> Iterator[tuple[str, list[int]]]:
     if expressed is None:
         return
     form = Form(expressed.region)
-    ends = _Ends(subject.flow, expressed, form)
+    ends = _LaunchesOfValues(subject.flow, expressed, form)
     for i in form.region.all("add"):  # a part of a norm is called by that, below
         made = ends.launch_of(i)
         if made is not None and _is_bias(form, i):
@@ -129,7 +129,7 @@ def _without_products(subject: Subject) -> Expressed | None:
         return None
 
 
-class _Ends:
+class _LaunchesOfValues:
     """Map from the values of a region to the launches that made them, and the launches between two
     values."""
 
@@ -196,13 +196,13 @@ class _Ends:
 # -- what has a name -------------------------------------------------------------------------------
 
 
-def _norms(form: Form) -> Iterator[_Whole]:
+def _norms(form: Form) -> Iterator[_NamedIdiom]:
     """Match a row times one over the root of its mean square, then a weight and a bias."""
     for row, squared, centred in normalised(form):
         end = next(filter(None, (_scaled(form, i, squared) for i in form.region.live)), None)
         if end is not None:
             name = "LayerNorm" if centred else "RMSNorm"
-            yield _Whole(name, frozenset({row}), _affine(form, end))
+            yield _NamedIdiom(name, frozenset({row}), _affine(form, end))
 
 
 def _scaled(form: Form, number: int, row: int) -> int | None:
@@ -269,25 +269,25 @@ def _is_residual(form: Form, row: int) -> bool:
     return alike and any(form.expr(side).op == "load" for side in sides)
 
 
-def _softmaxes(form: Form) -> Iterator[_Whole]:
+def _softmaxes(form: Form) -> Iterator[_NamedIdiom]:
     for given, end in softmaxes(form):
-        yield _Whole("softmax", frozenset({given}), end)
+        yield _NamedIdiom("softmax", frozenset({given}), end)
 
 
-def _gates(form: Form) -> Iterator[_Whole]:
+def _gates(form: Form) -> Iterator[_NamedIdiom]:
     """Match a · sigmoid(a), and that product times another factor."""
     for product, gate, more in sorted(gated(form), key=lambda found: found[2]):  # the larger last
-        yield _Whole("SwiGLU" if more else "SiLU", frozenset({gate}), product)
+        yield _NamedIdiom("SwiGLU" if more else "SiLU", frozenset({gate}), product)
 
 
-def _gelus(form: Form) -> Iterator[_Whole]:
+def _gelus(form: Form) -> Iterator[_NamedIdiom]:
     """Match the whole GELU of u: the largest value that is made of u and constants alone."""
     for tanh, given in tanh_gelus(form):
         end = tanh
         for i in form.region.live:
             if end in form.args(i) and _only_of(form, i, given):
                 end = i
-        yield _Whole("GELU", frozenset({given}), end)
+        yield _NamedIdiom("GELU", frozenset({given}), end)
 
 
 def _only_of(form: Form, number: int, given: int) -> bool:
@@ -304,17 +304,19 @@ def _only_of(form: Form, number: int, given: int) -> bool:
     return True
 
 
-def _rotations(form: Form, ends: _Ends) -> Iterator[_Whole]:
+def _rotations(form: Form, ends: _LaunchesOfValues) -> Iterator[_NamedIdiom]:
     """Match x · cos ± y · sin, where x and y are elements of one tensor, and y has the other sign
     or another place."""
     for op in ("add", "sub"):
         for total in form.region.all(op):
             terms = [form.args(arg) for arg in form.args(total) if form.expr(arg).op == "mul"]
             if len(terms) == 2 and (turned := _turned(form, ends, terms)):
-                yield _Whole("rotary embedding", turned, form.bare(total))
+                yield _NamedIdiom("rotary embedding", turned, form.bare(total))
 
 
-def _turned(form: Form, ends: _Ends, terms: Sequence[tuple[int, ...]]) -> frozenset[int]:
+def _turned(
+    form: Form, ends: _LaunchesOfValues, terms: Sequence[tuple[int, ...]]
+) -> frozenset[int]:
     """Two values that are rotated; empty where there are none."""
     for x in terms[0]:
         for y in terms[1]:

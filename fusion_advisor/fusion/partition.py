@@ -176,18 +176,18 @@ def least_us(component: Component, mask: int, decided: int) -> float:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _ChosenSets:
     """Chosen sets, each with the time that it saves; whether the choice is optimal."""
 
     saves: dict[int, float]
     complete: bool
 
 
-def _cut(component: Component, piece: int, judge: Judge, exact: int, most_sets: int) -> _Cut:
+def _cut(component: Component, piece: int, judge: Judge, exact: int, most_sets: int) -> _ChosenSets:
     """Best packing of the accepted sets within a convex piece (no path leaves and enters it again).
     A piece with too many sets is packed from the sets that were judged, in it and in its halves."""
     small = piece.bit_count() <= max(exact, 1)
-    known = _accepted_sets(component, piece, judge, most_sets) if small else _Cut({}, False)
+    known = _accepted_sets(component, piece, judge, most_sets) if small else _ChosenSets({}, False)
     saves = dict(known.saves)
     if not known.complete:
         for half in _halves(piece):
@@ -195,7 +195,7 @@ def _cut(component: Component, piece: int, judge: Judge, exact: int, most_sets: 
     if small:
         chosen = _best_packing(component, piece, saves)
         saves = {mask: saves[mask] for mask in chosen}
-    return _Cut(saves, known.complete)
+    return _ChosenSets(saves, known.complete)
 
 
 def _halves(piece: int) -> tuple[int, int]:
@@ -209,7 +209,7 @@ def _alone_us(component: Component, mask: int) -> float:
     return sum(component.alone_us[i] for i in bits(mask))
 
 
-def _accepted_sets(component: Component, piece: int, judge: Judge, most_sets: int) -> _Cut:
+def _accepted_sets(component: Component, piece: int, judge: Judge, most_sets: int) -> _ChosenSets:
     """Accepted connected sets within a piece, those of few launches first; incomplete where there
     are more than `most_sets` to judge. A hopeless set is not grown. A set that a path leaves and
     enters again cannot share a kernel, and is grown to hold that path."""
@@ -225,7 +225,7 @@ def _accepted_sets(component: Component, piece: int, judge: Judge, most_sets: in
                 if larger in seen or any(component.apart[i] & larger for i in bits(larger)):
                     continue
                 if judged == most_sets:
-                    return _Cut(saves, False)
+                    return _ChosenSets(saves, False)
                 seen.add(larger)
                 judged += 1
                 verdict = judge(larger)
@@ -235,7 +235,7 @@ def _accepted_sets(component: Component, piece: int, judge: Judge, most_sets: in
                 if verdict.accepted and saved > 0 and joined(component, larger):
                     saves[larger] = saved
         frontier = grown
-    return _Cut(saves, True)
+    return _ChosenSets(saves, True)
 
 
 def _closed(component: Component, mask: int) -> int:

@@ -39,7 +39,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """Calls that were made alike: their number, their settings, and the graph as data or why there
     is none."""
 
@@ -69,7 +69,7 @@ class Recording:
 
     tool: Mapping[str, str | None]
     model: str
-    calls: tuple[Call, ...]
+    calls: tuple[RecordedCall, ...]
     left_out: LeftOut
     files: Mapping[str, str]
     file: Path
@@ -77,7 +77,7 @@ class Recording:
     """Name of the one call that was asked for."""
 
     @property
-    def captured(self) -> dict[str, Call]:
+    def captured(self) -> dict[str, RecordedCall]:
         """Calls that have a graph and are asked for, by name."""
         return {
             call.name: call
@@ -161,7 +161,7 @@ def _read(file: Path, content: Mapping[str, Any]) -> Recording:
         return Recording(
             tool=dict(content["tool"]),
             model=content["model"],
-            calls=tuple(from_data(Call, call) for call in content["calls"]),
+            calls=tuple(from_data(RecordedCall, call) for call in content["calls"]),
             left_out=from_data(LeftOut, content["left_out"]),
             files=dict(content["files"]),
             file=file,
@@ -200,7 +200,7 @@ def _other(model: str) -> str:
     return f"{file}: is no recording; give a file that fusion_advisor.record wrote"
 
 
-def _facts(found: Recording, call: Call) -> list[str]:
+def _facts(found: Recording, call: RecordedCall) -> list[str]:
     """Notes for the reader on a recorded call."""
     calls = f"{call.count} of {found.total} recorded calls of {found.model}"
     if call.signatures > 1:

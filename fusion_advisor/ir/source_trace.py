@@ -72,7 +72,7 @@ CHANGING = "..."
 
 @row
 @dataclass(frozen=True, slots=True)
-class Held:
+class ModuleAttributes:
     """Module by its class, as source spells it (`torch.nn.GELU`; other classes by their bare
     names), and the Python values of its attributes, as source spells them: `eps`,
     `config.rms_norm_eps`."""
@@ -93,4 +93,4 @@ class Trail:
     steps: tuple[Evaluation | Moment, ...]
     placeholders: tuple[str, ...] = ()
     values: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
-    modules: dict[str, Held] = field(default_factory=dict[str, Held])
+    modules: dict[str, ModuleAttributes] = field(default_factory=dict[str, ModuleAttributes])

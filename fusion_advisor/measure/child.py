@@ -39,7 +39,7 @@ from fusion_advisor.measure.protocol import (
     Ceilings,
     CeilingsJob,
     GroupJob,
-    Inductor,
+    InductorRun,
     Measurement,
     ModelJob,
     Series,
@@ -50,7 +50,7 @@ from fusion_advisor.measure.protocol import (
 )
 from fusion_advisor.rulebook.local_gpu import version
 from fusion_advisor.support.load_kernel_file import (
-    Fault,
+    KernelFault,
     cause,
     lasting_folder,
     load_module,
@@ -129,14 +129,14 @@ def _further(plain: Call, case: Case, seed: int, clock: Clock) -> Iterator[Truth
 
 
 def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
-    """Measure one way of one group. Raises Fault where the way is wrong or its time is impossible,
-    Absent where it does not exist here."""
+    """Measure one way of one group. Raises KernelFault where the way is wrong or its time is
+    impossible, Absent where it does not exist here."""
     began = time.perf_counter()
     plain: Call = module.reference
     call = way_of(job.way, plain, getattr(module, job.kernel.entry))
     case = job.kernel.cases[0]
     inputs = build_inputs(case, "normal", 0, clock.device)
-    seen: Inductor | None = None
+    seen: InductorRun | None = None
     if job.way.kind == "compiled":
         seen = _compiled(call, inputs, lines_of(plain, job.nodes))
     else:
@@ -171,13 +171,13 @@ def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
     )  # fmt: skip
 
 
-def _compiled(call: Call, inputs: Tensors, lines: Lines) -> Inductor:
+def _compiled(call: Call, inputs: Tensors, lines: Lines) -> InductorRun:
     """Run a compiled function once, and return Inductor's kernels for all of its graphs."""
     with watched(lines) as made:
         call(*inputs)
     if not lines:
-        return Inductor(unknown="not known: the file has other lines than the graph has nodes")
-    return Inductor(
+        return InductorRun(unknown="not known: the file has other lines than the graph has nodes")
+    return InductorRun(
         tuple(kernel for one in made for kernel in one.kernels),
         tuple(pair for one in made for pair in one.apart),
         next((one.unknown for one in made if one.unknown), ""),
@@ -189,8 +189,8 @@ def _compiled(call: Call, inputs: Tensors, lines: Lines) -> Inductor:
 
 def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
     """Check each kernel against float64 before and after all kernels are timed in turn. A kernel's
-    failure or error is in its series. Raises Fault where the first kernel's file does not even
-    import."""
+    failure or error is in its series. Raises KernelFault where the first kernel's file does not
+    even import."""
     plain: Call = load_module(job.kernels[0].text, folder).reference
     case = job.kernels[0].cases[0]
     inputs = build_inputs(case, "normal", 0, clock.device)
@@ -201,7 +201,7 @@ def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
         try:
             return what()
         except Exception as error:  # noqa: BLE001 whatever a configuration raises is its row
-            text = str(error) if isinstance(error, Fault) else cause(error)
+            text = str(error) if isinstance(error, KernelFault) else cause(error)
             series[number] = Series(failure=" ".join(text.split()))
             calls.pop(number, None)
 
@@ -245,7 +245,7 @@ def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
 
 def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     """Measure a whole graph in one way, on random weights, and the distance of the results from
-    eager's. Raises Fault where that is too far."""
+    eager's. Raises KernelFault where that is too far."""
     began = time.perf_counter()
     graph = job.graph
     launchers = tuple(
@@ -261,7 +261,7 @@ def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     rest = job.rest or graph
     chosen, _ = replayed(rest, launchers, clock.device, inputs)
     call: Call = way_of(job.way, chosen, None) if compiled else chosen
-    seen: Inductor | None = None
+    seen: InductorRun | None = None
     first = _unwritten(graph, inputs)
     if compiled and job.way.backend == "inductor":
         nodes = [node.meta[NODE] for node in chosen.graph.nodes if NODE in node.meta]
@@ -341,8 +341,8 @@ def _apart(
     criterion: Criterion,
     rival: Callable[[], Call] | None = None,
 ) -> Error:
-    """Largest difference from eager. Raises Fault where a result is further off than the criterion
-    allows.
+    """Largest difference from eager. Raises KernelFault where a result is further off than the
+    criterion allows.
 
     Few whole models run in float64, so eager stands in its place; eager's own error is then the
     change of its results when each launch is rounded otherwise. A compiler may change launches that
@@ -361,14 +361,14 @@ def _apart(
 
     try:
         return compare(found, moved(), criterion, further=further())
-    except Fault as fault:
+    except KernelFault as fault:
         if rival is None:
-            raise Fault(f"not what eager gives: {fault}") from fault
+            raise KernelFault(f"not what eager gives: {fault}") from fault
     beside = Truth(as_tuple(rival()(*inputs())), eager)
     try:
         return compare(found, beside, criterion)
-    except Fault as fault:
-        raise Fault(f"not what eager gives: {fault}") from fault
+    except KernelFault as fault:
+        raise KernelFault(f"not what eager gives: {fault}") from fault
 
 
 # -- ceilings --------------------------------------------------------------------------------------

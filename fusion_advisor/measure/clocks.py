@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from fusion_advisor.measure.protocol import Timing, TimingRules
-from fusion_advisor.support.load_kernel_file import Fault
+from fusion_advisor.support.load_kernel_file import KernelFault
 
 
 class Clock(Protocol):
@@ -47,7 +47,7 @@ class DeviceClock:
         self._cycles = 1e3 * torch.cuda.get_device_properties(0).clock_rate  # of kHz, a second
 
     def time(self, call: Callable[[], Any], least_bytes: int = 0) -> Timing:
-        """Time one call. Raises Fault when the time is less than one read and write of
+        """Time one call. Raises KernelFault when the time is less than one read and write of
         `least_bytes` at the datasheet's bandwidth: then not all of the work was timed."""
         rules = self._rules
         call()
@@ -131,11 +131,11 @@ class DeviceClock:
 
 
 def refuse_too_fast(us: float, least_bytes: int, rules: TimingRules) -> None:
-    """Raise Fault where a time is shorter than the datasheet's bandwidth allows for bytes that must
-    move: the sign of a warm cache, or of work on another stream."""
+    """Raise KernelFault where a time is shorter than the datasheet's bandwidth allows for bytes
+    that must move: the sign of a warm cache, or of work on another stream."""
     least_us = 1e6 * least_bytes / (rules.datasheet_bandwidth * rules.slack)
     if us < least_us:
-        raise Fault(
+        raise KernelFault(
             f"{us:.2f} us is less than the {least_us:.2f} us in which the datasheet's bandwidth "
             f"moves {least_bytes} B: a part of the work was not timed"
         )

@@ -44,7 +44,7 @@ _DTYPES = ("bfloat16", "float16", "tf32", "float32")
 
 
 @dataclass(frozen=True)
-class Subject:
+class BenchSubject:
     """Group to measure: its kernel with the graph's own sizes, and all of its occurrences.
 
     `instances` are the launches of each occurrence; `accepted` is false for a candidate.
@@ -74,7 +74,7 @@ def timing_rules(rulebook: Rulebook, device: Device) -> TimingRules:
     )
 
 
-def ways(subject: Subject, *, compiled: bool = True) -> tuple[Way, ...]:
+def ways(subject: BenchSubject, *, compiled: bool = True) -> tuple[Way, ...]:
     """Ways to compute a group; the emitted kernel is second."""
     found = [EAGER, KERNEL]
     spelling = exact(subject.decision.subject, subject.pattern)
@@ -99,7 +99,7 @@ def ceilings(worker: Worker, rules: TimingRules, timeout_s: float) -> Ceilings:
 
 
 def measure_group(
-    subject: Subject, way: Way, worker: Worker, rules: TimingRules, timeout_s: float
+    subject: BenchSubject, way: Way, worker: Worker, rules: TimingRules, timeout_s: float
 ) -> Measurement:
     """Measure one way of one group; a failure is in the row."""
     kernel = _at_full_size(subject.kernel)
@@ -204,7 +204,7 @@ def _answered(
 
 
 def in_place(
-    flow: Dataflow, subjects: Sequence[Subject], rulebook: Rulebook
+    flow: Dataflow, subjects: Sequence[BenchSubject], rulebook: Rulebook
 ) -> Iterator[Replacement]:
     """Yield every group's kernel in place of each occurrence of the group."""
     for subject in subjects:
@@ -221,7 +221,7 @@ def in_place(
 
 
 def own_ops(
-    flow: Dataflow, subjects: Sequence[Subject], rulebook: Rulebook
+    flow: Dataflow, subjects: Sequence[BenchSubject], rulebook: Rulebook
 ) -> Iterator[Replacement]:
     """Yield the framework's own op in place of each occurrence of a group that computes exactly the
     same."""

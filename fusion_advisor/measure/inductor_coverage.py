@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from fusion_advisor.measure.protocol import Apart, Inductor
+from fusion_advisor.measure.protocol import Apart, InductorRun
 
 Lines = Mapping[tuple[str, int], str]
 """Node on each line of a file."""
@@ -52,14 +52,14 @@ def lines_of(function: Callable[..., Any], nodes: Sequence[str]) -> dict[tuple[s
 
 
 @contextmanager
-def watched(lines: Lines) -> Generator[list[Inductor]]:
+def watched(lines: Lines) -> Generator[list[InductorRun]]:
     """Collect Inductor's kernels of each graph that is compiled within the block; Inductor's cache
     is off, since it keeps no reasons."""
     from torch._functorch import config as autograd
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
 
-    found: list[Inductor] = []
+    found: list[InductorRun] = []
     with _refusals() as refused:
 
         def written(code: str) -> None:
@@ -67,7 +67,7 @@ def watched(lines: Lines) -> Generator[list[Inductor]]:
             try:
                 found.append(_made(lines, refused))
             except (AttributeError, KeyError) as error:
-                found.append(Inductor(unknown=f"Inductor's records are others: {error!r}"))
+                found.append(InductorRun(unknown=f"Inductor's records are others: {error!r}"))
             refused.clear()
 
         with (
@@ -78,7 +78,7 @@ def watched(lines: Lines) -> Generator[list[Inductor]]:
             yield found
 
 
-def _made(lines: Lines, refused: Iterable[tuple[str, str, str]]) -> Inductor:
+def _made(lines: Lines, refused: Iterable[tuple[str, str, str]]) -> InductorRun:
     """Kernels of the graph whose code was just written."""
     from torch._inductor import debug
     from torch._inductor.virtualized import V
@@ -104,7 +104,7 @@ def _made(lines: Lines, refused: Iterable[tuple[str, str, str]]) -> Inductor:
         ends = {scheduler.name_to_fused_node[name] for side in sides for name in side}
         if all(sides) and len(ends) > 1:  # else they came together in the end
             apart[Apart(covered(sides[0]), covered(sides[1]), why)] = None
-    return Inductor(kernels, tuple(apart))
+    return InductorRun(kernels, tuple(apart))
 
 
 def _nodes(traces: Iterable[str], lines: Lines) -> tuple[str, ...]:

@@ -174,7 +174,7 @@ class Apart:
 
 
 @dataclass(frozen=True, slots=True)
-class Inductor:
+class InductorRun:
     """Kernels that torch.compile made, in order, each with the graph's nodes that it covers, and
     the places where it did not fuse. A node may be in several kernels: a cheap one is recomputed in
     each. A node in no kernel runs nothing (a view). `unknown` says why the kernels are not known.
@@ -200,7 +200,7 @@ class Measurement:
     absent: str | None = None
     seconds: float = 0.0
     """Wall seconds to prepare the way, compilation included."""
-    inductor: Inductor | None = None
+    inductor: InductorRun | None = None
 
 
 @dataclass(frozen=True, slots=True)

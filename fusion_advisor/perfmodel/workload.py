@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.cost.times import Fused, Launch
+from fusion_advisor.cost.times import EagerLaunch, Fused
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.perfmodel.aten_kernels import launched
 from fusion_advisor.perfmodel.coalescing import scattered, torn
@@ -30,7 +30,7 @@ from fusion_advisor.schedules.reducing import walks
 class Fitted:
     """The time model whose figures were fitted to measurements: `times.TimeModel`."""
 
-    def launch(self, launch: Launch, device: Device) -> tuple[float, Work]:
+    def launch(self, launch: EagerLaunch, device: Device) -> tuple[float, Work]:
         op, moved = launch.op, (launch.bytes_read, launch.bytes_written)
         work = launched(launch.call, op, moved, device)
         if op is not None and op.pattern == "pointwise":

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 
-class Fault(Exception):
+class KernelFault(Exception):
     """Fault of a kernel in one line: what is wrong, and where."""
 
 
@@ -62,7 +62,7 @@ def load_module(text: str, folder: Path, name: str = "") -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise Fault(f"the file does not import: {cause(error)}") from error
+        raise KernelFault(f"the file does not import: {cause(error)}") from error
     if known:
         sys.modules[name] = module
     return module

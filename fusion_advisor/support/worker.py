@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
 
 from fusion_advisor.support.codec import from_data, to_data, to_json
-from fusion_advisor.support.load_kernel_file import Fault, cause, spoiled
+from fusion_advisor.support.load_kernel_file import KernelFault, cause, spoiled
 
 _Reply = TypeVar("_Reply")
 
@@ -221,7 +221,7 @@ def replied(line: str, answers: Mapping[type[Any], Callable[[Any], Any]]) -> tup
     try:
         found = answers[kind](asked)
     except Exception as error:  # noqa: BLE001 emitted files and rivals raise what they like
-        text = str(error) if isinstance(error, Fault) else cause(error)
+        text = str(error) if isinstance(error, KernelFault) else cause(error)
         failure = " ".join(text.split())
         return json.dumps(failure), failure
     return to_json(found), getattr(found, "failure", None) or ""

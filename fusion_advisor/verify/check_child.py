@@ -39,7 +39,7 @@ from torch.utils._pytree import tree_map
 
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case, Check, CheckJob, Criterion, Kernel
-from fusion_advisor.support.load_kernel_file import Fault, cause, lasting_folder, load_module
+from fusion_advisor.support.load_kernel_file import KernelFault, cause, lasting_folder, load_module
 from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.stepping import LaunchMode, as_tuple, truth_of
 from fusion_advisor.verify.tolerance import Error, Tensors, Truth, compare
@@ -288,12 +288,13 @@ def truth(call: Callable[..., Any], inputs: Tensors) -> Truth:
 
 
 def _check_layouts(call: Callable[..., Any], inputs: Tensors, ours: Tensors) -> None:
-    """Raise Fault where an output has other strides than the graph gives it at these sizes."""
+    """Raise KernelFault where an output has other strides than the graph gives it at these
+    sizes."""
     told = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in inputs]
     for index, (mine, said) in enumerate(zip(ours, as_tuple(call(*told)), strict=True)):
         got, expected = (_strides_that_matter(tensor) for tensor in (mine, said))
         if mine.numel() and got != expected:
-            raise Fault(f"output {index} has strides {got}, the graph says {expected}")
+            raise KernelFault(f"output {index} has strides {got}, the graph says {expected}")
 
 
 def _strides_that_matter(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -334,14 +335,14 @@ def _launch(module: ModuleType, entry: str, inputs: Tensors) -> Tensors:
         with poisoned_outputs():
             result = as_tuple(getattr(module, entry)(*inputs))
     except Exception as error:
-        raise Fault(cause(error)) from error
+        raise KernelFault(cause(error)) from error
     for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):
         after = torch.tensor([], dtype=torch.uint8, device=tensor.device)
         after.set_(tensor.untyped_storage())
         kept = torch.tensor([], dtype=torch.uint8, device=tensor.device)
         kept.set_(copy)
         if not torch.equal(after, kept):
-            raise Fault(f"input {index} was changed by the kernel")
+            raise KernelFault(f"input {index} was changed by the kernel")
     return result
 
 
@@ -359,21 +360,23 @@ def _check_traffic(case: Case, loaded: int, stored: int) -> None:
         ("stored", case.stored_bytes, stored),
     ):
         if planned is not None and planned != seen:
-            raise Fault(f"{what} {seen} bytes, the plan says {planned}")
+            raise KernelFault(f"{what} {seen} bytes, the plan says {planned}")
 
 
 def _check_requests(case: Case, loads: int, stores: int) -> None:
-    """Raise Fault where a kernel asks for elements more often than its plan does."""
+    """Raise KernelFault where a kernel asks for elements more often than its plan does."""
     for what, planned, seen in (("loads", case.loads, loads), ("stores", case.stores, stores)):
         if planned is not None and seen > planned:
-            raise Fault(f"{what} {seen} elements, repeats included; the plan at most {planned}")
+            raise KernelFault(
+                f"{what} {seen} elements, repeats included; the plan at most {planned}"
+            )
 
 
 def _launch_twice(kernel: Kernel, module: ModuleType, inputs: Tensors) -> Tensors:
-    """Launch on a GPU. Raises Fault when a second launch gives other bits."""
+    """Launch on a GPU. Raises KernelFault when a second launch gives other bits."""
     ours, again = (_launch(module, kernel.entry, inputs) for _ in range(2))
     if not all(_same_bits(a, b) for a, b in zip(ours, again, strict=True)):
-        raise Fault("a second launch gave different bits")
+        raise KernelFault("a second launch gave different bits")
     return ours
 
 
@@ -419,8 +422,8 @@ def _check_once(
         _check_traffic(case, traffic.loaded, traffic.stored)
         _check_requests(case, traffic.loads, traffic.stores)
         return error
-    except Fault as fault:
-        raise Fault(f"{_drawn(case, run)}: {fault}") from fault
+    except KernelFault as fault:
+        raise KernelFault(f"{_drawn(case, run)}: {fault}") from fault
 
 
 def _drawn(case: Case, run: _Run) -> str:
@@ -428,7 +431,7 @@ def _drawn(case: Case, run: _Run) -> str:
 
 
 def _yardstick(kernel: Kernel, module: ModuleType) -> Callable[..., Any]:
-    """Computation of the model's graph. Raises Fault where the file's `reference` is
+    """Computation of the model's graph. Raises KernelFault where the file's `reference` is
     another one."""
     if not kernel.yardstick:
         return module.reference
@@ -436,7 +439,7 @@ def _yardstick(kernel: Kernel, module: ModuleType) -> Callable[..., Any]:
     exec(compile(kernel.yardstick, f"<the graph of {kernel.name}>", "exec"), scope)
     told, own = (_function(text) for text in (kernel.yardstick, kernel.text))
     if told != own:
-        raise Fault("the file's reference is not the model's graph")
+        raise KernelFault("the file's reference is not the model's graph")
     return scope["reference"]
 
 
@@ -475,7 +478,7 @@ def check(
     try:
         module = load_module(kernel.text, folder)
         if not kernel.cases or seeds < 1:
-            raise Fault("nothing to check: no cases or no seeds")
+            raise KernelFault("nothing to check: no cases or no seeds")
         yardstick = _yardstick(kernel, module)
         for case in kernel.cases:
             drawn = min(seeds, 2) if case.costly and device == "cpu" else seeds
@@ -485,7 +488,7 @@ def check(
                 stepped = max(stepped, error.stepped)
                 if error.ours >= worst.ours:
                     worst, at = error, _drawn(case, run)
-    except Fault as fault:
+    except KernelFault as fault:
         return replace(passed, passed=False, failure=" ".join(str(fault).split()))
     except Exception as error:  # noqa: BLE001 (the reference may raise anything: it is named)
         return replace(passed, passed=False, failure=f"the check itself failed: {cause(error)}")
@@ -500,14 +503,14 @@ def check(
 
 def prepare(where: str) -> tuple[str, str]:
     """Set the process up for `where` (auto, interpreter, gpu); returns its full name and torch's
-    device. Raises Fault when a GPU is asked for and there is none."""
+    device. Raises KernelFault when a GPU is asked for and there is none."""
     os.environ["FUSION_ADVISOR_STRICT"] = "1"
     has_gpu = where != "interpreter" and torch.cuda.is_available()
     if has_gpu:
         os.environ.pop("TRITON_INTERPRET", None)
         return f"cuda:{torch.cuda.get_device_name()}", "cuda"
     if where == "gpu":
-        raise Fault("verification on a GPU was asked for and torch sees none")
+        raise KernelFault("verification on a GPU was asked for and torch sees none")
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
     from fusion_advisor.verify.interpreter import install
@@ -521,7 +524,7 @@ def main(where: str) -> None:
     warnings.simplefilter("ignore")
     try:
         place, device = prepare(where)
-    except Fault as fault:
+    except KernelFault as fault:
         missing = str(fault)
         serve({CheckJob: lambda job: Check(job.kernel.name, where, False, failure=missing)})
         return

@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 
 from fusion_advisor.ir.kernel import Compiled, CompileJob, Kernel, Launch, Resources
 from fusion_advisor.support.load_kernel_file import (
-    Fault,
+    KernelFault,
     cause,
     kernels_alone,
     lasting_folder,
@@ -62,7 +62,7 @@ def _compile(function: Any, launch: Launch, capability: int) -> Resources:
         compiled = triton.compile(source, target=target, options=options)
     spills, registers = _SPILLS.search(log.getvalue()), _REGISTERS.search(log.getvalue())
     if spills is None or registers is None:
-        raise Fault("ptxas -v names no registers or no spills")
+        raise KernelFault("ptxas -v names no registers or no spills")
     return Resources(
         launch.jit_name,
         int(registers[1]),
@@ -89,7 +89,7 @@ class Compiler:
         self._done: dict[tuple[str, Launch, int], Resources] = {}
 
     def compile(self, kernel: Kernel, capability: int) -> Compiled:
-        """Compile every launch of a kernel. Raises Fault for the first launch that fails."""
+        """Compile every launch of a kernel. Raises KernelFault for the first launch that fails."""
         todo = [x for x in kernel.launches if (kernel.text, x, capability) not in self._done]
         try:
             module = load_module(kernels_alone(kernel.text), lasting_folder()) if todo else None
@@ -98,7 +98,7 @@ class Compiler:
                 done = _compile(function, launch, capability)
                 self._done[kernel.text, launch, capability] = done
         except Exception as error:
-            raise Fault(_one_line(error)) from error
+            raise KernelFault(_one_line(error)) from error
         resources = (self._done[kernel.text, x, capability] for x in kernel.launches)
         return Compiled(kernel.name, tuple(resources))
 

@@ -16,7 +16,7 @@ Import this in a process that has `TRITON_INTERPRET=1` set before Triton is impo
 
 And what is added: while a kernel runs, every address it touches must lie inside the storage of a
 tensor that the launch was given; programs may not depend on each other's order; and the
-distinct bytes loaded and stored are counted, and the elements asked for (`Traffic`).
+distinct bytes loaded and stored are counted, and the elements asked for (`WatchedTraffic`).
 """
 
 # The interpreter is untyped and private: its types are unknown to pyright.
@@ -65,7 +65,7 @@ _NOBODY, _SEVERAL = -1, -2
 
 
 @dataclass
-class Traffic:
+class WatchedTraffic:
     """Traffic summed over the launches seen: distinct bytes, and the elements that lanes asked for,
     repeats counted. Masked lanes ask for nothing."""
 
@@ -94,7 +94,7 @@ class _Region:
         self.order = np.zeros(grains, np.int32)
 
 
-class Memory:
+class WatchedMemory:
     """Memory that one launch may touch, with the accesses so far."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -175,7 +175,7 @@ class Memory:
             region, index = self._locate(addresses, itemsize, "atomic")
             region.reader[index] = region.writer[index] = _SEVERAL
 
-    def add_to(self, traffic: Traffic) -> None:
+    def add_to(self, traffic: WatchedTraffic) -> None:
         """Add this launch's distinct bytes and requested elements."""
         traffic.launches += 1
         traffic.loads += self.loads
@@ -190,15 +190,15 @@ def _bits(values: np.ndarray) -> np.ndarray:
     return flat.view(f"u{flat.itemsize}")
 
 
-_memory: Memory | None = None
-_traffic = Traffic()
+_memory: WatchedMemory | None = None
+_traffic = WatchedTraffic()
 
 
 @contextmanager
-def counting() -> Generator[Traffic, None, None]:
+def counting() -> Generator[WatchedTraffic, None, None]:
     """Count the traffic of every launch in the block."""
     global _traffic
-    outer, _traffic = _traffic, Traffic()
+    outer, _traffic = _traffic, WatchedTraffic()
     try:
         yield _traffic
     finally:
@@ -251,7 +251,7 @@ def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
         global _memory
         tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
-        _memory = Memory(tensors)
+        _memory = WatchedMemory(tensors)
         try:
             with np.errstate(all="ignore"):
                 return original(self, *args, **kwargs)

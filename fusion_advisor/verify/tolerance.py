@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 
 from fusion_advisor.ir.kernel import Criterion
-from fusion_advisor.support.load_kernel_file import Fault
+from fusion_advisor.support.load_kernel_file import KernelFault
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -43,7 +43,7 @@ class Truth:
     moved: Tensors | None = None
 
 
-class TooFew(Fault):
+class TooFew(KernelFault):
     """Raised where a result is too far off by one draw, which has too few elements to decide."""
 
 
@@ -76,11 +76,11 @@ def compare(
     further: Iterable[Truth] = (),
 ) -> Error:
     """Compare results with the truth, and return the error of the result that is furthest off.
-    Raises Fault for the first result that does not hold. `further` yields other draws of the same
-    distribution; raises TooFew where they end before eager's error is taken over enough elements.
-    """
+    Raises KernelFault for the first result that does not hold. `further` yields other draws of the
+    same distribution; raises TooFew where they end before eager's error is taken over enough
+    elements."""
     if len(ours) != len(truth.eager):
-        raise Fault(f"{len(ours)} outputs, the reference has {len(truth.eager)}")
+        raise KernelFault(f"{len(ours)} outputs, the reference has {len(truth.eager)}")
     found: list[Error] = []
     for index, (mine, theirs, exact) in enumerate(zip(ours, truth.eager, truth.exact, strict=True)):
         for what, got, expected in (
@@ -88,7 +88,7 @@ def compare(
             ("dtype", mine.dtype, theirs.dtype),
         ):
             if got != expected:
-                raise Fault(f"output {index} has {what} {got}, the reference has {expected}")
+                raise KernelFault(f"output {index} has {what} {got}, the reference has {expected}")
         moved = None if truth.moved is None else truth.moved[index]
         if mine.is_floating_point():
             found.append(_floats(index, mine, theirs, exact, moved, criterion, summed))
@@ -108,7 +108,7 @@ def compare(
     for index in sorted(over, key=lambda index: (index in few, index)):
         error, exact = found[index], truth.exact[index]
         off = _gap(ours[index], exact)
-        raise (TooFew if index in few else Fault)(
+        raise (TooFew if index in few else KernelFault)(
             f"{_at(index, off == off.max(), ours[index], exact)} (error {error.ours:.3g}, "
             f"eager's {error.eager:.3g}, allowed {error.tolerance:.3g})"
         )
@@ -148,7 +148,7 @@ def _floats(
     rounded = exact.to(dtype).double()
     wrong = ~(_same_class(ours.double(), rounded) | _same_class(ours.double(), eager.double()))
     if wrong.any():
-        raise Fault(f"{_at(index, wrong, ours, rounded)} (NaN or infinity)")
+        raise KernelFault(f"{_at(index, wrong, ours, rounded)} (NaN or infinity)")
     off = _excused(ours, exact, moved)
     error, own = _largest(off, ours, exact), _largest(_excused(eager, exact, moved), eager, exact)
     size = torch.where(exact.isfinite(), exact.abs(), 0.0).amax() if exact.numel() else exact.sum()
@@ -173,7 +173,7 @@ def _whole(
     if moved is not None:
         wrong &= (ours.double() - exact.double()).abs() > moved
     if wrong.any():
-        raise Fault(_at(index, wrong, ours, exact))
+        raise KernelFault(_at(index, wrong, ours, exact))
     return Error(stepped=float(differs.double().mean()))
 
 

@@ -17,7 +17,7 @@ from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.graph_json import graph_from_data
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.measure.driver import (
-    Subject,
+    BenchSubject,
     ceilings,
     in_place,
     measure_group,
@@ -74,7 +74,7 @@ class Progress(Protocol):
 
 
 @dataclass
-class Run:
+class BenchRun:
     """Request for a run of `bench`.
 
     `texts` are the emitted files by group, in place of files emitted now; `only` the groups wanted,
@@ -126,7 +126,7 @@ def read(file: Path) -> tuple[Report, Graph, dict[str, str]]:
     return report, graph, texts
 
 
-def bench(run: Run) -> Report:
+def bench(run: BenchRun) -> Report:
     """Check and time every way of each group and of the model; returns the report with the
     measurements. An interrupt (Ctrl-C) ends the run and keeps the finished rows. Raises UsageError
     where a group is not in the graph, or where the GPU does not answer."""
@@ -163,7 +163,7 @@ def bench(run: Run) -> Report:
 
 
 def searched(
-    run: Run, searcher: Searcher, children: Provers
+    run: BenchRun, searcher: Searcher, children: Provers
 ) -> Iterator[tuple[GroupRow, Searched, str]]:
     """Search for each group that has a file; yields the group, the result and the text of the file:
     the kernel in its fastest configuration, with the file's header. A file that somebody has edited
@@ -194,7 +194,7 @@ def _with_search(command: str) -> str:
 
 
 def _searched(
-    run: Run, flow: Dataflow, group: GroupRow, searcher: Searcher, children: Provers
+    run: BenchRun, flow: Dataflow, group: GroupRow, searcher: Searcher, children: Provers
 ) -> Searched:
     subject = _subject(replace(run, texts={}), flow, group)
     if isinstance(subject, str):
@@ -221,7 +221,7 @@ def _searched(
 # -- what is measured ------------------------------------------------------------------------------
 
 
-def _chosen(run: Run) -> list[GroupRow]:
+def _chosen(run: BenchRun) -> list[GroupRow]:
     """Groups, and rejected candidates that have a plan, as asked for or named."""
     groups = {group.id: group for group in run.report.groups}
     planned = [row for row in run.report.candidates if row.kernel.schedule and row.launches > 1]
@@ -232,12 +232,12 @@ def _chosen(run: Run) -> list[GroupRow]:
     return [known[name] for name in run.only or (known if run.candidates else groups)]
 
 
-def _subjects(run: Run, flow: Dataflow, chosen: Sequence[GroupRow]) -> Iterator[Subject]:
+def _subjects(run: BenchRun, flow: Dataflow, chosen: Sequence[GroupRow]) -> Iterator[BenchSubject]:
     """Yield each group with its kernel at the graph's sizes; a candidate without a kernel becomes a
     failed row."""
     for group in chosen:
         subject = _subject(run, flow, group)
-        if isinstance(subject, Subject):
+        if isinstance(subject, BenchSubject):
             yield subject
         elif group.verdict == "fuse":
             raise UsageError(f"{group.id}: {subject}; analyze again")
@@ -245,7 +245,7 @@ def _subjects(run: Run, flow: Dataflow, chosen: Sequence[GroupRow]) -> Iterator[
             run.ways[group.id] = [WayRow(way=KERNEL.name, failure=subject)]
 
 
-def _subject(run: Run, flow: Dataflow, group: GroupRow) -> Subject | str:
+def _subject(run: BenchRun, flow: Dataflow, group: GroupRow) -> BenchSubject | str:
     """Group of the report with its kernel, or why it has none."""
     lost = [name for name in group.nodes if name not in flow.position]
     if lost:
@@ -264,10 +264,10 @@ def _subject(run: Run, flow: Dataflow, group: GroupRow) -> Subject | str:
     if run.rehearse:
         kernel = replace(kernel, cases=kernel.cases[-1:])
     accepted = group.verdict == "fuse"
-    return Subject(group.id, group.pattern, decision, kernel, tuple(launches), accepted)
+    return BenchSubject(group.id, group.pattern, decision, kernel, tuple(launches), accepted)
 
 
-def _with_own_op(run: Run, subjects: Sequence[Subject]) -> list[Subject]:
+def _with_own_op(run: BenchRun, subjects: Sequence[BenchSubject]) -> list[BenchSubject]:
     """Groups for which the framework's own op was measured as good as the kernel."""
     tie = run.rulebook.measure.tie.value
     return [
@@ -289,9 +289,9 @@ _WITH_KERNELS = (KERNEL, KERNEL_COMPILED, KERNEL_GRAPHED, *_BACKENDS)
 class _Session:
     """Session of one child process on the GPU, with all of its jobs."""
 
-    run: Run
+    run: BenchRun
     flow: Dataflow
-    subjects: Sequence[Subject]
+    subjects: Sequence[BenchSubject]
     worker: Worker
     rules: TimingRules
     timeout_s: float
@@ -346,7 +346,7 @@ class _Session:
                     row.status, row.why = "gpu-checked", None
         return found
 
-    def _group(self, subject: Subject, way: Way, check: Check) -> None:
+    def _group(self, subject: BenchSubject, way: Way, check: Check) -> None:
         texts = [subject.kernel.text]
         found = self._standing(subject.id, way, texts)
         if found is None:

@@ -41,7 +41,7 @@ from fusion_advisor.support.errors import AdvisorError, PatchError, UsageError
 from fusion_advisor.support.files import require_folder, write
 from fusion_advisor.workflows.analyze import analyze as analyzed
 from fusion_advisor.workflows.analyze import written
-from fusion_advisor.workflows.bench import Run, read
+from fusion_advisor.workflows.bench import BenchRun, read
 from fusion_advisor.workflows.bench import bench as benched
 from fusion_advisor.workflows.patch import Patched, patched, tree_for
 
@@ -249,7 +249,7 @@ def bench(
         file = Path(folder if isinstance(report, Report) else report)
         file = file / "report.json" if file.is_dir() else file
         subject, graph, texts = read(file)
-    run = Run(
+    run = BenchRun(
         subject, graph, load_rulebook(tuple(map(Path, rules))), texts, tuple(only), candidates,
         torch_compile, whole=whole and not rehearse, rehearse=rehearse,
     )  # fmt: skip

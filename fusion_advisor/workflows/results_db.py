@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Standing:
+class StoredMeasurement:
     """Measurement of an earlier run that still holds; `check` is the kernel's, where it was
     checked."""
 
@@ -61,14 +61,16 @@ class Ledger:
         if self._resume and self._file.is_file():
             self._standing = {_key(row): row for row in self._rows() if self._same(row)}
 
-    def find(self, subject: str, way: str, kernels: Sequence[str]) -> Standing | None:
+    def find(self, subject: str, way: str, kernels: Sequence[str]) -> StoredMeasurement | None:
         """Stored measurement of one way; `kernels` are the texts that the way runs or is checked
         against."""
         row = self._standing.get((subject, way, kernels_hash(kernels)))
         if row is None:
             return None
         check = row.get("check")
-        return Standing(from_data(Measurement, row), from_data(Check, check) if check else None)
+        return StoredMeasurement(
+            from_data(Measurement, row), from_data(Check, check) if check else None
+        )
 
     def append(
         self, found: Measurement, kernels: Sequence[str], verdict: str, check: Check | None = None

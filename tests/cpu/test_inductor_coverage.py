@@ -23,7 +23,7 @@ from fusion_advisor.measure.protocol import (
     KERNEL_COMPILED,
     Apart,
     GroupJob,
-    Inductor,
+    InductorRun,
     Measurement,
     ModelJob,
     Replacement,
@@ -191,7 +191,7 @@ def test_a_function_with_other_lines_has_no_owners() -> None:
 def test_records_of_another_inductor_are_said_to_be_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def other(*_: Any) -> Inductor:
+    def other(*_: Any) -> InductorRun:
         raise AttributeError("no such record")
 
     monkeypatch.setattr(inductor_coverage, "_made", other)
@@ -203,7 +203,7 @@ def test_records_of_another_inductor_are_said_to_be_unknown(
 
 
 def test_kernels_of_the_model_stand_beside_the_groups() -> None:
-    seen = Inductor(
+    seen = InductorRun(
         (("k0", ("a", "b")), ("k1", ("c", "z")), ("k2", ("y",))),
         (Apart(("a",), ("c",), "why"), Apart(("a",), ("z",), "another")),
     )
