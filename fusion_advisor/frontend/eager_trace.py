@@ -74,7 +74,7 @@ class EagerTrace:
     def __init__(self, autocast: torch.dtype | None = None) -> None:
         self.nodes: list[Node] = []
         self.values: dict[str, tuple[str, int]] = {}
-        """What each word of the trail stands for: a node and its output."""
+        """Node and output that each word of the trail stands for."""
         self.origins: dict[Ref, torch.fx.Node] = {}
         """The FX node that first returned each tensor; none for a constant of the graph, and for
         what lies inside an expansion."""

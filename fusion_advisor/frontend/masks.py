@@ -77,7 +77,7 @@ def _says(
     rows: int,
     columns: int,
 ) -> tuple[MaskSays, str]:
-    """What a mask made by the nodes `needed` hides of so many queries and keys, and how
+    """Places that a mask made by the nodes `needed` hides, of so many queries and keys, and how
     that is known."""
     given = [name for name in needed if nodes[name].kind != "call"]
     if given:
@@ -103,7 +103,7 @@ def _draws(node: Node) -> bool:
 
 
 def _read(value: torch.Tensor, rows: int, columns: int) -> tuple[MaskSays, str]:
-    """What a computed mask hides: False in a bool mask, large negative numbers in an
+    """Places that a computed mask hides: False in a bool mask, large negative numbers in an
     additive one."""
     seen = value if value.dtype == torch.bool else value == 0
     hidden = ~seen if value.dtype == torch.bool else value <= torch.finfo(value.dtype).min

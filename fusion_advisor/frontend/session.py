@@ -108,8 +108,8 @@ def record(
 
 
 def _recording(seen: _Seen, rulebook: Rulebook, file: Path) -> tuple[Recording, bool]:
-    """What was seen, with the graphs of the calls that are made most often; whether some stand for
-    others whose sizes are far apart."""
+    """Recording of the calls seen, with the graphs of the most frequent calls; and whether some
+    calls stand for others whose sizes are far apart."""
     most = rulebook.record.captured.count
     alike = _near(seen.counts, rulebook.record.apart.value)
     far = len(alike) > most
@@ -332,9 +332,9 @@ def captured_bare(
     asked: Scenario,
     mask_elements: int,
 ) -> Graph:
-    """What a live model without wrappers launches for arguments like these, captured on a copy that
-    has no weights; `modes` says of modules by their paths whether they are in train mode. The model
-    and the process stay as they are. CaptureError where that cannot be had."""
+    """Graph of a live model without wrappers for arguments like these, captured on a copy that has
+    no weights; `modes` says of modules by their paths whether they are in train mode. The model and
+    the process stay as they are. Raises CaptureError where the model cannot be captured."""
     for what in unknown_in(arguments):
         raise CaptureError(
             f"an argument is {what}, which cannot be described; pass tensors, numbers, "
@@ -383,7 +383,7 @@ def _undisturbed() -> Generator[None]:
 
 
 def _device(model: torch.nn.Module) -> str:
-    """Whose autocast holds for a model: that of its parameters' device, if it has one."""
+    """Device type whose autocast holds for a model: that of its parameters, if it has any."""
     parameter = next(model.parameters(), None)
     device = torch.get_default_device() if parameter is None else parameter.device
     return device.type if torch.amp.is_autocast_available(device.type) else "cpu"

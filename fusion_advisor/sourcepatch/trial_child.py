@@ -72,7 +72,8 @@ def _scenario(job: RunJob) -> Scenario:
 
 
 def _on(device: str) -> AbstractContextManager[Any]:
-    """What the user's code says of CUDA is read as the host where there is none."""
+    """Context in which queries of the user's code for CUDA are answered by the host, where there is
+    no CUDA."""
     return OnHost() if device == "cpu" else nullcontext()
 
 
