@@ -213,9 +213,9 @@ def _traffic(call: Call, op: Op | None) -> tuple[int, int]:
     results = [tensor for tensor in node.outputs if tensor is not None]
     owned = {tensor.storage for tensor in call.operands} - {*node.mutates}
     written = [tensor for tensor in results if tensor.storage not in owned]
-    told = {tensor.storage for tensor in results}
+    returned = {tensor.storage for tensor in results}
     for tensor in call.operands:  # which of them is not told where no result is
-        if tensor.storage in node.mutates and tensor.storage not in told:
+        if tensor.storage in node.mutates and tensor.storage not in returned:
             written.append(tensor)
     return together(call.operands), together(written)
 

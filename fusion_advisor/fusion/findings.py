@@ -91,7 +91,7 @@ def identify(
     """Name all groups and candidates; equal computations become one finding. With `faults`, a set
     that cannot be named is `other`, and matches no PyTorch op."""
 
-    def tried(name: Callable[[], str], found: Found, instead: str) -> str:
+    def tried(name: Callable[[], str], found: Found, fallback: str) -> str:
         try:
             return name()
         except Exception as error:
@@ -99,7 +99,7 @@ def identify(
                 raise
             launches = found.decision.subject.launches
             faults.note(error, (flow.nodes[number].name for number in launches))
-            return instead
+            return fallback
 
     def mark_of(found: Found) -> str:
         border = boundary(flow, found.instances[0])

@@ -49,5 +49,5 @@ def described(error: BaseException) -> str:
     """Describe an exception in one line: the place in this package that raised it, and its
     message."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"a fault of fusion-advisor at {Path(last.filename).name}:{last.lineno}: {said}"
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"a fault of fusion-advisor at {Path(last.filename).name}:{last.lineno}: {message}"

@@ -38,6 +38,6 @@ def overlay(device: Device, found: Ceilings) -> str:
     )
     lines = [f"[devices.{device.name}.achieved]"]
     for name, value, unit, what in rows:
-        said = json.dumps(f"{what}; {source}")
-        lines.append(f'{name} = {{ value = {value}, unit = "{unit}", source = {said} }}')
+        source_text = json.dumps(f"{what}; {source}")
+        lines.append(f'{name} = {{ value = {value}, unit = "{unit}", source = {source_text} }}')
     return "\n".join(lines) + "\n"

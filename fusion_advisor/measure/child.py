@@ -364,9 +364,9 @@ def _apart(
     except KernelFault as fault:
         if rival is None:
             raise KernelFault(f"not what eager gives: {fault}") from fault
-    beside = Truth(as_tuple(rival()(*inputs())), eager)
+    rivals_truth = Truth(as_tuple(rival()(*inputs())), eager)
     try:
-        return compare(found, beside, criterion)
+        return compare(found, rivals_truth, criterion)
     except KernelFault as fault:
         raise KernelFault(f"not what eager gives: {fault}") from fault
 

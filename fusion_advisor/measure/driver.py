@@ -37,7 +37,7 @@ from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.worker import Worker, WorkerError
 from fusion_advisor.verify.driver import criterion_of
-from fusion_advisor.verify.sequence import Replaced, beside
+from fusion_advisor.verify.sequence import Replaced, graph_without
 
 _DTYPES = ("bfloat16", "float16", "tf32", "float32")
 """Dtypes whose matrix products are measured as ceilings."""
@@ -190,7 +190,7 @@ def model_job(
         Replaced({flow.position[name] for name in one.members}, [Ref(*ref) for ref in one.inputs])
         for one in replaced
     ]
-    rest, after = beside(flow, groups)
+    rest, after = graph_without(flow, groups)
     return replace(job, rest=rest, after=after)
 
 

@@ -123,10 +123,10 @@ def _refusals() -> Generator[list[tuple[str, str, str]]]:
 
     class Reader(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said: Any = record.msg
-            if type(said).__name__ == "WhyNoFuse":
-                why = " ".join((said.reason % said.args).split())
-                found.append((said.name1, said.name2, why[:_LONGEST]))
+            refusal: Any = record.msg
+            if type(refusal).__name__ == "WhyNoFuse":
+                why = " ".join((refusal.reason % refusal.args).split())
+                found.append((refusal.name1, refusal.name2, why[:_LONGEST]))
 
     reader = Reader(logging.DEBUG)
     logger = logging.getLogger("torch._inductor.scheduler.__fusion")

@@ -76,18 +76,19 @@ class Searcher(Protocol):
 
 
 @contextmanager
-def searching(asked: str | None, rulebook: Rulebook) -> Generator[Searcher]:
-    """Start a searcher with a child process of its own on the local GPU. `asked` is the device that
-    kernels are judged for. Raises UsageError where there is no GPU, or another GPU than `asked`."""
+def searching(wanted: str | None, rulebook: Rulebook) -> Generator[Searcher]:
+    """Start a searcher with a child process of its own on the local GPU. `wanted` is the device
+    that kernels are judged for. Raises UsageError where there is no GPU, or another GPU than
+    `wanted`."""
     gpus = gpu_names()
     if not gpus:
         raise UsageError(
             "--search times kernels on a GPU and there is none here; leave it out, or run it on one"
         )
     device = rulebook.device(gpus[0])
-    if asked is not None and rulebook.device(asked).name != device.name:
+    if wanted is not None and rulebook.device(wanted).name != device.name:
         raise UsageError(
-            f"--search times kernels on the {gpus[0]} here, and these are for {asked}; "
+            f"--search times kernels on the {gpus[0]} here, and these are for {wanted}; "
             "leave it out, or analyze for this GPU"
         )
     with Worker("fusion_advisor.measure.child", "gpu") as worker:

@@ -37,8 +37,11 @@ def asked_alike(old: Report, new: Report) -> str:
     """Reason why two reports cannot be compared, a device or a scenario; empty if they can."""
     if old.device.name != new.device.name:
         return f"it is of {old.device.name}, and this report of {new.device.name}"
-    asked = {"shapes", "defaults"}
-    before, after = old.scenario.model_dump(exclude=asked), new.scenario.model_dump(exclude=asked)
+    left_out = {"shapes", "defaults"}
+    before, after = (
+        old.scenario.model_dump(exclude=left_out),
+        new.scenario.model_dump(exclude=left_out),
+    )
     field = next((name for name in after if before.get(name) != after[name]), None)
     if field is not None:
         return f"its {field} is {before.get(field)}, and that of this report {after[field]}"

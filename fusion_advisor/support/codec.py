@@ -137,8 +137,8 @@ def _one_of(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
             whole = isinstance(data, Mapping)
             for kind in records:
                 names = _names(kind)
-                told = data.keys() <= names.keys() if whole else len(data) == len(names)
-                if told or len(records) == 1:
+                matches = data.keys() <= names.keys() if whole else len(data) == len(names)
+                if matches or len(records) == 1:
                     return _reader(kind)(data)
         for each in simple:
             try:

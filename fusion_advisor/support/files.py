@@ -47,14 +47,14 @@ def write(file: Path, text: str) -> None:
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     except OSError as error:
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
-    beside = Path(name)
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
-        beside.chmod(0o644)
-        beside.replace(file)
+        temporary.chmod(0o644)
+        temporary.replace(file)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
 
 

@@ -109,11 +109,11 @@ class Forks:
     def fork(self, *descriptors: int) -> Fork:
         """Fork another process, to which `serve` hands copies of the descriptors; it begins as soon
         as the imports are done."""
-        news, told = os.pipe()
+        news, report_end = os.pipe()
         try:
-            socket.send_fds(self._socket, [b"f"], [told, *descriptors])
+            socket.send_fds(self._socket, [b"f"], [report_end, *descriptors])
         finally:
-            os.close(told)
+            os.close(report_end)
         return Fork(news)
 
     def __enter__(self) -> Forks:
@@ -144,11 +144,11 @@ def serve(number: int, work: Callable[..., NoReturn]) -> None:
     """Run the template, once it has imported: fork on request. Each fork has a process group of its
     own and does `work` with the descriptors that came along, below a warden that reports how it
     ends."""
-    asked, mine = socket.socket(fileno=number), os.getpid()
+    requests, mine = socket.socket(fileno=number), os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # wardens are waited for by nobody
     gc.freeze()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(asked, 1, _MOST_DESCRIPTORS)
+        message, descriptors, _, _ = socket.recv_fds(requests, 1, _MOST_DESCRIPTORS)
         if not message:
             return
         if not os.fork():
@@ -156,7 +156,7 @@ def serve(number: int, work: Callable[..., NoReturn]) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             if os.getppid() != mine:
                 os._exit(0)
-            asked.close()
+            requests.close()
             _begin(work, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)

@@ -21,10 +21,10 @@ from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.files import write
 
 
-def entry(folder: Path, asked: Mapping[str, Any]) -> Path:
+def entry(folder: Path, request: Mapping[str, Any]) -> Path:
     """Path in a folder for a request."""
     versions = [platform.python_version(), *installed()]
-    text = json.dumps({**asked, "versions": versions, "package": _package()}, sort_keys=True)
+    text = json.dumps({**request, "versions": versions, "package": _package()}, sort_keys=True)
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 

@@ -217,9 +217,9 @@ def replied(line: str, answers: Mapping[type[Any], Callable[[Any], Any]]) -> tup
     """Line of the reply to a request line, and the failure; empty for none."""
     name, content = json.loads(line)
     kind = next(kind for kind in answers if kind.__name__ == name)
-    asked = from_data(kind, content)
+    job = from_data(kind, content)
     try:
-        found = answers[kind](asked)
+        found = answers[kind](job)
     except Exception as error:  # noqa: BLE001 emitted files and rivals raise what they like
         text = str(error) if isinstance(error, KernelFault) else cause(error)
         failure = " ".join(text.split())

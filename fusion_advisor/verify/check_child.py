@@ -290,9 +290,11 @@ def truth(call: Callable[..., Any], inputs: Tensors) -> Truth:
 def _check_layouts(call: Callable[..., Any], inputs: Tensors, ours: Tensors) -> None:
     """Raise KernelFault where an output has other strides than the graph gives it at these
     sizes."""
-    told = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in inputs]
-    for index, (mine, said) in enumerate(zip(ours, as_tuple(call(*told)), strict=True)):
-        got, expected = (_strides_that_matter(tensor) for tensor in (mine, said))
+    meta_inputs = [
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in inputs
+    ]
+    for index, (mine, theirs) in enumerate(zip(ours, as_tuple(call(*meta_inputs)), strict=True)):
+        got, expected = (_strides_that_matter(tensor) for tensor in (mine, theirs))
         if mine.numel() and got != expected:
             raise KernelFault(f"output {index} has strides {got}, the graph says {expected}")
 

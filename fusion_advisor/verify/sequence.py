@@ -25,7 +25,7 @@ class Replaced:
     inputs: Sequence[Ref]
 
 
-def beside(flow: Dataflow, groups: Sequence[Replaced]) -> tuple[Graph, tuple[int, ...]]:
+def graph_without(flow: Dataflow, groups: Sequence[Replaced]) -> tuple[Graph, tuple[int, ...]]:
     """Graph without the groups' launches, its nodes in the order that they run in then; and for
     each group the number of nodes before it."""
     group_of = {

@@ -56,7 +56,7 @@ from fusion_advisor.verify.driver import (
     submit_check,
     verify,
 )
-from fusion_advisor.workflows.inductor_overlap import beside
+from fusion_advisor.workflows.inductor_overlap import overlapping_kernels
 from fusion_advisor.workflows.recommend import (
     bench_row,
     measured,
@@ -112,15 +112,15 @@ class BenchRun:
 def read(file: Path) -> tuple[Report, Graph, dict[str, str]]:
     """Read a report as `--out` leaves it: with the graph in it or beside it, and its kernels' files
     by group. Raises UsageError where one is missing or was not written by this tool."""
-    report, beside = load_report(file), file.parent / "graph.json"
-    if report.graph is None and not beside.is_file():
+    report, graph_file = load_report(file), file.parent / "graph.json"
+    if report.graph is None and not graph_file.is_file():
         raise UsageError(
             f"{file}: no graph in it and no graph.json beside it; run analyze with --out again"
         )
     try:
-        graph = graph_from_data(report.graph or loads(beside.read_text(encoding="utf-8")))
+        graph = graph_from_data(report.graph or loads(graph_file.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{beside}: not a graph of fusion-advisor; analyze again") from error
+        raise UsageError(f"{graph_file}: not a graph of fusion-advisor; analyze again") from error
     files = {g.id: file.parent / g.kernel.file for g in report.groups if g.kernel.file}
     texts = {k: each.read_text(encoding="utf-8") for k, each in files.items() if each.is_file()}
     return report, graph, texts
@@ -154,7 +154,7 @@ def bench(run: BenchRun) -> Report:
     for group in chosen:
         if group.id in run.ways:
             found = measured(group, run.ways[group.id])
-            found.beside, found.apart = beside(group, model)
+            found.beside, found.apart = overlapping_kernels(group, model)
             settle(group, found)
     tie = run.rulebook.measure.tie.value
     own = [subject.id for subject in _with_own_op(run, subjects)]

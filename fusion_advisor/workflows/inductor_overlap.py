@@ -8,7 +8,9 @@ from fusion_advisor.measure.protocol import Apart
 from fusion_advisor.report.schema import BesideRow, GroupRow, WayRow
 
 
-def beside(group: GroupRow, model: Sequence[WayRow]) -> tuple[list[BesideRow], list[Apart]]:
+def overlapping_kernels(
+    group: GroupRow, model: Sequence[WayRow]
+) -> tuple[list[BesideRow], list[Apart]]:
     """Kernels of torch.compile that have nodes of the group's first instance, and the pairs of
     parts of that instance that torch.compile left in separate kernels. Empty where it was not
     measured."""

@@ -30,7 +30,7 @@ from fusion_advisor.measure.protocol import (
 )
 from fusion_advisor.report.schema import GroupRow
 from fusion_advisor.support.load_kernel_file import load_module
-from fusion_advisor.workflows.inductor_overlap import beside
+from fusion_advisor.workflows.inductor_overlap import overlapping_kernels
 from fusion_advisor.workflows.recommend import way_row
 
 from .regions import H200, RULES, decided, flow_of
@@ -209,10 +209,10 @@ def test_kernels_of_the_model_stand_beside_the_groups() -> None:
     )
     row = way_row(Measurement("model", "compile", inductor=seen), 0, 1.0)
     one = GroupRow.model_construct(instances=[["a", "b", "c"], ["d", "e", "f"]])
-    kernels, apart = beside(one, [row])
+    kernels, apart = overlapping_kernels(one, [row])
     assert [(k.kernel, k.inside, k.outside) for k in kernels] == [
         ("k0", ["a", "b"], []),
         ("k1", ["c"], ["z"]),
     ]
     assert [pair.why for pair in apart] == ["why"]
-    assert beside(one, []) == ([], [])
+    assert overlapping_kernels(one, []) == ([], [])

@@ -63,5 +63,5 @@ def _coloured(report: Report) -> dict[str, str]:
 def _legend(report: Report) -> str:
     """Legend of groups and colours, as far as the colours go."""
     named = zip(report.groups, _GROUPS, strict=False)
-    said = [f"{group.id} {wording.computes(group)} {colour}" for group, colour in named]
-    return ", ".join([*said, f"none {_ALONE}"])
+    entries = [f"{group.id} {wording.computes(group)} {colour}" for group, colour in named]
+    return ", ".join([*entries, f"none {_ALONE}"])

@@ -31,8 +31,8 @@ Json = dict[str, Any]
 
 def render(report: Report) -> str:
     """Render one run, with a category of its own for each model, device and scenario."""
-    told = [row for row in findings(report) if row.state != "known"]
-    codes = list(dict.fromkeys(row.code for row in told))
+    shown = [row for row in findings(report) if row.state != "known"]
+    codes = list(dict.fromkeys(row.code for row in shown))
     driver: Json = {
         "name": report.tool.name,
         "semanticVersion": report.tool.version,
@@ -42,7 +42,7 @@ def render(report: Report) -> str:
         "tool": {"driver": driver},
         "automationDetails": {"id": _category(report)},
         "originalUriBaseIds": {ROOT: {"description": {"text": "The root of the repository."}}},
-        "results": [_result(row, codes.index(row.code), report.subject(row)) for row in told],
+        "results": [_result(row, codes.index(row.code), report.subject(row)) for row in shown],
     }
     if report.faults:
         run["invocations"] = [_invocation(report)]
@@ -67,8 +67,8 @@ def findings(report: Report) -> list[FindingRow]:
 def _category(report: Report) -> str:
     """Category of the run, where runs of one category replace each other; it ends where the id of
     the run would begin."""
-    asked = f"{report.device.name}, {wording.scenario(report)}"
-    return f"{report.tool.name}/{report.model.source}/{asked}/"
+    setting = f"{report.device.name}, {wording.scenario(report)}"
+    return f"{report.tool.name}/{report.model.source}/{setting}/"
 
 
 def _rule(report: Report, code: str) -> Json:
@@ -154,8 +154,8 @@ def _location(source: SourceRow) -> Json:
 
 
 def _suppression(ignored: IgnoredRow) -> Json:
-    said: Json = {
+    suppression: Json = {
         "kind": "inSource" if ignored.source else "external",
         "justification": ignored.reason,
     }
-    return {**said, "location": _location(ignored.source)} if ignored.source else said
+    return {**suppression, "location": _location(ignored.source)} if ignored.source else suppression

@@ -59,12 +59,15 @@ def document(
 
 
 def several(
-    weights: Mapping[str, float], reports: Mapping[str, Report], said: Sequence[str], top: int = TOP
+    weights: Mapping[str, float],
+    reports: Mapping[str, Report],
+    summaries: Sequence[str],
+    top: int = TOP,
 ) -> RenderableType:
-    """Summary of all scenarios, by their weight: the lines of `said` for each scenario and, last,
-    for all; and the actions, where the same action of several scenarios is one."""
+    """Summary of all scenarios, by their weight: the lines of `summaries` for each scenario and,
+    last, for all; and the actions, where the same action of several scenarios is one."""
     first = next(iter(reports.values()))
-    *each, whole = said
+    *each, whole = summaries
     more = len(each) - _SCENARIOS
     lines = [Text(line) for line in each[:_SCENARIOS]]
     lines += [_dim(f"… and {more} more scenarios")] if more > 0 else []

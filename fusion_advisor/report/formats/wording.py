@@ -146,14 +146,14 @@ def apart(report: Report) -> list[GroupRow]:
 def scenario(report: Report) -> str:
     """Settings that differ from a plain forward pass in eval mode."""
     row = report.scenario
-    said = [f"{row.mode} mode", row.phase]
-    said += [f"{row.dtype} parameters"] if row.dtype else []
-    said += [f"autocast to {row.autocast}"] if row.autocast else []
-    said += [f"batch {row.batch}"] if row.batch else []
-    said += [f"sequence {row.seq}"] if row.seq else []
-    said += [f"cache of {row.kv_len}"] if row.kv_len else []
-    said += ["symbolic sizes"] if row.dynamic else []
-    return ", ".join(said)
+    settings = [f"{row.mode} mode", row.phase]
+    settings += [f"{row.dtype} parameters"] if row.dtype else []
+    settings += [f"autocast to {row.autocast}"] if row.autocast else []
+    settings += [f"batch {row.batch}"] if row.batch else []
+    settings += [f"sequence {row.seq}"] if row.seq else []
+    settings += [f"cache of {row.kv_len}"] if row.kv_len else []
+    settings += ["symbolic sizes"] if row.dynamic else []
+    return ", ".join(settings)
 
 
 def notes(report: Report) -> list[tuple[str, str]]:
@@ -209,11 +209,11 @@ def _way(row: WayRow) -> tuple[str, ...]:
     if row.us is None:
         return row.way, "", "", row.failure or row.absent or ""
     spread = f"{time(row.us)} ({time(row.low_us or row.us)} to {time(row.high_us or row.us)})"
-    said = [] if row.host_ahead else ["the host limits"]
+    remarks = [] if row.host_ahead else ["the host limits"]
     count = len(row.covers)
-    said += [f"{count} kernel{'s' if count > 1 else ''}"] if count else []
-    said += [row.unknown] if row.unknown else []
-    return row.way, spread, percent(row.share) if row.share else "", ", ".join(said)
+    remarks += [f"{count} kernel{'s' if count > 1 else ''}"] if count else []
+    remarks += [row.unknown] if row.unknown else []
+    return row.way, spread, percent(row.share) if row.share else "", ", ".join(remarks)
 
 
 def measured(group: GroupRow) -> str:
@@ -262,11 +262,11 @@ def inductor(group: GroupRow) -> list[str]:
         )
         lines.append(f"torch.compile of the model: {made}")
     parts = [*(alone.apart if alone else []), *found.apart]
-    said = dict.fromkeys(
+    reasons_given = dict.fromkeys(
         f"Inductor kept {_nodes(row.first)} apart from {_nodes(row.second)}: {row.why}"
         for row in parts
     )
-    return [*lines, *list(said)[:_MOST_REASONS]]
+    return [*lines, *list(reasons_given)[:_MOST_REASONS]]
 
 
 def _nodes(names: Iterable[str]) -> str:
