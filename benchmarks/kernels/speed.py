@@ -520,8 +520,8 @@ def _poisoned() -> Generator[None]:
 
 
 def _check(run: Run, pattern: Pattern, whole: Whole) -> dict[str, Any]:
-    """The largest errors against float64 on the real size, ours and eager's; raises Fault when ours
-    is not finite, or more than twice eager's and an ulp of the largest value."""
+    """Largest errors against float64 on the real size, ours and eager's. Raises KernelFault when
+    ours is not finite, or more than twice eager's and an ulp of the largest value."""
     from fusion_advisor.verify.check_child import Float64Mode
 
     inputs = pattern.build(run.device)

@@ -400,9 +400,9 @@ def _in_cycle(flow: Dataflow, blocks: list[tuple[int, ...]]) -> list[int]:
 
 
 def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping[Found]) -> None:
-    """Bytes saved by fusing every maximal region of modelled memory-bound launches, and the
-    candidates that reach further than a component: regions with ops that have no meaning, and
-    regions with the compute-bound launches that touch them."""
+    """Record the bytes that fusing every maximal region of modelled memory-bound launches would
+    save, and the candidates that reach further than a component: regions with ops that have no
+    meaning, and regions with the compute-bound launches that touch them."""
     costs = [flow.annotated.costs[node.name] for node in flow.nodes]
     memory_bound = [c.modelled and c.launches > 0 and c.memory_bound for c in costs]
     compute_bound = [c.launches > 0 and not c.memory_bound for c in costs]

@@ -1,9 +1,9 @@
 """Elements that tensors address in a storage; several views together count each element once.
 
 A view is a start and, for each dimension, places with a step between them. The elements of several
-views are counted dimension by dimension. The first dimension has the widest step that separates
-neighbouring places in every view. Places that the same views have are counted once: their inner
-elements are counted for one place and multiplied by the number of such places.
+views are counted dimension by dimension, from the widest step at which every view can be cut. Each
+view has some places along that step. Places that the same views cover have the same inner elements:
+these are counted once, and multiplied by the number of such places.
 """
 
 from __future__ import annotations

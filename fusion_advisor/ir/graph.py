@@ -234,8 +234,8 @@ class Graph:
 
     @property
     def empty(self) -> bool:
-        """Whether some node has results and all results have no elements: such a run costs nothing,
-        so it is refused. One empty result beside others is how an op leaves out a result that its
-        device lacks."""
+        """Whether some node has results and none of its results has elements: a model is not run
+        for a node that costs nothing. One empty result beside others is how an op leaves out a
+        result that its device lacks."""
         made = ([t.numel for t in node.outputs if t is not None] for node in self.nodes)
         return any(counts and not any(counts) for counts in made)
