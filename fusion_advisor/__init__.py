@@ -33,7 +33,7 @@ _OFFERED = {
     "record": "frontend.session",
     "unapply": "workflows.apply",
 }
-"""What is offered, and the module that it is in."""
+"""Public names, each with the module that defines it."""
 
 __all__ = [
     "Applied",
@@ -52,7 +52,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What is offered needs torch, which the command line must not pay for."""
+    """Import a public name when it is used: it needs torch, which the command line must not
+    pay for."""
     if name == "backend":  # `fusion_advisor.backend.last()`
         return import_module("fusion_advisor.dynamo.backend")
     if name not in _OFFERED:

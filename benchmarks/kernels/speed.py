@@ -42,7 +42,7 @@ from torch import Tensor
 from fusion_advisor.ir.graph import Arg, Graph, Ref, Symbol
 from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
 from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.support.load_kernel_file import Fault, cause, load_module
+from fusion_advisor.support.load_kernel_file import KernelFault, cause, load_module
 
 from ..gpu import ahead, clock, copy_bandwidth, heading, lost, machine, resources
 from .patterns import CLOSE, Function, Pattern, patterns
@@ -250,7 +250,7 @@ class Whole:
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         if len(inputs) != len(self._given):
-            raise Fault(f"{len(inputs)} inputs for {len(self._given)} of the graph")
+            raise KernelFault(f"{len(inputs)} inputs for {len(self._given)} of the graph")
         values = {Ref(name): x for name, x in zip(self._given, inputs, strict=True)}
         return tuple(self._value(ref, values) for ref in self._graph.outputs)
 
@@ -268,7 +268,7 @@ class Whole:
     def _eager(self, name: str, values: dict[Ref, Tensor]) -> None:
         node = self._nodes[name]
         if node.kind != "call":
-            raise Fault(f"{name} is a {node.kind}, which is not carried")
+            raise KernelFault(f"{name} is a {node.kind}, which is not carried")
         call: Any = torch.ops
         for part in node.op.split("."):
             call = getattr(call, part)
@@ -353,8 +353,8 @@ class Run:
         self.copies.append(copy_bandwidth(self.clock, *([1 << 13] if self.dry else [])))
 
     def time_one(self, pattern: Pattern, who: str, call: Function, **found: Any) -> None:
-        """Time one way to compute a pattern, on fresh data. Fault for a time that no memory of the
-        device reaches."""
+        """Time one way to compute a pattern, on fresh data. Raises KernelFault for a time that
+        no memory of the device reaches."""
         inputs = pattern.build(self.device)
         t = self.clock.time(lambda: call(*inputs), self.jobs[pattern.name]["ideal_bytes"])
         found |= {
@@ -520,8 +520,8 @@ def _poisoned() -> Generator[None]:
 
 
 def _check(run: Run, pattern: Pattern, whole: Whole) -> dict[str, Any]:
-    """The largest errors against float64 on the real size, ours and eager's; raises Fault when ours
-    is not finite, or more than twice eager's and an ulp of the largest value."""
+    """Largest errors against float64 on the real size, ours and eager's. Raises KernelFault when
+    ours is not finite, or more than twice eager's and an ulp of the largest value."""
     from fusion_advisor.verify.check_child import Float64Mode
 
     inputs = pattern.build(run.device)
@@ -537,13 +537,15 @@ def _check(run: Run, pattern: Pattern, whole: Whole) -> dict[str, Any]:
     theirs: list[float] = []
     for mine, other, true in zip(ours, eager, exact, strict=True):
         if mine.shape != other.shape or mine.dtype != other.dtype:
-            raise Fault(f"{mine.shape} {mine.dtype}, not {other.shape} {other.dtype}")
+            raise KernelFault(f"{mine.shape} {mine.dtype}, not {other.shape} {other.dtype}")
         errors.append(_largest(mine, true))
         theirs.append(_largest(other, true))
         top = float(true.abs().max())
         allowed = 2 * theirs[-1] + top * torch.finfo(mine.dtype).eps
         if not errors[-1] <= allowed:
-            raise Fault(f"error {errors[-1]:.3g}, eager's {theirs[-1]:.3g}, largest {top:.3g}")
+            raise KernelFault(
+                f"error {errors[-1]:.3g}, eager's {theirs[-1]:.3g}, largest {top:.3g}"
+            )
     return {"errors": errors, "eager_errors": theirs}
 
 
@@ -562,12 +564,13 @@ def _check_dropout(x: Tensor, ours: Tensor) -> dict[str, Any]:
     share = float(kept.double().mean())
     error = float(((ours.double() - exact) * kept).abs().max())
     if not (0.895 < share < 0.905 and error < 0.05) and x.numel() > 1 << 20:
-        raise Fault(f"kept {share:.4f} of the elements, error {error:.3g}")
+        raise KernelFault(f"kept {share:.4f} of the elements, error {error:.3g}")
     return {"errors": [error], "eager_errors": [], "kept": share}
 
 
 def _difference(run: Run, pattern: Pattern, call: Function) -> list[float]:
-    """How far a rival is from eager, as a share of the largest value; Fault when that is far."""
+    """Distance of a rival from eager, as a share of the largest value. Raises KernelFault when that
+    is far."""
     inputs = pattern.build(run.device)
     expected = _outputs(pattern.function(*inputs))
     found = _outputs(call(*(x.clone() for x in inputs)))
@@ -576,7 +579,7 @@ def _difference(run: Run, pattern: Pattern, call: Function) -> list[float]:
         for mine, other in zip(found, expected, strict=False)
     ]
     if not max(shares) <= FAR:
-        raise Fault(f"not the same computation: {max(shares):.3g} of the largest value away")
+        raise KernelFault(f"not the same computation: {max(shares):.3g} of the largest value away")
     return shares
 
 

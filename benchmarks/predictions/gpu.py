@@ -26,7 +26,7 @@ from fusion_advisor.ir.graph_json import graph_from_json
 from fusion_advisor.measure.clocks import Clock
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.codec import to_json
-from fusion_advisor.support.load_kernel_file import Fault, cause, load_module
+from fusion_advisor.support.load_kernel_file import KernelFault, cause, load_module
 
 from ..gpu import ahead, counted, lost, resources
 from ..gpu import clock as clock_of
@@ -242,7 +242,7 @@ def _rehearse(cases: Sequence[Case]) -> int:
                 expected = node.outputs[ref.output]
                 assert expected is not None
                 if tuple(result.shape) != expected.shape:
-                    raise Fault(f"{tuple(result.shape)}, not {expected.shape}")
+                    raise KernelFault(f"{tuple(result.shape)}, not {expected.shape}")
             _given(case, graph, inputs)
         except Exception as error:  # noqa: BLE001 listed
             bad += 1

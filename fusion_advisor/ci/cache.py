@@ -1,4 +1,4 @@
-"""What captures and analyses came to, kept by the content of all that they were made from.
+"""Cache of captures and analyses, keyed by the content of everything that they were made from.
 
 An entry is one JSON file, named by what was asked: the model, the scenario, of an analysis the
 device and the rules' hash, too, what is installed, this package's own files. It holds while every
@@ -25,7 +25,7 @@ from fusion_advisor.support.kept import entry, put, read
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AnalysisOutcome:
     """A report, the kernels' texts by their names, and the captured graph as JSON."""
 
     report: Report
@@ -34,7 +34,7 @@ class Outcome:
 
 
 def cache_folder() -> Path:
-    """Where entries lie: `FUSION_ADVISOR_CACHE`, else below the user's own cache."""
+    """Folder of the entries: `FUSION_ADVISOR_CACHE`, else below the user's own cache."""
     given = os.environ.get("FUSION_ADVISOR_CACHE")
     if given:
         return Path(given)
@@ -42,16 +42,16 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "fusion-advisor"
 
 
-def find(folder: Path, request: Request, rulebook: Rulebook) -> Outcome | None:
-    """What the same request came to, if all that it was made from is unchanged. None, too, for an
-    entry that cannot be read, and where the folder is another user's."""
+def find(folder: Path, request: Request, rulebook: Rulebook) -> AnalysisOutcome | None:
+    """Outcome of the same request, if everything that it was made from is unchanged; else None.
+    None, too, for an entry that cannot be read, and where the folder is another user's."""
     try:
         content = _unchanged(_outcome(folder, request, rulebook))
         report = Report.model_validate(content["report"])
         kernels = dict(content["kernels"])
         for group in report.groups:
             group.kernel.text = kernels.get(group.kernel.entry)
-        return Outcome(report, kernels, dict(content["graph"]))
+        return AnalysisOutcome(report, kernels, dict(content["graph"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -60,7 +60,7 @@ def keep(
     folder: Path,
     request: Request,
     rulebook: Rulebook,
-    outcome: Outcome,
+    outcome: AnalysisOutcome,
     files: Iterable[str],
     since: float,
 ) -> None:
@@ -94,7 +94,7 @@ def keep_graph(
 
 
 def _unchanged(file: Path) -> dict[str, Any]:
-    """What an entry holds. ValueError where a file that it was made from has changed."""
+    """Content of an entry. Raises ValueError where a file that it was made from has changed."""
     content = read(file)
     if any(content_hash(Path(name)) != mark for name, mark in content["files"].items()):
         raise ValueError(f"{file}: made from other files")
@@ -118,7 +118,7 @@ def _keep(
 
 
 def _captured(request: Request) -> dict[str, Any]:
-    """What a capture hangs on."""
+    """Part of the key that decides a capture."""
     return {
         "model": request.model,
         "from": os.getcwd(),

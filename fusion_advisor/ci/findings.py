@@ -27,8 +27,8 @@ from fusion_advisor.support.errors import UsageError
 
 @dataclass(frozen=True)
 class Policy:
-    """What a repository wants to hear of. Codes are a gate's code or name, or the name of
-    an idiom or of a kind of advice.
+    """Policy of a repository: which findings it reports. Codes are a gate's code or name, or the
+    name of an idiom or of a kind of advice.
 
     `select`: these codes alone, all if empty. `ignore` and `ignore_in`, the latter by patterns of
     modules' paths: found but set aside. What saves less than `least_us` microseconds, or less

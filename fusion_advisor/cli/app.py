@@ -53,7 +53,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Which operators of a PyTorch model to fuse, why, what it saves, and a checked kernel."""
+    """Find the operators of a PyTorch model to fuse: why, what it saves, and a checked kernel."""
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""Stage: what each launch costs. Records in, costs out; no torch.
+"""Stage: cost of each launch. Records in, costs out; no torch.
 
-Bytes are HBM bytes as eager launches the op: every element that it addresses once, in however many
-views of one storage, every fresh output once; an in-place op reads and writes its target; a view is
-free. FLOPs come from the op's meaning, or from its formula where it has none. An op that nobody
-modelled is counted by its tensors, marked, and never fused.
+Bytes are HBM bytes as eager launches the op: every addressed element once, in however many views of
+one storage, and every fresh output once; an in-place op reads and writes its target; a view is
+free. FLOPs come from the op's meaning, or from its formula where it has none. An op without an
+entry is counted by its tensors, marked, and never fused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from fusion_advisor.cost.times import Launch, time_model
+from fusion_advisor.cost.times import EagerLaunch, time_model
 from fusion_advisor.ir.addressed import of_tensor, together
 from fusion_advisor.ir.graph import OWN_OPS, Arg, Graph, Node, Ref, Tensor
 from fusion_advisor.ops import REGISTRY, Call, Op, state
@@ -25,9 +25,9 @@ Bound = Literal["compute", "memory", "overhead", "free"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one node costs on one device. `intensity` and `ridge` are FLOP/B; `time_us` is that of
-    the launch among others, with nothing of it in the L2, and `work` the time model's notes on it.
-    `fusible` nodes have a meaning that the region form can express."""
+    """Cost of one node on one device. `intensity` and `ridge` are FLOP/B. `time_us` is the time of
+    the launch among others with a cold L2, and `work` the time model's notes on it. `fusible` nodes
+    have a meaning that the region form can express."""
 
     flops: int
     special_flops: int
@@ -52,13 +52,14 @@ class Cost:
 
     @property
     def memory_bound(self) -> bool:
-        """Step 1 of the flow: less arithmetic a byte than the unit's ridge."""
+        """Whether the node is memory-bound: fewer FLOP per byte than the unit's ridge (step 1 of
+        the flow)."""
         return self.launches > 0 and self.intensity < self.ridge
 
 
 @dataclass(frozen=True, slots=True)
 class Annotated:
-    """A graph with the cost of each node, in the graph's order."""
+    """Graph with the cost of each node, in the graph's order."""
 
     graph: Graph
     costs: Mapping[str, Cost]
@@ -91,7 +92,8 @@ def annotate(graph: Graph, device: Device) -> Annotated:
 
 
 def _signature(node: Node, tensors: Mapping[Ref, Tensor]) -> object:
-    """Equal for nodes that cost the same: op, arguments, layouts, and which operands alias."""
+    """Key that is equal for nodes of the same cost: op, arguments, layouts, and which
+    operands alias."""
     storages: dict[int, int] = {}
 
     def seen(tensor: Tensor | None) -> object:
@@ -133,7 +135,7 @@ def _cost(call: Call, device: Device) -> Cost:
     if not launches or not read + written:
         return _free(node, op)
     arithmetic_us = seconds_of_arithmetic(device, unit, dtype, flops, special) * 1e6
-    launch = Launch(call, op, read, written, unit, arithmetic_us, made.instructions(device))
+    launch = EagerLaunch(call, op, read, written, unit, arithmetic_us, made.instructions(device))
     time_us, work = time_model().launch(launch, device)
     intensity, ridge = flops / (read + written), device.ridge(unit, dtype)
     bound: Bound = "memory" if intensity < ridge else "compute"
@@ -160,7 +162,8 @@ def _cost(call: Call, device: Device) -> Cost:
 
 
 def _free(node: Node, op: Op | None, fusible: bool = False) -> Cost:
-    """Views, allocations, empty tensors and what is there before the graph runs."""
+    """Cost of a node that launches nothing: a view, an allocation, an empty tensor or a tensor that
+    exists before the graph runs."""
     pattern = "view" if node.kind == "call" else node.kind
     if op is not None and op.pattern in ("view", "allocation"):
         pattern = op.pattern
@@ -168,7 +171,7 @@ def _free(node: Node, op: Op | None, fusible: bool = False) -> Cost:
 
 
 def is_view(node: Node, operands: tuple[Tensor, ...]) -> bool:
-    """Every result shares its storage with an operand and nothing is written."""
+    """Whether every result shares its storage with an operand and nothing is written."""
     storages = {tensor.storage for tensor in operands}
     results = [tensor for tensor in node.outputs if tensor is not None]
     return bool(results) and not node.mutates and all(t.storage in storages for t in results)
@@ -177,8 +180,8 @@ def is_view(node: Node, operands: tuple[Tensor, ...]) -> bool:
 def seconds_of_arithmetic(
     device: Device, unit: str, dtype: str, flops: int, special_flops: int
 ) -> float:
-    """Time of the arithmetic alone. On CUDA cores plain steps are not fused multiply-adds and
-    reach half the peak; transcendentals run at the special-function unit's rate."""
+    """Seconds of the arithmetic alone. On CUDA cores plain steps are not fused multiply-adds and
+    reach half the peak; transcendentals run at the rate of the special-function unit."""
     if unit == "tensor":
         return flops / device.peak_flops("tensor", dtype)
     plain = (flops - special_flops) / (device.peak_flops("cuda", dtype) / 2)
@@ -189,8 +192,8 @@ _CUDNN = ("convolution", "recurrent")
 
 
 def _arithmetic_dtype(call: Call, op: Op | None) -> str:
-    """The dtype whose peak applies: the widest floating operand, else the result's. cuDNN takes
-    float32 in TF32 by default (`torch.backends.cudnn.allow_tf32`), cuBLAS does not."""
+    """Dtype whose peak applies: the widest floating operand, else the result's. cuDNN takes float32
+    in TF32 by default (`torch.backends.cudnn.allow_tf32`), cuBLAS does not."""
     dtype = _widest(call)
     return "tf32" if dtype == "float32" and op is not None and op.pattern in _CUDNN else dtype
 
@@ -210,22 +213,23 @@ def _traffic(call: Call, op: Op | None) -> tuple[int, int]:
     results = [tensor for tensor in node.outputs if tensor is not None]
     owned = {tensor.storage for tensor in call.operands} - {*node.mutates}
     written = [tensor for tensor in results if tensor.storage not in owned]
-    told = {tensor.storage for tensor in results}
+    returned = {tensor.storage for tensor in results}
     for tensor in call.operands:  # which of them is not told where no result is
-        if tensor.storage in node.mutates and tensor.storage not in told:
+        if tensor.storage in node.mutates and tensor.storage not in returned:
             written.append(tensor)
     return together(call.operands), together(written)
 
 
 def element_set(tensor: Tensor) -> object:
-    """Equal for views of one storage that address the same elements, however permuted."""
+    """Key that is equal for views of one storage that address the same elements, however
+    permuted."""
     return tensor.storage, tensor.offset, tensor.dtype, of_tensor(tensor)
 
 
 @dataclass(frozen=True, slots=True)
 class _Arithmetic:
-    """Of an op: FLOPs, those of them that are transcendental, whether the form can express it, and
-    at how many places it applies which primitive, to which dtype."""
+    """Arithmetic of an op: FLOPs, the transcendental ones among them, whether the region form can
+    express the op, and at how many places it applies which primitive, to which dtype."""
 
     flops: int
     special: int
@@ -233,7 +237,8 @@ class _Arithmetic:
     applied: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
 
     def instructions(self, device: Device) -> int:
-        """Of warps, in the longer forms: eager's kernels are made for every float32 alike."""
+        """Warp instructions, in their longer forms: eager's kernels are compiled for every float32
+        value alike."""
         lanes = sum(
             count * device.worth(name, dtype, precise=True)
             for (name, dtype), count in self.applied.items()
@@ -266,7 +271,8 @@ def _arithmetic(call: Call, op: Op | None) -> _Arithmetic:
 
 
 def writes_alias(call: Call) -> bool:
-    """An in-place write through a view of a larger tensor: others may see a part of it change."""
+    """Whether the call writes in place through a view of a larger tensor: a part of that tensor
+    changes for its other readers."""
     return any(
         tensor.storage in call.node.mutates
         and (tensor.offset != 0 or tensor.addressed != tensor.numel)
@@ -275,7 +281,7 @@ def writes_alias(call: Call) -> bool:
 
 
 def _axes(call: Call, op: Op | None) -> str:
-    """The dimensions that the op combines, as torch numbers them: `1`, `2,3`."""
+    """Dimensions that the op reduces, as torch numbers them: `1`, `2,3`."""
     if op is None or op.pattern != "reduction" or not call.operands:
         return ""
     before, after = call.operands[0].shape, call.out.shape

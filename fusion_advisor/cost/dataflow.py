@@ -1,7 +1,7 @@
-"""Who feeds whom: the graph's dependencies with views seen through and in-place writes resolved.
+"""Data flow of a graph: dependencies with views seen through and in-place writes resolved.
 
-A node is known here by its position in the graph. Sets of positions are Python integers used as
-bit sets, so that reachability over thousands of nodes costs milliseconds.
+A node is known here by its position in the graph. Sets of positions are Python integers used as bit
+sets, so that reachability over thousands of nodes costs milliseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fusion_advisor.rulebook.devices import Device
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The positions in a bit set, ascending."""
+    """Yield the positions in a bit set, ascending."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -28,8 +28,8 @@ class Dataflow:
 
     `operands[i]` are the tensors that node i reads, after in-place writes; `readers[ref]` the nodes
     that read a tensor directly (views among them). `before[i]` are the nodes that i waits for
-    directly, `above[i]` all positions that must run before i, and `beyond[i]` those of them that
-    can never share a kernel with i: a node that nothing fuses with lies between.
+    directly, `above[i]` all positions that must run before i, and `beyond[i]` those of `above[i]`
+    that can never share a kernel with i: a node that nothing fuses with lies between.
     """
 
     annotated: Annotated
@@ -41,12 +41,12 @@ class Dataflow:
     beyond: list[int] = field(default_factory=list[int])
     fusible: list[bool] = field(default_factory=list[bool])
     results: tuple[Ref, ...] = ()
-    """The tensors that the caller gets, in order, after in-place writes."""
+    """Tensors that the caller gets, in order, after in-place writes."""
     returned: set[Ref] = field(default_factory=set[Ref])
     elements: dict[Ref, int] = field(default_factory=dict[Ref, int])
-    """Equal for tensors that address the same elements of one storage."""
+    """Keys that are equal for tensors that address the same elements of one storage."""
     varied: Mapping[Ref, frozenset[int]] = field(default_factory=dict[Ref, frozenset[int]])
-    """The dimensions of tensors whose sizes were others when the model ran at other sizes."""
+    """Dimensions of tensors whose sizes differed when the model ran at other sizes."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -59,13 +59,14 @@ class Dataflow:
         return self.annotated.costs[self.nodes[number].name].launches > 0
 
     def base(self, ref: Ref) -> Ref:
-        """The tensor that a chain of views looks at."""
+        """Tensor at the start of a chain of views."""
         while self.is_view(self.position[ref.node]):
             ref = self.operands[self.position[ref.node]][0]
         return ref
 
     def uses(self, ref: Ref) -> Iterator[int]:
-        """Positions of the launches that read a tensor, views seen through; -1 for the caller."""
+        """Yield the positions of the launches that read a tensor, views seen through; -1
+        for the caller."""
         if ref in self.returned:
             yield -1
         for reader in self.readers.get(ref, ()):
@@ -77,7 +78,7 @@ class Dataflow:
 
 
 def dataflow(graph: Graph, device: Device) -> Dataflow:
-    """Build the dependencies of a graph, each of its launches with what it costs on a device."""
+    """Build the dependencies of a graph, with the cost of each launch on a device."""
     annotated = annotate(graph, device)
     flow = Dataflow(annotated)
     nodes = annotated.graph.nodes
@@ -101,19 +102,19 @@ def dataflow(graph: Graph, device: Device) -> Dataflow:
 
 
 def widened(flow: Dataflow, passing: Sequence[bool]) -> Dataflow:
-    """The same dataflow, barred by nothing but the launches that do not pass."""
+    """Copy of a dataflow in which only the launches that are not `passing` bar fusion."""
     return replace(
         flow, fusible=list(passing), beyond=_beyond(flow, passing, [True] * len(passing))
     )
 
 
 def _views_that_pass(flow: Dataflow) -> list[bool]:
-    """Views whose consumers can pull their elements through."""
+    """Views whose consumers can pull elements through them."""
     return [flow.annotated.costs[node.name].fusible for node in flow.nodes]
 
 
 def _beyond(flow: Dataflow, launches: Sequence[bool], views: Sequence[bool]) -> list[int]:
-    """For each node, what feeds it through a launch or a view that bars fusion."""
+    """For each node, the nodes that feed it through a launch or a view that bars fusion."""
     beyond: list[int] = []
     for before in flow.before:
         out = 0
@@ -127,12 +128,10 @@ def _beyond(flow: Dataflow, launches: Sequence[bool], views: Sequence[bool]) -> 
 
 
 def _resolve_writes(flow: Dataflow) -> tuple[dict[int, set[int]], set[int]]:
-    """Point every reader at the tensor that it really reads.
-
-    Returns the extra order between nodes (no read moves across a write that aliases it) and the
-    in-place nodes that must stay as they are: those that write what the caller owns, or what is
-    later read through an older view.
-    """
+    """Point every reader at the tensor that it really reads. Returns the extra order between nodes
+    (no read moves across a write that aliases it) and the in-place nodes that must stay as they
+    are: those that write a tensor of the caller, or a tensor that is later read through an older
+    view."""
     annotated, nodes = flow.annotated, flow.nodes
     touches: dict[int, list[int]] = {}
     for i, node in enumerate(nodes):
@@ -173,7 +172,7 @@ def _resolve_writes(flow: Dataflow) -> tuple[dict[int, set[int]], set[int]]:
 
 
 def _keeps_in_place(flow: Dataflow, number: int, storage: int, touching: list[int]) -> bool:
-    """The write is visible beyond the value that the node returns."""
+    """Whether the write is visible beyond the value that the node returns."""
     nodes, tensors = flow.nodes, flow.annotated.tensors
     written = nodes[number].outputs[0] if nodes[number].outputs else None
     if written is None or written.storage != storage or len(nodes[number].mutates) > 1:

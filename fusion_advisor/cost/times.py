@@ -1,7 +1,8 @@
-"""Protocol of a time model, and the plain one: bytes over bandwidth, or arithmetic, plus launches.
+"""Protocol of a time model, and the plain model: bytes over bandwidth, or arithmetic, plus
+launches.
 
-The model that was fitted to measurements stands behind this protocol; where its room is gone, the
-plain one serves. All times are microseconds.
+The model that was fitted to measurements stands behind this protocol; where its room is deleted,
+the plain one serves. All times are microseconds.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ ROOM = "fusion_advisor.perfmodel"
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """One launch of eager's: HBM bytes, the arithmetic's time at the device's peaks, and what warps
-    issue for its primitives, in instructions of warps. `op` is None where nobody modelled it."""
+class EagerLaunch:
+    """One eager launch: HBM bytes, time of the arithmetic at the device's peaks, and instructions
+    that its warps issue for its primitives. `op` is None where the op has no entry."""
 
     call: Call
     op: Op | None
@@ -38,8 +39,8 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The kernels of a group: its `plan`, None where it has none, HBM bytes, the arithmetic's time
-    at the device's peaks, how many launches, and registers per thread of each, once compiled."""
+    """Kernels of a group: `plan`, None where there is none; HBM bytes; time of the arithmetic at
+    the device's peaks; number of launches; registers per thread of each kernel, once compiled."""
 
     plan: object
     moved: int
@@ -49,30 +50,30 @@ class Fused:
 
 
 class TimeModel(Protocol):
-    """What predicts times."""
+    """Protocol of a model that predicts times, us."""
 
-    def launch(self, launch: Launch, device: Device) -> tuple[float, object]:
-        """The time of one launch among others, and the model's own notes on it, which it alone
-        reads."""
+    def launch(self, launch: EagerLaunch, device: Device) -> tuple[float, object]:
+        """Time of one launch among others, us, and the model's own notes on the launch, which the
+        model alone reads."""
         ...
 
     def eager_us(self, flow: Dataflow, launches: Sequence[int]) -> float:
-        """The time of a call of launches, by number, in eager's order, with a cold L2."""
+        """Time of a call of launches, by number, in eager's order, with a cold L2, us."""
         ...
 
     def fused_us(self, fused: Fused, device: Device) -> float:
-        """The time of a call of a group's kernels, with a cold L2."""
+        """Time of a call of a group's kernels, with a cold L2, us."""
         ...
 
     def interval(self, unfused_us: float, fused_us: float, device: Device) -> tuple[float, float]:
-        """What 90 % of measured speed-ups lie between."""
+        """Interval that holds 90 % of measured speed-ups."""
         ...
 
 
 class Roofline:
-    """The plain model: what is longer, bytes or arithmetic, plus launches."""
+    """Plain time model: the longer of bytes and arithmetic, plus launches."""
 
-    def launch(self, launch: Launch, device: Device) -> tuple[float, object]:
+    def launch(self, launch: EagerLaunch, device: Device) -> tuple[float, object]:
         moved = launch.bytes_read + launch.bytes_written
         return _longer(moved, launch.arithmetic_us, device) + device.launch_us, None
 
@@ -85,7 +86,7 @@ class Roofline:
         return busy + fused.launches * device.launch_us
 
     def interval(self, unfused_us: float, fused_us: float, device: Device) -> tuple[float, float]:
-        """Between no gain at all and that of the roofline: nothing more is known here."""
+        """Interval from no gain to the roofline's gain: nothing narrower is known here."""
         del device
         ratio = unfused_us / fused_us
         return min(1.0, ratio), max(1.0, ratio)
@@ -97,7 +98,7 @@ def _longer(moved: int, arithmetic_us: float, device: Device) -> float:
 
 @cache
 def time_model() -> TimeModel:
-    """The model of the room that predicts times, else the plain one."""
+    """Fitted model of the room `perfmodel`, else the plain one."""
     if find_spec(ROOM) is None:
         return Roofline()
     return cast("TimeModel", import_module(f"{ROOM}.workload").MODEL)

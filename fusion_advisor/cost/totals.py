@@ -1,4 +1,4 @@
-"""What a whole graph takes at least: time when all is fused that may be, and memory."""
+"""Lower bound on the time of a whole graph with everything fused, and peak memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from fusion_advisor.ir.graph import Graph, Ref, Tensor
 
 
 def least_us(flow: Dataflow, eager_us: Mapping[str, float]) -> float:
-    """What stays when all is fused that may be: the call, every launch that is never fused, and of
-    the others to read once what those and the caller give and to write once what those and the
-    caller get, in no fewer launches than lie one behind the other with a launch that is never fused
-    between them."""
+    """Lower bound on the time when everything fusible is fused, us.
+
+    It counts the call, every launch that is never fused, and for the fusible launches the bytes
+    that must move: each tensor from the caller or a never-fused launch is read once, and each
+    tensor for them is written once. The fusible part takes at least as many launches as lie one
+    after the other with a never-fused launch between them.
+    """
     annotated, device = flow.annotated, flow.annotated.device
     names = [node.name for node in flow.nodes]
     stays = [flow.launches(i) and not flow.fusible[i] for i in range(len(names))]
@@ -50,8 +53,8 @@ def least_us(flow: Dataflow, eager_us: Mapping[str, float]) -> float:
 
 
 def peak_activation_bytes(graph: Graph) -> int:
-    """The most bytes of intermediates and results alive at once, each storage from the launch that
-    makes it to its last use; what is there before the graph runs is not counted."""
+    """Peak bytes of intermediates and results alive at once. Each storage lives from the launch
+    that makes it to its last use; tensors that exist before the graph runs are not counted."""
     storage_of: dict[Ref, int] = {}
     sizes: dict[int, int] = {}
     first: dict[int, int] = {}

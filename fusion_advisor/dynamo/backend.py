@@ -1,4 +1,5 @@
-"""`torch.compile(model, backend="fusion_advisor")`: our kernels where they win, Inductor elsewhere.
+"""Backend for `torch.compile(model, backend="fusion_advisor")`: our kernels where they win,
+Inductor elsewhere.
 
 Each graph that Dynamo hands over is lowered to ATen, analysed and divided (`partition.divide`).
 What is ours becomes calls of opaque operators (`custom_ops`), and Inductor gets the graph with them
@@ -39,7 +40,7 @@ from typing import Any
 import torch
 
 from fusion_advisor.dynamo.custom_ops import interpreted, substitute
-from fusion_advisor.dynamo.partition import Compiler, Place, divide
+from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.frontend.aot import lower
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.load import load_rulebook
@@ -53,29 +54,29 @@ Inner = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one of Dynamo's graphs. `why` says why all of it is Inductor's; `report` is
-    None where it was not analysed."""
+    """Result for one of Dynamo's graphs. `why` says why the whole graph is Inductor's; `report` is
+    None where the graph was not analysed."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[Occurrence, ...] = ()
     report: Report | None = None
     why: str = ""
 
     @property
-    def taken(self) -> tuple[Place, ...]:
+    def taken(self) -> tuple[Occurrence, ...]:
         return tuple(place for place in self.places if place.kernel is not None)
 
     @property
     def saved_us(self) -> float:
-        """What our kernels are predicted to save against eager, in microseconds of one run."""
+        """Predicted saving of our kernels against eager, us of one run."""
         return sum(place.saved_us for place in self.taken)
 
     @property
     def accepted_us(self) -> float:
-        """What all accepted groups would save."""
+        """Predicted saving of all accepted groups, us of one run."""
         return sum(place.saved_us for place in self.places)
 
     @property
-    def left(self) -> tuple[Place, ...]:
+    def left(self) -> tuple[Occurrence, ...]:
         return tuple(place for place in self.places if place.kernel is None)
 
     def __str__(self) -> str:
@@ -91,24 +92,24 @@ class Outcome:
 
 
 @dataclass
-class _Kept:
+class _LastOutcome:
     outcome: Outcome | None = None
 
 
-_kept = _Kept()
+_last = _LastOutcome()
 
 
 def last() -> Outcome | None:
-    """What became of the graph that was compiled last in this process."""
-    return _kept.outcome
+    """Outcome of the graph that was compiled last in this process; None where none was."""
+    return _last.outcome
 
 
 @dataclass(frozen=True)
 class _Options:
-    """Ours of the options, and how the rest is compiled."""
+    """Options of this backend, and how the rest is compiled."""
 
     inner: Inner
-    compiler: Compiler
+    compiler: InnerCompiler
     device: str | None = None
     rules: tuple[Path, ...] = ()
     patches: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -122,8 +123,8 @@ def fusion_advisor(
     options: Mapping[str, Any] | None = None,
     told: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Callable[..., Any]:
-    """The backend, as Dynamo calls it: a graph and example inputs in, a callable out. Whoever binds
-    `told` is told what became of the graph."""
+    """Compile a graph, as Dynamo calls a backend: a graph and example inputs in, a callable out. A
+    caller that binds `told` receives the outcome of each graph."""
 
     def tell(outcome: Outcome) -> None:
         _tell(outcome)
@@ -152,7 +153,7 @@ def fusion_advisor(
 
 
 def _tell(outcome: Outcome) -> None:
-    _kept.outcome = outcome
+    _last.outcome = outcome
     _log.info("%s", outcome, extra={"outcome": outcome})
 
 
@@ -168,7 +169,7 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
         known = config.get_config_copy()
         return bool(patches.get(name, known[name]))
 
-    compiler = Compiler(setting("max_autotune"), setting("triton.cudagraphs"), take_all)
+    compiler = InnerCompiler(setting("max_autotune"), setting("triton.cudagraphs"), take_all)
     paths = tuple(map(Path, (rules,) if isinstance(rules, str | Path) else rules))
     return _Options(_inner(inner, patches), compiler, device, paths)
 
@@ -191,7 +192,7 @@ def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
 
 
 def _not_ours(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Why no kernel of ours can run in a graph; "" where one may."""
+    """Reason why no kernel of ours can run in a graph; "" where one may."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     recording = torch.is_grad_enabled() or _enables_gradients(module)
     if recording and any(tensor.requires_grad for tensor in tensors):
@@ -205,7 +206,7 @@ def _not_ours(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
 
 
 def _enables_gradients(module: torch.fx.GraphModule) -> bool:
-    """Does a graph switch gradients on by itself, as `torch.enable_grad` in a model does?"""
+    """Whether a graph switches gradients on by itself, as `torch.enable_grad` in a model does."""
     switch = torch._C._set_grad_enabled
     return any(node.target is switch and node.args == (True,) for node in module.graph.nodes)
 
@@ -213,7 +214,7 @@ def _enables_gradients(module: torch.fx.GraphModule) -> bool:
 def _divided(
     module: torch.fx.GraphModule, inputs: Sequence[Any], options: _Options
 ) -> tuple[torch.fx.GraphModule | None, Outcome]:
-    """The graph with calls of our kernels in it; None where there are none."""
+    """Graph with calls of our kernels in it; None where there are none."""
     rulebook = load_rulebook(options.rules)
     gpu = next((v.device for v in inputs if isinstance(v, torch.Tensor) and v.is_cuda), None)
     names = (torch.cuda.get_device_name(gpu),) if gpu is not None else ()

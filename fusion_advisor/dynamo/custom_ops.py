@@ -1,4 +1,5 @@
-"""Places of an ATen graph as calls of our kernels: one opaque operator for each emitted file.
+"""Custom ops of the backend: places of an ATen graph become calls of our kernels, one opaque
+operator for each emitted file.
 
 The operator's implementation is the file's launcher, with its guards and its fall-back, which may
 look at sizes since nobody traces it. Its fake implementation is the file's reference: the same ATen
@@ -26,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import guard_scalar, statically_known
 
 from fusion_advisor.codegen.kernel_file import fixed_axes, origins
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.dynamo.partition import Place
+from fusion_advisor.dynamo.partition import Occurrence
 from fusion_advisor.frontend.aot import Lowered
 from fusion_advisor.frontend.expansions import describe, symbolic
 from fusion_advisor.fusion.lower import Expressed
@@ -41,13 +42,14 @@ _SIZES_ALONE = ("view", "creation", "allocation")
 
 
 class Left(Exception):
-    """Why a place cannot be replaced: one line."""
+    """Raised where a place cannot be replaced: one line says why."""
 
 
-def substitute(lowered: Lowered, flow: Dataflow, places: Sequence[Place]) -> list[Place]:
-    """Put calls of their kernels in the places that have one, in the graph itself; the places as
-    they are then. What cannot be called there stays as it is, and says why."""
-    done: list[Place] = []
+def substitute(lowered: Lowered, flow: Dataflow, places: Sequence[Occurrence]) -> list[Occurrence]:
+    """Replace the places that have a kernel by calls of the kernel, in the graph itself; returns
+    the places as they are then. A place whose kernel cannot be called there stays as it is, and
+    says why."""
+    done: list[Occurrence] = []
     for place in places:
         if place.kernel is None:
             done.append(place)
@@ -63,8 +65,8 @@ def substitute(lowered: Lowered, flow: Dataflow, places: Sequence[Place]) -> lis
     return done
 
 
-def _replace(lowered: Lowered, flow: Dataflow, place: Place, kernel: Kernel) -> None:
-    """Raises Left before anything is changed."""
+def _replace(lowered: Lowered, flow: Dataflow, place: Occurrence, kernel: Kernel) -> None:
+    """Replace one place by a call of its kernel. Raises Left before anything is changed."""
     expressed = place.decision.subject.expressed
     assert expressed is not None
     if expressed.draws:
@@ -110,12 +112,13 @@ def _check_device(nodes: Sequence[torch.fx.Node]) -> None:
 
 
 def interpreted() -> bool:
-    """Do kernels run in Triton's interpreter, on CPU tensors?"""
+    """Whether kernels run in Triton's interpreter, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _check_layouts(flow: Dataflow, expressed: Expressed, taken: Sequence[torch.fx.Node]) -> None:
-    """The graph's tensors lie as the records have them: a kernel serves one pattern of strides."""
+    """Raise Left unless the graph's tensors lie as the records have them: a kernel serves one
+    pattern of strides."""
     for ref, node in zip(expressed.inputs, taken, strict=True):
         recorded, found = flow.annotated.tensors[ref], describe(node.meta["val"])
         steps = zip(recorded.shape, recorded.stride, found.stride, strict=True)
@@ -124,8 +127,8 @@ def _check_layouts(flow: Dataflow, expressed: Expressed, taken: Sequence[torch.f
 
 
 def _kept_numbers(lowered: Lowered, flow: Dataflow, expressed: Expressed) -> list[torch.SymFloat]:
-    """The symbolic numbers that the kernel has in it as constants: those that the model keeps (an
-    eps, a scale). Raises Left for one that follows from a size or that the caller gives."""
+    """Symbolic numbers that the kernel has as constants: the numbers that the model keeps (an eps,
+    a scale). Raises Left for a number that follows from a size or that the caller gives."""
     kept: list[torch.SymFloat] = []
     for name in dict.fromkeys(ref.node for ref in expressed.dims if ref not in expressed.inputs):
         node = lowered.origins.get(Ref(name))
@@ -143,7 +146,8 @@ def _kept_numbers(lowered: Lowered, flow: Dataflow, expressed: Expressed) -> lis
 
 
 def _is_kept_by_the_model(number: torch.fx.Node) -> bool:
-    """Is it an attribute of a module, which Dynamo hands over as a tensor of float64?"""
+    """Whether the number is an attribute of a module, which Dynamo passes as a tensor of
+    float64."""
     given = number.all_input_nodes
     source: Any = getattr(given[0], "_dynamo_source", None) if len(given) == 1 else None
     if source is None or number.target is not torch.ops.aten._local_scalar_dense.default:
@@ -152,9 +156,9 @@ def _is_kept_by_the_model(number: torch.fx.Node) -> bool:
     return cast(Any, kind() if callable(kind) else kind).is_unspecialized_nn_module()
 
 
-def _check_sizes(lowered: Lowered, place: Place, expressed: Expressed) -> None:
-    """Every symbolic size inside is what the kernel makes of its inputs' sizes, whatever they are;
-    not merely equal to it at the sizes of this call."""
+def _check_sizes(lowered: Lowered, place: Occurrence, expressed: Expressed) -> None:
+    """Raise Left unless every symbolic size inside is the kernel's function of its inputs' sizes,
+    for all sizes; not merely equal to it at the sizes of this call."""
     plan, region = place.decision.subject.plan, expressed.region
     assert plan is not None
     nodes = {ref: lowered.origins[ref] for ref in expressed.dims if ref in lowered.origins}
@@ -183,7 +187,8 @@ def _check_sizes(lowered: Lowered, place: Place, expressed: Expressed) -> None:
 def _fake_results(
     called: Any, taken: Sequence[torch.fx.Node], made: Sequence[torch.fx.Node]
 ) -> tuple[torch.Tensor, ...]:
-    """The results on fake tensors, which must be what the graph has in their place."""
+    """Results of the kernel on fake tensors. Raises Left where they differ from the graph's in
+    their place."""
     given = [node.meta["val"] for node in taken]
     with given[0].fake_mode, enable_python_dispatcher():
         results = called(*given)
@@ -210,8 +215,8 @@ def _said(tensor: torch.Tensor) -> str:
 
 
 def _operator(kernel: Kernel) -> Any:
-    """The operator of an emitted file; its name holds a hash of the text, so that what Inductor
-    keeps on disk never meets another kernel."""
+    """Operator of an emitted file; its name holds a hash of the text, so that Inductor's cache on
+    disk never meets another kernel."""
     name = f"{kernel.entry}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:12]}"
     qualified = f"fusion_advisor::{name}"
     if name not in _DEFINED:

@@ -1,4 +1,5 @@
-"""Where the stages meet for a compiler: a graph divided between our kernels and Inductor."""
+"""Partition of a Dynamo graph: groups predicted to beat Inductor become custom ops, the rest is
+Inductor's."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ from fusion_advisor.rulebook.schema import Rulebook
 
 
 @dataclass(frozen=True)
-class Compiler:
-    """Who compiles what we do not take, and how: `tuned` where Inductor measures its choices,
-    `graphed` where launches are replayed by a CUDA graph. With `take_all` every accepted group is
-    taken, whether its kernel wins or not: for comparisons and tests."""
+class InnerCompiler:
+    """Compiler of the rest of the graph: `tuned` where Inductor measures its choices, `graphed`
+    where launches are replayed by a CUDA graph. With `take_all` every accepted group is taken,
+    whether its kernel wins or not: for comparisons and tests."""
 
     tuned: bool = False
     graphed: bool = False
@@ -33,7 +34,7 @@ class Compiler:
 
 
 @dataclass(frozen=True)
-class Place:
+class Occurrence:
     """One occurrence of an accepted group; without a kernel, `why` says why it is Inductor's."""
 
     group: str
@@ -44,32 +45,34 @@ class Place:
 
     @property
     def saved_us(self) -> float:
-        """What a kernel is predicted to save here against eager."""
+        """Predicted saving of the kernel here against eager, us."""
         return self.decision.unfused_us - self.decision.fused_us
 
 
 @dataclass(frozen=True)
 class Division:
-    """A graph divided between our kernels and Inductor, with its report."""
+    """Graph divided between our kernels and Inductor, with its report."""
 
     flow: Dataflow
-    places: tuple[Place, ...]
+    places: tuple[Occurrence, ...]
     report: Report
 
 
 def divide(
-    graph: Graph, device: Device, rulebook: Rulebook, compiler: Compiler, assumed: Sequence[str]
+    graph: Graph,
+    device: Device,
+    rulebook: Rulebook,
+    compiler: InnerCompiler,
+    assumed: Sequence[str],
 ) -> Division:
-    """From a captured graph to the kernels that its compiler should leave to us, in this process.
-
-    Kernels are emitted, not proven: `analyze` does that.
-    """
+    """Divide a captured graph: emit the kernels that its compiler should leave to us, in this
+    process. Kernels are emitted, not proven: `analyze` does that."""
     flow, faults = dataflow(graph, device), Faults()
     # Dynamo's guards, and the symbols of sizes that no number is taken for, see to every size.
     shapes = {ref: frozenset(range(len(t.shape))) for ref, t in flow.annotated.tensors.items()}
     flow = replace(flow, varied=shapes)
     found = fuse(flow, rulebook, faults)
-    places: list[Place] = []
+    places: list[Occurrence] = []
     proofs: dict[str, Proof] = {}
     for finding in found.groups:
         own = list(_divided(flow, finding, rulebook, compiler))
@@ -81,15 +84,15 @@ def divide(
 
 
 def _divided(
-    flow: Dataflow, finding: Finding, rulebook: Rulebook, compiler: Compiler
-) -> Iterator[Place]:
-    """The occurrences of one group. Neighbours differ, and so may what is best."""
+    flow: Dataflow, finding: Finding, rulebook: Rulebook, compiler: InnerCompiler
+) -> Iterator[Occurrence]:
+    """Yield the occurrences of one group. Their neighbours differ, and so may the best choice."""
     route = action(finding, rulebook).route
     known: dict[object, Kernel] = {}
     for instance in finding.instances:
         decision = decide(flow, [i for i in instance if flow.launches(i)], rulebook)
         weighed = weigh(decision, rulebook, tuned=compiler.tuned, graphed=compiler.graphed)
-        place = Place(finding.id, finding.name, str(weighed), decision)
+        place = Occurrence(finding.id, finding.name, str(weighed), decision)
         if not compiler.take_all and route == "inductor":
             yield replace(place, why="a short chain of pointwise ops, which Inductor fuses as well")
             continue

@@ -1,4 +1,5 @@
-"""What Inductor would need for a region, against our kernel as an opaque op in its graph.
+"""Predicted time of Inductor's kernel for a region, against our kernel as an opaque op in its
+graph.
 
 Inductor fuses the region too, and moves what crosses its border once: where our kernel is a plain
 stream it is as fast. It falls behind where a row is walked several times, does not fit into one
@@ -33,8 +34,9 @@ INLINED = frozenset({"pointwise", "reduction", "window", "copy", "gather", "crea
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """Predicted microseconds of one occurrence: Inductor's kernel for the region; ours, what it
-    blocks and what the host adds. `blocked_bytes` is what moves only because the op is opaque."""
+    """Predicted microseconds of one occurrence: of Inductor's kernel for the region, and of our
+    kernel, its blocked fusions and its host overhead. `blocked_bytes` are the bytes that move only
+    because the op is opaque."""
 
     inductor_us: float
     kernel_us: float
@@ -82,7 +84,7 @@ def weigh(decision: Decision, rulebook: Rulebook, *, tuned: bool, graphed: bool)
 
 
 def _slower(plan: Plan, rules: InductorRules) -> Slower:
-    """Which of the measured classes a plan belongs to."""
+    """Measured class that a plan belongs to."""
     schedules = {step.schedule for step in plan.steps}
     if len(plan.steps) > 1 and not schedules <= {"flat", "tiled"}:
         return rules.parts
@@ -96,7 +98,7 @@ def _slower(plan: Plan, rules: InductorRules) -> Slower:
 
 
 def _following(region: Region) -> int:
-    """The most reductions that wait for each other."""
+    """Length of the longest chain of reductions that wait for each other."""
     depth: dict[int, int] = {}
     for number, expr in enumerate(region.exprs):
         below = max((depth[arg] for arg in expr.args), default=0)
@@ -105,14 +107,14 @@ def _following(region: Region) -> int:
 
 
 def _narrow(region: Region) -> bool:
-    """Is no large tensor as wide as float32?"""
+    """Whether no large tensor is as wide as float32."""
     tensors = [*region.inputs, *(output.tensor for output in region.outputs)]
     most = max(tensor.numel for tensor in tensors)
     return all(tensor.dtype not in FLOATS for tensor in tensors if tensor.numel == most)
 
 
 def _blocked(flow: Dataflow, border: Boundary) -> tuple[int, int]:
-    """Bytes that an opaque op keeps from being fused away, and the launches that stay."""
+    """Bytes that an opaque op keeps from being fused away, and the number of launches that stay."""
     inside, tensors = set(border.members), flow.annotated.tensors
     neighbours: set[int] = set()
     moved = 0
@@ -131,13 +133,14 @@ def _blocked(flow: Dataflow, border: Boundary) -> tuple[int, int]:
 
 
 def _joins(flow: Dataflow, use: int, inside: set[int]) -> bool:
-    """Could Inductor put a reader of the region's results into the region's kernel? Not what also
-    waits for a matmul that reads them."""
+    """Whether Inductor could put a reader of the region's results into the region's kernel. A
+    reader that also waits for a matmul of these results cannot join."""
     return _inlined(flow, use) and not any(flow.beyond[use] >> i & 1 for i in inside)
 
 
 def _only_for(flow: Dataflow, ref: Ref, inside: set[int]) -> bool:
-    """Is a tensor read by nobody but these, and launches that Inductor fuses with its maker?"""
+    """Whether a tensor is read only by `inside` and by launches that Inductor fuses with
+    its maker."""
     return all(use in inside or (use >= 0 and _inlined(flow, use)) for use in flow.uses(ref))
 
 

@@ -171,7 +171,8 @@ def _storage(node: torch.fx.Node) -> int | None:
 
 
 def _keep_metadata(module: torch.fx.GraphModule, traced: torch.fx.GraphModule) -> None:
-    """What AOTAutograd and Inductor read off Dynamo's graph: which inputs stay where they are."""
+    """Keep the metadata of Dynamo's graph that AOTAutograd and Inductor read: which inputs stay
+    where they are."""
     traced.meta.update(module.meta)
     for name in [
         *traced._buffers

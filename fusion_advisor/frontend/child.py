@@ -63,7 +63,7 @@ _ERRORS = {"CaptureError": CaptureError, "UsageError": UsageError}
 
 @dataclass(frozen=True)
 class _Request:
-    """What a child is asked to capture, as `capturing` is."""
+    """Request to a child, with the arguments of `capturing`."""
 
     model: str
     scenario: Scenario
@@ -311,8 +311,8 @@ _prepared: list[tuple[Forks, object]] = []
 
 
 def _surroundings() -> object:
-    """What a forked child inherits from its parent, to compare: environment, folder and
-    import path."""
+    """Environment, folder and import path that a forked child inherits from its parent, to
+    compare."""
     return os.getcwd(), _environment()
 
 
@@ -367,7 +367,7 @@ class _Child:
         return self._reply.read()
 
     def printed(self) -> str:
-        """What the child and the model wrote to standard output and error."""
+        """Output of the child and the model, standard output and error."""
         self._log.seek(0)
         return self._log.read().decode(errors="replace")
 

@@ -4,8 +4,8 @@ Each FX node is run again on fake CUDA tensors under a dispatch mode, and every 
 arrives there becomes one record: `linear` becomes `view, t, addmm, view`, `cross_entropy` two
 kernels. No GPU is needed. What a CPU build cannot expand (a cuDNN GRU) stays one whole node.
 
-Values travel as `Value`s (layout, storage, who made it), never as the CPU tensors that tracing
-saw, so that strides are CUDA's. Equal nodes on equal layouts are expanded once.
+Values travel as `TracedValue`s (layout, storage, maker), never as the CPU tensors that tracing saw,
+so that strides are CUDA's. Equal nodes on equal layouts are expanded once.
 """
 # torch.fx carries Any in every node.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,12 +30,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusion_advisor.frontend.decompositions import COMPOSITES
 from fusion_advisor.frontend.expansions import (
     OPERAND,
+    ExpandedLaunch,
+    ExpandedOutput,
     Expansion,
-    Launch,
-    Output,
     Slot,
+    TracedValue,
     UnknownSize,
-    Value,
     describe,
     hint,
     identifier,
@@ -74,7 +74,7 @@ class EagerTrace:
     def __init__(self, autocast: torch.dtype | None = None) -> None:
         self.nodes: list[Node] = []
         self.values: dict[str, tuple[str, int]] = {}
-        """What each word of the trail stands for: a node and its output."""
+        """Node and output that each word of the trail stands for."""
         self.origins: dict[Ref, torch.fx.Node] = {}
         """The FX node that first returned each tensor; none for a constant of the graph, and for
         what lies inside an expansion."""
@@ -84,12 +84,14 @@ class EagerTrace:
         self._known: dict[Any, Expansion] = {}
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def tensor(self, name: str, kind: NodeKind, example: torch.Tensor, storage: int = -1) -> Value:
+    def tensor(
+        self, name: str, kind: NodeKind, example: torch.Tensor, storage: int = -1
+    ) -> TracedValue:
         """Adds a tensor that is there before the graph runs; `storage` when it shares memory."""
         name = self._unique(name)
         layout = replace(describe(example), storage=self._storage() if storage < 0 else storage)
         self.nodes.append(Node(name, kind, kind, outputs=(layout,)))
-        return Value(layout, Ref(name))
+        return TracedValue(layout, Ref(name))
 
     def graph(self, module: torch.fx.GraphModule, operands: Sequence[Any]) -> Any:
         """Adds every launch of `module` called with `operands` (Values, numbers); its outputs."""
@@ -117,9 +119,9 @@ class EagerTrace:
                 except UnknownSize as error:
                     raise _data_dependent(node, outer, error) from error
                 step = marked(node.meta.get("stack_trace"))
-                if step is not None and isinstance(values[node], Value):
+                if step is not None and isinstance(values[node], TracedValue):
                     self.values[f"#{step}"] = values[node].ref.node, values[node].ref.output
-            if node.op != "get_attr" and isinstance(values.get(node), Value):
+            if node.op != "get_attr" and isinstance(values.get(node), TracedValue):
                 self.origins.setdefault(values[node].ref, node)
         return None
 
@@ -210,7 +212,7 @@ class EagerTrace:
         target: Any,
         args: Any,
         kwargs: Any,
-        operands: dict[Ref, Value],
+        operands: dict[Ref, TracedValue],
         autocast: torch.dtype | None,
         example: Any,
     ) -> Expansion:
@@ -237,14 +239,14 @@ class EagerTrace:
     def _replay(
         self,
         expansion: Expansion,
-        operands: list[Value],
+        operands: list[TracedValue],
         node: torch.fx.Node,
         outer: torch.fx.Node | None,
         example: Any,
     ) -> Any:
         names = self._launch_names(expansion, node.name)
         source, module = _source(node, outer), _module(node, outer)
-        made: dict[Slot, Value] = {
+        made: dict[Slot, TracedValue] = {
             Slot(OPERAND, index): value for index, value in enumerate(operands)
         }
         for index, (launch, name) in enumerate(zip(expansion.launches, names, strict=True)):
@@ -257,7 +259,7 @@ class EagerTrace:
                 storage = self._storage() if shared is None else shared
                 tensor = replace(output.tensor, storage=storage)
                 outputs.append(tensor)
-                made[Slot(index, position)] = Value(tensor, Ref(name, position))
+                made[Slot(index, position)] = TracedValue(tensor, Ref(name, position))
             self.nodes.append(
                 Node(
                     name,
@@ -280,7 +282,7 @@ class EagerTrace:
 
     def _state_dims(self, result: Any, example: Any) -> None:
         """Replace the sizes of the last launch's outputs by the symbolic sizes that tracing saw."""
-        if not isinstance(result, Value) or not isinstance(example, torch.Tensor):
+        if not isinstance(result, TracedValue) or not isinstance(example, torch.Tensor):
             return
         if not symbolic(example.shape) or not self.nodes:
             return
@@ -329,7 +331,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, operands: list[torch.Tensor]) -> None:
         super().__init__()
-        self.launches: list[Launch] = []
+        self.launches: list[ExpandedLaunch] = []
         self._alive: list[Any] = [*operands]
         self._slots: dict[int, Slot] = {}
         self._homes: dict[int, Slot] = {}
@@ -362,19 +364,19 @@ class _Recorder(TorchDispatchMode):
         frozen_args = self._freeze(args)
         frozen_kwargs = tuple((name, self._freeze(value)) for name, value in kwargs.items())
         index = len(self.launches)
-        outputs: list[Output | None] = []
+        outputs: list[ExpandedOutput | None] = []
         for position, tensor in enumerate(returned(result)):
             if not isinstance(tensor, torch.Tensor):
                 outputs.append(None)
                 continue
             slot = Slot(index, position)
             home = self._homes.setdefault(_storage_key(tensor), slot)
-            outputs.append(Output(describe(tensor), None if home == slot else home))
+            outputs.append(ExpandedOutput(describe(tensor), None if home == slot else home))
             self._slots[id(tensor)] = slot
             self._alive.append(tensor)
         if outputs or written:
             self.launches.append(
-                Launch(str(func), frozen_args, frozen_kwargs, tuple(outputs), written)
+                ExpandedLaunch(str(func), frozen_args, frozen_kwargs, tuple(outputs), written)
             )
 
     def expansion(self, result: Any) -> Expansion:
@@ -394,9 +396,9 @@ class _Recorder(TorchDispatchMode):
         an allocation."""
         slot = Slot(len(self.launches), 0)
         self.launches.append(
-            Launch(
+            ExpandedLaunch(
                 "aten.empty.memory_format", (tuple(tensor.shape),), (),
-                (Output(describe(tensor), None),), (),
+                (ExpandedOutput(describe(tensor), None),), (),
             )
         )  # fmt: skip
         self._slots[id(tensor)] = slot
@@ -425,7 +427,7 @@ def _as_cudnn_lays_out(result: Any, x: torch.Tensor, weight: torch.Tensor) -> An
     return torch.empty_like(result, memory_format=wanted)
 
 
-def _fake_tensor(value: Value) -> torch.Tensor:
+def _fake_tensor(value: TracedValue) -> torch.Tensor:
     tensor = value.tensor
     dtype = getattr(torch, tensor.dtype)
     if tensor.offset:
@@ -452,7 +454,7 @@ def _substitute(value: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
     return value
 
 
-def _distinct(value: Any) -> dict[Ref, Value]:
+def _distinct(value: Any) -> dict[Ref, TracedValue]:
     return {operand.ref: operand for operand in values_in(value)}
 
 
@@ -462,7 +464,11 @@ def _plain(example: Any) -> bool:
 
 
 def _key(
-    target: Any, args: Any, kwargs: Any, operands: dict[Ref, Value], autocast: torch.dtype | None
+    target: Any,
+    args: Any,
+    kwargs: Any,
+    operands: dict[Ref, TracedValue],
+    autocast: torch.dtype | None,
 ) -> Any:
     positions = {ref: index for index, ref in enumerate(operands)}
     layouts = tuple(
@@ -475,7 +481,7 @@ def _key(
 
 
 def _frozen_key(value: Any, positions: dict[Ref, int]) -> Any:
-    if isinstance(value, Value):
+    if isinstance(value, TracedValue):
         return ("value", positions[value.ref])
     if isinstance(value, (tuple, list)):
         return tuple(_frozen_key(item, positions) for item in value)
@@ -488,7 +494,7 @@ def _frozen_key(value: Any, positions: dict[Ref, int]) -> Any:
 
 def _cuda_args(value: Any, fakes: dict[Ref, torch.Tensor]) -> Any:
     """Operands as fake CUDA tensors, devices as CUDA, lists as lists again."""
-    if isinstance(value, Value):
+    if isinstance(value, TracedValue):
         return fakes[value.ref]
     if isinstance(value, (tuple, list)):
         return [_cuda_args(item, fakes) for item in value]
@@ -499,7 +505,7 @@ def _cuda_args(value: Any, fakes: dict[Ref, torch.Tensor]) -> Any:
     return value
 
 
-def _fill(value: Any, made: Mapping[Slot, Value]) -> Any:
+def _fill(value: Any, made: Mapping[Slot, TracedValue]) -> Any:
     if isinstance(value, Slot):
         return made[value]
     if isinstance(value, tuple):
@@ -507,11 +513,11 @@ def _fill(value: Any, made: Mapping[Slot, Value]) -> Any:
     return value
 
 
-def _arg(value: Any, made: Mapping[Slot, Value]) -> Any:
+def _arg(value: Any, made: Mapping[Slot, TracedValue]) -> Any:
     """One argument in the form that a record holds."""
     if isinstance(value, Slot):
         return made[value].ref
-    if isinstance(value, Value):
+    if isinstance(value, TracedValue):
         return value.ref
     if isinstance(value, (tuple, list)):
         return tuple(_arg(item, made) for item in cast("Sequence[Any]", value))

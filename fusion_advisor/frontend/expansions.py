@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class TracedValue:
     """A tensor in the graph: its layout and the output that holds it."""
 
     tensor: Tensor
@@ -36,7 +36,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class ExpandedOutput:
     """One tensor output inside an expansion: its layout and the slot whose storage it shares."""
 
     tensor: Tensor
@@ -44,13 +44,13 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class ExpandedLaunch:
     """One operator inside an expansion. `written` are the operands that it writes in place."""
 
     op: str
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
-    outputs: tuple[Output | None, ...]
+    outputs: tuple[ExpandedOutput | None, ...]
     written: tuple[Slot, ...]
 
     @property
@@ -70,7 +70,7 @@ _ALLOCATORS = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_s
 class Expansion:
     """The launches of one FX node, and its result: a tree of slots and plain values."""
 
-    launches: tuple[Launch, ...]
+    launches: tuple[ExpandedLaunch, ...]
     result: Any
 
 
@@ -141,7 +141,7 @@ def permuted(shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> Tens
 
 
 def layout_of(value: Any) -> Tensor:
-    return value.tensor if isinstance(value, Value) else describe(value)
+    return value.tensor if isinstance(value, TracedValue) else describe(value)
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -157,12 +157,12 @@ def leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def values_in(value: Any) -> list[Value]:
-    return [leaf for leaf in leaves(value) if isinstance(leaf, Value)]
+def values_in(value: Any) -> list[TracedValue]:
+    return [leaf for leaf in leaves(value) if isinstance(leaf, TracedValue)]
 
 
 def freeze(value: Any, slots: dict[Ref, Slot]) -> Any:
-    if isinstance(value, Value):
+    if isinstance(value, TracedValue):
         return slots[value.ref]
     if isinstance(value, (tuple, list)):
         return tuple(freeze(item, slots) for item in value)

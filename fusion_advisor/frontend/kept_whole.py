@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from fusion_advisor.frontend.expansions import (
+    ExpandedLaunch,
+    ExpandedOutput,
     Expansion,
-    Launch,
-    Output,
     Slot,
-    Value,
+    TracedValue,
     dense,
     describe,
     freeze,
@@ -100,7 +100,7 @@ def _batch_norm(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | N
         out = dense(x.shape, x.dtype)
     call = tuple(freeze(given.get(name), slots) for name in (*names, "eps"))
     running = (given.get("running_mean"), given.get("running_var"))
-    written = tuple(slots[value.ref] for value in running if isinstance(value, Value))
+    written = tuple(slots[value.ref] for value in running if isinstance(value, TracedValue))
     expansion = _single(
         "aten.native_batch_norm.default", call, (), (out, statistics, statistics), 0
     )
@@ -144,7 +144,9 @@ def whole_operator(target: Any, args: Any, kwargs: Any, slots: dict[Ref, Slot]) 
 def _single(
     op: str, args: Any, kwargs: Any, outputs: tuple[Tensor, ...], result: int | None
 ) -> Expansion:
-    launch = Launch(op, args, kwargs, tuple(Output(tensor, None) for tensor in outputs), ())
+    launch = ExpandedLaunch(
+        op, args, kwargs, tuple(ExpandedOutput(tensor, None) for tensor in outputs), ()
+    )
     slots = tuple(Slot(0, index) for index in range(len(outputs)))
     return Expansion((launch,), slots if result is None else slots[result])
 
@@ -158,10 +160,10 @@ def kept_whole(
         if argument.alias_info is not None and argument.alias_info.is_write:
             written += [slots[operand.ref] for operand in values_in(value)]
     outputs = tuple(
-        Output(describe(leaf), None) if isinstance(leaf, torch.Tensor) else None
+        ExpandedOutput(describe(leaf), None) if isinstance(leaf, torch.Tensor) else None
         for leaf in returned(example)
     )
-    launch = Launch(
+    launch = ExpandedLaunch(
         op_name(target),
         freeze(args, slots),
         tuple((name, freeze(value, slots)) for name, value in kwargs.items()),

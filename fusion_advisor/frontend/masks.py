@@ -13,7 +13,7 @@ import torch
 from fusion_advisor.frontend.replay import operator_of, replayed
 from fusion_advisor.ir.graph import Graph, Mask, MaskSays, Node, Ref
 from fusion_advisor.ops.attention import mask_of
-from fusion_advisor.support.load_kernel_file import Fault
+from fusion_advisor.support.load_kernel_file import KernelFault
 
 _MOST_NAMED = 3
 """Names of inputs and parameters that a mask depends on, at most; inputs go first."""
@@ -77,7 +77,7 @@ def _says(
     rows: int,
     columns: int,
 ) -> tuple[MaskSays, str]:
-    """What a mask made by the nodes `needed` hides of so many queries and keys, and how
+    """Places that a mask made by the nodes `needed` hides, of so many queries and keys, and how
     that is known."""
     given = [name for name in needed if nodes[name].kind != "call"]
     if given:
@@ -93,7 +93,7 @@ def _says(
     try:
         module, _ = replayed(made, (), "cpu")
         (value,) = module()
-    except (Fault, RuntimeError) as error:
+    except (KernelFault, RuntimeError) as error:
         return "unknown", f"it cannot be computed here ({' '.join(str(error).split())[:80]})"
     return _read(value, rows, columns)
 
@@ -103,7 +103,7 @@ def _draws(node: Node) -> bool:
 
 
 def _read(value: torch.Tensor, rows: int, columns: int) -> tuple[MaskSays, str]:
-    """What a computed mask hides: False in a bool mask, large negative numbers in an
+    """Places that a computed mask hides: False in a bool mask, large negative numbers in an
     additive one."""
     seen = value if value.dtype == torch.bool else value == 0
     hidden = ~seen if value.dtype == torch.bool else value <= torch.finfo(value.dtype).min

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Symbol, Tensor, iter_refs
-from fusion_advisor.support.load_kernel_file import Fault
+from fusion_advisor.support.load_kernel_file import KernelFault
 
 NODE = "fusion_advisor.node"
 """Key in an fx node's meta for the record that it replays; for a launcher, the record of its first
@@ -41,9 +41,9 @@ def replayed(
     device: str,
     inputs: tuple[torch.Tensor, ...] | None = None,
 ) -> tuple[fx.GraphModule, tuple[torch.Tensor, ...]]:
-    """The graph as a module of its inputs, parameters and buffers, and random ones where none are
-    given. It runs in the graph's order; what no result needs and nothing is written by is left out.
-    Fault where a node cannot be run from its record."""
+    """Build the graph as a module of its inputs, parameters and buffers, with random ones where
+    none are given. The module runs in the graph's order; nodes that no result needs and that write
+    nothing are left out. Raises KernelFault where a node cannot be run from its record."""
     given = [node for node in graph.nodes if node.kind != "call" and node.outputs]
     tensors = inputs or tuple(_filled(graph, node, device) for node in given)
     built = fx.Graph()
@@ -132,11 +132,11 @@ def _launch(built: fx.Graph, step: ReplayedKernel, values: dict[Ref, fx.Node]) -
 
 
 def operator_of(node: Node) -> Any:
-    """The overload that a call ran. Fault where torch has none of that name."""
+    """Overload that a call ran. Raises KernelFault where torch has none of that name."""
     found: Any = torch.ops
     for part in node.op.split("."):
         if not hasattr(found, part):
-            raise Fault(f"{node.name}: {node.op} cannot be run from its record")
+            raise KernelFault(f"{node.name}: {node.op} cannot be run from its record")
         found = getattr(found, part)
     return found
 
@@ -158,7 +158,7 @@ def _call(built: fx.Graph, node: Node, values: dict[Ref, fx.Node], device: str) 
         for key, value in node.kwargs
     }
     if any(ref not in values for ref in iter_refs(node.args)):
-        raise Fault(f"{node.name}: an operand of {node.op} is not a tensor of the graph")
+        raise KernelFault(f"{node.name}: an operand of {node.op} is not a tensor of the graph")
     result = built.call_function(found, tuple(map(argument, node.args)), named)
     result.meta[NODE] = node.name
     returns = found._schema.returns

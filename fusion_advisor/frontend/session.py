@@ -63,7 +63,7 @@ from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
 from fusion_advisor.ir.frames import is_user
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.graph_json import graph_to_data
-from fusion_advisor.ir.recording_file import Call, LeftOut, Recording, write_recording
+from fusion_advisor.ir.recording_file import LeftOut, RecordedCall, Recording, write_recording
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import versions
@@ -108,8 +108,8 @@ def record(
 
 
 def _recording(seen: _Seen, rulebook: Rulebook, file: Path) -> tuple[Recording, bool]:
-    """What was seen, with the graphs of the calls that are made most often; whether some stand for
-    others whose sizes are far apart."""
+    """Recording of the calls seen, with the graphs of the most frequent calls; and whether some
+    calls stand for others whose sizes are far apart."""
     most = rulebook.record.captured.count
     alike = _near(seen.counts, rulebook.record.apart.value)
     far = len(alike) > most
@@ -289,7 +289,7 @@ class _Seen:
         )
 
 
-def _call(name: str, seen: _Seen, counts: Counter[_Made], rulebook: Rulebook) -> Call:
+def _call(name: str, seen: _Seen, counts: Counter[_Made], rulebook: Rulebook) -> RecordedCall:
     """Calls that were made alike, with their graph or with why there is none."""
     made = _median(counts)
     graph: Graph | None = None
@@ -304,7 +304,7 @@ def _call(name: str, seen: _Seen, counts: Counter[_Made], rulebook: Rulebook) ->
     if isinstance(arguments, list):
         arguments = dict(zip(("args", "kwargs"), arguments, strict=True))
     others = [at for at, mode in zip(seen.modules, made.modes, strict=True) if mode != made.train]
-    return Call(
+    return RecordedCall(
         name=name,
         count=counts.total(),
         signatures=len(counts),
@@ -332,9 +332,9 @@ def captured_bare(
     asked: Scenario,
     mask_elements: int,
 ) -> Graph:
-    """What a live model without wrappers launches for arguments like these, captured on a copy that
-    has no weights; `modes` says of modules by their paths whether they are in train mode. The model
-    and the process stay as they are. CaptureError where that cannot be had."""
+    """Graph of a live model without wrappers for arguments like these, captured on a copy that has
+    no weights; `modes` says of modules by their paths whether they are in train mode. The model and
+    the process stay as they are. Raises CaptureError where the model cannot be captured."""
     for what in unknown_in(arguments):
         raise CaptureError(
             f"an argument is {what}, which cannot be described; pass tensors, numbers, "
@@ -383,13 +383,13 @@ def _undisturbed() -> Generator[None]:
 
 
 def _device(model: torch.nn.Module) -> str:
-    """Whose autocast holds for a model: that of its parameters' device, if it has one."""
+    """Device type whose autocast holds for a model: that of its parameters, if it has any."""
     parameter = next(model.parameters(), None)
     device = torch.get_default_device() if parameter is None else parameter.device
     return device.type if torch.amp.is_autocast_available(device.type) else "cpu"
 
 
-def _sources(calls: Iterable[Call]) -> dict[str, str]:
+def _sources(calls: Iterable[RecordedCall]) -> dict[str, str]:
     """The user's own files that graphs name, by their content."""
     nodes = (node for call in calls if call.graph for node in call.graph["nodes"])
     files = sorted({node["source"][0] for node in nodes if node["source"]})

@@ -1,4 +1,4 @@
-"""What a call was made with: how its arguments nest, and the layout of each tensor, never its data.
+"""Signature of a call: how its arguments nest, and the layout of each tensor, never its data.
 
 Numbers, strings and names are kept as they are, for they steer what runs. Containers that torch
 knows (tuples, dicts, `ModelOutput`, whatever is registered with its pytree) and plain objects
@@ -75,7 +75,7 @@ class HeldObject:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """What cannot be described, in words."""
+    """Argument that cannot be described; `what` names it in words."""
 
     what: str
 

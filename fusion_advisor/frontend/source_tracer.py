@@ -29,7 +29,7 @@ from fusion_advisor.ir.source_trace import (
     CHANGING,
     Activation,
     Evaluation,
-    Held,
+    ModuleAttributes,
     Moment,
     Span,
     Trail,
@@ -191,7 +191,7 @@ def _bound(code: CodeType) -> Iterator[str]:
             yield str(instruction.argval)
 
 
-def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> Held:
+def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> ModuleAttributes:
     """The attributes of a module that a trail keeps: of modules of torch all, of others those that
     the code names, except attributes that are `bound` anew as the model runs."""
     cls = type(module)
@@ -200,7 +200,7 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> Held:
         own = vars(module).items()
         plain = {name: value for name, value in own if name[0] != "_" and name != "training"}
         kind = f"torch.nn.{cls.__name__}" if _of_torch(cls) else cls.__name__
-        return Held(kind, "", _texts(plain))
+        return ModuleAttributes(kind, "", _texts(plain))
     classes = [vars(base) for base in reversed(cls.__mro__) if not _of_torch(base)]
     values = {n: v for each in (*classes, vars(module)) for n, v in each.items() if n in named}
     for name, value in [*values.items()]:
@@ -210,7 +210,7 @@ def _held(module: torch.nn.Module, named: set[str], bound: set[str]) -> Held:
     forward = getattr(cls, "forward", None)  # of a script an instance alone has it
     code = getattr(forward, "__code__", None)
     texts = _texts(values) | {name: CHANGING for name in values if name in bound}
-    return Held(cls.__name__, code.co_filename if code else "", texts)
+    return ModuleAttributes(cls.__name__, code.co_filename if code else "", texts)
 
 
 def _of_torch(cls: type) -> bool:

@@ -1,4 +1,4 @@
-"""Which launches become one kernel: search, gates, verdict, name and route."""
+"""Fusion: decides which launches become one kernel, by search, gates, verdict, name and route."""
 
 OFFERS = (
     "components",

@@ -1,4 +1,4 @@
-"""Stage: which launches become one kernel.
+"""Stage: groups of launches that become one kernel.
 
 Launches are gathered into components that could share kernels at all; each distinct component is
 cut once by `partition`, and the cut is carried to all of its occurrences. Every set that the search
@@ -33,7 +33,7 @@ Decide = Callable[[Iterable[int]], Decision]
 
 @dataclass
 class Found:
-    """One decided set with all of its occurrences, each as positions in the graph."""
+    """Decided set with all of its occurrences, each as positions in the graph."""
 
     decision: Decision
     instances: list[tuple[int, ...]]
@@ -42,7 +42,8 @@ class Found:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """One instance of a set: the tensors that it reads and does not make, its positions as bits."""
+    """One instance of a set: the tensors that it reads and does not make, and its positions as a
+    bit set."""
 
     place: tuple[int, ...]
     found: Found
@@ -51,7 +52,7 @@ class _Side:
 
 
 _Merged = tuple[Found, list[_Side]]
-"""A set that several instances would become, and those."""
+"""Set that several instances would become, and those instances."""
 
 
 _Set = TypeVar("_Set")
@@ -59,9 +60,9 @@ _Set = TypeVar("_Set")
 
 @dataclass
 class Grouping(Generic[_Set]):
-    """Accepted groups and rejected candidates, as the search found them or by name; how far the
-    partition may be from the best, as a share; and the bytes that no partition could save more of.
-    """
+    """Accepted groups and rejected candidates, as the search found them or by name; the gap of the
+    partition to the best one, as a share; and an upper limit on the bytes that any partition could
+    save."""
 
     groups: list[_Set]
     candidates: list[_Set]
@@ -75,8 +76,8 @@ def group(
     rulebook: Rulebook,
     kind: Callable[[tuple[int, ...]], object] = lambda component: None,
 ) -> Grouping[Found]:
-    """Partition every component of a graph. Components that compute the same are cut alike, those
-    of different `kind` apart."""
+    """Partition every component of a graph. Components of the same computation are cut alike,
+    components of different `kind` separately."""
     result = Grouping[Found]([], [])
     by_shape: dict[object, list[tuple[int, ...]]] = {}
     for component in components(flow, flow.fusible):
@@ -93,11 +94,9 @@ def group(
 
 
 def components(flow: Dataflow, wanted: Sequence[bool]) -> list[tuple[int, ...]]:
-    """Sets of wanted launches connected by tensors that can stay on chip, each in graph order.
-
-    Two launches are connected when one reads the other's result, through views that can be
-    pulled through, or when both read one full-sized tensor, and nothing bars them.
-    """
+    """Sets of wanted launches connected by tensors that can stay on chip, each in graph order. Two
+    launches are connected when one reads the other's result, through views that can be pulled
+    through, or when both read one full-sized tensor, and nothing bars them."""
     chosen = [i for i, is_wanted in enumerate(wanted) if is_wanted]
     graph: nx.Graph[int] = nx.Graph()
     graph.add_nodes_from(chosen)
@@ -130,7 +129,7 @@ def _links(flow: Dataflow, chosen: Sequence[int]) -> Iterable[tuple[int, int]]:
 
 
 def _shape(flow: Dataflow, component: tuple[int, ...]) -> object:
-    """Equal for components that are the same computation with the same surroundings."""
+    """Key that is equal for components of the same computation with the same surroundings."""
     local = {number: i for i, number in enumerate(component)}
     inside = 0
     for number in component:
@@ -171,7 +170,7 @@ def _shape(flow: Dataflow, component: tuple[int, ...]) -> object:
 
 
 def _localised(flow: Dataflow, numbers: tuple[int, ...]) -> Component:
-    """A component in terms of its own positions."""
+    """Translate a component to its own positions."""
     local = {number: i for i, number in enumerate(numbers)}
     annotated = flow.annotated
     times = annotated.device.times
@@ -268,7 +267,8 @@ def _solve(
 
 
 def _tried(component: Component, decisions: dict[int, Decision]) -> list[int]:
-    """The smallest rejected sets: every larger one failed for what one of these fails for."""
+    """Minimal rejected sets: a set that contains another rejected set fails for the same reason and
+    is left out."""
     rejected = [
         mask
         for mask, decision in decisions.items()
@@ -279,8 +279,8 @@ def _tried(component: Component, decisions: dict[int, Decision]) -> list[int]:
 
 
 def _break_cycles(flow: Dataflow, result: Grouping[Found]) -> None:
-    """Components are cut apart from each other; should their sets close a cycle together, the set
-    that saves least is left unfused."""
+    """Leave sets unfused until no cycle is left, the set that saves least first. Components are cut
+    separately, so sets of two components may close a cycle together."""
     while True:
         blocks = [(found, place) for found in result.groups for place in found.instances]
         stuck = _in_cycle(flow, [place for _, place in blocks])
@@ -296,8 +296,9 @@ def _break_cycles(flow: Dataflow, result: Grouping[Found]) -> None:
 
 
 def _launch_together(flow: Dataflow, decide: Decide, result: Grouping[Found]) -> None:
-    """Accepted groups that read one tensor and do not wait for each other become one launch, where
-    that is accepted and predicted to be faster: the queries and the keys of a rotary embedding."""
+    """Merge accepted groups that read one tensor and do not wait for each other into one launch,
+    where the judge accepts it and predicts it to be faster: the queries and the keys of a rotary
+    embedding."""
     apart = sorted(
         (
             _side(flow, place, found)
@@ -343,13 +344,13 @@ def _launch_together(flow: Dataflow, decide: Decide, result: Grouping[Found]) ->
 
 
 def _gains(flow: Dataflow, both: Decision, one: Decision, other: Decision) -> bool:
-    """Is one launch predicted to take less than two that follow each other?"""
+    """Whether one launch is predicted to take less time than two in sequence."""
     call_us = flow.annotated.device.times.call.value
     return both.fused_us < one.fused_us + other.fused_us - call_us
 
 
 def _beside(flow: Dataflow, one: _Side, other: _Side) -> bool:
-    """Do two sets read one tensor, and does neither wait for the other?"""
+    """Whether two sets read one tensor, and neither waits for the other."""
     if one.reads.isdisjoint(other.reads):
         return False
     waits = any(flow.above[number] & one.mask for number in other.place)
@@ -365,7 +366,7 @@ def _side(flow: Dataflow, place: tuple[int, ...], found: Found) -> _Side:
 def _without_cycles(
     flow: Dataflow, result: Grouping[Found], merged: list[_Merged]
 ) -> list[_Merged]:
-    """Of what could be launched together that which leaves an order of launches."""
+    """Drop merged launches until the rest leaves a valid order of launches."""
     while True:
         gone = {side.place for _, sides in merged for side in sides}
         blocks = [place for found, _ in merged for place in found.instances]
@@ -399,9 +400,9 @@ def _in_cycle(flow: Dataflow, blocks: list[tuple[int, ...]]) -> list[int]:
 
 
 def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping[Found]) -> None:
-    """What fusing every maximal region of modelled memory-bound launches would save, and the
-    candidates that reach further than a component: regions with ops that have no meaning, and
-    regions with the compute-bound ends that touch them."""
+    """Record the bytes that fusing every maximal region of modelled memory-bound launches would
+    save, and the candidates that reach further than a component: regions with ops that have no
+    meaning, and regions with the compute-bound launches that touch them."""
     costs = [flow.annotated.costs[node.name] for node in flow.nodes]
     memory_bound = [c.modelled and c.launches > 0 and c.memory_bound for c in costs]
     compute_bound = [c.launches > 0 and not c.memory_bound for c in costs]
@@ -427,8 +428,9 @@ def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping[Found]) ->
 def _saveable_bytes(
     wide: Dataflow, regions: Sequence[tuple[int, ...]], groups: Sequence[Found]
 ) -> int:
-    """What one launch for each region would save; regions that a group reaches over count as one.
-    No less than what the groups save, whose plans may leave out what launches are counted with."""
+    """Bytes that one launch for each region would save; regions that a group spans count as one. At
+    least the bytes that the groups save, since their plans may move less than the model of launches
+    counts."""
     joint: UnionFind[int] = UnionFind()
     for place in (*regions, *(place for found in groups for place in found.instances)):
         joint.union(*place)
@@ -446,7 +448,8 @@ def _saveable_bytes(
 
 
 def _convex_regions(wide: Dataflow) -> Iterable[tuple[int, ...]]:
-    """Components, each cut into sets that no path leaves and enters again; equal ones cut once."""
+    """Yield components, each cut into sets that no path leaves and enters again; equal components
+    are cut once."""
     cuts: dict[object, tuple[tuple[int, ...], ...]] = {}
     for numbers in components(wide, wide.fusible):
         shape = _shape(wide, numbers)
@@ -468,7 +471,7 @@ def _convex_cut(component: Component) -> tuple[tuple[int, ...], ...]:
 
 
 def _ends(flow: Dataflow, region: tuple[int, ...], compute_bound: list[bool]) -> set[int]:
-    """Compute-bound launches that feed a region or read from it."""
+    """Positions of the compute-bound launches that feed a region or read from it."""
     ends: set[int] = set()
     for number in region:
         for ref in flow.operands[number]:

@@ -1,5 +1,5 @@
-"""Stage: the verdict on a set of launches. Every gate runs; one that fails, or cannot be known,
-is enough not to fuse."""
+"""Stage: verdict on a set of launches. Every gate runs; one gate that fails or is unknown is enough
+not to fuse."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ _COMPARE: dict[Comparison, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True)
 class Decision:
-    """Everything known of a set of launches, with the verdict. Times are microseconds, of a call
-    that finds nothing in the L2."""
+    """Verdict on a set of launches, with everything known of the set. Times are microseconds of a
+    call with a cold L2."""
 
     subject: Subject
     gates: tuple[GateResult, ...]
     fused_bytes: int
     unplaced: str = ""
-    """Why the model's source cannot express it, where that was asked."""
+    """Reason why the model's source cannot express the set, where that was asked."""
     fault: str = ""
-    """The fault of ours for which nothing is known of it."""
+    """Fault of the analyzer that left the set without gates."""
     registers: tuple[int, ...] = ()
-    """Of a thread of each of its kernels, once they are compiled: until then they are estimated."""
+    """Registers per thread of each kernel, from ptxas; () before compilation, when they are
+    estimated."""
 
     @cached_property  # of most sets that are tried nobody asks
     def unfused_us(self) -> float:
@@ -63,12 +64,12 @@ class Decision:
 
     @property
     def worthwhile(self) -> bool:
-        """The time model's verdict, which stands beside the flow's."""
+        """Verdict of the time model, which stands beside the verdict of the gates."""
         return self.fused_us < self.unfused_us
 
     @property
     def deciding(self) -> GateResult | None:
-        """The first gate of the flow that fails, else the one that nothing is known for."""
+        """First gate that fails, else the last gate that is unknown; None where all hold."""
         fails = next((g for g in self.gates if g.outcome == "fails"), None)
         return fails or next((g for g in reversed(self.gates) if g.outcome == "unknown"), None)
 
@@ -78,8 +79,8 @@ class Decision:
 
     @property
     def hopeless(self) -> bool:
-        """No larger set that contains this one can be accepted either: it has an op or a tile that
-        only gets worse, or two parts that no plan brings together."""
+        """Whether no larger set with this one in it can be accepted either: it has an op or a tile
+        that only gets worse, or two parts that no plan brings together."""
         growing = ("compute-bound", "on-chip", "register-spill", "discontinuous")
         return self.subject.hopeless or any(
             gate.outcome == "fails" and gate.name in growing for gate in self.gates
@@ -87,8 +88,8 @@ class Decision:
 
 
 def fused_of(subject: Subject, registers: Sequence[int] = ()) -> Fused:
-    """What the time model is told of a set's kernels, of so many registers per thread each where
-    they are compiled."""
+    """Input of the time model for a set's kernels, with the registers per thread of each where they
+    are compiled."""
     device, plan = subject.device, subject.plan
     arithmetic_us = 1e6 * sum(
         seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
@@ -99,7 +100,7 @@ def fused_of(subject: Subject, registers: Sequence[int] = ()) -> Fused:
 
 
 def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> Subject:
-    """Express and plan a set of launches as far as that goes."""
+    """Lower and plan a set of launches as far as that is possible."""
     chosen = tuple(sorted(launches))
     border = boundary(flow, chosen)
     try:
@@ -113,7 +114,7 @@ def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> S
 def deciding(
     flow: Dataflow, rulebook: Rulebook, faults: Faults | None = None
 ) -> Callable[[Iterable[int]], Decision]:
-    """`decide` for one graph, of which several partitions ask about the same sets."""
+    """Memoised `decide` for one graph, since several partitions ask about the same sets."""
     known: dict[tuple[int, ...], Decision] = {}
 
     def decided(launches: Iterable[int]) -> Decision:
@@ -128,8 +129,8 @@ def deciding(
 def decide(
     flow: Dataflow, launches: Iterable[int], rulebook: Rulebook, faults: Faults | None = None
 ) -> Decision:
-    """Run every gate on a set of launches and compare. Given `faults`, a set that cannot be judged
-    is rejected for the fault of ours that it shows."""
+    """Run every gate on a set of launches and compare. With `faults`, a set that cannot be judged
+    is rejected, and the fault of the analyzer is noted."""
     chosen = tuple(sorted(launches))
     try:
         decision = judge(subject_of(flow, chosen, rulebook))
@@ -144,7 +145,7 @@ def decide(
 
 
 def _unjudged(flow: Dataflow, launches: tuple[int, ...], rulebook: Rulebook, why: str) -> Decision:
-    """A set of which no gate is known."""
+    """Decision on a set whose gates are all unknown."""
     border = boundary(flow, launches)
     problem = NotExpressible(why, final=False)
     subject = Subject(flow, launches, border, None, None, problem, rulebook)
@@ -157,7 +158,7 @@ def _unjudged(flow: Dataflow, launches: tuple[int, ...], rulebook: Rulebook, why
 
 
 def judge(subject: Subject) -> Decision:
-    """Run every gate on what is known of a set of launches, and compare."""
+    """Run every gate on a prepared set of launches, and compare."""
     results: list[GateResult] = []
     for name, measure in GATES.items():
         rule, reading = subject.rulebook.gate(name), measure(subject)

@@ -1,4 +1,4 @@
-"""Stage: the groups and candidates as findings: merged, named, fingerprinted and ranked."""
+"""Stage: groups and candidates as findings: merged, named, fingerprinted and ranked."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fusion_advisor.rulebook.schema import Rulebook
 
 @dataclass(frozen=True)
 class Finding:
-    """An accepted group or a rejected candidate with all of its occurrences.
+    """Accepted group or rejected candidate with all of its occurrences.
 
     `instances` are positions of launches and of the views between them; `name` is a Python
     identifier, unique among the groups; `framework` the PyTorch line that computes exactly the
-    same, if there is one; `parent` the id of the finding that this one was cut from; `computes`
-    what it computes, in words.
+    same, if there is one; `parent` the id of the finding that this one was cut from; `computes` the
+    computation in words.
     """
 
     id: str
@@ -43,7 +43,7 @@ class Finding:
 
     @property
     def saved_us(self) -> float:
-        """Of one instance."""
+        """Predicted saving of one instance, us."""
         return self.decision.unfused_us - self.decision.fused_us
 
     @property
@@ -57,12 +57,12 @@ class Finding:
 
 
 Identified = Grouping[Finding]
-"""Groups and candidates, each ranked by the microseconds that they would save in all."""
+"""Groups and candidates, each ranked by the microseconds that they would save in total."""
 
 
 @dataclass(kw_only=True)
 class FusedGraph(Grouping[Finding]):
-    """What a graph comes to: its groups and candidates, the data flow and the partition."""
+    """Result of fusing a graph: groups and candidates, data flow and partition."""
 
     flow: Dataflow
     grouping: Grouping[Found]
@@ -74,8 +74,8 @@ def fuse(
     faults: Faults | None = None,
     decided: Callable[[Iterable[int]], Decision] | None = None,
 ) -> FusedGraph:
-    """Partition, decide and name the launches of a graph. Given `faults`, a region that fails is
-    noted there; `decided` has what `deciding` gave for the same graph."""
+    """Partition, decide and name the launches of a graph. With `faults`, a region that fails is
+    noted there; `decided` is the result of `deciding` for the same graph."""
     decided = decided or deciding(flow, rulebook, faults)
     grouping = group(flow, decided, rulebook)
     found = identify(flow, grouping, rulebook, faults)
@@ -88,10 +88,10 @@ def fuse(
 def identify(
     flow: Dataflow, grouping: Grouping[Found], rulebook: Rulebook, faults: Faults | None = None
 ) -> Identified:
-    """Name everything that was found; equal computations become one finding. Given `faults`, what
-    cannot be named is `other`, and no PyTorch op."""
+    """Name all groups and candidates; equal computations become one finding. With `faults`, a set
+    that cannot be named is `other`, and matches no PyTorch op."""
 
-    def tried(name: Callable[[], str], found: Found, instead: str) -> str:
+    def tried(name: Callable[[], str], found: Found, fallback: str) -> str:
         try:
             return name()
         except Exception as error:
@@ -99,7 +99,7 @@ def identify(
                 raise
             launches = found.decision.subject.launches
             faults.note(error, (flow.nodes[number].name for number in launches))
-            return instead
+            return fallback
 
     def mark_of(found: Found) -> str:
         border = boundary(flow, found.instances[0])
@@ -146,8 +146,8 @@ def identify(
 
 
 def with_registers(found: Identified, registers: Mapping[str, tuple[int, ...]]) -> Identified:
-    """The groups, predicted with the registers of their kernels' threads, by id, and ranked by
-    that; their ids stay."""
+    """Groups predicted anew with their kernels' registers per thread, by id, and ranked by the new
+    prediction; the ids stay."""
     groups = [
         replace(group, decision=replace(group.decision, registers=registers.get(group.id, ())))
         for group in found.groups
@@ -163,8 +163,7 @@ def _framework(decision: Decision, pattern: str) -> str:
 
 
 def _merged(founds: Iterable[Found], mark_of: Callable[[Found], str]) -> dict[str, list[Found]]:
-    """What is one computation, found at several places, by its fingerprint; the most time saved
-    first."""
+    """Merge sets of the same computation by fingerprint; the set that saves most time first."""
     found_by: dict[str, list[Found]] = {}
     for found in founds:
         found_by.setdefault(mark_of(found), []).append(found)

@@ -1,4 +1,5 @@
-"""What a set of nodes computes, as a hash that survives renaming, moved lines and more layers."""
+"""Fingerprint of a set of nodes: a hash of the computation that survives renaming, moved lines and
+more layers."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from fusion_advisor.ir.graph import Arg, Ref
 
 
 def fingerprint(flow: Dataflow, border: Boundary) -> str:
-    """sha256 over the members in order: op, constants, who reads whose result, and the layout of
-    every tensor that crosses the border."""
+    """Hash the members in order with sha256: op, constants, who reads whose result, and the layout
+    of every tensor that crosses the border."""
     tensors = flow.annotated.tensors
     local = {number: place for place, number in enumerate(border.members)}
     outer: dict[object, int] = {}

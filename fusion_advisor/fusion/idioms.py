@@ -1,4 +1,4 @@
-"""Which idiom a region is, seen in its structure and never in the model's names.
+"""Idiom of a region, recognised in its structure and never in the model's names.
 
 The idioms are those of `rules/patterns`; their `order` decides between several that fit.
 """
@@ -20,12 +20,12 @@ _TRANSPARENT = ("cast", "round")
 
 @dataclass(frozen=True)
 class Form:
-    """A region with what the recognisers ask of it."""
+    """Region with the queries that the recognisers make."""
 
     region: Region
 
     def bare(self, number: int) -> int:
-        """The value behind conversions."""
+        """Value behind conversions."""
         while self.region.exprs[number].op in _TRANSPARENT:
             number = self.region.exprs[number].args[0]
         return number
@@ -43,11 +43,11 @@ class Form:
         return (i for i in self.all("reduce") if self.region.exprs[i].monoid == monoid)
 
     def users(self, number: int) -> Iterator[int]:
-        """The values made of one, looking through conversions."""
+        """Values computed from a value, looking through conversions."""
         return (i for i in self.region.live if self.bare(i) == i and number in self.args(i))
 
     def behind(self, number: int, ops: Sequence[str]) -> set[int]:
-        """Everything that a value is made from, looked through `ops` alone."""
+        """Values that a value is computed from, looking through `ops` alone."""
         found: set[int] = set()
         todo = [self.bare(number)]
         while todo:
@@ -63,7 +63,7 @@ class Form:
 
 
 def name_of(subject: Subject, rulebook: Rulebook) -> str:
-    """The first idiom, in the rulebook's order, that the region fits."""
+    """Name of the first idiom, in the rulebook's order, that the region fits."""
     form = Form(subject.expressed.region) if subject.expressed else None
     for name in rulebook.patterns:
         by_launches = _BY_LAUNCHES.get(name)
@@ -124,7 +124,7 @@ _BY_LAUNCHES: dict[str, Callable[[Subject], bool]] = {
 
 
 def softmaxes(form: Form) -> Iterator[tuple[int, int]]:
-    """exp(x - max x) over the sum of those: x, and the quotient."""
+    """Match exp(x - max x) over the sum of those exponentials; yields x and the quotient."""
     shifted = {
         i: form.args(arg)[0]
         for i in form.all("exp")
@@ -143,7 +143,7 @@ def _is_softmax(form: Form) -> bool:
 
 
 def _mean_squares(form: Form) -> Iterator[int]:
-    """What is squared, summed along a row, and ends under a root."""
+    """Match values that are squared, summed along a row, and end under a root."""
     roots = [i for op in ("sqrt", "rsqrt") for i in form.all(op)]
     under = set[int]().union(
         *(form.behind(form.args(i)[0], ("add", "mul", "div", "maximum")) for i in roots)
@@ -157,7 +157,7 @@ def _mean_squares(form: Form) -> Iterator[int]:
 
 
 def _mean_of(form: Form, number: int) -> int | None:
-    """x, where the value is the mean of x along a row."""
+    """Value x where `number` is the mean of x along a row; else None."""
     if form.expr(number).op in ("div", "mul"):
         number, count = form.args(number)
         if form.constant(count) and form.expr(number).op == "reduce":
@@ -166,7 +166,8 @@ def _mean_of(form: Form, number: int) -> int | None:
 
 
 def normalised(form: Form) -> Iterator[tuple[int, int, bool]]:
-    """The rows that norms work on, what is squared of each, and whether it is centred first."""
+    """Match the rows of norms; yields the row, the value that is squared, and whether the row is
+    centred first."""
     for squared in _mean_squares(form):
         if form.expr(squared).op == "sub":
             row, centre = form.args(squared)
@@ -186,7 +187,7 @@ def _is_rms_norm(form: Form) -> bool:
 
 
 def _is_residual_norm(form: Form) -> bool:
-    """The row is a sum of two tensors of its own size."""
+    """Whether the row is a sum of two tensors of the row's own size."""
     depends = form.region.depends
     return any(
         form.expr(row).op == "add"
@@ -196,7 +197,7 @@ def _is_residual_norm(form: Form) -> bool:
 
 
 def tanh_gelus(form: Form) -> Iterator[tuple[int, int]]:
-    """A tanh of sqrt(2/pi) (u + 0.044715 u^3) of some value u: the tanh, and u."""
+    """Match tanh(sqrt(2/pi) (u + 0.044715 u^3)) of a value u; yields the tanh and u."""
     wanted = gelu_tanh_argument(symbol("u"))
     for tanh in form.all("tanh"):
         for arg in form.args(tanh):
@@ -210,7 +211,7 @@ def _is_gelu_tanh(form: Form) -> bool:
 
 
 def _factors(form: Form, number: int) -> Iterator[int]:
-    """What a value is a product of, and every product on the way to it."""
+    """Yield the factors of a value, and every product on the way to them."""
     number = form.bare(number)
     yield number
     if form.expr(number).op == "mul":
@@ -219,7 +220,8 @@ def _factors(form: Form, number: int) -> Iterator[int]:
 
 
 def gated(form: Form) -> Iterator[tuple[int, int, bool]]:
-    """A product of a and sigmoid(a): the product, a, and whether something else is a factor."""
+    """Match a product of a and sigmoid(a); yields the product, a, and whether there is
+    another factor."""
     for product in form.all("mul"):
         factors = set(_factors(form, product))
         for gate in {form.args(i)[0] for i in factors if form.expr(i).op == "sigmoid"}:

@@ -1,7 +1,7 @@
-"""What a region computes, in words that people use: `residual + RMSNorm`, `SwiGLU`, `mish + add`.
+"""Computation of a region in words that people use: `residual + RMSNorm`, `SwiGLU`, `mish + add`.
 
 A norm, a softmax and the like are seen in the structure, however they are written; every launch
-that is no part of one is called by its op.
+that is no part of one is named by its op.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from fusion_advisor.ir.graph import FLOATS, Ref
 from fusion_advisor.region.axes import NotExpressible
 
 _MOST = 4
-"""Words of a name. Of more, neighbours that are but ops are counted, then the last left out."""
+"""Limit on the words of a name. Beyond it, runs of plain ops become a count, then the last words
+are left out."""
 
 _CALLED = {
     "mm": "matrix product", "bmm": "matrix product", "addmm": "matrix product",
@@ -31,16 +32,16 @@ _CALLED = {
     "amax": "max", "amin": "min", "_to_copy": "cast", "clone": "copy",
     "_log_softmax": "log-softmax", "nll_loss_forward": "NLL loss",
 }  # fmt: skip
-"""Ops that are not called by their own name."""
+"""Names of ops that are not called by their own name."""
 
 _MOVES = ("_to_copy", "clone", "copy", "copy_", "contiguous", "cat", "stack", "fill", "fill_")
-"""Ops that compute nothing: named where nothing else is there."""
+"""Ops that compute nothing: named only where nothing else is there."""
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """Something with a name of its own: all launches from what it is made of, one of `starts`, up
-    to its result. Both are values of the region."""
+class _NamedIdiom:
+    """Idiom with a name of its own: all launches from one of `starts` up to its result. Starts and
+    result are values of the region."""
 
     name: str
     starts: frozenset[int]
@@ -48,7 +49,7 @@ class _Whole:
 
 
 def computed(subject: Subject) -> str:
-    """The words for a set of launches, in the graph's order, joined by ` + `."""
+    """Words for a set of launches, in the graph's order, joined by ` + `."""
     flow, launches = subject.flow, subject.launches
     named = {i: _of_op(flow, i) for i in launches}
     for name, members in _wholes(subject):
@@ -65,20 +66,20 @@ def computed(subject: Subject) -> str:
 
 
 def _counted(words: Iterable[str], ops: Set[str]) -> Iterator[str]:
-    """The words with each run of ops as their number."""
+    """Words, with each run of ops replaced by a count."""
     for plain, run in groupby(words, lambda word: word in ops):
         found = list(run)
         yield from [f"{len(found)} ops"] if plain and len(found) > 1 else found
 
 
 def _short(op: str) -> str:
-    """`aten.add.Tensor` is `add`."""
+    """Short name of an op: `aten.add.Tensor` is `add`."""
     parts = op.split(".")
     return parts[1] if len(parts) > 2 else parts[-1]
 
 
 def _of_op(flow: Dataflow, launch: int) -> str:
-    """A launch by its op."""
+    """Name of a launch by its op."""
     cost = flow.annotated.costs[flow.nodes[launch].name]
     if cost.pattern == "attention":
         return "attention"
@@ -87,12 +88,12 @@ def _of_op(flow: Dataflow, launch: int) -> str:
 
 
 def _wholes(subject: Subject) -> Iterator[tuple[str, list[int]]]:
-    """Each thing with a name of its own, and its launches."""
+    """Yield each named idiom and its launches."""
     expressed = subject.expressed or _without_products(subject)
     if expressed is None:
         return
     form = Form(expressed.region)
-    ends = _Ends(subject.flow, expressed, form)
+    ends = _LaunchesOfValues(subject.flow, expressed, form)
     for i in form.region.all("add"):  # a part of a norm is called by that, below
         made = ends.launch_of(i)
         if made is not None and _is_bias(form, i):
@@ -116,7 +117,8 @@ _NORMS = ("RMSNorm", "LayerNorm")
 
 
 def _without_products(subject: Subject) -> Expressed | None:
-    """The launches that could share a kernel, where the others keep the set from being a region."""
+    """Region of the launches that could share a kernel, where matrix products keep the whole set
+    from being a region."""
     flow = subject.flow
     fusible = [i for i in subject.launches if flow.fusible[i]]
     if not fusible or len(fusible) == len(subject.launches):
@@ -127,8 +129,9 @@ def _without_products(subject: Subject) -> Expressed | None:
         return None
 
 
-class _Ends:
-    """Which launch made a value of a region, and which lie between two."""
+class _LaunchesOfValues:
+    """Map from the values of a region to the launches that made them, and the launches between two
+    values."""
 
     def __init__(self, flow: Dataflow, expressed: Expressed, form: Form) -> None:
         self.flow, self.expressed = flow, expressed
@@ -140,21 +143,21 @@ class _Ends:
         self.before = {i: self._read(i) for i in self.members}
 
     def _read(self, launch: int) -> set[str]:
-        """The tensors behind what a launch reads."""
+        """Tensors behind the operands of a launch."""
         return {self.flow.base(ref).node for ref in self.flow.operands[launch]}
 
     def launch_of(self, value: int) -> int | None:
-        """None for what the region is given, and for a part of a launch."""
+        """Launch that made a value; None for an input of the region, and for a part of a launch."""
         return self.makers.get(value)
 
     def base(self, load: int) -> str:
-        """The tensor behind a load."""
+        """Tensor behind a load."""
         ref = self.expressed.inputs[self.expressed.region.exprs[load].input]
         return self.flow.base(ref).node
 
     def between(self, starts: Iterable[int], end: int) -> list[int]:
-        """The launches that are made of a start and that the end is made of, with the end's own;
-        empty where that is no launch's result."""
+        """Launches on the paths from a start to the end, with the end's own launch; empty where the
+        end is no launch's result."""
         last = self.launch_of(end)
         if last is None:
             return []
@@ -193,17 +196,17 @@ class _Ends:
 # -- what has a name -------------------------------------------------------------------------------
 
 
-def _norms(form: Form) -> Iterator[_Whole]:
-    """A row times one over the root of its mean square, then a weight and a bias."""
+def _norms(form: Form) -> Iterator[_NamedIdiom]:
+    """Match a row times one over the root of its mean square, then a weight and a bias."""
     for row, squared, centred in normalised(form):
         end = next(filter(None, (_scaled(form, i, squared) for i in form.region.live)), None)
         if end is not None:
             name = "LayerNorm" if centred else "RMSNorm"
-            yield _Whole(name, frozenset({row}), _affine(form, end))
+            yield _NamedIdiom(name, frozenset({row}), _affine(form, end))
 
 
 def _scaled(form: Form, number: int, row: int) -> int | None:
-    """The value itself, where it is a row divided by a root of something."""
+    """Value itself, where it is a row divided by a root of something; else None."""
     expr = form.region.exprs[number]
     if expr.op not in ("mul", "div") or row not in form.args(number):
         return None
@@ -214,7 +217,7 @@ def _scaled(form: Form, number: int, row: int) -> int | None:
 
 
 def _affine(form: Form, number: int) -> int:
-    """What the value is after it is scaled and shifted by what is the same in every row."""
+    """Value after scaling and shifting by factors and terms that are the same in every row."""
     region = form.region
     while True:
         after = next((i for i in form.users(number) if _by_a_row(form, i, number)), None)
@@ -225,7 +228,7 @@ def _affine(form: Form, number: int) -> int:
 
 
 def _by_a_row(form: Form, number: int, of: int) -> bool:
-    """Is a value scaled or shifted by what is the same in every row?"""
+    """Whether a value is scaled or shifted by an operand that is the same in every row."""
     expr = form.region.exprs[number]
     if expr.op not in ("mul", "add") or expr.dtype not in FLOATS:
         return False
@@ -234,8 +237,8 @@ def _by_a_row(form: Form, number: int, of: int) -> bool:
 
 
 def _is_a_row(form: Form, number: int, of: int) -> bool:
-    """Does a value vary along fewer axes than another? Where there is but one row, and so as many
-    axes: is it made of vectors alone, and the other is not?"""
+    """Whether a value varies along fewer axes than another. With one row alone both have as many
+    axes: then whether it is made of vectors alone, and the other is not."""
     depends = form.region.depends
     if depends[number] != depends[of]:
         return depends[number] < depends[of]
@@ -243,13 +246,13 @@ def _is_a_row(form: Form, number: int, of: int) -> bool:
 
 
 def _rank(form: Form, number: int) -> int:
-    """The most dimensions of what a value is made of; 0 of a constant."""
+    """Largest number of dimensions among the loads behind a value; 0 for a constant."""
     inputs = form.region.inputs
     return max((len(inputs[form.expr(i).input].shape) for i in _loads(form, number)), default=0)
 
 
 def _is_bias(form: Form, number: int) -> bool:
-    """A sum with a vector."""
+    """Whether the value is a sum with a vector."""
     return any(
         _by_a_row(form, number, arg) and min(_rank(form, side) for side in form.args(number)) == 1
         for arg in form.args(number)
@@ -257,7 +260,7 @@ def _is_bias(form: Form, number: int) -> bool:
 
 
 def _is_residual(form: Form, row: int) -> bool:
-    """A sum of two tensors of its own size, one of which is given."""
+    """Whether the row is a sum of two tensors of its own size, one of which is an input."""
     depends = form.region.depends
     if form.expr(row).op != "add":
         return False
@@ -266,29 +269,29 @@ def _is_residual(form: Form, row: int) -> bool:
     return alike and any(form.expr(side).op == "load" for side in sides)
 
 
-def _softmaxes(form: Form) -> Iterator[_Whole]:
+def _softmaxes(form: Form) -> Iterator[_NamedIdiom]:
     for given, end in softmaxes(form):
-        yield _Whole("softmax", frozenset({given}), end)
+        yield _NamedIdiom("softmax", frozenset({given}), end)
 
 
-def _gates(form: Form) -> Iterator[_Whole]:
-    """a · sigmoid(a), and that times something else."""
+def _gates(form: Form) -> Iterator[_NamedIdiom]:
+    """Match a · sigmoid(a), and that product times another factor."""
     for product, gate, more in sorted(gated(form), key=lambda found: found[2]):  # the larger last
-        yield _Whole("SwiGLU" if more else "SiLU", frozenset({gate}), product)
+        yield _NamedIdiom("SwiGLU" if more else "SiLU", frozenset({gate}), product)
 
 
-def _gelus(form: Form) -> Iterator[_Whole]:
-    """All that is made of nothing but u, where u is what a GELU is of."""
+def _gelus(form: Form) -> Iterator[_NamedIdiom]:
+    """Match the whole GELU of u: the largest value that is made of u and constants alone."""
     for tanh, given in tanh_gelus(form):
         end = tanh
         for i in form.region.live:
             if end in form.args(i) and _only_of(form, i, given):
                 end = i
-        yield _Whole("GELU", frozenset({given}), end)
+        yield _NamedIdiom("GELU", frozenset({given}), end)
 
 
 def _only_of(form: Form, number: int, given: int) -> bool:
-    """Is a value made of another one and of constants alone?"""
+    """Whether a value is made of `given` and of constants alone."""
     todo = [number]
     while todo:
         one = form.bare(todo.pop())
@@ -301,18 +304,20 @@ def _only_of(form: Form, number: int, given: int) -> bool:
     return True
 
 
-def _rotations(form: Form, ends: _Ends) -> Iterator[_Whole]:
-    """x · cos ± y · sin, where x and y are elements of one tensor, and y of the other sign or in
-    another place."""
+def _rotations(form: Form, ends: _LaunchesOfValues) -> Iterator[_NamedIdiom]:
+    """Match x · cos ± y · sin, where x and y are elements of one tensor, and y has the other sign
+    or another place."""
     for op in ("add", "sub"):
         for total in form.region.all(op):
             terms = [form.args(arg) for arg in form.args(total) if form.expr(arg).op == "mul"]
             if len(terms) == 2 and (turned := _turned(form, ends, terms)):
-                yield _Whole("rotary embedding", turned, form.bare(total))
+                yield _NamedIdiom("rotary embedding", turned, form.bare(total))
 
 
-def _turned(form: Form, ends: _Ends, terms: Sequence[tuple[int, ...]]) -> frozenset[int]:
-    """The two values that are turned; empty where none are."""
+def _turned(
+    form: Form, ends: _LaunchesOfValues, terms: Sequence[tuple[int, ...]]
+) -> frozenset[int]:
+    """Two values that are rotated; empty where there are none."""
     for x in terms[0]:
         for y in terms[1]:
             cos, sin = _other(terms[0], x), _other(terms[1], y)
@@ -328,12 +333,12 @@ def _turned(form: Form, ends: _Ends, terms: Sequence[tuple[int, ...]]) -> frozen
 
 
 def _other(factors: tuple[int, ...], one: int) -> int:
-    """The second factor of a product; of a square the first again."""
+    """Second factor of a product; for a square the first again."""
     return next((factor for factor in factors if factor != one), one)
 
 
 def _loads(form: Form, value: int) -> frozenset[int]:
-    """The loads that a value is made of."""
+    """Loads that a value is made of."""
     exprs = form.region.exprs
     found: set[int] = set()
     todo = [value]

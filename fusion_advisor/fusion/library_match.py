@@ -1,5 +1,5 @@
-"""Does one PyTorch op compute exactly what a region computes? Decided by the identity of their
-normal forms, however the source spells it."""
+"""Match of a region with one PyTorch op that computes exactly the same: their normal forms are
+identical, however the source spells the region."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fusion_advisor.region.region import Region
 
 Row = frozenset[int]
 Formula = Callable[..., Form]
-"""From the axes of a row, a constant, the row and vectors to what the op gives."""
+"""Function from the axes of a row, a constant, the row and vectors to the op's result."""
 
 
 def _softmax(row: Row, eps: float, x: Form) -> Form:
@@ -52,7 +52,7 @@ def _layer_norm(row: Row, eps: float, x: Form, *vectors: Form) -> Form:
 
 
 def gelu_tanh_argument(x: Form) -> Form:
-    """What GELU's tanh form takes the tanh of: sqrt(2/pi) (x + 0.044715 x^3)."""
+    """Argument of the tanh in GELU's tanh form: sqrt(2/pi) (x + 0.044715 x^3)."""
     inner = plus(x, times(power(x, 3.0), number(0.044715)))
     return times(inner, number(0.7978845608))
 
@@ -69,13 +69,13 @@ _EXACT: dict[str, tuple[Formula, int]] = {
     "layer-norm": (_layer_norm, 2),
     "gelu-tanh": (_gelu_tanh, 0),
 }
-"""What each op computes on one row, and how many vectors it takes beside the row."""
+"""Formula of each op on one row, and the number of vectors that the op takes beside the row."""
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """A region as one call: PyTorch's line and Liger's, empty where there is none; `names` says
-    which input of the region each name in them is."""
+    """Region as one call: PyTorch's line and Liger's, empty where there is none; `names` gives the
+    region's input for each name in the lines."""
 
     framework: str
     liger: str
@@ -83,11 +83,9 @@ class Spelling:
 
 
 def exact(subject: Subject, name: str) -> Spelling | None:
-    """The call that computes exactly this region; None when there is none.
-
-    One full-size input, read as it lies, the op's vectors, one output of the input's dimensions
-    and dtype, and the same normal form.
-    """
+    """Find the call that computes exactly this region; None when there is none. Requires one
+    full-size input, read as it lies, the op's vectors, one output of the input's dimensions and
+    dtype, and the same normal form."""
     rule, known = subject.rulebook.patterns.get(name), _EXACT.get(name)
     if subject.expressed is None or rule is None or not rule.framework or known is None:
         return None
@@ -130,7 +128,8 @@ def _as_it_lies(region: Region, load: int) -> bool:
 def _matching(
     region: Region, formula: Formula, x: int, extra: Sequence[int]
 ) -> tuple[float, tuple[int, ...]] | None:
-    """The constant and the order of the vectors with which the formula is the region's value."""
+    """Constant and order of the vectors with which the formula equals the region's value; None
+    where it does not."""
     forms = Forms(region)
     result = forms.of(region.outputs[0].value)
     constants = [region.exprs[i] for i in region.all("const")]
@@ -144,8 +143,8 @@ def _matching(
 
 
 def _spelled(line: str, region: Region, x: int, eps: float, vectors: int) -> str:
-    """The rulebook's line with this region's dimension and constants; empty where the op has no
-    such row: a part of a dimension, or dimensions that it does not take."""
+    """Fill the rulebook's line with this region's dimension and constants; empty where the op
+    cannot take the row: a part of a dimension, or dimensions that the op does not accept."""
     dims = _loaded(region, x)[1]
     reduced = [d for d, axes in enumerate(dims) if set(axes) & region.reduced]
     if frozenset(axis for d in reduced for axis in dims[d]) != region.reduced:

@@ -1,4 +1,4 @@
-"""Stage: some nodes of a graph as one region form, with what flows in and out of it."""
+"""Stage: lower a set of graph nodes to one region, with its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fusion_advisor.region.region import Region, finish
 
 @dataclass(frozen=True)
 class Boundary:
-    """What a set of nodes reads from and leaves in memory. `members` are the launches and the
-    views between them, in the graph's order."""
+    """Tensors that a set of nodes reads from memory and leaves in memory. `members` are the
+    launches and the views between them, in the graph's order."""
 
     members: tuple[int, ...]
     inputs: tuple[Ref, ...]
@@ -26,10 +26,10 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Expressed:
-    """A region form together with the tensors that it stands for.
+    """Region with the tensors that it stands for.
 
     `inputs[i]` is the tensor behind the region's input i (none is behind seed and offset, which
-    come last), `outputs` those that it stores; `dims` gives every tensor inside the region its
+    come last), `outputs` are the stored tensors; `dims` gives every tensor inside the region its
     resolved axes, and `draws` gives every random node the number of its first draw and the tensor
     that eager would fill.
     """
@@ -43,14 +43,14 @@ class Expressed:
 
     @property
     def form(self) -> object:
-        """Equal where the same kernel serves, its arguments in the same order."""
+        """Key that is equal where the same kernel serves, with its arguments in the same order."""
         region = self.region
         inputs = tuple((tensor.shape, tensor.stride, tensor.dtype) for tensor in region.inputs)
         return region.exprs, inputs, tuple(output.value for output in region.outputs)
 
 
 def boundary(flow: Dataflow, launches: Iterable[int]) -> Boundary:
-    """Find the views inside a set of launches, and what crosses its border."""
+    """Find the views inside a set of launches, and the tensors that cross the set's border."""
     inside = set(launches)
     views: set[int] = set()
     inputs: dict[Ref, None] = {}
@@ -79,9 +79,9 @@ def boundary(flow: Dataflow, launches: Iterable[int]) -> Boundary:
 
 
 def fused_traffic(flow: Dataflow, border: Boundary) -> int:
-    """Bytes that one kernel for the set would move: what the launches move, less what they write
-    and read only among themselves, and less what several of them read. Of a tensor that a launch
-    wrote a part of, a cache say, the rest is still read."""
+    """Bytes that one kernel for the set would move: the launches' bytes, less those written and
+    read only inside the set, less those that several launches read. Where a launch wrote a part of
+    a tensor (a cache), the rest of the tensor is still read."""
     annotated = flow.annotated
     tensors = annotated.tensors
     made = {flow.nodes[i].name for i in border.members if flow.launches(i)}
@@ -117,7 +117,7 @@ def fused_traffic(flow: Dataflow, border: Boundary) -> int:
 
 
 def _by_base(flow: Dataflow, number: int) -> dict[Ref, list[Ref]]:
-    """What a launch reads, by the tensor that it looks at."""
+    """Operands of a launch, grouped by the tensor that they are views of."""
     found: dict[Ref, list[Ref]] = {}
     for ref in flow.operands[number]:
         found.setdefault(flow.base(ref), []).append(ref)
@@ -125,10 +125,8 @@ def _by_base(flow: Dataflow, number: int) -> dict[Ref, list[Ref]]:
 
 
 def express(flow: Dataflow, border: Boundary) -> Expressed:
-    """State the meanings of the nodes one after the other over one builder.
-
-    Raises NotExpressible where the region form has no place for a node or a view.
-    """
+    """Lower the nodes one after the other into one builder. Raises NotExpressible where the region
+    form cannot express a node or a view."""
     builder = Builder()
     tensors = flow.annotated.tensors
     values: dict[Ref, Value] = {}
@@ -180,11 +178,8 @@ def express(flow: Dataflow, border: Boundary) -> Expressed:
 
 
 def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:
-    """Inputs that are views of one tensor with the same elements, or of another input: loaded
-    once, as that tensor.
-
-    Only where every view on the way can be pulled through.
-    """
+    """Inputs that are views of one tensor with the same elements, or of another input: loaded once,
+    as that tensor. Only where every view on the way can be pulled through."""
     ways: dict[int, list[Ref]] = {}
     for ref in border.inputs:
         ways.setdefault(flow.elements[ref], []).append(ref)
@@ -202,7 +197,7 @@ def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:
 
 
 def _views_to(flow: Dataflow, ref: Ref, ends: frozenset[Ref]) -> list[Ref]:
-    """The views from one tensor back to the first of some others, or to their base."""
+    """Views from one tensor back to the first of `ends`, or to the base tensor."""
     way: list[Ref] = []
     while flow.is_view(number := flow.position[ref.node]):
         if not flow.annotated.costs[ref.node].fusible:

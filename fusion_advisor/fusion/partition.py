@@ -1,11 +1,11 @@
-"""The search over partitions of one component, on bit sets; it knows no ops and no tensors.
+"""Search over partitions of one component, on bit sets; free of ops and tensors.
 
 A partition cuts a component's launches into disjoint sets whose quotient graph is acyclic. A set of
 several launches must be connected and pass the judge. The search minimises the sum of the sets'
-times. Up to `exact` launches it is exact: every connected set is judged and the best packing found.
-Beyond that, or with more than `most_sets` such sets, it is not, and its distance to a lower bound
-is reported: more launches are first gathered greedily into sets, and what is still too much to
-search is halved in the launches' order until it is not.
+times. Up to `exact` launches the search is exact: every connected set is judged and the best
+packing found. Beyond `exact` launches, or with more than `most_sets` such sets, it is a heuristic,
+and its distance to a lower bound is reported: more launches are first gathered greedily into sets,
+and a piece that is still too large to search is halved in the launches' order until it is not.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from fusion_advisor.cost.dataflow import bits
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What moves around one launch: tensors that it reads, and tensors that it writes with the
-    launches inside the component that read them. Microseconds at the device's bandwidth."""
+    """Traffic around one launch: tensors that it reads, and tensors that it writes with their
+    readers inside the component. Microseconds at the device's bandwidth."""
 
     reads: tuple[tuple[int, float], ...]
-    """Each tensor's number and the time to read it."""
+    """Number of each tensor and the time to read it."""
     writes: tuple[tuple[int, float, int, bool], ...]
-    """Each tensor's number, the time to write it, its readers here, whether others read it."""
+    """Number of each tensor, the time to write it, its readers in the component, whether
+    others read it."""
 
 
 @dataclass(frozen=True)
 class Component:
-    """A component to cut up. Positions are topological; `above[i]` is everything that must run
-    before i, `apart[i]` what can never share a kernel with i, `near[i]` what i is connected to."""
+    """Component to cut. Positions are topological; `above[i]` is everything that must run before i,
+    `apart[i]` the positions that can never share a kernel with i, `near[i]` the positions that i is
+    connected to."""
 
     above: Sequence[int]
     apart: Sequence[int]
@@ -50,8 +52,8 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The judge's answer on a set: its fused time if accepted; `hopeless` when no larger set can be
-    accepted either."""
+    """Answer of the judge on a set: its fused time if accepted; `hopeless` when no larger set can
+    be accepted either."""
 
     accepted: bool
     hopeless: bool
@@ -63,7 +65,7 @@ Judge = Callable[[int], Verdict]
 
 @dataclass(frozen=True)
 class Partition:
-    """The chosen sets of several launches, the total time, and the bound that it was held to."""
+    """Chosen sets of several launches, the total time, and its lower bound."""
 
     sets: tuple[int, ...]
     time_us: float
@@ -108,7 +110,7 @@ def partition(component: Component, judge: Judge, exact: int, most_sets: int) ->
 
 
 def joined(component: Component, mask: int) -> bool:
-    """Is the set connected through its own launches?"""
+    """Whether the set is connected through its own launches."""
     seen = mask & -mask
     frontier = seen
     while frontier:
@@ -121,7 +123,7 @@ def joined(component: Component, mask: int) -> bool:
 
 
 def compatible(component: Component, mask: int) -> bool:
-    """Can every pair of the set share a kernel, and does no path leave the set and return?"""
+    """Whether every pair of the set can share a kernel, and no path leaves the set and returns."""
     above_all = 0
     for i in bits(mask):
         if component.apart[i] & mask:
@@ -132,7 +134,7 @@ def compatible(component: Component, mask: int) -> bool:
 
 
 def cycle(component: Component, sets: Sequence[int]) -> tuple[int, ...]:
-    """The sets of several launches that wait for each other; empty when there are none."""
+    """Sets of several launches that wait for each other; empty when there are none."""
     covered = 0
     for mask in sets:
         covered |= mask
@@ -157,8 +159,8 @@ def _above(component: Component, mask: int) -> int:
 
 
 def least_us(component: Component, mask: int, decided: int) -> float:
-    """A lower bound on the time of any set that contains `mask`, once `decided` are assigned:
-    what the set must read from outside, and what it must write for readers elsewhere."""
+    """Lower bound on the time of any set that contains `mask`, once `decided` are assigned: the
+    set's reads from outside, and its writes for readers elsewhere."""
     produced = {tensor for i in bits(mask) for tensor, *_ in component.traffic[i].writes}
     read: dict[int, float] = {}
     total = component.launch_us
@@ -174,18 +176,18 @@ def least_us(component: Component, mask: int, decided: int) -> float:
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """Chosen sets, each with the time that it saves; whether no others save more."""
+class _ChosenSets:
+    """Chosen sets, each with the time that it saves; whether the choice is optimal."""
 
     saves: dict[int, float]
     complete: bool
 
 
-def _cut(component: Component, piece: int, judge: Judge, exact: int, most_sets: int) -> _Cut:
-    """The best packing of the accepted sets within a piece that no path leaves and enters again; of
-    a piece that has too many that of those which were judged, in it and in its halves."""
+def _cut(component: Component, piece: int, judge: Judge, exact: int, most_sets: int) -> _ChosenSets:
+    """Best packing of the accepted sets within a convex piece (no path leaves and enters it again).
+    A piece with too many sets is packed from the sets that were judged, in it and in its halves."""
     small = piece.bit_count() <= max(exact, 1)
-    known = _accepted_sets(component, piece, judge, most_sets) if small else _Cut({}, False)
+    known = _accepted_sets(component, piece, judge, most_sets) if small else _ChosenSets({}, False)
     saves = dict(known.saves)
     if not known.complete:
         for half in _halves(piece):
@@ -193,11 +195,11 @@ def _cut(component: Component, piece: int, judge: Judge, exact: int, most_sets: 
     if small:
         chosen = _best_packing(component, piece, saves)
         saves = {mask: saves[mask] for mask in chosen}
-    return _Cut(saves, known.complete)
+    return _ChosenSets(saves, known.complete)
 
 
 def _halves(piece: int) -> tuple[int, int]:
-    """The first launches, and those behind them."""
+    """First half of the launches, and the rest."""
     numbers = list(bits(piece))
     first = sum(1 << number for number in numbers[: len(numbers) // 2])
     return first, piece & ~first
@@ -207,10 +209,10 @@ def _alone_us(component: Component, mask: int) -> float:
     return sum(component.alone_us[i] for i in bits(mask))
 
 
-def _accepted_sets(component: Component, piece: int, judge: Judge, most_sets: int) -> _Cut:
-    """Accepted connected sets within a piece, those of few launches first; not complete where there
-    are more than `most_sets` to judge. A hopeless set is not grown; what a path leaves and enters
-    again, and so cannot share a kernel, is grown to hold that path."""
+def _accepted_sets(component: Component, piece: int, judge: Judge, most_sets: int) -> _ChosenSets:
+    """Accepted connected sets within a piece, those of few launches first; incomplete where there
+    are more than `most_sets` to judge. A hopeless set is not grown. A set that a path leaves and
+    enters again cannot share a kernel, and is grown to hold that path."""
     saves: dict[int, float] = {}
     seen = {1 << i for i in bits(piece)}
     judged = 0
@@ -223,7 +225,7 @@ def _accepted_sets(component: Component, piece: int, judge: Judge, most_sets: in
                 if larger in seen or any(component.apart[i] & larger for i in bits(larger)):
                     continue
                 if judged == most_sets:
-                    return _Cut(saves, False)
+                    return _ChosenSets(saves, False)
                 seen.add(larger)
                 judged += 1
                 verdict = judge(larger)
@@ -233,11 +235,11 @@ def _accepted_sets(component: Component, piece: int, judge: Judge, most_sets: in
                 if verdict.accepted and saved > 0 and joined(component, larger):
                     saves[larger] = saved
         frontier = grown
-    return _Cut(saves, True)
+    return _ChosenSets(saves, True)
 
 
 def _closed(component: Component, mask: int) -> int:
-    """The set with every launch that lies between two of its launches."""
+    """Set with every launch that lies between two of its launches."""
     above = _above(component, mask) & ~mask
     return mask | sum(1 << i for i in bits(above) if component.above[i] & mask)
 
@@ -274,7 +276,7 @@ def _best_packing(component: Component, piece: int, saves: dict[int, float]) -> 
 def _packing(
     piece: int, saves: dict[int, float], without: frozenset[int]
 ) -> tuple[float, tuple[int, ...]]:
-    """The most that disjoint sets save, cycles ignored, and the sets."""
+    """Largest saving of disjoint sets, cycles ignored, and the sets."""
     lowest: dict[int, list[int]] = {}
     for mask in saves:
         if mask not in without:
@@ -322,7 +324,7 @@ def _greedy(component: Component, judge: Judge) -> tuple[int, ...]:
 
 
 class _Growing:
-    """Sets that grow one launch at a time in topological order, with what must run before each, so
+    """Sets that grow one launch at a time in topological order, with the launches before each, so
     that a cycle is seen before it is closed."""
 
     def __init__(self, component: Component) -> None:
@@ -331,7 +333,7 @@ class _Growing:
         self._before: list[int] = []
 
     def may_join(self, number: int, k: int) -> bool:
-        """Nothing bars the launch from set k, and no set between them waits for set k."""
+        """Whether nothing bars the launch from set k, and no set between them waits for set k."""
         mask = self.sets[k]
         if self._component.apart[number] & mask:
             return False

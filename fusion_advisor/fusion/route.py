@@ -1,4 +1,4 @@
-"""Who should run a finding, what to do about it, and what would flip a rejection."""
+"""Route of a finding: who should run it, what to do, and what would flip a rejection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusion_advisor.rulebook.schema import Rulebook
 
 @dataclass(frozen=True)
 class Action:
-    """`code` is what to write; empty where there is nothing to copy."""
+    """Advice on a finding; `code` is the code to write, empty where there is nothing to copy."""
 
     route: str
     text: str
@@ -22,7 +22,7 @@ class Action:
 
 
 def action(finding: Finding, rulebook: Rulebook) -> Action:
-    """The advice on a finding."""
+    """Advice on a finding."""
     decision = finding.decision
     count = len(decision.subject.launches)
     if not decision.accepted:
@@ -41,7 +41,7 @@ def action(finding: Finding, rulebook: Rulebook) -> Action:
 
 
 def _call(finding: Finding) -> str:
-    """How the kernel is called; tensors by the names that they have in the report."""
+    """Call of the kernel; tensors by the names that they have in the report."""
     expressed = finding.decision.subject.expressed
     assert expressed is not None
     made, taken = ([_name(ref) for ref in refs] for refs in (expressed.outputs, expressed.inputs))
@@ -54,7 +54,7 @@ def _name(ref: Ref) -> str:
 
 
 def fix(decision: Decision) -> Fix | None:
-    """The smallest change that flips the deciding gate; None unless exactly one gate fails."""
+    """Smallest change that flips the deciding gate; None unless exactly one gate fails."""
     missing = [gate for gate in decision.gates if gate.outcome != "holds"]
     if decision.accepted or len(missing) != 1 or missing[0].outcome != "fails":
         return None

@@ -1,4 +1,4 @@
-"""What the gates say of a set of launches, as a report has it."""
+"""Verdict of the gates on a set of launches, as a report has it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """One gate's reading and what it means: `outcome` is holds, fails or unknown. `measured` is
-    None when it cannot be known."""
+    """Reading of one gate and its outcome: `outcome` is holds, fails or unknown. `measured` is None
+    when it cannot be known."""
 
     code: str
     name: str
@@ -22,7 +22,7 @@ class GateResult:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """The smallest change that flips the one gate that fails."""
+    """Smallest change that flips the one gate that fails."""
 
     gate: str
     needed: float

@@ -1,9 +1,9 @@
-"""Which elements of a storage are addressed, and how many by several views together: each once.
+"""Elements that tensors address in a storage; several views together count each element once.
 
-A view is a start and places along dimensions with steps between them. The elements of several are
-counted dimension by dimension, from the widest step that tells neighbours of all views apart: along
-it each view has some places, and where the same views have one, what lies within is counted once
-for all such places.
+A view is a start and, for each dimension, places with a step between them. The elements of several
+views are counted dimension by dimension, from the widest step at which every view can be cut. Each
+view has some places along that step. Places that the same views cover have the same inner elements:
+these are counted once, and multiplied by the number of such places.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from math import gcd, prod
 from fusion_advisor.ir.graph import Tensor
 
 Places = range | frozenset[int]
-"""Along a dimension: neighbours, or any."""
+"""Indices along one dimension: a range of neighbours, or any set."""
 Dim = tuple[Places, int]
-"""Places, and the elements from one to the next."""
+"""Places along one dimension, and the step in elements from one place to the next."""
 
 _MOST = 1 << 26
-"""Places that are told apart one by one."""
+"""Limit on the places of one dimension that are distinguished one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Elements of a storage: from `start` on so many steps along each dimension."""
+    """Elements of a storage: from `start` on, so many steps along each dimension."""
 
     start: int
     along: tuple[Dim, ...]
 
     @property
     def span(self) -> int:
-        """Elements from the first to the last, without the first."""
+        """Distance in elements from the first element to the last."""
         return sum(_last(places) * step for places, step in self.along)
 
 
 def view(start: int, along: Iterable[Dim]) -> View | None:
-    """A view with places from 0 on and steps upwards, the smallest first, dimensions that continue
-    each other as one; None where it has no elements."""
+    """Build a view whose places start at 0 and whose steps are positive, the smallest step first;
+    dimensions that continue each other are merged. None where the view has no elements."""
     dims: list[tuple[int, Places]] = []
     for places, step in along:
         if not places:
@@ -76,14 +76,14 @@ def _last(places: Places) -> int:
 
 
 def of_tensor(tensor: Tensor) -> View | None:
-    """What a tensor addresses of its storage; None where it is empty."""
+    """View of the storage that a tensor addresses; None where the tensor is empty."""
     sizes = zip(tensor.shape, tensor.stride, strict=True)
     return view(tensor.offset, ((range(size), step) for size, step in sizes))
 
 
 def together(tensors: Iterable[Tensor]) -> int:
-    """Bytes that some tensors address, each once. Where there are too many elements of one storage
-    to tell apart, those of the largest tensor alone; tensors of two dtypes count apart."""
+    """Bytes that some tensors address, each byte once. Where one storage has too many elements to
+    distinguish, those of its largest tensor alone; tensors of two dtypes count separately."""
     total = 0
     for of_one in by_storage(tensors):
         if len(of_one) == 1:
@@ -96,8 +96,8 @@ def together(tensors: Iterable[Tensor]) -> int:
 
 
 def by_storage(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors by the memory and dtype that they share, each of them once; those of no known storage
-    stand alone."""
+    """Group tensors by the memory and dtype that they share, each tensor once; a tensor of unknown
+    storage is a group alone."""
     found: dict[object, list[Tensor]] = {}
     for number, tensor in enumerate(tensors):
         known = tensor.storage >= 0
@@ -108,8 +108,8 @@ def by_storage(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 
 def distinct(views: Iterable[View]) -> int | None:
-    """How many elements some views of one storage address together; None where there are too many
-    to tell apart."""
+    """Number of distinct elements that some views of one storage address together; None where there
+    are too many to distinguish."""
     wanted = list(dict.fromkeys(views))
     if len(wanted) == 1 and (alone := _alone(wanted[0])) is not None:
         return alone
@@ -131,7 +131,7 @@ def distinct(views: Iterable[View]) -> int | None:
 
 
 def _alone(one: View) -> int | None:
-    """The elements of one view; None where its dimensions overlap."""
+    """Number of elements of one view; None where its dimensions overlap."""
     span = 0
     for places, step in one.along:
         if step <= span:
@@ -142,7 +142,7 @@ def _alone(one: View) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """A view as places some step apart, and what it has at each of them."""
+    """View as places a fixed step apart, and the inner view at each of them."""
 
     outer: tuple[Dim, ...]
     first: int
@@ -150,7 +150,7 @@ class _Cut:
 
     @property
     def interval(self) -> range | None:
-        """Those places where they are neighbours."""
+        """Places as a range where they are neighbours; else None."""
         if not self.outer:
             return range(self.first, self.first + 1)
         ((places, step), *others) = self.outer
@@ -164,7 +164,7 @@ class _Cut:
 
     @property
     def bits(self) -> int:
-        """The places as bits of a number."""
+        """Places as a bit set."""
         found = 1
         for places, step in self.outer:
             if isinstance(places, range):
@@ -182,7 +182,7 @@ class _Cut:
 
 
 def _repeated(bits: int, count: int, step: int) -> int:
-    """Bits so many times, each time a step further on."""
+    """Repeat a bit set `count` times, each copy shifted by one more step."""
     reached = 1
     while reached < count:
         more = min(reached, count - reached)
@@ -192,8 +192,8 @@ def _repeated(bits: int, count: int, step: int) -> int:
 
 
 def _cut(one: View, step: int) -> _Cut | None:
-    """A view cut at a step: its places are apart by multiples of that, and what it has at each does
-    not reach the next; None where it is not so."""
+    """Cut a view at a step: into places that are multiples of the step apart, and an inner view
+    that does not reach the next place. None where the view cannot be cut so."""
     first, start = divmod(one.start, step)
     outer = [(places, each // step) for places, each in one.along if each >= step]
     inner = [(places, each) for places, each in one.along if each < step]
@@ -210,7 +210,8 @@ def _cut(one: View, step: int) -> _Cut | None:
 
 
 def _of_levels(cut: Sequence[_Cut]) -> int | None:
-    """The elements of views that are cut at one step; None where there are too many places."""
+    """Number of distinct elements of views that are cut at one step; None where there are too many
+    places."""
     parts: list[tuple[int, frozenset[View]]] = []
     spans = [each.interval for each in cut]
     if None not in spans:
@@ -235,7 +236,7 @@ def _of_levels(cut: Sequence[_Cut]) -> int | None:
 
 
 def _told_apart(cut: Sequence[_Cut]) -> list[tuple[int, frozenset[View]]]:
-    """Places as bits, by what the views that have them have there."""
+    """Places as bit sets, grouped by the inner views that cover them."""
     found: list[tuple[int, frozenset[View]]] = []
     for each in cut:
         mine, parts = each.bits, list[tuple[int, frozenset[View]]]()

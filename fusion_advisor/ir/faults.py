@@ -1,4 +1,5 @@
-"""Faults of ours that cost one region its analysis, and not the model its report."""
+"""Faults of the analyzer itself: each costs one region its analysis, and the model keeps
+its report."""
 
 from __future__ import annotations
 
@@ -12,23 +13,24 @@ from fusion_advisor.support.errors import AdvisorError
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a region was not analysed, and the nodes that it has; none where it is no region's."""
+    """Reason why a region was not analysed, and the region's nodes; no nodes where the fault
+    belongs to no region."""
 
     why: str
     nodes: tuple[str, ...]
 
 
 class Faults:
-    """Collects the faults of one analysis, equal ones once, with the smallest region that has
-    each. `strict`: a fault is raised instead."""
+    """Collects the faults of one analysis: equal faults once, with the smallest region that shows
+    them. With `strict` a fault is raised instead."""
 
     def __init__(self, *, strict: bool = False) -> None:
         self._strict = strict
         self._found: dict[str, Fault] = {}
 
     def note(self, error: Exception, nodes: Iterable[str] = ()) -> str:
-        """Keeps an exception as the reason of a region, and returns that. Raises a user's error,
-        and any where it is strict."""
+        """Record an exception as the fault of a region, and return its description. Raises an
+        AdvisorError again (the user's to mend), and with `strict` every exception."""
         if self._strict or isinstance(error, AdvisorError):
             raise error
         fault = Fault(described(error), tuple(nodes))
@@ -39,12 +41,13 @@ class Faults:
 
     @property
     def found(self) -> tuple[Fault, ...]:
-        """In the order in which they came."""
+        """Faults in the order in which they were noted."""
         return tuple(self._found.values())
 
 
 def described(error: BaseException) -> str:
-    """Where in this package an exception was raised, and what it says, in one line."""
+    """Describe an exception in one line: the place in this package that raised it, and its
+    message."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return f"a fault of fusion-advisor at {Path(last.filename).name}:{last.lineno}: {said}"
+    message = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"a fault of fusion-advisor at {Path(last.filename).name}:{last.lineno}: {message}"

@@ -1,4 +1,4 @@
-"""Which line of the user's own source a stack trace is about. Free of torch."""
+"""Finds the line of the user's own source that a stack trace belongs to. Free of torch."""
 
 from __future__ import annotations
 
@@ -25,23 +25,21 @@ _INFRASTRUCTURE = re.compile(r"/(torch|triton|torchgen|functorch)/")
 
 @lru_cache(maxsize=65536)
 def source_of(stack: str) -> Source | None:
-    """The line of `stack` (frames as Python prints them, outermost first) that the user wrote.
-
-    The innermost frame outside site-packages; else, for a model from an installed library, the
-    innermost one outside torch; None when there is neither.
-    """
+    """Line that the user wrote in `stack` (frames as Python prints them, outermost first). The
+    innermost frame outside site-packages; for a model of an installed library the innermost frame
+    outside torch; None when there is neither."""
     return choose([(file, int(line)) for file, line in _FRAME.findall(stack)])
 
 
 def source_of_traceback(error: BaseException) -> Source | None:
-    """The user's line that raised `error`; a syntax error names its own."""
+    """Line of the user that raised `error`; for a syntax error the line that the error names."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return Source(error.filename, error.lineno)
     return choose(_traceback_frames(error.__traceback__))
 
 
 def source_of_frame(frame: FrameType | None) -> Source | None:
-    """The user's line among the callers of `frame`, without building a traceback."""
+    """Line of the user among the callers of `frame`, found without building a traceback."""
     frames: list[tuple[str, int]] = []
     while frame is not None:
         file = frame.f_code.co_filename
@@ -55,12 +53,13 @@ def source_of_frame(frame: FrameType | None) -> Source | None:
 
 @lru_cache(maxsize=4096)
 def has_source(file: str) -> bool:
-    """Whether a file is the user's or of a library other than torch."""
+    """Whether a file is the user's or belongs to a library other than torch."""
     return _readable(file) and (is_user(file) or _is_library(file))
 
 
 def _called_from_here(frame: FrameType | None) -> bool:
-    """Whether this package is further out: a frame beyond it is the caller, not the model."""
+    """Whether this package is further out on the stack: frames outside it are the caller,
+    not the model."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(_OURS):
             return True
@@ -69,13 +68,14 @@ def _called_from_here(frame: FrameType | None) -> bool:
 
 
 def choose_from_dump(printed: str) -> Source | None:
-    """The user's line in the last dump that faulthandler printed (innermost frame first)."""
+    """Line of the user in the last dump that faulthandler printed (innermost frame first)."""
     dump = printed[printed.rfind("(most recent call first)") :]
     return choose([(file, int(line)) for file, line in reversed(_FRAME.findall(dump))])
 
 
 def choose(frames: list[tuple[str, int]]) -> Source | None:
-    """The user's frame among `frames`, outermost first; callers of this package do not count."""
+    """Pick the user's frame among `frames`, outermost first; callers of this package do not
+    count."""
     ours = next((index for index, (file, _) in enumerate(frames) if file.startswith(_OURS)), -1)
     inner = [frame for frame in frames[ours + 1 :] if _readable(frame[0])]
     for accept in (is_user, _is_library):
@@ -95,14 +95,14 @@ def _readable(file: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_user(file: str) -> bool:
-    """Whether a file is the user's own: of no installed package."""
+    """Whether a file is the user's own, and of no installed package."""
     return "site-packages" not in file and "dist-packages" not in file and not _is_stdlib(file)
 
 
 @lru_cache(maxsize=4096)
 def named(file: str, folder: str) -> str:
-    """A source file as reports name it, alike on every machine: one of an installed package from
-    where packages lie, one below `folder` from there, any other by its whole path."""
+    """Name a source file for reports, the same on every machine: relative to site-packages for an
+    installed package, relative to `folder` for a file below it, else the whole path."""
     file, folder = file.replace(os.sep, "/"), folder.replace(os.sep, "/")
     _, installed, inside = file.rpartition("-packages/")
     return inside if installed else file.removeprefix(f"{folder}/")

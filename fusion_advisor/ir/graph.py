@@ -40,10 +40,10 @@ DTYPE_BYTES: dict[str, int] = {
 }
 
 OWN_OPS = "fusion_advisor."
-"""How the names of operators begin that are kernels of this tool."""
+"""Prefixes of operator names that are kernels of this tool."""
 
 FLOATS = ("float32", "float64")
-"""The floats that values are held in on chip; narrower ones are widened."""
+"""Float dtypes that values have on chip; narrower floats are widened to one of them."""
 
 
 @row
@@ -57,7 +57,7 @@ class Tensor:
     storage: int = -1
     offset: int = 0
     dims: tuple[str, ...] = ()
-    """The expression of each dimension (`4`, `s0`); empty when all are static."""
+    """Expression of each dimension (`4`, `s0`); empty when all dimensions are static."""
 
     @property
     def numel(self) -> int:
@@ -65,7 +65,7 @@ class Tensor:
 
     @property
     def extent(self) -> int:
-        """Elements from the first addressed to the last; 0 when it is empty."""
+        """Elements from the first addressed element to the last; 0 when the tensor is empty."""
         steps = zip(self.shape, self.stride, strict=True)
         return 1 + sum((size - 1) * step for size, step in steps) if self.numel else 0
 
@@ -92,7 +92,7 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """HBM bytes that a kernel addresses when it touches the whole tensor once."""
+        """HBM bytes that a kernel moves when it touches the whole tensor once."""
         return self.addressed * self.itemsize
 
     @property
@@ -109,7 +109,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """The `output`-th output of a node."""
+    """Reference to the `output`-th output of a node."""
 
     node: str
     output: int = 0
@@ -117,7 +117,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A torch constant by its Python spelling: `torch.bfloat16`, `torch.channels_last`."""
+    """Torch constant by its Python spelling: `torch.bfloat16`, `torch.channels_last`."""
 
     text: str
 
@@ -128,7 +128,7 @@ Arg = Ref | Symbol | None | bool | int | float | str | tuple["Arg", ...]
 @row
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A line of the model's own source."""
+    """Line of the model's own source."""
 
     file: str
     line: int
@@ -139,11 +139,11 @@ NodeKind = Literal["input", "parameter", "buffer", "constant", "call"]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One eager launch, one view, or one tensor that is there before the graph runs.
+    """One eager launch, one view, or one tensor that exists before the graph runs.
 
-    `op` is the overload as torch prints it (`aten.add.Tensor`); for tensors that are there before,
-    it is the kind. `outputs` holds one entry for each returned tensor; None for an output that
-    is not a tensor or that the launch does not fill. `mutates` lists the storages written in place.
+    `op` is the overload as torch prints it (`aten.add.Tensor`); for a tensor that exists before,
+    its kind. `outputs` holds one entry for each returned tensor: None for an output that is no
+    tensor or that the launch does not fill. `mutates` lists the storages written in place.
     """
 
     name: str
@@ -156,27 +156,27 @@ class Node:
     source: Source | None = None
     module: str = ""
     step: int | None = None
-    """The step of the graph's trail that made it."""
+    """Step of the graph's `trail` that made the node."""
     fx: str = ""
-    """The node of the exported program that it was launched for."""
+    """Node of the exported program that the launch belongs to."""
 
     @property
     def out(self) -> Tensor:
-        """The first tensor that the node returns; ValueError when there is none."""
+        """First tensor that the node returns. Raises ValueError when there is none."""
         for tensor in self.outputs:
             if tensor is not None:
                 return tensor
         raise ValueError(f"node {self.name} ({self.op}) returns no tensor")
 
     def refs(self) -> Iterator[Ref]:
-        """Every tensor operand in order, repeats included."""
+        """Yield every tensor operand in order, repeats included."""
         yield from iter_refs(self.args)
         for _, value in self.kwargs:
             yield from iter_refs(value)
 
 
 def iter_refs(arg: Arg) -> Iterator[Ref]:
-    """The references inside one argument, in order."""
+    """Yield the references inside one argument, in order."""
     if isinstance(arg, Ref):
         yield arg
     elif isinstance(arg, tuple):
@@ -190,8 +190,8 @@ MaskSays = Literal["nothing", "causal", "other", "unknown"]
 @row
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What the mask of the attention `node` hides: nothing, what is_causal hides, other places, or
-    it is unknown; and how that is known, or why it is not."""
+    """Places that the mask of the attention `node` hides: none, those of `is_causal`, others, or
+    unknown; and the evidence for that, or why there is none."""
 
     node: str
     says: MaskSays
@@ -200,7 +200,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A captured model: nodes in eager's order, and what it returns."""
+    """Captured model: nodes in eager's order, and the tensors that it returns."""
 
     nodes: tuple[Node, ...]
     outputs: tuple[Ref, ...] = field(metadata=ROWS)
@@ -209,20 +209,21 @@ class Graph:
     differs_from_eager: tuple[str, ...] = ()
     source: str = ""
     assumed: tuple[str, ...] = field(default_factory=tuple)
-    """What the scenario did not say and capture chose."""
+    """Settings that the scenario left open and capture chose."""
     trail: Trail | None = None
-    """Which expression made each node, where the capture was asked for it."""
+    """Source expression of each node, where the capture was asked for the trace."""
     files: tuple[str, ...] = ()
-    """The user's own modules that were loaded with the model."""
+    """Files of the user's own modules that were loaded with the model."""
     masks: tuple[Mask, ...] = ()
-    """Of the attentions that take one."""
+    """Masks of the attention nodes that take one."""
     built: tuple[int, ...] = ()
-    """The whole numbers that the model's factory was given, each once."""
+    """Distinct whole numbers that the model's factory was given."""
     not_run: tuple[str, ...] = ()
-    """The model's topmost modules of which no launch reads a parameter: `model.vision_tower`."""
+    """Topmost modules of the model whose parameters no launch reads: `model.vision_tower`."""
 
     def naming(self, named: Callable[[str], str]) -> Graph:
-        """The same with its lines' files named so, and none of the files that were loaded."""
+        """Copy of the graph whose source lines have their files renamed by `named`, and whose
+        `files` are empty."""
         nodes = tuple(
             replace(node, source=Source(named(node.source.file), node.source.line))
             if node.source
@@ -233,7 +234,8 @@ class Graph:
 
     @property
     def empty(self) -> bool:
-        """Whether a node has results, and none of them has elements: no model is run for what costs
-        nothing. One empty result beside others is how an op leaves out what its device lacks."""
+        """Whether some node has results and none of its results has elements: a model is not run
+        for a node that costs nothing. One empty result beside others is how an op leaves out a
+        result that its device lacks."""
         made = ([t.numel for t in node.outputs if t is not None] for node in self.nodes)
         return any(counts and not any(counts) for counts in made)

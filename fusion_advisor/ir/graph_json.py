@@ -1,4 +1,4 @@
-"""A `Graph` as JSON and back, exactly: floats (`Infinity`, `NaN`), bools and tuples survive."""
+"""Graph as JSON and back, exactly: floats (`Infinity`, `NaN`), bools and tuples survive."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from fusion_advisor.support.codec import from_data, from_json, to_data, to_json
 
 
 def graph_to_json(graph: Graph) -> bytes:
-    """The graph as one line of JSON."""
+    """Encode a graph as one line of JSON."""
     return to_json(graph).encode()
 
 
 def graph_from_json(text: bytes | str) -> Graph:
-    """The graph that `graph_to_json` wrote; ValueError when it is something else."""
+    """Decode a graph that `graph_to_json` wrote. Raises ValueError for anything else."""
     return from_json(Graph, text)
 
 
 def graph_to_data(graph: Graph) -> dict[str, Any]:
-    """The graph as what JSON can hold, for a file that has more in it."""
+    """Encode a graph as dicts and lists for a JSON file that has more in it."""
     return to_data(graph)
 
 
 def graph_from_data(content: Mapping[str, Any]) -> Graph:
-    """The graph that `graph_to_data` gave, from JSON or not; ValueError when it is something
-    else."""
+    """Decode a graph from the data of `graph_to_data`, before or after JSON. Raises ValueError for
+    anything else."""
     return from_data(Graph, content)

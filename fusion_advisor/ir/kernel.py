@@ -1,6 +1,7 @@
-"""What `emit` hands to `verify`, and what comes back: frozen records, free of torch.
+"""Records of a kernel that `emit` hands to `verify`, and records of the results; frozen, free of
+torch.
 
-They cross a pipe to the child processes (`support.worker`).
+The records cross a pipe to the child processes (`support.worker`).
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from dataclasses import dataclass
 from fusion_advisor.ir.graph import Tensor
 
 LICENSE = "# SPDX-License-Identifier: 0BSD"
-"""The first line of what is written for a user: it is the user's own, under no condition."""
+"""First line of every file written for a user: the file is the user's own, under no condition."""
 
 Constant = bool | int | float
-"""The value of a `tl.constexpr` argument."""
+"""Value of a `tl.constexpr` argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One set of inputs to check a kernel with.
 
-    `loaded_bytes` and `stored_bytes` are what the plan predicts: for each launch, distinct
-    addresses × itemsize, summed over the storages of the arguments. None: not to be compared.
-    `ranges` bounds the values of integer inputs, half open (indices into a table); empty or
-    None: the checker chooses small ones.
+    `loaded_bytes` and `stored_bytes` are the plan's prediction: for each launch, distinct addresses
+    × itemsize, summed over the storages of the arguments; None: no comparison. `ranges` bounds the
+    values of integer inputs, half open (indices into a table); empty or None: the checker chooses
+    small values.
     """
 
     name: str
@@ -32,22 +33,25 @@ class Case:
     stored_bytes: int | None = None
     ranges: tuple[tuple[int, int] | None, ...] = ()
     costly: bool = False
-    """Takes the interpreter long: it is checked with the first two seeds alone."""
+    """Whether the interpreter takes long for the case: then only the first two seeds are
+    checked."""
     summed: int = 0
     """Elements of the largest sum behind a result."""
     loads: int | None = None
-    """Elements that the kernels ask for at the most, as often as they do. None: not to be held."""
+    """Upper limit on the elements that the kernels load, repeats counted. None: no limit is
+    checked."""
     stores: int | None = None
-    """Elements that they store, likewise."""
+    """Upper limit on the elements that the kernels store, repeats counted. None: no limit
+    is checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One jit function as it is launched on the device: what to compile offline.
+    """One jit function as it is launched on the device, for the offline compile.
 
     `signature` names every argument in order with Triton's type (`*bf16`, `i32`, `constexpr`);
-    `constants` gives the constexpr values; `divisible` names the arguments known to be a
-    multiple of 16 (for pointers: bytes), which the runtime finds out at launch.
+    `constants` gives the constexpr values; `divisible` names the arguments known to be a multiple
+    of 16 (for pointers: bytes), which the runtime finds out at launch.
     """
 
     jit_name: str
@@ -57,35 +61,33 @@ class Launch:
     num_stages: int = 3
     divisible: tuple[str, ...] = ()
     fp_fusion: bool = True
-    """May the compiler contract a multiplication and an addition into one rounding?"""
+    """Whether the compiler may contract a multiplication and an addition into one rounding."""
     most_registers: int = 0
-    """That a thread may have; 0: as many as the compiler wants."""
+    """Limit on the registers of a thread; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """An emitted file: its text, its launcher's name, and how to check and compile it."""
+    """Emitted file: text, name of the launcher, and how to check and compile the file."""
 
     name: str
     entry: str
     text: str
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    """The dtype of each output."""
+    """Dtype of each output."""
     cases: tuple[Case, ...] = ()
     launches: tuple[Launch, ...] = ()
     yardstick: str = ""
-    """`reference` as the model's graph says it, which the file's own has to be; empty: that of the
-    file."""
+    """Text of `reference` as the model's graph states it, which the file's own `reference` must
+    equal; empty: the file's own is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one launch costs on the chip. Registers are per thread; spills and shared are bytes.
-
-    `spill_bytes` is spill stores plus spill loads per thread, as `ptxas -v` counts them; `stack`
-    bytes are not spills.
-    """
+    """On-chip resources of one launch. Registers are per thread; spills and shared memory are
+    bytes. `spill_bytes` is spill stores plus spill loads per thread, as `ptxas -v` counts them;
+    `stack` bytes are not spills."""
 
     jit_name: str
     registers: int
@@ -97,7 +99,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The offline compile of one kernel: its launches' resources, or why there are none."""
+    """Offline compile of one kernel: the resources of its launches, or why there are none."""
 
     kernel: str
     resources: tuple[Resources, ...] = ()
@@ -105,15 +107,15 @@ class Compiled:
 
     @property
     def registers(self) -> tuple[int, ...]:
-        """Of a thread of each launch."""
+        """Registers per thread of each launch."""
         return tuple(each.registers for each in self.resources)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What the checker saw: on `where` (`interpreter`, `cuda:NAME`) and on which shapes.
+    """Result of checking a kernel: on `where` (`interpreter`, `cuda:NAME`) and on which shapes.
 
-    `max_error` is the largest absolute error of all cases, `eager_error` and `tolerance` are of the
+    `max_error` is the largest absolute error of all cases; `eager_error` and `tolerance` are of the
     same output in the same `case`. `stepped` is the largest share of an output's elements that only
     eager's own error at a step excuses. `failure` is one line, None when the kernel passed.
     """
@@ -133,8 +135,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """How far off a result may be, from `[criterion]` in `rules/model.toml`: a factor of eager's
-    error, ulps of the result's dtype, and the elements that eager's error is taken over."""
+    """Limit on the error of a result, from `[criterion]` in `rules/model.toml`: a factor of eager's
+    error, ulps of the result's dtype, and the number of elements that eager's error is taken over.
+    """
 
     factor: float
     ulps: float
@@ -146,7 +149,7 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True)
 class CheckJob:
-    """What the checking child is asked."""
+    """Request to the child process that checks a kernel."""
 
     kernel: Kernel
     seeds: int
@@ -155,7 +158,8 @@ class CheckJob:
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """What the compiling child is asked. `capability` is 90 for compute capability 9.0."""
+    """Request to the child process that compiles a kernel. `capability` is 90 for compute
+    capability 9.0."""
 
     kernel: Kernel
     capability: int

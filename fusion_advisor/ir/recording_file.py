@@ -39,8 +39,9 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Call:
-    """Calls that were made alike: how many, how, and the graph as data or why there is none."""
+class RecordedCall:
+    """Calls that were made alike: their number, their settings, and the graph as data or why there
+    is none."""
 
     name: str
     count: int
@@ -55,7 +56,7 @@ class Call:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Signatures that were noted and not captured, and the calls that had one of them."""
+    """Counts of the signatures that were noted and not captured, and of their calls."""
 
     signatures: int = 0
     calls: int = 0
@@ -63,20 +64,21 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a running program called its model with; `tool` and its versions wrote it down."""
+    """Calls that a running program made of its model; `tool` and the versions tell what
+    wrote them."""
 
     tool: Mapping[str, str | None]
     model: str
-    calls: tuple[Call, ...]
+    calls: tuple[RecordedCall, ...]
     left_out: LeftOut
     files: Mapping[str, str]
     file: Path
     only: str = ""
-    """The one call that was asked for."""
+    """Name of the one call that was asked for."""
 
     @property
-    def captured(self) -> dict[str, Call]:
-        """The calls that have a graph and are asked for, by their names."""
+    def captured(self) -> dict[str, RecordedCall]:
+        """Calls that have a graph and are asked for, by name."""
         return {
             call.name: call
             for call in self.calls
@@ -85,12 +87,12 @@ class Recording:
 
     @property
     def total(self) -> int:
-        """How many calls the program made."""
+        """Number of calls that the program made."""
         return sum(call.count for call in self.calls) + self.left_out.calls
 
 
 def write_recording(recording: Recording) -> None:
-    """Replaces the recording's file. UsageError when it cannot be written."""
+    """Replace the recording's file. Raises UsageError when the file cannot be written."""
     content = {
         "recording_version": VERSION,
         "tool": dict(recording.tool),
@@ -103,9 +105,9 @@ def write_recording(recording: Recording) -> None:
 
 
 def recording_of(model: str) -> Recording | None:
-    """The recording that MODEL names, with that call alone if it names one; None where MODEL is
-    something else. UsageError for a recording that cannot be read or lacks the call, CaptureError
-    for one in which no call could be captured."""
+    """Load the recording that MODEL names, with one call alone if MODEL names one; None where MODEL
+    is something else. Raises UsageError for a recording that cannot be read or lacks the call, and
+    CaptureError for one in which no call could be captured."""
     file, name = _parts(model)
     content = _content(file) if file is not None else None
     if file is None or content is None or "recording_version" not in content:
@@ -121,8 +123,8 @@ def recording_of(model: str) -> Recording | None:
 
 
 def recorded_graph(model: str) -> Graph:
-    """The graph of the call that MODEL names. UsageError where it names none of several, and where
-    it is no recording: that says what it is."""
+    """Graph of the call that MODEL names. Raises UsageError where MODEL names none of several
+    calls, and where MODEL is no recording: the message says what the file is."""
     found = recording_of(model)
     if found is None:
         raise UsageError(_other(model))
@@ -140,12 +142,12 @@ def recorded_graph(model: str) -> Graph:
 
 
 def names_json(model: str) -> bool:
-    """Has MODEL the form of a recording?"""
+    """Whether MODEL has the form of a recording."""
     return _parts(model)[0] is not None
 
 
 def call_of(model: str, name: str) -> str:
-    """MODEL that is the call of that name in a recording."""
+    """Spell MODEL for one call of a recording."""
     return f"{_parts(model)[0]}:{name}"
 
 
@@ -159,7 +161,7 @@ def _read(file: Path, content: Mapping[str, Any]) -> Recording:
         return Recording(
             tool=dict(content["tool"]),
             model=content["model"],
-            calls=tuple(from_data(Call, call) for call in content["calls"]),
+            calls=tuple(from_data(RecordedCall, call) for call in content["calls"]),
             left_out=from_data(LeftOut, content["left_out"]),
             files=dict(content["files"]),
             file=file,
@@ -169,7 +171,8 @@ def _read(file: Path, content: Mapping[str, Any]) -> Recording:
 
 
 def _parts(model: str) -> tuple[Path | None, str]:
-    """The file and the call that MODEL names. A package may have a module called `json`, too."""
+    """Split MODEL into a file and the name of a call. A package may have a module called
+    `json`, too."""
     form = re.fullmatch(r"(?!hf:)([^:]+\.json)(?::([\w-]+))?", model)
     if form is None or (form[2] and not Path(form[1]).is_file()):
         return None, ""
@@ -177,7 +180,8 @@ def _parts(model: str) -> tuple[Path | None, str]:
 
 
 def _content(file: Path) -> Mapping[str, Any]:
-    """The object that a JSON file holds; empty for anything else, and where there is no file."""
+    """Load the object that a JSON file holds; empty for anything else, and where there is
+    no file."""
     try:
         content: Any = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -186,7 +190,7 @@ def _content(file: Path) -> Mapping[str, Any]:
 
 
 def _other(model: str) -> str:
-    """What a JSON file is that is no recording, and what to do with it."""
+    """Describe a JSON file that is no recording, and what to do with it."""
     file, _ = _parts(model)
     content = (file and _content(file)) or {}
     if "schema_version" in content:
@@ -196,8 +200,8 @@ def _other(model: str) -> str:
     return f"{file}: is no recording; give a file that fusion_advisor.record wrote"
 
 
-def _facts(found: Recording, call: Call) -> list[str]:
-    """What a reader has to know of a recorded call."""
+def _facts(found: Recording, call: RecordedCall) -> list[str]:
+    """Notes for the reader on a recorded call."""
     calls = f"{call.count} of {found.total} recorded calls of {found.model}"
     if call.signatures > 1:
         calls += f", of {call.signatures} sizes, captured at the median"
@@ -220,5 +224,5 @@ def _failures(found: Recording) -> str:
 
 
 def _changed(file: str, mark: str) -> bool:
-    """Is a file that is still there not what it was?"""
+    """Whether a file that still exists differs from its recorded hash."""
     return content_hash(Path(file)) not in ("", mark)

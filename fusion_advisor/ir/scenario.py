@@ -1,4 +1,4 @@
-"""What a model is captured under, and what its capture may cost. Free of torch."""
+"""Settings under which a model is captured, and limits on the capture's cost. Free of torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DTYPE_ALIASES = {
 }
 
 Moved = tuple[str, str]
-"""A folder, and the copy of it that a model imports from instead."""
+"""Folder, and the copy of it that a model imports from instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,9 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Where a model is built or run at other sizes than its file says: `inputs` has the number of
-    an input's tensor, a dimension and its size; `built` has whole numbers among what a factory is
-    given (`get_init_inputs()`), and what is given in their place."""
+    """Other sizes than the model's file gives, to build or run the model with. `inputs` has the
+    number of an input's tensor, a dimension and its size; `built` has whole numbers among the
+    factory's arguments (`get_init_inputs()`), and the numbers given in their place."""
 
     inputs: tuple[tuple[int, int, int], ...] = ()
     built: tuple[tuple[int, int], ...] = ()
@@ -47,7 +47,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """How the model is run. None means: as the model's own file has it."""
+    """Settings of the model's run. None: as the model's own file has it."""
 
     mode: Literal["eval", "train"] = "eval"
     dtype: str | None = None
@@ -61,17 +61,18 @@ class Scenario:
     grad: bool | None = None
     sizes: Sizes = Sizes()
     cast: bool = False
-    """Whether the floats of a built module are cast to `dtype`, too, which its file may name."""
+    """Whether the floats of a built module are cast to `dtype`, too, which the model's file
+    may name."""
 
     @property
     def gradients(self) -> bool:
-        """Whether gradients are on: in train mode, unless it says otherwise."""
+        """Whether gradients are on: in train mode, unless the scenario says otherwise."""
         return self.mode == "train" if self.grad is None else self.grad
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What running somebody's model file may cost: wall seconds and resident bytes."""
+    """Limits on running the model file of a user: wall seconds and resident bytes."""
 
     seconds: float = 180.0
     memory_bytes: int = 8 << 30
@@ -79,11 +80,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Request:
-    """What to analyse, for which device, and how far to prove it.
-
-    `folder` is where a report says that the kernels are, None when they are not written;
-    `command` is the command line that makes them again.
-    """
+    """Request for an analysis: the model, the device, and how far to prove the kernels. `folder` is
+    the kernels' folder in the report, None when they are not written; `command` is the command line
+    that makes them again."""
 
     model: str
     scenario: Scenario = field(default_factory=Scenario)
@@ -96,22 +95,23 @@ class Request:
     command: str = ""
     debug: bool = False
     strict: bool = False
-    """Raise a fault of ours in one region instead of reporting it."""
+    """Whether a fault of the analyzer in one region is raised instead of reported."""
     gpus: tuple[str, ...] = ()
-    """The GPUs here, the first of which is judged for where no `device` is asked for: for what is
-    measured on it. A report or a patch of anything else is the same on every machine."""
+    """GPUs of this machine; where no `device` is asked for, the first is the device. Only a
+    measurement sets this: a report or a patch of anything else is the same on every machine."""
     proofs: Path | None = None
-    """Where what checks and compiles came to is kept; None where each is done anew."""
+    """Cache of check and compile results; None where each is done anew."""
 
 
 def named_by(model: str) -> str:
-    """The file, or the Python module, that MODEL is in."""
+    """File or Python module that MODEL is in."""
     in_it = "#" if model.startswith("hf:") else ":"
     return model.removeprefix("hf:").partition(in_it)[0]
 
 
 def parse_dtype(text: str) -> str:
-    """`bf16`, `torch.bfloat16` or `bfloat16` as torch names it; UsageError when unknown."""
+    """Parse `bf16`, `torch.bfloat16` or `bfloat16` to torch's name. Raises UsageError when
+    unknown."""
     name = text.strip().removeprefix("torch.")
     name = _DTYPE_ALIASES.get(name, name)
     if name not in DTYPE_BYTES:
@@ -120,7 +120,8 @@ def parse_dtype(text: str) -> str:
 
 
 def parse_input(text: str) -> InputSpec:
-    """`x=4x128x512:bf16` or `x=4,128,512`; a scalar tensor is `x=:int64`. UsageError otherwise."""
+    """Parse `x=4x128x512:bf16` or `x=4,128,512`; a scalar tensor is `x=:int64`. Raises UsageError
+    for any other form."""
     match = re.fullmatch(r"(\w+)=((?:\d+(?:[x,]\d+)*)?)(?::([\w.]+))?", text.strip())
     if match is None:
         raise UsageError(f"{text!r}; expected NAME=SHAPE:DTYPE, such as x=4x128:bfloat16")

@@ -1,4 +1,4 @@
-"""Times on a GPU, of eager, kernels and torch.compile; the search for configurations."""
+"""Measurements on a GPU of eager, kernels and torch.compile; the search for configurations."""
 
 OFFERS = (
     "calibrate",

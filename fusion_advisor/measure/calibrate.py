@@ -1,4 +1,4 @@
-"""Stage: what the GPU that is here reaches, as rules with their provenance."""
+"""Stage: measure the speed that the local GPU reaches, as rules with their provenance."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fusion_advisor.support.worker import Worker, WorkerError
 
 
 def calibrated(device: Device, rulebook: Rulebook) -> Ceilings:
-    """Copy bandwidth, matrix products and a launch, measured now. UsageError when the GPU does not
-    answer."""
+    """Measure copy bandwidth, matrix products and a launch now. Raises UsageError when the GPU does
+    not answer."""
     rules, timeout_s = timing_rules(rulebook, device), rulebook.measure.timeout.base
     with Worker("fusion_advisor.measure.child", "gpu") as worker:
         try:
@@ -25,7 +25,7 @@ def calibrated(device: Device, rulebook: Rulebook) -> Ceilings:
 
 
 def overlay(device: Device, found: Ceilings) -> str:
-    """TOML that lays the measured figures over a device's rules."""
+    """Format the measured figures as TOML that overrides a device's rules."""
     machine = dict(found.machine)
     versions = f"{machine['gpu']}, torch {machine['torch']}, driver {machine.get('driver_version')}"
     source = f"fusion-advisor calibrate, {time.strftime('%Y-%m-%d', time.gmtime())}: {versions}"
@@ -38,6 +38,6 @@ def overlay(device: Device, found: Ceilings) -> str:
     )
     lines = [f"[devices.{device.name}.achieved]"]
     for name, value, unit, what in rows:
-        said = json.dumps(f"{what}; {source}")
-        lines.append(f'{name} = {{ value = {value}, unit = "{unit}", source = {said} }}')
+        source_text = json.dumps(f"{what}; {source}")
+        lines.append(f'{name} = {{ value = {value}, unit = "{unit}", source = {source_text} }}')
     return "\n".join(lines) + "\n"

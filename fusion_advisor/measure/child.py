@@ -1,4 +1,4 @@
-"""Check and time one way of computing something on a GPU; run by `measure` as a child process.
+"""Child process of `measure`: checks and times one way of computing something on a GPU.
 
 A request is a `GroupJob`, a `ModelJob`, a `CeilingsJob` or a `TurnsJob`, a reply its `Measurement`,
 `Ceilings` or `Turns`. A way is right when, on fresh data in the buffers that it was timed on, its
@@ -39,7 +39,7 @@ from fusion_advisor.measure.protocol import (
     Ceilings,
     CeilingsJob,
     GroupJob,
-    Inductor,
+    InductorRun,
     Measurement,
     ModelJob,
     Series,
@@ -50,7 +50,7 @@ from fusion_advisor.measure.protocol import (
 )
 from fusion_advisor.rulebook.local_gpu import version
 from fusion_advisor.support.load_kernel_file import (
-    Fault,
+    KernelFault,
     cause,
     lasting_folder,
     load_module,
@@ -65,14 +65,14 @@ Call = Callable[..., Any]
 
 
 class Absent(Exception):
-    """Why a way is not there: one line."""
+    """Raised where a way does not exist here; one line says why."""
 
 
 # -- ways ------------------------------------------------------------------------------------------
 
 
 def way_of(way: Way, plain: Call, emitted: Call | None) -> Call:
-    """The callable of a way over the inputs; `plain` is what eager launches. Raises Absent."""
+    """Callable of a way over the inputs; `plain` is eager's computation. Raises Absent."""
     if way.kind == "kernel":
         assert emitted is not None
         return emitted
@@ -87,7 +87,7 @@ def way_of(way: Way, plain: Call, emitted: Call | None) -> Call:
 
 
 def _line(way: Way) -> Call:
-    """PyTorch code over named inputs."""
+    """Callable of PyTorch code over named inputs."""
     missing = [name for name in way.needs if importlib.util.find_spec(name) is None]
     if missing:
         raise Absent(f"{missing[0]} is not installed")
@@ -102,7 +102,7 @@ def _line(way: Way) -> Call:
 
 
 def fresh(inputs: Tensors, drawn: Tensors) -> None:
-    """Other data into the same buffers."""
+    """Copy other data into the same input buffers."""
     for old, new in zip(inputs, drawn, strict=True):
         if 0 in old.stride():
             old[tuple(slice(None) if s else slice(0, 1) for s in old.stride())].copy_(
@@ -113,13 +113,14 @@ def fresh(inputs: Tensors, drawn: Tensors) -> None:
 
 
 def snapshot(call: Call, inputs: Tensors) -> Tensors:
-    """What a call has left for the next work on its stream; what it allocates was poisoned."""
+    """Run a call and copy its results on its own stream at once; memory that the call allocates was
+    poisoned before."""
     with poisoned_outputs():
         return tuple(result.clone() for result in as_tuple(call(*inputs)))
 
 
 def _further(plain: Call, case: Case, seed: int, clock: Clock) -> Iterator[Truth]:
-    """Other draws like that of a seed."""
+    """Yield further draws of the distribution of a seed."""
     for draw in count(1):
         yield truth(plain, build_inputs(case, "normal", 1000 * draw + seed, clock.device))
 
@@ -128,14 +129,14 @@ def _further(plain: Call, case: Case, seed: int, clock: Clock) -> Iterator[Truth
 
 
 def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
-    """One way of one group. Raises Fault where it is wrong or its time cannot be, Absent where it
-    is not there."""
+    """Measure one way of one group. Raises KernelFault where the way is wrong or its time is
+    impossible, Absent where it does not exist here."""
     began = time.perf_counter()
     plain: Call = module.reference
     call = way_of(job.way, plain, getattr(module, job.kernel.entry))
     case = job.kernel.cases[0]
     inputs = build_inputs(case, "normal", 0, clock.device)
-    seen: Inductor | None = None
+    seen: InductorRun | None = None
     if job.way.kind == "compiled":
         seen = _compiled(call, inputs, lines_of(plain, job.nodes))
     else:
@@ -170,13 +171,13 @@ def group(job: GroupJob, module: ModuleType, clock: Clock) -> Measurement:
     )  # fmt: skip
 
 
-def _compiled(call: Call, inputs: Tensors, lines: Lines) -> Inductor:
-    """Runs a compiled function once: what Inductor made of all its graphs."""
+def _compiled(call: Call, inputs: Tensors, lines: Lines) -> InductorRun:
+    """Run a compiled function once, and return Inductor's kernels for all of its graphs."""
     with watched(lines) as made:
         call(*inputs)
     if not lines:
-        return Inductor(unknown="not known: the file has other lines than the graph has nodes")
-    return Inductor(
+        return InductorRun(unknown="not known: the file has other lines than the graph has nodes")
+    return InductorRun(
         tuple(kernel for one in made for kernel in one.kernels),
         tuple(pair for one in made for pair in one.apart),
         next((one.unknown for one in made if one.unknown), ""),
@@ -187,8 +188,9 @@ def _compiled(call: Call, inputs: Tensors, lines: Lines) -> Inductor:
 
 
 def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
-    """Each kernel held to float64 before and after all of them are timed in turn. What one cannot
-    do, or does wrong, is in its series; Fault where the first one's file does not even import."""
+    """Check each kernel against float64 before and after all kernels are timed in turn. A kernel's
+    failure or error is in its series. Raises KernelFault where the first kernel's file does not
+    even import."""
     plain: Call = load_module(job.kernels[0].text, folder).reference
     case = job.kernels[0].cases[0]
     inputs = build_inputs(case, "normal", 0, clock.device)
@@ -199,7 +201,7 @@ def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
         try:
             return what()
         except Exception as error:  # noqa: BLE001 whatever a configuration raises is its row
-            text = str(error) if isinstance(error, Fault) else cause(error)
+            text = str(error) if isinstance(error, KernelFault) else cause(error)
             series[number] = Series(failure=" ".join(text.split()))
             calls.pop(number, None)
 
@@ -242,8 +244,8 @@ def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
 
 
 def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
-    """A whole graph in one way, on random weights; how far what is replaced is from eager. Raises
-    Fault where that is too far."""
+    """Measure a whole graph in one way, on random weights, and the distance of the results from
+    eager's. Raises KernelFault where that is too far."""
     began = time.perf_counter()
     graph = job.graph
     launchers = tuple(
@@ -259,7 +261,7 @@ def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
     rest = job.rest or graph
     chosen, _ = replayed(rest, launchers, clock.device, inputs)
     call: Call = way_of(job.way, chosen, None) if compiled else chosen
-    seen: Inductor | None = None
+    seen: InductorRun | None = None
     first = _unwritten(graph, inputs)
     if compiled and job.way.backend == "inductor":
         nodes = [node.meta[NODE] for node in chosen.graph.nodes if NODE in node.meta]
@@ -281,7 +283,8 @@ def model(job: ModelJob, folder: Path, clock: Clock) -> Measurement:
 
 
 def _unwritten(graph: Graph, inputs: Tensors) -> Callable[[], Tensors]:
-    """Gives the inputs as they are at first: copies of those that the graph writes in place."""
+    """Function that returns the inputs as they were at first: copies of the inputs that the graph
+    writes in place."""
     written = {storage for node in graph.nodes for storage in node.mutates}
     given = [node for node in graph.nodes if node.kind != "call" and node.outputs]
     kept = [node.out.storage not in written for node in given]
@@ -303,13 +306,14 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _random(graph: Graph) -> bool:
-    """Does it draw random numbers, which differ from run to run?"""
+    """Whether the graph draws random numbers, which differ from run to run."""
     tag = torch.Tag.nondeterministic_seeded
     return any(node.kind == "call" and tag in operator_of(node).tags for node in graph.nodes)
 
 
 class _Moved(LaunchMode):
-    """Moves every floating result of a launch by about the last place of its dtype, up or down."""
+    """Mode that moves every floating result of a launch by about one unit in the last place of its
+    dtype, up or down."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -337,11 +341,14 @@ def _apart(
     criterion: Criterion,
     rival: Callable[[], Call] | None = None,
 ) -> Error:
-    """The largest difference from eager. Raises Fault where a result is further off than the
-    criterion allows, with eager in float64's place, which few whole models run in: eager's own
-    error is then how far its results move as each launch is rounded otherwise. What a compiler does
-    to launches that are not replaced (another algorithm for a convolution) is its own: with a
-    `rival`, the plain model compiled likewise, its error is eager's where it is the larger one."""
+    """Largest difference from eager. Raises KernelFault where a result is further off than the
+    criterion allows.
+
+    Few whole models run in float64, so eager stands in its place; eager's own error is then the
+    change of its results when each launch is rounded otherwise. A compiler may change launches that
+    are not replaced (another algorithm for a convolution): with a `rival`, the plain model compiled
+    likewise, the rival's error counts as eager's where it is larger.
+    """
     eager = as_tuple(plain(*inputs()))
 
     def moved() -> Truth:
@@ -354,21 +361,21 @@ def _apart(
 
     try:
         return compare(found, moved(), criterion, further=further())
-    except Fault as fault:
+    except KernelFault as fault:
         if rival is None:
-            raise Fault(f"not what eager gives: {fault}") from fault
-    beside = Truth(as_tuple(rival()(*inputs())), eager)
+            raise KernelFault(f"not what eager gives: {fault}") from fault
+    rivals_truth = Truth(as_tuple(rival()(*inputs())), eager)
     try:
-        return compare(found, beside, criterion)
-    except Fault as fault:
-        raise Fault(f"not what eager gives: {fault}") from fault
+        return compare(found, rivals_truth, criterion)
+    except KernelFault as fault:
+        raise KernelFault(f"not what eager gives: {fault}") from fault
 
 
 # -- ceilings --------------------------------------------------------------------------------------
 
 
 def ceilings(job: CeilingsJob, clock: Clock) -> Ceilings:
-    """What a large copy, large matrix products and a launch reach here."""
+    """Measure the speed of a large copy, of large matrix products and of a launch."""
     count = 1 << (29 if clock.device == "cuda" else 16)
     source = torch.randn(count, device=clock.device)
     target = torch.empty_like(source)
@@ -402,7 +409,7 @@ def _matmul(dtype: str, clock: Clock) -> float:
 
 
 def _host_us(small: torch.Tensor) -> float:
-    """What the host takes for one small launch, of a thousand."""
+    """Host time of one small launch, us, averaged over a thousand."""
     spent: list[float] = []
     for _ in range(5):
         began = time.perf_counter()
@@ -415,7 +422,7 @@ def _host_us(small: torch.Tensor) -> float:
 
 
 def machine(device: str) -> dict[str, str]:
-    """What measures: the GPU with its clocks, and the versions."""
+    """Machine that measures: the GPU with its clocks, and the versions."""
     import triton
 
     found = {"torch": torch.__version__, "triton": triton.__version__, "gpu": "none"}
@@ -446,8 +453,8 @@ def _driver() -> dict[str, str]:
 def answers(
     folder: Path, clock: Callable[[TimingRules], Clock]
 ) -> dict[type[Any], Callable[[Any], Any]]:
-    """What each job's function is. A way that is not there is said so; the functions raise for what
-    goes wrong."""
+    """Function for each class of job. A way that does not exist here is answered as absent; the
+    functions raise for failures."""
 
     def measured(job: GroupJob | ModelJob) -> Measurement:
         subject = job.subject if isinstance(job, GroupJob) else "model"
@@ -467,7 +474,7 @@ def answers(
 
 
 def _clock(device: str) -> Callable[[TimingRules], Clock]:
-    """One clock for the child's life: its buffer is large."""
+    """Clock for the child's whole life, made once because its buffer is large."""
     made: list[Clock] = []
 
     def clock(rules: TimingRules) -> Clock:
@@ -479,7 +486,7 @@ def _clock(device: str) -> Callable[[TimingRules], Clock]:
 
 
 def main(where: str) -> None:
-    """The child's life: `where` is `gpu`, or `rehearse` for the interpreter on a CPU."""
+    """Run the child: `where` is `gpu`, or `rehearse` for the interpreter on a CPU."""
     warnings.simplefilter("ignore")
     os.environ["FUSION_ADVISOR_STRICT"] = "1"
     device = "cuda" if where == "gpu" else "cpu"

@@ -1,4 +1,5 @@
-"""How long a call keeps a GPU busy: cold L2, medians with quartiles, the host out of the way.
+"""Clocks for the time that a call keeps a GPU busy: cold L2, medians with quartiles, without the
+host's overhead.
 
 Each run is preceded by a write of a buffer several times the size of the L2, and lies between two
 events. A batch of runs is queued behind a wait on the device that outlasts its queueing, so that
@@ -19,11 +20,12 @@ from typing import Any, Protocol
 import torch
 
 from fusion_advisor.measure.protocol import Timing, TimingRules
-from fusion_advisor.support.load_kernel_file import Fault
+from fusion_advisor.support.load_kernel_file import KernelFault
 
 
 class Clock(Protocol):
-    """What measures: a GPU, or the host where there is none and only the way is rehearsed."""
+    """Protocol of a clock: a GPU's, or the host's where there is no GPU and a way is only
+    rehearsed."""
 
     device: str
 
@@ -35,7 +37,7 @@ class Clock(Protocol):
 
 
 class DeviceClock:
-    """The GPU's own clock."""
+    """Clock of the GPU."""
 
     device = "cuda"
 
@@ -45,8 +47,8 @@ class DeviceClock:
         self._cycles = 1e3 * torch.cuda.get_device_properties(0).clock_rate  # of kHz, a second
 
     def time(self, call: Callable[[], Any], least_bytes: int = 0) -> Timing:
-        """The time of one call. Fault when it is less than reading and writing `least_bytes` once
-        takes at the datasheet's bandwidth: then not all of the work was timed."""
+        """Time one call. Raises KernelFault when the time is less than one read and write of
+        `least_bytes` at the datasheet's bandwidth: then not all of the work was timed."""
         rules = self._rules
         call()
         hosts = self._host_seconds(call)
@@ -65,9 +67,9 @@ class DeviceClock:
         return Timing(middle, low, high, len(times), wall, ahead)
 
     def turns(self, calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
-        """The microseconds of each of some calls, the median of a batch in each round. In a round
-        all have their turn, in the next one the other way round: what changes with time or with
-        what ran before changes all of them."""
+        """Microseconds of each call, the median of a batch in each round. Every round runs all
+        calls, and every other round in reverse order: drift over time and effects of the previous
+        call affect all calls alike."""
         for call in calls:
             call()
         hosts = [self._host_seconds(call) for call in calls]
@@ -80,12 +82,12 @@ class DeviceClock:
         return found
 
     def release(self) -> None:
-        """Give memory back that nothing holds any more."""
+        """Return unused memory to the GPU."""
         gc.collect()
         torch.cuda.empty_cache()
 
     def _host_seconds(self, call: Callable[[], Any]) -> float:
-        """What the host takes to launch a call, the device held back meanwhile."""
+        """Host seconds to launch a call, the device held back meanwhile."""
         torch.cuda.synchronize()
         self._hold(0.002)
         began = time.perf_counter()
@@ -100,7 +102,7 @@ class DeviceClock:
     def _batch(
         self, call: Callable[[], Any], count: int, host_s: float
     ) -> tuple[list[float], bool]:
-        """Seconds of each of some runs, and whether all of them were queued in time."""
+        """Seconds of each of some runs, and whether all runs were queued in time."""
         pairs = [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             for _ in range(count)
@@ -116,7 +118,7 @@ class DeviceClock:
         return [start.elapsed_time(end) * 1e-3 for start, end in pairs], ahead
 
     def _wall_seconds(self, call: Callable[[], Any], runs: int) -> float:
-        """Seconds from the call to its end as a caller that waits sees it, the median."""
+        """Median seconds from the call to its end, as a waiting caller sees it."""
         spent: list[float] = []
         for _ in range(runs):
             self._flush.zero_()
@@ -129,18 +131,19 @@ class DeviceClock:
 
 
 def refuse_too_fast(us: float, least_bytes: int, rules: TimingRules) -> None:
-    """Fault where a time is shorter than the datasheet's bandwidth allows for bytes that must move:
-    a warm cache, or work on another stream."""
+    """Raise KernelFault where a time is shorter than the datasheet's bandwidth allows for bytes
+    that must move: the sign of a warm cache, or of work on another stream."""
     least_us = 1e6 * least_bytes / (rules.datasheet_bandwidth * rules.slack)
     if us < least_us:
-        raise Fault(
+        raise KernelFault(
             f"{us:.2f} us is less than the {least_us:.2f} us in which the datasheet's bandwidth "
             f"moves {least_bytes} B: a part of the work was not timed"
         )
 
 
 class HostClock:
-    """One run on the host: no measurement of a GPU, which `bench` refuses to give out as one."""
+    """Clock of the host, for one run: no measurement of a GPU, and `bench` refuses to
+    report it as one."""
 
     device = "cpu"
 

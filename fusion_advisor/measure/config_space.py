@@ -1,5 +1,5 @@
-"""Configurations beside the one that the rules choose: the plans that the same schedule makes of a
-group where a few of its numbers are others.
+"""Neighbouring configurations of a plan: the plans that the same schedule makes of a group under
+slightly changed rules.
 
 `[tuning.knobs]` in `rules/tuning.toml` names the numbers. So a neighbour is a plan like any other:
 its schedule made it whole, every gate judges it, and a rules file that says the same makes it, too.
@@ -20,19 +20,19 @@ from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.select import Planned, plan
 
 Move = tuple[str, int]
-"""A knob by its name, and the direction: 1 up, -1 down."""
+"""Name of a knob, and the direction: 1 up, -1 down."""
 
 
 def neighbours(decision: Decision, rulebook: Rulebook) -> list[Decision]:
-    """A group with each neighbouring plan in place of its own, the nearest first; those that a gate
-    refuses are left out. Raises ValueError for a group without a plan."""
+    """Decisions on a group with each neighbouring plan in place of its own, the nearest first;
+    plans that a gate refuses are left out. Raises ValueError for a group without a plan."""
     numbers = rulebook.tuning
     found = _found(decision.subject, rulebook, numbers.reach.count)
     return list(islice((each for each in found if each.accepted), numbers.tried.count))
 
 
 def configuration(plan: Plan) -> str:
-    """What tells a plan from its neighbours, in words: the tile and the warps of each kernel."""
+    """Describe how a plan differs from its neighbours: the tile and the warps of each kernel."""
     return "; ".join(map(_tile, plan.steps))
 
 
@@ -68,8 +68,8 @@ def _found(subject: Subject, rulebook: Rulebook, reach: int) -> Iterator[Decisio
 
 
 def _first_steps(own: Plan, subject: Subject, rulebook: Rulebook) -> dict[Move, int]:
-    """How far each knob has to be turned, either way, until the plan is another one; those that
-    change nothing are left out. The knobs of the plan's own schedule come first."""
+    """Steps that each knob needs, either way, until the plan changes; knobs that change nothing are
+    left out. The knobs of the plan's own schedule come first."""
     used = (*own.schedule.split(" + "), *(step.schedule for step in own.steps))
     found: dict[Move, int] = {}
     for schedule in dict.fromkeys(used):
@@ -86,13 +86,13 @@ def _first_steps(own: Plan, subject: Subject, rulebook: Rulebook) -> dict[Move, 
 
 
 def _planned(own: Plan, subject: Subject, rulebook: Rulebook) -> Plan | None:
-    """The plan of the same schedule under other rules; None where it refuses."""
+    """Plan of the same schedule under other rules; None where the schedule refuses."""
     plans = plan(own.region, subject.device, rulebook).plans
     return next((each for each in plans if each.schedule == own.schedule), None)
 
 
 def _with(rulebook: Rulebook, moved: Mapping[Move, int]) -> Rulebook:
-    """Rules with some knobs turned by so many steps."""
+    """Rules with some knobs moved by so many steps."""
     tables = dict(rulebook.schedules)
     for (name, way), count in moved.items():
         knob = rulebook.tuning.knobs[name]
@@ -104,6 +104,6 @@ def _with(rulebook: Rulebook, moved: Mapping[Move, int]) -> Rulebook:
 
 
 def _turned(number: Number, steps: int) -> Number:
-    """A number so many steps further, never below one."""
+    """Number moved by so many steps, never below one."""
     value = number.value + steps if number.unit == "stages" else number.value * 2.0**steps
     return number.model_copy(update={"value": float(max(int(value), 1))})

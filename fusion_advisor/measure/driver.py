@@ -1,4 +1,4 @@
-"""Stage: what eager, its rivals and the emitted kernels take on the GPU that is here.
+"""Stage: time eager, its rivals and the emitted kernels on the local GPU.
 
 Each way of each group, and of the whole graph, is one job for a child process: one that crashes,
 hangs or runs out of memory costs its own row alone. Rows come as they are measured.
@@ -37,15 +37,15 @@ from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.worker import Worker, WorkerError
 from fusion_advisor.verify.driver import criterion_of
-from fusion_advisor.verify.sequence import Replaced, beside
+from fusion_advisor.verify.sequence import Replaced, graph_without
 
 _DTYPES = ("bfloat16", "float16", "tf32", "float32")
-"""Whose matrix products the ceilings have."""
+"""Dtypes whose matrix products are measured as ceilings."""
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A group to measure: its kernel with the graph's own sizes, and everywhere that it stands.
+class BenchSubject:
+    """Group to measure: its kernel with the graph's own sizes, and all of its occurrences.
 
     `instances` are the launches of each occurrence; `accepted` is false for a candidate.
     """
@@ -59,7 +59,7 @@ class Subject:
 
 
 def timing_rules(rulebook: Rulebook, device: Device) -> TimingRules:
-    """The numbers that the timing child needs."""
+    """Numbers that the timing child needs."""
     rules = rulebook.measure
     return TimingRules(
         flush_bytes=int(rules.flush.value * device.memory.l2.count),
@@ -74,8 +74,8 @@ def timing_rules(rulebook: Rulebook, device: Device) -> TimingRules:
     )
 
 
-def ways(subject: Subject, *, compiled: bool = True) -> tuple[Way, ...]:
-    """Every way to compute a group, what is emitted second."""
+def ways(subject: BenchSubject, *, compiled: bool = True) -> tuple[Way, ...]:
+    """Ways to compute a group; the emitted kernel is second."""
     found = [EAGER, KERNEL]
     spelling = exact(subject.decision.subject, subject.pattern)
     if spelling is not None:
@@ -92,15 +92,16 @@ def ways(subject: Subject, *, compiled: bool = True) -> tuple[Way, ...]:
 
 
 def ceilings(worker: Worker, rules: TimingRules, timeout_s: float) -> Ceilings:
-    """What the GPU itself reaches. Raises WorkerError when the child does not answer."""
+    """Measure the speed that the GPU itself reaches. Raises WorkerError when the child does
+    not answer."""
     job = CeilingsJob(rules, _DTYPES)
     return worker.submit(job, Ceilings, timeout_s).result()
 
 
 def measure_group(
-    subject: Subject, way: Way, worker: Worker, rules: TimingRules, timeout_s: float
+    subject: BenchSubject, way: Way, worker: Worker, rules: TimingRules, timeout_s: float
 ) -> Measurement:
-    """One way of one group; what went wrong is in the row."""
+    """Measure one way of one group; a failure is in the row."""
     kernel = _at_full_size(subject.kernel)
     job = GroupJob(
         subject=subject.id,
@@ -119,8 +120,8 @@ def _at_full_size(kernel: Kernel) -> Kernel:
 
 
 def _least_bytes(decision: Decision, kernel: Kernel) -> int:
-    """What every way must move at the graph's sizes: results, and inputs that none of them can do
-    without, once."""
+    """Bytes that every way must move at the graph's sizes: results, and inputs that no way can do
+    without, each once."""
     inside = decision.subject
     if kernel.cases[0].name != FULL_SIZE or inside.plan is None:
         return 0
@@ -142,7 +143,7 @@ def measure_turns(
     rules: TimingRules,
     timeout_s: float,
 ) -> Turns:
-    """Kernels of one group in several configurations, timed in turn."""
+    """Time kernels of one group in several configurations in turn."""
     first, *others = kernels
     first = _at_full_size(first)
     job = TurnsJob(
@@ -174,15 +175,14 @@ def measure_model(
     rules: TimingRules,
     timeout_s: float,
 ) -> Measurement:
-    """The whole graph in one way, with `replaced` in place of their launches."""
+    """Measure the whole graph in one way, with `replaced` in place of their launches."""
     return _answered(model_job(flow, replaced, way, rules), "model", way, worker, timeout_s)
 
 
 def model_job(
     flow: Dataflow, replaced: Sequence[Replacement], way: Way, rules: TimingRules
 ) -> ModelJob:
-    """What a child is told of a whole graph in one way, with `replaced` in place of their
-    launches."""
+    """Job of a whole graph in one way, with `replaced` in place of their launches."""
     job = ModelJob(way, flow.annotated.graph, tuple(replaced), rules)
     if not replaced:
         return job
@@ -190,7 +190,7 @@ def model_job(
         Replaced({flow.position[name] for name in one.members}, [Ref(*ref) for ref in one.inputs])
         for one in replaced
     ]
-    rest, after = beside(flow, groups)
+    rest, after = graph_without(flow, groups)
     return replace(job, rest=rest, after=after)
 
 
@@ -204,9 +204,9 @@ def _answered(
 
 
 def in_place(
-    flow: Dataflow, subjects: Sequence[Subject], rulebook: Rulebook
+    flow: Dataflow, subjects: Sequence[BenchSubject], rulebook: Rulebook
 ) -> Iterator[Replacement]:
-    """Every group's kernel, everywhere that the group stands."""
+    """Yield every group's kernel in place of each occurrence of the group."""
     for subject in subjects:
         first = subject.decision.subject.expressed
         assert first is not None
@@ -221,9 +221,10 @@ def in_place(
 
 
 def own_ops(
-    flow: Dataflow, subjects: Sequence[Subject], rulebook: Rulebook
+    flow: Dataflow, subjects: Sequence[BenchSubject], rulebook: Rulebook
 ) -> Iterator[Replacement]:
-    """The framework's own op, everywhere that a group stands which is exactly that."""
+    """Yield the framework's own op in place of each occurrence of a group that computes exactly the
+    same."""
     for subject in subjects:
         for place in subject.instances:
             inside = decide(flow, place, rulebook).subject

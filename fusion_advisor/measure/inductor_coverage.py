@@ -1,5 +1,5 @@
-"""What Inductor makes of a function: each kernel with the nodes that it covers, and its own reasons
-where it did not fuse.
+"""Coverage of Inductor's kernels: the nodes that each kernel covers, and Inductor's own reasons for
+not fusing.
 
 Inductor keeps, through every pass, from which line of the compiled function an operation comes.
 A function with one node a line is therefore enough to name kernels by nodes. What is read are
@@ -24,19 +24,19 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from fusion_advisor.measure.protocol import Apart, Inductor
+from fusion_advisor.measure.protocol import Apart, InductorRun
 
 Lines = Mapping[tuple[str, int], str]
-"""The node that stands on a line of a file."""
+"""Node on each line of a file."""
 
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)')
 _LONGEST = 300
-"""Letters of a reason: some list every dependency."""
+"""Limit on the characters of a reason: some reasons list every dependency."""
 
 
 def lines_of(function: Callable[..., Any], nodes: Sequence[str]) -> dict[tuple[str, int], str]:
-    """Where each node stands in a function whose statements of the form `name = call(...)` are
-    the nodes, in their order. Empty where they are not as many."""
+    """Line of each node in a function whose statements `name = call(...)` are the nodes, in their
+    order. Empty where the numbers of statements and nodes differ."""
     source, first = inspect.getsourcelines(function)
     (defined,) = ast.parse(textwrap.dedent("".join(source))).body
     assert isinstance(defined, ast.FunctionDef)
@@ -52,14 +52,14 @@ def lines_of(function: Callable[..., Any], nodes: Sequence[str]) -> dict[tuple[s
 
 
 @contextmanager
-def watched(lines: Lines) -> Generator[list[Inductor]]:
-    """Collects what Inductor makes of each graph that is compiled within; nothing comes out of its
-    cache, which keeps no reasons."""
+def watched(lines: Lines) -> Generator[list[InductorRun]]:
+    """Collect Inductor's kernels of each graph that is compiled within the block; Inductor's cache
+    is off, since it keeps no reasons."""
     from torch._functorch import config as autograd
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
 
-    found: list[Inductor] = []
+    found: list[InductorRun] = []
     with _refusals() as refused:
 
         def written(code: str) -> None:
@@ -67,7 +67,7 @@ def watched(lines: Lines) -> Generator[list[Inductor]]:
             try:
                 found.append(_made(lines, refused))
             except (AttributeError, KeyError) as error:
-                found.append(Inductor(unknown=f"Inductor's records are others: {error!r}"))
+                found.append(InductorRun(unknown=f"Inductor's records are others: {error!r}"))
             refused.clear()
 
         with (
@@ -78,8 +78,8 @@ def watched(lines: Lines) -> Generator[list[Inductor]]:
             yield found
 
 
-def _made(lines: Lines, refused: Iterable[tuple[str, str, str]]) -> Inductor:
-    """Of the graph whose code was just written."""
+def _made(lines: Lines, refused: Iterable[tuple[str, str, str]]) -> InductorRun:
+    """Kernels of the graph whose code was just written."""
     from torch._inductor import debug
     from torch._inductor.virtualized import V
 
@@ -90,7 +90,7 @@ def _made(lines: Lines, refused: Iterable[tuple[str, str, str]]) -> Inductor:
     )
 
     def operations(name: str) -> list[str]:
-        """A fused node is called by those that it was made of."""
+        """Names of the operations that a fused node was made of."""
         return [part for part in re.findall(r"[a-z]+\d+", name) if part in scheduler.name_to_node]
 
     def covered(names: Iterable[str]) -> tuple[str, ...]:
@@ -104,12 +104,12 @@ def _made(lines: Lines, refused: Iterable[tuple[str, str, str]]) -> Inductor:
         ends = {scheduler.name_to_fused_node[name] for side in sides for name in side}
         if all(sides) and len(ends) > 1:  # else they came together in the end
             apart[Apart(covered(sides[0]), covered(sides[1]), why)] = None
-    return Inductor(kernels, tuple(apart))
+    return InductorRun(kernels, tuple(apart))
 
 
 def _nodes(traces: Iterable[str], lines: Lines) -> tuple[str, ...]:
-    """The nodes that stack traces come from, in the function's order: of each the innermost frame
-    that stands on a line of the function."""
+    """Nodes that stack traces come from, in the function's order: for each trace the innermost
+    frame on a line of the function."""
     frames = ([(file, int(line)) for file, line in _FRAME.findall(trace)] for trace in traces)
     inner = (next((at for at in reversed(some) if at in lines), None) for some in frames)
     found = {at for at in inner if at is not None}
@@ -118,15 +118,15 @@ def _nodes(traces: Iterable[str], lines: Lines) -> tuple[str, ...]:
 
 @contextmanager
 def _refusals() -> Generator[list[tuple[str, str, str]]]:
-    """Collects the pairs that Inductor's scheduler does not fuse, by its names, and why."""
+    """Collect the pairs that Inductor's scheduler does not fuse, by its names, and why."""
     found: list[tuple[str, str, str]] = []
 
     class Reader(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said: Any = record.msg
-            if type(said).__name__ == "WhyNoFuse":
-                why = " ".join((said.reason % said.args).split())
-                found.append((said.name1, said.name2, why[:_LONGEST]))
+            refusal: Any = record.msg
+            if type(refusal).__name__ == "WhyNoFuse":
+                why = " ".join((refusal.reason % refusal.args).split())
+                found.append((refusal.name1, refusal.name2, why[:_LONGEST]))
 
     reader = Reader(logging.DEBUG)
     logger = logging.getLogger("torch._inductor.scheduler.__fusion")

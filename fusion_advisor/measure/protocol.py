@@ -1,5 +1,4 @@
-"""What `measure` asks of the child on the GPU, and `trial` of those that run models, and what comes
-back: frozen records, free of torch.
+"""Messages between `measure` or `trial` and their child processes: frozen records, free of torch.
 
 They cross a pipe (`support.worker`). Times are microseconds unless a name says `_s`.
 """
@@ -16,7 +15,7 @@ from fusion_advisor.ir.scenario import Moved, Sizes
 
 @dataclass(frozen=True, slots=True)
 class TimingRules:
-    """The numbers of `[measure]` in rules/model.toml, and those of the device."""
+    """Numbers of `[measure]` in rules/model.toml, and those of the device."""
 
     flush_bytes: int
     batch: int
@@ -27,14 +26,14 @@ class TimingRules:
     slack: float
     criterion: Criterion
     datasheet_bandwidth: float
-    """Bytes a second."""
+    """Bandwidth of the datasheet, bytes a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One call: the median of the GPU's times with its quartiles, and the median of what a caller
-    that waits for it sees. `host_ahead`: the launches were queued before the GPU came to them;
-    where not, the times hold what the host took."""
+    """Time of one call: the median of the GPU's times with its quartiles, and the median that a
+    waiting caller sees. `host_ahead`: the launches were queued before the GPU reached them;
+    otherwise the times include host time."""
 
     us: float
     low_us: float
@@ -47,21 +46,21 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class Way:
     """One way to compute something: `eager`; `compiled` by torch.compile in a `mode`; `line`,
-    PyTorch code over named inputs; `kernel`, the emitted ones. Of a whole model `line` and
-    `kernel` stand in the places of their groups, and `compiled` may be given such, too."""
+    PyTorch code over named inputs; `kernel`, the emitted kernels. For a whole model `line` and
+    `kernel` run in the places of their groups, and `compiled` may have such replacements, too."""
 
     name: str
     kind: Literal["eager", "compiled", "line", "kernel"]
     mode: str = ""
     line: str = ""
     names: tuple[tuple[str, int], ...] = ()
-    """Each name in `line` with the number of the input that it stands for."""
+    """Names in `line`, each with the number of its input."""
     imports: tuple[str, ...] = ()
-    """Statements that `line` needs, and the packages that they need; without these the way is
-    absent."""
+    """Statements that `line` needs, and the packages that they need; without the packages the way
+    is absent."""
     needs: tuple[str, ...] = ()
     backend: str = "inductor"
-    """Of `compiled`: as torch.compile takes it."""
+    """Backend of torch.compile for `compiled`."""
 
 
 EAGER = Way("eager", "eager")
@@ -74,27 +73,25 @@ COMPILED = tuple(
         ("reduce-overhead", "reduce-overhead"),
     )
 )
-"""torch.compile in each of its modes, sizes static."""
+"""Ways of torch.compile, one per mode, sizes static."""
 
 OWN_OPS = Way("framework", "line")
-"""Of a whole model: the framework's own ops in place of the groups where they are as good."""
+"""Way of a whole model: the framework's own ops in place of the groups where they are as good."""
 KERNEL_COMPILED = Way("kernel+compile", "compiled")
 KERNEL_GRAPHED = Way("kernel+reduce-overhead", "compiled", "reduce-overhead")
-"""Of a whole model: the emitted kernels in their places, the rest by torch.compile."""
+"""Way of a whole model: the emitted kernels in their places, the rest by torch.compile."""
 BACKEND = Way("backend", "compiled", backend="fusion_advisor")
 BACKEND_GRAPHED = Way(
     "backend+reduce-overhead", "compiled", "reduce-overhead", backend="fusion_advisor"
 )
-"""Of a whole model: torch.compile with our backend, which takes kernels where they win."""
+"""Way of a whole model: torch.compile with our backend, which takes kernels where they win."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupJob:
-    """A group to compute in one way, to check and to time.
-
-    `kernel` is the emitted file, whose `reference` is what eager launches; its one case has the
-    sizes to measure at. `least_bytes` is what every way must move, once.
-    """
+    """Job to check and time a group in one way. `kernel` is the emitted file, whose `reference` is
+    eager's computation; its one case has the sizes to measure at. `least_bytes` are the bytes that
+    every way must move."""
 
     subject: str
     way: Way
@@ -102,17 +99,15 @@ class GroupJob:
     least_bytes: int
     rules: TimingRules
     random: bool = False
-    """Random numbers are drawn: eager's are others."""
+    """Whether the group draws random numbers, which differ from eager's."""
     nodes: tuple[str, ...] = ()
-    """The graph's nodes in the order of the reference's lines."""
+    """Nodes of the graph in the order of the reference's lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnsJob:
-    """Kernels of the same computation to time in turn, `rounds` times.
-
-    The first one's `reference` is what eager launches; its one case has the sizes to measure at.
-    """
+    """Job to time kernels of the same computation in turn, `rounds` times. The first kernel's
+    `reference` is eager's computation; its one case has the sizes to measure at."""
 
     subject: str
     kernels: tuple[Kernel, ...]
@@ -124,8 +119,8 @@ class TurnsJob:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A kernel's microseconds, the median of each round; none where it failed, which is one
-    line."""
+    """Microseconds of a kernel, the median of each round; none where the kernel failed, with
+    `failure` as one line."""
 
     us: tuple[float, ...] = ()
     failure: str | None = None
@@ -133,8 +128,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Kernels that were timed in turn, in the order of the job. `failure` is of all of them: the
-    child's own, or one that leaves a GPU's context unusable."""
+    """Series of kernels that were timed in turn, in the order of the job. `failure` concerns all of
+    them: the child's own, or one that leaves a GPU's context unusable."""
 
     series: tuple[Series, ...] = ()
     machine: tuple[tuple[str, str], ...] = ()
@@ -143,9 +138,9 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A function in place of some launches of a graph: the text of its file and its name, the
-    tensors that it takes and makes as (node, output), and the nodes that it computes, views between
-    them included."""
+    """Function in place of some launches of a graph: the text of its file and its name, the tensors
+    that it takes and makes as (node, output), and the nodes that it computes, views between them
+    included."""
 
     text: str
     entry: str
@@ -156,22 +151,22 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class ModelJob:
-    """A whole captured graph to run in one way, on random weights and inputs, and to time. With
-    `kernels` in place of their groups it is held to eager."""
+    """Job to run and time a whole captured graph in one way, on random weights and inputs. With
+    `kernels` in place of their groups, the results are compared with eager's."""
 
     way: Way
     graph: Graph
     kernels: tuple[Replacement, ...]
     rules: TimingRules
     rest: Graph | None = None
-    """The graph of what runs beside the kernels; None where there are none."""
+    """Graph of the nodes that run beside the kernels; None where there are none."""
     after: tuple[int, ...] = ()
-    """Of each kernel how many nodes of `rest` stand before it."""
+    """Number of nodes of `rest` before each kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """Two sets of nodes that Inductor left in different kernels, and why by its own account."""
+    """Two sets of nodes that Inductor left in different kernels, and its own reason."""
 
     first: tuple[str, ...]
     second: tuple[str, ...]
@@ -179,10 +174,10 @@ class Apart:
 
 
 @dataclass(frozen=True, slots=True)
-class Inductor:
-    """What torch.compile made: each kernel that it launches with the graph's nodes that it covers,
-    in order, and where it did not fuse. A node may be in several kernels: what is cheap is computed
-    anew in each. One in none is nothing to run, a view say. `unknown` says why this is not known.
+class InductorRun:
+    """Kernels that torch.compile made, in order, each with the graph's nodes that it covers, and
+    the places where it did not fuse. A node may be in several kernels: a cheap one is recomputed in
+    each. A node in no kernel runs nothing (a view). `unknown` says why the kernels are not known.
     """
 
     kernels: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -192,8 +187,8 @@ class Inductor:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One way, measured. `failure` is one line, None where all went well; `absent` says why a way
-    is not there at all. Errors are the largest against float64, of the model against eager, in the
+    """Measurement of one way. `failure` is one line, None on success; `absent` says why a way does
+    not exist here. Errors are the largest against float64, for the model against eager, in the
     values' own unit."""
 
     subject: str
@@ -204,13 +199,13 @@ class Measurement:
     failure: str | None = None
     absent: str | None = None
     seconds: float = 0.0
-    """Wall seconds that preparing it took, compilation included."""
-    inductor: Inductor | None = None
+    """Wall seconds to prepare the way, compilation included."""
+    inductor: InductorRun | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CeilingsJob:
-    """To find out what the device itself reaches."""
+    """Job to measure the speed that the device itself reaches."""
 
     rules: TimingRules
     dtypes: tuple[str, ...]
@@ -218,8 +213,8 @@ class CeilingsJob:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """`copy` in bytes a second, read and written; `matmul` in FLOP/s by dtype; what one small
-    launch takes of the GPU's time and of the host's. `machine` names what measured what."""
+    """Speed that the device reaches: `copy` in bytes a second, read and written; `matmul` in FLOP/s
+    by dtype; GPU and host time of one small launch. `machine` names the machine that measured."""
 
     copy: float
     matmul: tuple[tuple[str, float], ...]
@@ -230,8 +225,8 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class RunJob:
-    """A model to run at some sizes of the first and the second dimension, 0 as its inputs have it,
-    with some seeds: the original, or the patched one in a copy of its tree."""
+    """Job to run a model, the original or the patched one in a copy of its tree, with some seeds,
+    at some sizes of the first and the second dimension; 0 keeps the size of the model's inputs."""
 
     model: str
     folder: str
@@ -242,27 +237,29 @@ class RunJob:
     dtype: str | None = None
     autocast: str | None = None
     moved: Moved | None = None
-    """Of the patched one: the tree and its copy."""
+    """Tree and copy of the patched model."""
     kernels: str = ""
-    """Of the patched one: the folder or the file that its kernels are in."""
+    """Folder or file of the patched model's kernels."""
     cast: str = ""
-    """The dtype that its floats are cast to, in which kernels may fall back; empty where none."""
+    """Dtype that the model's floats are cast to, in which kernels may fall back; empty where there
+    is none."""
     at: Sizes = field(default_factory=Sizes)
-    """Other sizes of its inputs and of what it is built with, at which kernels may fall back."""
+    """Other sizes of the model's inputs and of its factory's arguments, at which kernels
+    may fall back."""
     summed: int = 0
     """Elements of the largest sum behind a result."""
     further: int = 0
-    """How often eager alone draws again at most, where one draw has too few elements."""
+    """Limit on further draws of eager alone, where one draw has too few elements."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of it: `unfit` where the model or a kernel does not serve these sizes, or the model
-    the dtype or float64; `wrong` where results differ or the patched model fails."""
+    """Result of a `RunJob`: `unfit` where the model or a kernel does not serve these sizes, or the
+    model the dtype or float64; `wrong` where results differ or the patched model fails."""
 
     place: str
     launches: int = 0
     unfit: str = ""
     wrong: str = ""
     few: bool = False
-    """Of `wrong`: whether eager has to draw further before that can be said."""
+    """Whether `wrong` is provisional, since eager has to draw further first."""

@@ -1,4 +1,4 @@
-"""How good decisions were, once both choices have been timed."""
+"""Quality of decisions, once both choices have been timed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """One decision to fuse or not, with what eager and the kernel took; `weight` places have it."""
+    """One decision to fuse or not, with the times of eager and of the kernel; `weight` counts its
+    places."""
 
     fuse: bool
     eager_us: float
@@ -18,8 +19,8 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """Decisions counted by what they said and by whether the kernel is faster than eager. `lost`
-    is the share by which what was chosen takes longer than the better of both, everywhere."""
+    """Decisions counted by their verdict and by whether the kernel is faster than eager. `lost` is
+    the share by which the chosen ways take longer than the better of both, everywhere."""
 
     fused_faster: int
     fused_slower: int
@@ -29,7 +30,7 @@ class Verdicts:
 
 
 def verdicts(decisions: Iterable[Chosen]) -> Verdicts:
-    """Every decision by itself, though sets may overlap."""
+    """Count every decision by itself, though sets may overlap."""
     cells = {(fuse, faster): 0 for fuse in (True, False) for faster in (True, False)}
     taken = best = 0.0
     for one in decisions:

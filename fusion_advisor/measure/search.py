@@ -1,4 +1,4 @@
-"""Stage: which configuration of a kernel is the fastest on the GPU that is here.
+"""Stage: search for the fastest configuration of a kernel on the local GPU.
 
 All configurations are timed in turn, so that what changes with time changes all of them alike. The
 quickest of them then stand alone beside the rules' own. One wins that is faster by more than their
@@ -28,12 +28,12 @@ from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import holds
 
 Proven = tuple[Check | None, Compiled | None]
-"""What `verify` says of a kernel; None where it was not asked."""
+"""Result of `verify` for a kernel; None for a check or compile that was not asked for."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A kernel in one configuration, with that in words."""
+    """Kernel in one configuration, and that configuration in words."""
 
     configuration: str
     kernel: Kernel
@@ -41,9 +41,10 @@ class Contender:
 
 @dataclass(frozen=True)
 class Searched:
-    """The kernel that is to be written. `said` is what was found, for the file's stamp; `proof` is
-    the winner's, and `instead` the fingerprint of the rules' own: None and empty where that stays.
-    `us` and `own_us` are the microseconds of both. `failure` is why nothing was found out."""
+    """Result of a search: the kernel to write. `said` is the result in words, for the file's
+    header; `proof` is the winner's, and `instead` the fingerprint of the rules' own kernel: None
+    and empty where that kernel stays. `us` and `own_us` are the times of both. `failure` says why
+    the search has no result."""
 
     kernel: Kernel
     said: str = ""
@@ -56,14 +57,14 @@ class Searched:
 
 
 class Timer(Protocol):
-    """Times kernels in turn, for so many rounds."""
+    """Function that times kernels in turn, for so many rounds."""
 
     def __call__(self, kernels: Sequence[Kernel], rounds: int) -> Turns: ...
 
 
 class Searcher(Protocol):
-    """Finds the fastest configuration of a group's kernel. `emitted` writes the kernel of another
-    plan, or says why there is none; `proven` checks and compiles it."""
+    """Function that finds the fastest configuration of a group's kernel. `emitted` writes the
+    kernel of another plan, or says why there is none; `proven` checks and compiles it."""
 
     def __call__(
         self,
@@ -75,18 +76,19 @@ class Searcher(Protocol):
 
 
 @contextmanager
-def searching(asked: str | None, rulebook: Rulebook) -> Generator[Searcher]:
-    """A searcher, with a child of its own on the GPU that is here. `asked` is the device that
-    kernels are judged for. UsageError where there is no GPU, or where that is another one."""
+def searching(wanted: str | None, rulebook: Rulebook) -> Generator[Searcher]:
+    """Start a searcher with a child process of its own on the local GPU. `wanted` is the device
+    that kernels are judged for. Raises UsageError where there is no GPU, or another GPU than
+    `wanted`."""
     gpus = gpu_names()
     if not gpus:
         raise UsageError(
             "--search times kernels on a GPU and there is none here; leave it out, or run it on one"
         )
     device = rulebook.device(gpus[0])
-    if asked is not None and rulebook.device(asked).name != device.name:
+    if wanted is not None and rulebook.device(wanted).name != device.name:
         raise UsageError(
-            f"--search times kernels on the {gpus[0]} here, and these are for {asked}; "
+            f"--search times kernels on the {gpus[0]} here, and these are for {wanted}; "
             "leave it out, or analyze for this GPU"
         )
     with Worker("fusion_advisor.measure.child", "gpu") as worker:
@@ -94,7 +96,7 @@ def searching(asked: str | None, rulebook: Rulebook) -> Generator[Searcher]:
 
 
 def searcher(worker: Worker, device: Device, rulebook: Rulebook) -> Searcher:
-    """One whose kernels are timed by this child."""
+    """Searcher whose kernels are timed by the child `worker`."""
     rules, timeout_s = timing_rules(rulebook, device), rulebook.tuning.timeout.base
 
     def searched(
@@ -118,7 +120,7 @@ def contenders(
     emitted: Callable[[Decision], Kernel | str],
     rulebook: Rulebook,
 ) -> list[Contender]:
-    """A group's kernel as the rules have it, and in each neighbouring configuration that can be
+    """Kernel of a group under the rules, and in each neighbouring configuration that can be
     written."""
     found: list[Contender] = []
     for each in (decision, *neighbours(decision, rulebook)):
@@ -136,7 +138,7 @@ def search(
     proven: Callable[[Kernel], Proven],
     rulebook: Rulebook,
 ) -> Searched:
-    """The fastest of a kernel's configurations; `own` is the one that the rules choose."""
+    """Find the fastest of a kernel's configurations; `own` is the one that the rules choose."""
     numbers = rulebook.tuning
     all_in_turn = timed([each.kernel for each in (own, *others)], numbers.screened.count)
     failure = _failure(all_in_turn)
@@ -173,15 +175,15 @@ def search(
 
 
 def faster(one: Series, other: Series, tie: float) -> bool:
-    """Is one kernel faster than another, by more than the quartiles of either's rounds are apart,
-    and by more than medians differ between runs?"""
+    """Whether one kernel is faster than another, by more than the quartile spread of either's
+    rounds and by more than medians differ between runs."""
     gain = statistics.median(other.us) - statistics.median(one.us)
     spread = max(_spread(one), _spread(other))
     return gain > spread and statistics.median(other.us) > tie * statistics.median(one.us)
 
 
 def _spread(series: Series) -> float:
-    """Between the quartiles, in microseconds; of one round there is none."""
+    """Distance between the quartiles, us; 0 for one round."""
     if len(series.us) == 1:
         return 0.0
     low, _, high = statistics.quantiles(series.us, n=4)
@@ -189,7 +191,7 @@ def _spread(series: Series) -> float:
 
 
 def _failure(turns: Turns) -> str:
-    """Why the rules' own configuration was not timed; empty where it was."""
+    """Reason why the rules' own configuration was not timed; empty where it was."""
     if turns.failure:
         return turns.failure
     return turns.series[0].failure or ""

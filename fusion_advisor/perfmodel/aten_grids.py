@@ -1,4 +1,5 @@
-"""How eager's own kernels spread over blocks of threads, and how often each waits for its loads.
+"""Grids of eager's own kernels: how they spread over blocks of threads, and how often each block
+waits for its loads.
 
 A thread asks for a few elements, waits for them, and asks for the next: however few bytes a kernel
 moves, it takes as long as its longest chain of such rounds. How many there are follows from the
@@ -15,27 +16,25 @@ from fusion_advisor.ops import Call
 from fusion_advisor.rulebook.devices import LANES_SERVED, LINE_BYTES, VECTOR_BYTES, Device
 
 ROW_OF_PLANE = 32
-"""Threads along a plane's rows where blocks lie over a volume (cuda/AveragePool3d.cu)."""
+"""Threads along a plane's rows where blocks cover a volume (cuda/AveragePool3d.cu)."""
 LAYER_NORM_VECTOR = 4
 """Elements that a layer norm moves at a time where rows are so many (cuda/layer_norm_kernel.cu)."""
 OF_CHANNEL, BLOCKS_BELOW = 16, 128
 """Elements of each thread where channels are neighbours, and blocks below each other at most
 (cuda/Normalization.cuh)."""
 IMAGES_OF_CHANNELS = 1 << 18
-"""Blocks of a batch norm at most (cuda/Normalization.cuh)."""
+"""Limit on the blocks of a batch norm (cuda/Normalization.cuh)."""
 LEAST_OF_LOSS = 16
-"""Samples of each thread of nll_loss, before a block is as large as it can be (cuda/NLLLoss.cu)."""
+"""Samples of each thread of nll_loss, before a block has its full size (cuda/NLLLoss.cu)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A launch of `count` blocks of `warps` warps; a `count` of 0 is not known, and enough.
-
-    Each block waits `rounds` times for loads from beyond the L1 and `near` times for loads from
-    it. `last` are the rounds of the block that puts the others' results together when they have
-    ended. `launches` counts what is launched beside it, `held` what a thread holds at once where
-    its registers hang on that: elements of a row, or results side by side.
-    """
+    """Launch of `count` blocks of `warps` warps; a `count` of 0 is unknown, and taken as enough.
+    Each block waits `rounds` times for loads from beyond the L1 and `near` times for loads from it.
+    `last` are the rounds of the block that combines the others' results after they have ended.
+    `launches` counts the further launches, `held` the values that a thread holds at once where its
+    registers depend on that: elements of a row, or results side by side."""
 
     count: int
     warps: int
@@ -47,8 +46,8 @@ class Blocks:
 
 
 def pointwise(call: Call, device: Device, *, cast: bool, contiguous: bool) -> Blocks:
-    """Of an element at a time: vectors where all lie alike, else threads compute each element's
-    address in each tensor, a few elements each."""
+    """Grid of a pointwise kernel: vectors where all tensors have one layout, else threads compute
+    each element's address in each tensor, a few elements each."""
     by, warp = device.times.eager_pointwise, device.warp_size
     each = by.contiguous if contiguous else by.wide if call.out.itemsize >= 4 else by.narrow
     each = by.cast if cast else each
@@ -56,8 +55,8 @@ def pointwise(call: Call, device: Device, *, cast: bool, contiguous: bool) -> Bl
 
 
 def taking(call: Call, device: Device) -> Blocks:
-    """Of rows taken by their numbers: a block for each number where rows are whole vectors, however
-    short they are."""
+    """Grid of an index select: a block for each index where rows are whole vectors, however short
+    they are."""
     by, out = device.times.eager_pointwise, call.out
     row = prod(out.shape[len(call.operands[1].shape) :]) * out.itemsize
     if row % VECTOR_BYTES:
@@ -69,14 +68,14 @@ def taking(call: Call, device: Device) -> Blocks:
 
 
 def rolling(call: Call, device: Device) -> Blocks:
-    """Of a roll along one dimension: an element a thread."""
+    """Grid of a roll along one dimension: one element a thread."""
     threads = device.times.eager_reduction.threads.count
     return Blocks(-(-call.out.numel // threads), threads // device.warp_size)
 
 
 def reducing(call: Call, dims: Sequence[int], *, across: bool, device: Device) -> Blocks:
-    """Of a reduction to fewer elements; `across`: neighbouring threads have neighbouring results,
-    and not neighbouring places of one."""
+    """Grid of a reduction to fewer elements; `across`: neighbouring threads have neighbouring
+    results, and not neighbouring places of one."""
     by, warp = device.times.eager_reduction, device.warp_size
     operand, results = call.operands[0], max(call.out.numel, 1)
     length = -(-operand.numel // results)
@@ -111,8 +110,8 @@ def reducing(call: Call, dims: Sequence[int], *, across: bool, device: Device) -
 
 
 def scanning(call: Call, dim: int, device: Device) -> Blocks:
-    """Of a running sum: along what is contiguous, blocks walk their rows piece by piece through
-    shared memory; across it, each thread walks a column place by place."""
+    """Grid of a running sum. Along the contiguous dimension, blocks walk their rows piece by piece
+    through shared memory; across it, each thread walks a column place by place."""
     shape, warp = call.operands[0].shape, device.warp_size
     length, inner = shape[dim], prod(shape[dim + 1 :])
     rows = call.operands[0].numel // max(length, 1)
@@ -127,10 +126,13 @@ def scanning(call: Call, dim: int, device: Device) -> Blocks:
 
 
 def softmax_across(call: Call, dim: int, device: Device) -> Blocks:
-    """Of a softmax across what is contiguous: threads walk a column three times, from the HBM at
-    first, and again where the columns of the blocks that a multiprocessor holds do not fit into its
-    L1. There are no more blocks than the device holds: each goes over rows, and places beside each
-    other (cuda/PersistentSoftmax.cuh, SoftMax.cu)."""
+    """Grid of a softmax across the contiguous dimension.
+
+    Threads walk a column three times: first from the HBM, and again from there where the columns of
+    the blocks that a multiprocessor holds do not fit into its L1. There are no more blocks than the
+    device holds: each goes over rows, and places beside each other (cuda/PersistentSoftmax.cuh,
+    SoftMax.cu).
+    """
     operand, warp = call.operands[0], device.warp_size
     length, inner = operand.shape[dim], prod(operand.shape[dim + 1 :])
     most = device.multiprocessor.threads_per_block.count
@@ -151,8 +153,8 @@ def softmax_across(call: Call, dim: int, device: Device) -> Blocks:
 
 
 def pooling(call: Call, name: str, device: Device) -> Blocks:
-    """A thread a window, place by place: a row of the window begins another line, what follows in
-    it lies in the L1. Of volumes, blocks lie over tiles of a plane."""
+    """Grid of a pooling: one thread a window, place by place. A row of the window begins another
+    line, and its other places lie in the L1. For volumes, blocks cover tiles of a plane."""
     times, shape = device.times, call.out.shape
     warps = times.eager_blocks.get(name, times.eager_warps).count
     taps, along = _window(call)
@@ -164,9 +166,8 @@ def pooling(call: Call, name: str, device: Device) -> Blocks:
 
 
 def window_wavefronts(call: Call, device: Device) -> int:
-    """Wavefronts of the L1 for what the warps of such a kernel ask for: a window after the other,
-    whose places lie as far apart as the stride says along a row, and in other rows and planes
-    beyond it."""
+    """Wavefronts of the L1 for the requests of a pooling's warps: one window after the other, with
+    places as far apart as the stride says along a row, and in other rows and planes beyond it."""
     warp, shape, given = device.warp_size, call.out.shape, call.operands[0]
     if not shape or not call.out.numel:
         return 0
@@ -178,8 +179,8 @@ def window_wavefronts(call: Call, device: Device) -> int:
 
 
 def unused(call: Call, device: Device) -> float:
-    """How many times as many lanes there are as windows in the warps that have any, because a row
-    of a plane is no whole warp."""
+    """Ratio of lanes to windows in the warps that have any window, because a row of a plane is no
+    whole warp."""
     shape, warp = call.out.shape, device.warp_size
     if len(shape) < 5 or not call.out.numel:
         return 1.0
@@ -187,7 +188,7 @@ def unused(call: Call, device: Device) -> float:
 
 
 def _tiles(shape: Sequence[int], device: Device) -> int:
-    """Blocks that lie over a plane."""
+    """Number of blocks that cover a plane."""
     high = device.times.eager_warps.count * device.warp_size // ROW_OF_PLANE
     return -(-shape[-1] // ROW_OF_PLANE) * -(-shape[-2] // high)
 
@@ -202,9 +203,9 @@ def _window(call: Call) -> tuple[int, int]:
 
 
 def normalising(call: Call, name: str, rows: int, device: Device, *, aligned: bool) -> Blocks:
-    """Of a norm or a softmax whose rows are contiguous: a block or a warp walks a row, one element
-    a thread at a time; where rows are whole vectors, a vector. A layer norm walks it twice; where
-    rows are no whole vectors it takes two kernels."""
+    """Grid of a norm or a softmax whose rows are contiguous: a block or a warp walks a row, one
+    element a thread at a time, or one vector where rows are whole vectors. A layer norm walks the
+    row twice; where rows are no whole vectors it takes two kernels."""
     times, operand = device.times, call.operands[0]
     length = -(-operand.numel // rows)
     if name.endswith("softmax_warp"):
@@ -238,8 +239,8 @@ def normalising(call: Call, name: str, rows: int, device: Device, *, aligned: bo
 
 
 def given_statistics(call: Call, device: Device) -> Blocks:
-    """Of a batch norm that has its statistics: blocks of a channel each, whose threads take the
-    elements of one image after the other, one at a time."""
+    """Grid of a batch norm that has its statistics: blocks of one channel each, whose threads take
+    the elements of one image after the other, one at a time."""
     shape, warp = call.out.shape, device.warp_size
     if len(shape) < 3 or not 0 < call.out.numel < 1 << 31:
         return Blocks(0, device.times.eager_warps.count)
@@ -252,9 +253,9 @@ def given_statistics(call: Call, device: Device) -> Blocks:
 
 
 def channels_last(call: Call, device: Device) -> Blocks:
-    """Of a batch norm that has its statistics, of elements whose channels are neighbours: tiles of
-    channels by elements of a channel, of which a thread takes a few at a time; what its statistics
-    are made of is launched before it (cuda/Normalization.cuh)."""
+    """Grid of a batch norm with given statistics over a channels-last tensor: tiles of channels by
+    elements of a channel, of which a thread takes a few at a time. The kernels that prepare the
+    statistics are launched before it (cuda/Normalization.cuh)."""
     warp, most = device.warp_size, device.times.eager_reduction.threads.count
     channels = call.out.shape[1]
     each = call.out.numel // max(channels, 1)
@@ -268,8 +269,8 @@ def channels_last(call: Call, device: Device) -> Blocks:
 
 
 def picking(samples: int, device: Device) -> Blocks:
-    """Of nll_loss: one block, each of whose threads takes a sample's class, and then what stands
-    there, and then the next sample's."""
+    """Grid of nll_loss: one block; each thread loads a sample's class, then the value of that
+    class, then the next sample's."""
     warp, most = device.warp_size, device.multiprocessor.threads_per_block.count
     wanted = 1 << round(log2(max(samples / LEAST_OF_LOSS, 1)))
     threads = min(max(wanted, warp), most)
@@ -277,15 +278,15 @@ def picking(samples: int, device: Device) -> Blocks:
 
 
 def _up(count: int, least: int, most: int) -> int:
-    """The least power of two that is not smaller, within bounds."""
+    """Least power of two that is not smaller, within bounds."""
     return min(max(1 << _log(max(count, 1)), least), most)
 
 
 def _log(count: int) -> int:
-    """The exponent of the least power of two that is not smaller."""
+    """Exponent of the least power of two that is not smaller."""
     return (count - 1).bit_length()
 
 
 def _power(count: int, most: int) -> int:
-    """The largest power of two that is not larger, up to `most`."""
+    """Largest power of two that is not larger, up to `most`."""
     return min(1 << max(count, 1).bit_length() - 1, most)

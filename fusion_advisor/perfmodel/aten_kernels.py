@@ -1,4 +1,4 @@
-"""How eager's own kernel walks its tensors, which decides how fast it is (`model`).
+"""Model of ATen's kernels: how each walks its tensors, which decides its speed (`model`).
 
 The kind follows from an operator's pattern and from the layouts, not from its name; the name goes
 along for kinds whose operators have little in common.
@@ -37,20 +37,20 @@ TYPED = ("where", "masked_fill")
 """Ops whose kernels are made for operands of differing types."""
 
 OF_THEIR_OWN = ("tril", "triu")
-"""Pointwise ops whose kernels are not those of all others (native/cuda/TriangularOps.cu)."""
+"""Pointwise ops that have kernels of their own (native/cuda/TriangularOps.cu)."""
 
 CONTIGUOUS = ("native_layer_norm", "native_group_norm", "softmax", "cum")
 """Ops that copy an operand of another layout first (native/cuda/: layer_norm_kernel.cu,
 group_norm.cpp, SoftMax.cu, ScanUtils.cuh)."""
 
 NORM = "linalg_vector_norm"
-"""Whose steps raise to a power."""
+"""Reductions whose steps raise to a power."""
 
 EXTREMES = ("amax", "amin", "max", "min")
-"""Reductions whose steps ask for NaN, which takes longer, and in 16 bits longer yet."""
+"""Reductions whose steps test for NaN, which takes longer, and in 16 bits longer yet."""
 
 FUNCTIONAL = "aten.masked_fill."
-"""What copies first and then fills the copy (native/cuda/Indexing.cu)."""
+"""Ops that copy first and then fill the copy (native/cuda/Indexing.cu)."""
 
 
 def launched(
@@ -59,8 +59,8 @@ def launched(
     moved: tuple[int, int],
     device: Device,
 ) -> Work:
-    """One launch of eager's, which reads and writes `moved` HBM bytes; with a copy before it, where
-    the kernel takes none but contiguous tensors."""
+    """Work of one eager launch, which reads and writes `moved` HBM bytes; with a copy before it
+    where the kernel accepts contiguous tensors only."""
     kind = _kind(call, op)
     name = _name(call, op, kind, device)
     first = call.node.args[0] if call.node.args else None
@@ -96,7 +96,7 @@ def launched(
 
 
 def _after_copy(work: Work, given: Tensor, whole: Tensor, device: Device) -> Work:
-    """A launch, and the one that copies its operand for it."""
+    """Work of a launch, and of the launch that copies its operand for it."""
     return replace(
         work,
         bytes_read=work.bytes_read + whole.bytes,
@@ -109,8 +109,8 @@ def _after_copy(work: Work, given: Tensor, whole: Tensor, device: Device) -> Wor
 
 
 def _passes(call: Call, name: str) -> int:
-    """Launches that each walk the whole result: a copy that is filled then, a roll of each
-    dimension."""
+    """Number of launches that each walk the whole result: a copy that is then filled, a roll of
+    each dimension."""
     dims = call.arg(2, "dims")
     if name == "roll" and isinstance(dims, tuple):
         return max(len(dims), 1)
@@ -118,7 +118,7 @@ def _passes(call: Call, name: str) -> int:
 
 
 def _in_turn(call: Call, work: Work, passes: int, device: Device) -> Work:
-    """As many launches, each of which reads what the one before wrote."""
+    """Work of `passes` launches, each of which reads the result of the launch before."""
     if passes == 1:  # it may return no tensor
         return work
     whole, further = call.out.bytes, passes - 1
@@ -134,7 +134,7 @@ def _in_turn(call: Call, work: Work, passes: int, device: Device) -> Work:
 
 
 def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
-    """How the launch spreads, as far as that is known."""
+    """Grid of the launch, as far as it is known."""
     if kind in ("row", "column"):
         return reducing(call, _reduced(call), across=kind == "column", device=device)
     if kind == "window":
@@ -165,12 +165,13 @@ def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
 
 
 def _scattered(call: Call) -> int:
-    """Sectors that the kernel's neighbouring lanes ask for apart."""
+    """Sectors that the kernel's neighbouring lanes request separately."""
     return sum(_apart(t, call.out) for t in call.operands if t.shape == call.out.shape)
 
 
 def _apart(tensor: Tensor, walked: Tensor) -> int:
-    """Sectors of a tensor that neighbours of another, of the same shape, lie apart in."""
+    """Sectors of a tensor that lie apart for neighbouring elements of another tensor of the
+    same shape."""
     sizes = [d for d, size in enumerate(walked.shape) if size > 1]
     if not sizes:
         return 0
@@ -180,8 +181,9 @@ def _apart(tensor: Tensor, walked: Tensor) -> int:
 
 
 def _unaligned(call: Call, kind: str, name: str) -> bool:
-    """Do rows of some operand begin elsewhere than at a vector, so that eager's kernels move single
-    elements? Rows are what is combined or normalised, what is joined, and a channel's image."""
+    """Whether rows of some operand begin elsewhere than at a vector, so that eager's kernels move
+    single elements. Rows are the reduced or normalised rows, the joined parts, and a channel's
+    image."""
     if kind == "copy" and name.startswith("cat"):
         dim = call.arg(1, "dim")
         start = dim if isinstance(dim, int) else 0
@@ -203,8 +205,8 @@ def _unaligned(call: Call, kind: str, name: str) -> bool:
 
 
 def _read_again(call: Call, name: str, work: Work, device: Device) -> int:
-    """What eager's kernel reads from HBM again because it walks its rows several times and they do
-    not stay in the L2. The counts of bytes that decide have each tensor once."""
+    """Bytes that eager's kernel reads again from HBM because it walks its rows several times and
+    they do not stay in the L2. The byte counts that gates use have each tensor once."""
     further = device.times.eager_passes.get(name)
     if further is None or not work.programs:
         return 0
@@ -217,10 +219,11 @@ def _read_again(call: Call, name: str, work: Work, device: Device) -> int:
 
 
 def _kind(call: Call, op: Op | None) -> str:
-    """`stream`: all alike; `cast`: types differ; `broadcast`: some are smaller; `strided`: rows of
-    some tensor begin elsewhere; `transposed`: the elements of a row lie apart. `normal`: a
-    reduction whose result is as large as its operand; `row`, `column`: it is smaller, and what is
-    combined lies contiguous, or does not. Else the op's pattern."""
+    """Kind of the launch. `stream`: all layouts alike; `cast`: types differ; `broadcast`: some
+    tensors are smaller; `strided`: rows of some tensor begin elsewhere; `transposed`: the elements
+    of a row lie apart. `normal`: a reduction whose result is as large as its operand; `row`,
+    `column`: the result is smaller, and the reduced elements lie contiguous, or do not. Else the
+    op's pattern."""
     if op is None:
         return "opaque"
     if op.pattern == "reduction" and _combines(call):
@@ -241,16 +244,17 @@ def _kind(call: Call, op: Op | None) -> str:
 
 
 def _of_one(call: Call) -> bool:
-    """Is it a reduction along dimensions of one element? A norm or a softmax is as large, too."""
+    """Whether the launch is a reduction along dimensions of one element. A norm or a softmax is as
+    large, too."""
     name, shape = call.node.op, call.operands[0].shape
     dims = () if "softmax" in name or ("norm" in name and NORM not in name) else _reduced(call)
     return bool(dims) and all(shape[d] == 1 for d in dims)
 
 
 def _casts(call: Call) -> bool:
-    """Does a pointwise kernel convert what it loads or stores, one element at a time? A condition
-    and what is compared have the types that the kernel is made for; so have copies of float32 to
-    16 bits."""
+    """Whether a pointwise kernel converts the elements that it loads or stores, one at a time. A
+    condition and the operands of a comparison have the types that the kernel is made for; so have
+    copies of float32 to 16 bits."""
     dtypes = {t.dtype for t in (*call.operands, call.out) if t.shape == call.out.shape}
     if len(dtypes) == 1 or call.out.dtype == "bool" or any(op in call.node.op for op in TYPED):
         return False
@@ -259,15 +263,15 @@ def _casts(call: Call) -> bool:
 
 
 def _combines(call: Call) -> bool:
-    """Not so a batch norm that is given its statistics."""
+    """Whether the launch reduces; a batch norm with given statistics does not."""
     further = call.node.outputs[1:]
     return not further or any(tensor is not None and tensor.numel for tensor in further)
 
 
 def _name(call: Call, op: Op | None, kind: str, device: Device) -> str:
-    """The operator's name, and which of its kernels. Pointwise ones have none, but for a norm that
-    is given its statistics; reductions to fewer elements share one kernel, and others where they
-    give an index too, the largest or least element, or a norm."""
+    """Name of the operator, and which of its kernels. Pointwise operators have none, but for a norm
+    that is given its statistics. Reductions to fewer elements share one kernel; further kernels
+    exist where they also give an index, for the largest or least element, and for a norm."""
     parts = call.node.op.split(".")
     name = parts[1].strip("_") if len(parts) > 1 else call.node.op
     if op is not None and op.pattern == "pointwise":
@@ -295,7 +299,7 @@ def _name(call: Call, op: Op | None, kind: str, device: Device) -> str:
 
 
 def _kernel(call: Call, kind: str, name: str, blocks: Blocks) -> str:
-    """The kernel, as the rules name it where it has figures of its own: apart where a group norm
+    """Name of the kernel in the rules where it has figures of its own: separate where a group norm
     has a warp for each row, and where elements are narrow."""
     if name == "native_group_norm" and blocks.warps == 1:
         name = f"{name}_warp"
@@ -303,8 +307,8 @@ def _kernel(call: Call, kind: str, name: str, blocks: Blocks) -> str:
 
 
 def _elements(call: Call, op: Op | None, device: Device) -> int:
-    """Elements that the kernel walks: of what a gather reads those that it takes; of windows as
-    many as the warps that have any have lanes."""
+    """Elements that the kernel walks: for a gather the elements that it takes; for windows as many
+    as there are lanes in the warps that have any."""
     made = [tensor.numel for tensor in call.node.outputs if tensor is not None]
     if op is not None and op.pattern == "gather":
         return max(made, default=0)
@@ -325,7 +329,7 @@ def _rows(call: Call, kind: str) -> int:
 
 
 def _contiguous(call: Call) -> bool:
-    """Do the elements that are combined lie one after the other?"""
+    """Whether the reduced elements lie one after the other."""
     operand, out = call.operands[0], call.out
     kept = out.shape if len(out.shape) == len(operand.shape) else ()
     gone = [i for i, n in enumerate(operand.shape) if not kept or kept[i] != n]
@@ -337,7 +341,7 @@ def _contiguous(call: Call) -> bool:
 
 
 def _reduced(call: Call) -> tuple[int, ...]:
-    """The dimensions that a reduction names; none where it combines all, and of a number."""
+    """Dimensions that a reduction names; none where it reduces all, and for a number."""
     dim = call.arg(2 if "norm" in call.node.op else 1, "dim")
     dims = dim if isinstance(dim, tuple) else (dim,)
     rank = len(call.operands[0].shape)
@@ -345,7 +349,7 @@ def _reduced(call: Call) -> tuple[int, ...]:
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Are there no gaps between the first element and the last?"""
+    """Whether there are no gaps between the first element and the last."""
     pairs = zip(tensor.shape, tensor.stride, strict=True)
     return sum((n - 1) * s for n, s in pairs) + 1 == tensor.numel
 

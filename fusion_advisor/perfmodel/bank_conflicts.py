@@ -1,4 +1,4 @@
-"""What the L1 serves a warp's request in, by where its lanes' bytes lie.
+"""Wavefronts that the L1 needs for a warp's request, from the addresses of its lanes.
 
 A request is looked up four lines at a time, the lowest first, each in a bank of tags of its own: a
 line's bank is all its number's pairs of bits, one exclusive-or the other. Of the lines that are
@@ -18,21 +18,22 @@ from fusion_advisor.rulebook.devices import LINE_BYTES
 
 WORD_BYTES = 4
 BANKS = 32
-"""Of words, in the L1 and in shared memory, which are one."""
+"""Banks of words in the L1 and in shared memory, which are one memory."""
 TAG_BANKS = 4
 
 
 @lru_cache(maxsize=1 << 14)  # the sets that a search judges ask for the same few again and again
 def wavefronts_of(addresses: tuple[int | None, ...], width: int) -> int:
-    """Of one request for `width` bytes at each lane's address; None of a lane that asks for
-    nothing. One in which no lane asks takes one, too."""
+    """Wavefronts of one request for `width` bytes at each lane's address; None for a lane that asks
+    for nothing. A request in which no lane asks takes one wavefront, too."""
     at_once = max(1, len(addresses) * WORD_BYTES // max(width, WORD_BYTES))
     parts = (addresses[start : start + at_once] for start in range(0, len(addresses), at_once))
     return max(1, sum(_served(part, width) for part in parts))
 
 
 def _served(addresses: Sequence[int | None], width: int) -> int:
-    """Of lanes whose lines are looked up from the lowest on, those that fit together at once."""
+    """Lanes that are served together: their lines are looked up from the lowest on, as far
+    as they fit."""
     waiting: dict[int, set[int]] = {}
     for address in sorted(address for address in addresses if address is not None):
         words = range(address // WORD_BYTES, (address + width - 1) // WORD_BYTES + 1)

@@ -1,4 +1,4 @@
-"""How Triton spreads a tile over the threads of a program.
+"""Blocked layout: how Triton spreads a tile over the threads of a program.
 
 Each thread has as many places that lie together as a vector holds. Lanes, then warps, go along the
 dimension that memory follows as far as it reaches, and what is left of them along the other one;
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Along the dimension that memory follows and along the other: lanes, warps, and the places
-    that a thread has then; `vector` of them lie together."""
+    """Lanes, warps, and places of a thread, along the dimension that memory follows and along the
+    other; `vector` places lie together."""
 
     vector: int
     lanes: int
@@ -25,12 +25,13 @@ class Spread:
 
     @property
     def places(self) -> int:
-        """That a thread has of the tile."""
+        """Places of the tile that a thread has."""
         return self.held * self.held_across
 
 
 def spread(along: int, across: int, vector: int, warps: int, warp: int) -> Spread:
-    """Of a tile of `along` places where memory follows, by `across`, over warps of `warp` lanes."""
+    """Spread a tile of `along` places where memory follows, by `across`, over warps of
+    `warp` lanes."""
     vector = max(1, min(vector, along * across // (warps * warp)))
     threads = max(1, min(warps * warp, along // vector))
     lanes = min(threads, warp)

@@ -1,9 +1,9 @@
-"""What the warps of a kernel ask their L1 for, access by access: whole vectors or single elements,
+"""Requests of a kernel's warps to their L1, access by access: whole vectors or single elements,
 neighbours close together or far apart.
 
-Lanes hold as many neighbouring elements as a vector has; where an access cannot be taken in
-vectors, because it steps or begins elsewhere than at one, each of its elements is a request of its
-own.
+Lanes hold as many neighbouring elements as a vector has. Where an access cannot be made in vectors,
+because its stride is not one or it begins elsewhere than at a vector, each of its elements is a
+request of its own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from fusion_advisor.schedules.places import in_runs
 from fusion_advisor.schedules.vectors import follows
 
 LITERAL, SHIFTED = 0.3, 0.05
-"""Of a division by an argument, what one by a literal takes, and one by a power of two: ptxas makes
-some 20 instructions of the first, a product and a few of the second, a shift of the third."""
+"""Costs of a division by a literal and by a power of two, as shares of a division by an argument:
+ptxas makes some 20 instructions of the last, a product and a few of the first, a shift of the
+second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class AccessPattern:
 
 
 def asked(step: Step, made: Mapping[int, float]) -> tuple[AccessPattern, ...]:
-    """Of every load and store; of some loads at a share of their places."""
+    """Access patterns of every load and store; some loads have a share of their places."""
     found: list[AccessPattern] = []
     numbers = (*step.region.all("load"), *(None for _ in step.stores))
     for number, access in zip(numbers, (*step.loads, *step.stores), strict=True):
@@ -61,8 +62,8 @@ def scattered(step: Step, every: Sequence[AccessPattern]) -> int:
 
 
 def torn(step: Step, every: Sequence[AccessPattern]) -> int:
-    """Bytes of sectors that lie beside what a program takes of them: of tiles across contiguous
-    memory whose rows begin anywhere, a sector's worth for each row of the tile."""
+    """Over-fetched bytes of sectors: for tiles across contiguous memory whose rows begin anywhere,
+    one sector for each row of the tile."""
     found = 0.0
     for one in every:
         lane, itemsize = lane_of(step, one.access), one.access.tensor.itemsize
@@ -74,8 +75,9 @@ def torn(step: Step, every: Sequence[AccessPattern]) -> int:
 
 
 def divisions(step: Step, groups: Sequence[Group]) -> float:
-    """Of a place over all groups into those that some access walks by itself: divisions by numbers
-    that the kernel is given. By those that stand in it they take a part of that, or a shift."""
+    """Number of divisions that split a place over all groups into the groups that some access walks
+    by itself: divisions by the kernel's arguments. A division by a literal counts as a part of one,
+    a shift as less."""
     if len(groups) < 2 or (not step.inner and in_runs(_accesses(step), step.outer, step.block)):
         return 0.0
     region, wanted = step.region, set[int]()
@@ -91,7 +93,7 @@ def divisions(step: Step, groups: Sequence[Group]) -> float:
 
 
 def _division(step: Step, group: Group) -> float:
-    """What dividing by a group's extent takes of a division by what nobody knows."""
+    """Cost of dividing by a group's extent, as a share of a division by an unknown number."""
     if not {*group.axes} <= step.region.pinned | step.serial:
         return 1.0
     return SHIFTED if group.size & (group.size - 1) == 0 else LITERAL
@@ -102,7 +104,7 @@ def _accesses(step: Step) -> tuple[Access, ...]:
 
 
 def lane_of(step: Step, access: Access) -> Group:
-    """The group along which neighbouring lanes lie: the one that memory follows."""
+    """Group along which neighbouring lanes lie: the group that memory follows."""
     tile = [*step.inner[-1:], *(step.outer[-1:] if step.rows > 1 or not step.inner else ())]
     tile = [group for group in tile if group.axes]
     close = [group for group in tile if access.step(group.axes[-1]) == 1]
@@ -110,14 +112,14 @@ def lane_of(step: Step, access: Access) -> Group:
 
 
 def hangs(step: Step, access: Access, axes: frozenset[int]) -> bool:
-    """Does an access hang on some axes?"""
+    """Whether an access depends on some axes."""
     if axes & (set(access.strides) | access.walks):
         return True
     return any(step.region.depends[index] & axes for index in access.pulled.values())
 
 
 def _apart(step: Step, access: Access, lane: Group) -> int | None:
-    """Elements between neighbouring lanes; None where it hangs on data."""
+    """Elements between neighbouring lanes; None where the distance depends on data."""
     if not lane.axes:
         return 0
     axis, region = lane.axes[-1], step.region
@@ -157,8 +159,9 @@ def _width(step: Step, access: Access, lane: Group) -> int:
 
 
 def _known(step: Step, lane: Group | None, number: int) -> int:
-    """What the compiler sees to divide an argument. Whether 16 does it knows; multiples of a row's
-    length are spelled as products, and of tiled kernels all steps from row to row."""
+    """Largest divisor of `number` (elements) that Triton can prove; it limits the vector width.
+    Triton knows whether 16 divides an argument; multiples of a row's length are spelled as
+    products, and of tiled kernels all steps from row to row."""
     if number % DIVISOR == 0:
         return number
     if lane is None:
@@ -169,8 +172,8 @@ def _known(step: Step, lane: Group | None, number: int) -> int:
 
 
 def _place(region: Region, index: int, at: Mapping[int, int]) -> int | None:
-    """An index at some place along some axes, the first along the others; None where it hangs on
-    data."""
+    """Index at some place along some axes, the first place along the others; None where it depends
+    on data."""
     if not evaluates(region, index):
         return None
     where = {**dict.fromkeys(region.depends[index], 0), **at}

@@ -1,4 +1,4 @@
-"""What the warps of an emitted kernel issue: instructions, and wavefronts of the L1.
+"""Instruction count of an emitted kernel's warps, and wavefronts of the L1.
 
 A wavefront is what the L1 of a multiprocessor, which is its shared memory too, does in one clock
 (`bank_conflicts`). Threads hold a tile as `blocked_layout` says: where what they ask for lies, and
@@ -29,11 +29,11 @@ from fusion_advisor.schedules.layout import Access, Group, address_of
 from fusion_advisor.schedules.reducing import walks
 
 UNKNOWN = 8
-"""Wavefronts of a request whose places hang on data: of neighbours some lie together."""
+"""Wavefronts of a request whose places depend on data: some neighbours lie together."""
 CONFLICTS = 2
-"""Wavefronts for each word that is turned, to shared memory or back."""
+"""Wavefronts for each word that is transposed, to shared memory or back."""
 WARPS_SEEN = 8
-"""Whose lanes' addresses are looked at."""
+"""Number of warps whose lanes' addresses are looked at."""
 SCANNED = 14
 """Wavefronts for each vector that a warp scans: shuffles, and what warps leave each other."""
 SHARED = 13
@@ -42,7 +42,7 @@ SHARED = 13
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What the warps of a kernel do, all together; each is worth some instructions."""
+    """Totals of the actions of a kernel's warps; each action costs some instructions."""
 
     program: float
     """Warps that begin."""
@@ -72,13 +72,13 @@ class Tally:
     """Reductions whose parts programs that share a row leave for each other."""
 
     def instructions(self, device: Device) -> float:
-        """Of warps."""
+        """Instructions of warps."""
         worth = device.times.issue
         return sum(getattr(self, f.name) * getattr(worth, f.name).value for f in fields(self))
 
 
 def tally(program: Program, device: Device, *, precise: bool) -> Tally:
-    """Of a kernel whose results are made in the longer forms where they are `precise`."""
+    """Tally of a kernel whose results are computed in the longer forms where they are `precise`."""
     step, every = program.step, program.every
     warps = step.programs * step.warps * step.turns
     parts = [part.region for part in step.phases or (step,)]
@@ -118,7 +118,7 @@ def tally(program: Program, device: Device, *, precise: bool) -> Tally:
 
 
 def wavefronts(program: Program) -> int:
-    """Of all programs together."""
+    """Wavefronts of all programs together."""
     step = program.step
     found = 1.0 + sum(program.requests(one) * program.lines(one) for one in program.every)
     found += sum(one.wavefronts for one in program.reductions) + CONFLICTS * program.turned
@@ -130,14 +130,15 @@ def wavefronts(program: Program) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """Of one warp: values that it gives to other lanes or warps, and wavefronts that this takes."""
+    """Reduction of one warp: values that it gives to other lanes or warps, and the
+    wavefronts of that."""
 
     exchanges: float
     wavefronts: float
 
 
 class Program:
-    """What a thread, or a warp, of a kernel's program has to do."""
+    """Work of a thread, or a warp, of a kernel's program."""
 
     def __init__(self, step: Step, warp: int) -> None:
         self.step, self.warp = step, warp
@@ -152,7 +153,7 @@ class Program:
 
     @cached_property
     def spreads(self) -> tuple[Spread, Spread]:
-        """Of what lies together along rows, and across them."""
+        """Spread of the groups that lie together along rows, and across them."""
         step, widest = self.step, [1, 1]
         for one in self.every:
             if self.rows == 1 or all(self.walked(one.access)):
@@ -165,7 +166,7 @@ class Program:
 
     @cached_property
     def side(self) -> int:
-        """Which of both the largest tensor has: 0 along rows, 1 across them."""
+        """Side of the largest tensor: 0 along rows, 1 across them."""
         _, side = min((-o.access.tensor.bytes, self._lies(o.access)) for o in self.every)
         return side
 
@@ -185,11 +186,12 @@ class Program:
         return prod(self.step.region.sizes[axis] for axis in self.step.serial)
 
     def walked(self, access: Access) -> tuple[bool, bool]:
-        """Does an access hang on places along rows, and on rows?"""
+        """Whether an access depends on places along rows, and on rows."""
         return hangs(self.step, access, self.inner), hangs(self.step, access, self.outer)
 
     def _lies(self, access: Access) -> int:
-        """Along rows, or across them: as memory follows; across where it follows neither."""
+        """Side of an access, along rows or across them: as memory follows; across where it follows
+        neither."""
         step, lane = self.step, lane_of(self.step, access)
         if not step.inner or self.rows == 1:
             return 0
@@ -197,8 +199,8 @@ class Program:
         return int(lane not in step.inner or (apart and not access.pulled))
 
     def _held(self, access: Access) -> tuple[Spread, bool, bool, int]:
-        """How an access is spread, whether it hangs on what lies together and on the rest, and on
-        which side it lies. What does not hang on the whole tile is held as the tile is."""
+        """Spread of an access, whether it depends on the axes that lie together and on the rest,
+        and its side. An access that does not depend on the whole tile is held as the tile is."""
         along, rows = self.walked(access)
         side = self._lies(access) if along and rows else self.side
         return (self.spreads[side], *((rows, along) if side else (along, rows)), side)
@@ -206,7 +208,8 @@ class Program:
     # -- instructions --------------------------------------------------------------------------
 
     def times(self, region: Region, number: int) -> float:
-        """How often a warp makes a value of a region: the kernel's, or that of a phase."""
+        """Number of times that a warp computes a value of a region: the kernel's region, or
+        a phase's."""
         step, axes = self.step, region.depends[number]
         along, rows = self.held
         found = self.shares.get(number, 1.0) * (rows if axes & self.outer else 1)
@@ -223,7 +226,7 @@ class Program:
         return 1 if self.side else self.main.vector
 
     def _chunks(self) -> float:
-        """Tiles that it walks along a row, or pieces that it holds."""
+        """Tiles that the program walks along a row, or pieces that it holds."""
         step = self.step
         if step.schedule == "blocked":
             return -(-(step.part or step.length) // step.block)
@@ -241,8 +244,8 @@ class Program:
     # -- wavefronts ----------------------------------------------------------------------------
 
     def requests(self, one: AccessPattern) -> float:
-        """Of one warp for one access: at each place that lanes walk, and for each chunk of a row;
-        not where no lane of the warp has an element."""
+        """Requests of one warp for one access: at each place that lanes walk, and for each chunk of
+        a row; none where no lane of the warp has an element."""
         step, access = self.step, one.access
         spread, on, across, _ = self._held(access)
         found = one.share * (spread.held_across if across else 1)
@@ -256,8 +259,8 @@ class Program:
         return found
 
     def lines(self, one: AccessPattern) -> float:
-        """Wavefronts of one request: the mean of those that are looked at. What is made at a share
-        of the places has all of them there."""
+        """Wavefronts of one request: the mean of the sampled requests. A load at a share of the
+        places has all of its wavefronts there."""
         access = one.access if one.share == 1.0 else replace(one.access, guard=None)
         spread, on, _, side = self._held(access)
         address = address_of(self.step.region, access)
@@ -272,18 +275,18 @@ class Program:
 
     @cached_property
     def _lanes(self) -> tuple[_Lanes, ...]:
-        """Of lanes along rows, and across them."""
+        """Lanes along rows, and across them."""
         return _Lanes(self, 0), _Lanes(self, 1)
 
     def _again(self, one: AccessPattern) -> int:
-        """How often lanes walk the places of a load."""
+        """Number of times that lanes walk the places of a load."""
         numbers = tuple(self.step.region.all("load"))
         at = next((n for n, each in zip(numbers, self.every, strict=False) if each is one), None)
         return 1 if at is None else self.walks.get(at, 1)
 
     @property
     def _near(self) -> bool:
-        """Do all lanes lie in one run of the last group, or in two?"""
+        """Whether all lanes lie in one run of the last group, or in two."""
         step = self.step
         return bool(step.inner) or not step.outer or step.block <= step.outer[-1].size
 
@@ -295,7 +298,7 @@ class Program:
 
     @cached_property
     def turned(self) -> float:
-        """Words that a thread puts into shared memory and takes from there, of what lies across the
+        """Words that a thread transposes through shared memory, for accesses that lie across the
         rest of the tile."""
         across = [one for one in self.every if self._held(one.access)[3] != self.side]
         words = sum(one.share * one.access.tensor.itemsize / WORD_BYTES for one in across)
@@ -303,7 +306,7 @@ class Program:
 
     @cached_property
     def reductions(self) -> tuple[_Reduction, ...]:
-        """Along rows."""
+        """Reductions along rows."""
         found: list[_Reduction] = []
         for part in self.step.phases or (self.step,):
             region = part.region
@@ -339,7 +342,7 @@ class Program:
 
 
 class _Lanes:
-    """Where the lanes of some warps are, in tiles evenly apart, of what lies on one side."""
+    """Places of the lanes of some warps, in tiles evenly apart, on one side of the tile."""
 
     def __init__(self, program: Program, side: int) -> None:
         self.program, self.side = program, side

@@ -1,4 +1,4 @@
-"""How long launches take, and within what that is certain. Shared knowledge, free of torch.
+"""Time model: how long launches take, with an interval. Shared knowledge, free of torch.
 
 A call is what it waits for at first, and its launches one after the other. A launch takes what any
 takes at least, and the times of its parts, which overlap: nearly the longest alone counts. Bytes
@@ -27,7 +27,7 @@ from fusion_advisor.rulebook.devices import Device, EagerSpeed
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What decides how long one launch takes.
+    """Work of one launch: the figures that decide how long it takes.
 
     `kind` names an entry of the rules (`eager.stream`, `kernel.row`), and `op` one that goes before
     it: a kernel of its own, or one of narrow elements. Bytes are HBM bytes, of which `resident` are
@@ -73,11 +73,11 @@ class Work:
 
 
 NOTHING = Work("eager.other", 0, 0)
-"""Of a view."""
+"""Work of a view: none."""
 
 
 def launch_us(work: Work, device: Device) -> float:
-    """One launch among others, microseconds."""
+    """Time of one launch among others, us."""
     times = device.times
     speed = times.speed(work.kind, work.op)
     least = times.eager_launch if isinstance(speed, EagerSpeed) else times.kernel_launch
@@ -113,13 +113,13 @@ def _overlap(work: Work, device: Device) -> float:
 
 
 def call_us(works: Iterable[Work], device: Device) -> float:
-    """Launches one after the other, called with cold caches, microseconds."""
+    """Time of launches one after the other, called with cold caches, us."""
     return device.times.call.value + sum(launch_us(work, device) for work in works)
 
 
 def memory_us(work: Work, device: Device) -> float:
-    """The time of a launch's bytes. What is read waits for what lies in the L2 to go, and comes
-    more slowly until the L2 is full of it; what is written stays there at first."""
+    """Time of a launch's bytes, us. Reads wait until the L2 makes room, and are slower until the L2
+    is full of them; writes stay in the L2 at first."""
     times = device.times
     speed = times.speed(work.kind, work.op)
     share = speed.share.value
@@ -135,7 +135,8 @@ def memory_us(work: Work, device: Device) -> float:
 
 
 def issued_us(work: Work, device: Device) -> float:
-    """The time of what a launch's warps issue, with that of multiprocessors that have none."""
+    """Time to issue the instructions of a launch's warps, us, with the time of multiprocessors that
+    have none."""
     peak = device.peak_flops("cuda", "float32") / 2  # an instruction of a lane has two FLOPs
     issued = work.arithmetic_us + 1e6 * instructions(work, device) * device.warp_size / peak
     reached = device.times.speed(work.kind, work.op).arithmetic.value
@@ -143,7 +144,7 @@ def issued_us(work: Work, device: Device) -> float:
 
 
 def instructions(work: Work, device: Device) -> float:
-    """That the warps of a launch issue."""
+    """Instructions that the warps of a launch issue."""
     speed = device.times.speed(work.kind, work.op)
     if not isinstance(speed, EagerSpeed):
         return work.instructions
@@ -152,8 +153,8 @@ def instructions(work: Work, device: Device) -> float:
 
 
 def walked(work: Work, device: Device) -> dict[str, float]:
-    """What the warps of one of eager's launches do, by the figure of `EagerSpeed` that says what
-    it is worth. A warp that has no window of its own ends."""
+    """Actions of the warps of one eager launch, by the figure of `EagerSpeed` that gives their
+    cost. A warp that has no window of its own ends."""
     warps, full = work.programs * work.warps, work.elements / device.warp_size
     walking = full if work.kind == "eager.window" else warps
     return {
@@ -165,7 +166,7 @@ def walked(work: Work, device: Device) -> dict[str, float]:
 
 
 def _idle(work: Work, device: Device) -> float:
-    """How many times as long it takes where there are fewer programs than multiprocessors."""
+    """Factor on the time where there are fewer programs than multiprocessors."""
     return device.sm_count / min(work.programs or device.sm_count, device.sm_count)
 
 
@@ -215,20 +216,20 @@ def fetched_us(work: Work, device: Device) -> float:
 
 
 def narrow(tensors: Iterable[Tensor]) -> bool:
-    """Has most of what is read less than four bytes an element?"""
+    """Whether most of the bytes read are of elements narrower than four bytes."""
     sizes = [(tensor.bytes, tensor.itemsize < 4) for tensor in tensors]
     return 2 * sum(size for size, short in sizes if short) > sum(size for size, _ in sizes)
 
 
 def kept(size: int, since: float, device: Device) -> int:
-    """Of `size` bytes those still in the L2 when `since` bytes have gone through it, they among
-    them."""
+    """Bytes of `size` that are still in the L2 when `since` bytes, these included, have
+    gone through it."""
     room = device.times.l2_kept.value * device.memory.l2.base
     return int(size * min(1.0, max(0.0, 2.0 - since / room)))
 
 
 def speedup_interval(unfused_us: float, fused_us: float, device: Device) -> tuple[float, float]:
-    """What 90 % of measured speed-ups lie between."""
+    """Interval that holds 90 % of measured speed-ups."""
     times = device.times
     spread = times.spread_short if fused_us < times.short.value else times.spread_long
     wide = 1.0 + spread.value

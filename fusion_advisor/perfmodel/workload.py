@@ -1,4 +1,4 @@
-"""What decides how long a set of launches takes: in eager, and as the kernels of its plan."""
+"""Builds `Work` records for the time model: one per eager launch, one per planned kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.cost.times import Fused, Launch
+from fusion_advisor.cost.times import EagerLaunch, Fused
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.perfmodel.aten_kernels import launched
 from fusion_advisor.perfmodel.coalescing import scattered, torn
@@ -34,7 +34,7 @@ differs from another's in the last bit; a report must not."""
 class Fitted:
     """The time model whose figures were fitted to measurements: `times.TimeModel`."""
 
-    def launch(self, launch: Launch, device: Device) -> tuple[float, Work]:
+    def launch(self, launch: EagerLaunch, device: Device) -> tuple[float, Work]:
         op, moved = launch.op, (launch.bytes_read, launch.bytes_written)
         work = launched(launch.call, op, moved, device)
         if op is not None and op.pattern == "pointwise":
@@ -62,9 +62,9 @@ MODEL = Fitted()
 
 
 def eager_works(flow: Dataflow, launches: Sequence[int]) -> tuple[Work, ...]:
-    """The launches in eager's order, each with what the ones before left for it in the L2. Between
-    two uses of an element lie the rest of the launch that touched it first, and the beginning of
-    the one that reads it: on average half of each."""
+    """Works of the launches in eager's order, each with the bytes that the launches before left for
+    it in the L2. Between two uses of an element lie the rest of the launch that touched it first,
+    and the beginning of the one that reads it: on average half of each."""
     device, tensors = flow.annotated.device, flow.annotated.tensors
     moved = 0
     seen: dict[int, tuple[int, int]] = {}
@@ -88,8 +88,8 @@ def eager_works(flow: Dataflow, launches: Sequence[int]) -> tuple[Work, ...]:
 
 
 def fused_works(fused: Fused, device: Device) -> tuple[Work, ...]:
-    """The kernels of the plan, of so many registers each where they are compiled; without a plan, a
-    kernel that moves what crosses the border."""
+    """Works of the plan's kernels, with the registers of each where they are compiled; without a
+    plan, of one kernel that moves the bytes across the border."""
     if isinstance(fused.plan, Plan):
         return _plan_works(fused.plan, device, fused.registers)
     return (Work("kernel.other", fused.moved, 0, arithmetic_us=fused.arithmetic_us),)
@@ -138,8 +138,8 @@ def _plan_works(plan: Plan, device: Device, registers: Sequence[int]) -> tuple[W
 
 
 def _as_one(works: Sequence[Work], met: int) -> Work:
-    """Several kernels in one launch, of the kind of the largest; what one has read is in the L2 for
-    the others."""
+    """Work of several kernels in one launch, of the kind of the largest; bytes that one kernel has
+    read are in the L2 for the others."""
     largest = max(works, key=lambda work: work.bytes)
     return replace(
         largest,
@@ -191,9 +191,9 @@ def _reductions(step: Step, places: int) -> int:
 
 
 def _kind(step: Step) -> str:
-    """The schedule; `serial` where lanes walk places by themselves, `serial_row` where those of a
-    row do, `scan` where a row is scanned, `transposed` where neighbours of a tile lie apart in some
-    tensor."""
+    """Kind of the kernel: its schedule; `serial` where lanes walk places by themselves,
+    `serial_row` where those of a row do, `scan` where a row is scanned, `transposed` where
+    neighbours of a tile lie apart in some tensor."""
     if step.serial:
         return "serial_row" if step.inner else "serial"
     if any(step.region.all("scan")):

@@ -294,8 +294,8 @@ def as_float8_e5m2(x):
     bits = tl.where(tl.abs(x) >= 61440.0, infinite, bits)
     return bits.to(tl.float8e5, bitcast=True)
 """
-"""Of the other 8-bit type, e4m3fn, torch stops at the largest number too, from 2.12 on (its pull
-request 178817); before, eager gave NaN there."""
+"""Conversion to e5m2 with infinities. For the other 8-bit type, e4m3fn, torch stops at the largest
+number too, from 2.12 on (its pull request 178817); before, eager gave NaN there."""
 
 HELPERS: dict[str, str] = {
     "as_float8_e5m2": _FLOAT8_E5M2,

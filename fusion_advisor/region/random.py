@@ -192,7 +192,7 @@ _REFERENCE_HELPERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "normal": (_NORMAL, ()),
 }
 NAMES = frozenset({*KERNEL_HELPERS, *_REFERENCE_HELPERS, *STATE})
-"""What an emitted file with random numbers defines."""
+"""Names that an emitted file with random numbers defines."""
 
 
 def kernel_helpers(names: Iterable[str]) -> dict[str, str]:

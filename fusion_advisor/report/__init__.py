@@ -1,4 +1,4 @@
-"""What is said of a model: schema, assembly from the stages' records, formats, diff."""
+"""Report of a model: schema, assembly from the stages' records, formats, diff."""
 
 OFFERS = (
     "assemble",

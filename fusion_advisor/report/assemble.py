@@ -1,4 +1,4 @@
-"""Stage: everything that the stages found, as one report."""
+"""Stage: assemble the findings of all stages into one report."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ from fusion_advisor.rulebook.schema import Rulebook
 
 @dataclass(frozen=True)
 class Proof:
-    """A group's kernel and what is known of it; `why` says why there is none. `file` is the path
-    that a report names, None when it is not written; `searched` what a search on a GPU found."""
+    """Kernel of a group and its proof; `why` says why there is no kernel. `file` is the path that a
+    report names, None when it is not written; `searched` is the result of a search on a GPU."""
 
     kernel: Kernel | None
     compiled: Compiled | None = None
@@ -78,8 +78,8 @@ def assemble(
     rulebook: Rulebook,
     faults: Faults | None = None,
 ) -> Report:
-    """Put the report together; `proofs` are by the id of the group, `faults` what was not analysed
-    so far."""
+    """Assemble the report; `proofs` are by the id of the group, `faults` are the regions that were
+    not analysed so far."""
     faults = faults or Faults(strict=True)
     annotated = flow.annotated
     graph = annotated.graph
@@ -148,7 +148,7 @@ def _device(annotated: Annotated) -> DeviceRow:
 
 
 def _peaks(annotated: Annotated) -> dict[str, float]:
-    """The peak of each unit that a launch of the graph has arithmetic for."""
+    """Peak of each unit that runs arithmetic of the graph."""
     device = annotated.device
     return {
         _unit(cost, device): device.peak_flops(cost.unit, cost.dtype)
@@ -182,7 +182,8 @@ def _layout(tensor: Tensor) -> str:
 
 
 def _listed(node: Node) -> bool:
-    """Launches and views have a row; tensors that are there before the graph runs have none."""
+    """Whether a node has a row: launches and views do, tensors that exist before the graph
+    runs do not."""
     return node.kind == "call"
 
 
@@ -211,7 +212,7 @@ def _source_row(source: Source, folder: str) -> SourceRow:
 
 
 def _sources(sources: Iterable[Source | None]) -> list[LineRow]:
-    """Each line once."""
+    """Source lines, each line once."""
     return [_line(source) for source in dict.fromkeys(sources) if source]
 
 
@@ -259,12 +260,12 @@ def _group(
 
 
 _NUMBERED = re.compile(r"((?:.*?\.)?[^.\d][^.]*)\.(\d+)(?=\.|$)")
-"""A module that its owner has by number: the path of the owner, and the number."""
+"""Module that its owner has by number: the path of the owner, and the number."""
 
 
 def layers(modules: Iterable[str]) -> str:
-    """The outermost numbered modules that some modules lie in: `layers 0–31`, of one
-    `layers.0`; empty for none. Their owner's path is told where its last name is another's, too."""
+    """Outermost numbered modules that some modules lie in: `layers 0–31`, for one `layers.0`; empty
+    where there are none. The owner's path is given where its last name is ambiguous."""
     numbers: dict[str, set[int]] = {}
     for found in map(_NUMBERED.match, modules):
         if found:
@@ -278,7 +279,7 @@ def layers(modules: Iterable[str]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """`0–3, 7` for 0, 1, 2, 3 and 7."""
+    """Spell numbers as ranges: `0–3, 7` for 0, 1, 2, 3 and 7."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -363,7 +364,8 @@ def _ungrouped(flow: Dataflow, found: Identified, grouped: set[int]) -> list[Ung
 
 
 def _rejecting(flow: Dataflow, candidates: Iterable[Finding]) -> dict[int, Finding]:
-    """For each launch the smallest candidate with it, those without compute-bound ends first."""
+    """Smallest candidate of each launch, candidates without compute-bound launches at their
+    ends first."""
 
     def closeness(finding: Finding) -> tuple[bool, int]:
         gate = finding.decision.deciding
@@ -380,7 +382,7 @@ def _rejecting(flow: Dataflow, candidates: Iterable[Finding]) -> dict[int, Findi
 
 
 def _reason(flow: Dataflow, number: int, rejected: Finding | None) -> str:
-    """Why a node stands alone, with the number that decides."""
+    """Reason why a node stands alone, with the number that decides."""
     node = flow.nodes[number]
     cost = flow.annotated.costs[node.name]
     if not cost.launches:
@@ -401,7 +403,8 @@ def _reason(flow: Dataflow, number: int, rejected: Finding | None) -> str:
 
 
 def _has_neighbour(flow: Dataflow, number: int) -> bool:
-    """A launch that it reads from or that reads from it could share a kernel with it."""
+    """Whether the launch could share a kernel with a launch that it reads from or that
+    reads from it."""
     node = flow.nodes[number]
     near = {flow.position[flow.base(ref).node] for ref in flow.operands[number]}
     near |= {use for n in range(len(node.outputs)) for use in flow.uses(Ref(node.name, n))}
@@ -438,7 +441,8 @@ def _unmodelled(annotated: Annotated) -> list[CauseRow]:
 
 
 def _no_schedule(found: Identified) -> list[CauseRow]:
-    """What bars the candidates that have no plan; bytes and time are what fusing would save."""
+    """Obstacles of the candidates that have no plan; bytes and time are the saving of
+    fusing them."""
     rows: list[tuple[str, int, float]] = []
     for finding in found.candidates:
         gate = finding.decision.deciding
@@ -498,9 +502,9 @@ def _totals(
 
 
 def _eager_us(flow: Dataflow, groups: Iterable[Finding]) -> dict[str, float]:
-    """The model as eager runs it: what each launch takes, by its name, and under no name the call
-    itself. Launches of a group find in the L2 what the ones before left there; elsewhere that is
-    not counted, before or after."""
+    """Eager time of the model, us: of each launch by its name, and of the call itself under the
+    empty name. Launches of a group find in the L2 what the launches before left there; elsewhere
+    that is not counted."""
     costs = flow.annotated.costs
     times = {name: cost.time_us for name, cost in costs.items() if cost.launches}
     if not times:

@@ -1,4 +1,4 @@
-"""Two reports of one model: what a change did to traffic and verdicts."""
+"""Diff of two reports of one model: the effect of a change on traffic and verdicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fusion_advisor.report.schema import AdviceRow, GroupRow, Report
 
 
 def compare(old: Report, new: Report) -> Iterator[str]:
-    """Lines for people: totals that changed, then verdicts by fingerprint."""
+    """Yield lines for people: totals that changed, then verdicts by fingerprint."""
     if old.device.name != new.device.name or not same_judge(old, new):
         yield (
             f"not the same judge: {old.device.name} by {by(old)}, {new.device.name} by {by(new)}"
@@ -24,21 +24,24 @@ def compare(old: Report, new: Report) -> Iterator[str]:
 
 
 def same_judge(old: Report, new: Report) -> bool:
-    """Were two reports made by one version of this tool with the same rules?"""
+    """Whether one version of this tool with the same rules made both reports."""
     return (old.tool.version, old.rules.hash) == (new.tool.version, new.rules.hash)
 
 
 def by(report: Report) -> str:
-    """What made a report, in words."""
+    """Tool and rules that made a report, in words."""
     return f"fusion-advisor {report.tool.version} with rules {report.rules.hash[:8]}"
 
 
 def asked_alike(old: Report, new: Report) -> str:
-    """What keeps two reports from being compared, a device or a scenario; empty if nothing does."""
+    """Reason why two reports cannot be compared, a device or a scenario; empty if they can."""
     if old.device.name != new.device.name:
         return f"it is of {old.device.name}, and this report of {new.device.name}"
-    asked = {"shapes", "defaults"}
-    before, after = old.scenario.model_dump(exclude=asked), new.scenario.model_dump(exclude=asked)
+    left_out = {"shapes", "defaults"}
+    before, after = (
+        old.scenario.model_dump(exclude=left_out),
+        new.scenario.model_dump(exclude=left_out),
+    )
     field = next((name for name in after if before.get(name) != after[name]), None)
     if field is not None:
         return f"its {field} is {before.get(field)}, and that of this report {after[field]}"
@@ -46,8 +49,8 @@ def asked_alike(old: Report, new: Report) -> str:
 
 
 def unknown_to(old: Report, new: Report) -> set[str]:
-    """The ids of groups of the new report that the old one does not accept anywhere, and of the
-    advice that it does not give."""
+    """Ids of the new report's groups that the old report accepts nowhere, and of the advice that it
+    does not give."""
     was, now = _paired(old, new)
     known = {mark for mark, row in was.items() if row.verdict == "fuse"}
     groups = {row.id for mark, row in now.items() if row.verdict == "fuse" and mark not in known}
@@ -55,8 +58,8 @@ def unknown_to(old: Report, new: Report) -> set[str]:
 
 
 def _advice_beyond(old: Report, new: Report) -> list[AdviceRow]:
-    """The advice of the new report that the old one gives neither for the same reason nor for the
-    same lines."""
+    """Advice of the new report that the old one gives neither for the same reason nor for the same
+    lines."""
     marks = {row.fingerprint for row in old.advice if row.fingerprint}
     places = {_advised(row) for row in old.advice}
     return [r for r in new.advice if r.fingerprint not in marks and _advised(r) not in places]
@@ -67,8 +70,8 @@ def _advised(row: AdviceRow) -> object:
 
 
 def cost_us(old: Report, new: Report, row: GroupRow | AdviceRow) -> float:
-    """What eager takes more for a row of the new report: in the modules that a group lies in; in
-    the whole step for advice, and where the old report has no such modules."""
+    """Increase of eager's time for a row of the new report, us: in the modules of a group; in the
+    whole step for advice, and where the old report has no such modules."""
     places = row.instances if isinstance(row, GroupRow) else []
     inside = {name for place in places for name in place}
     modules = {node.module for node in new.nodes if node.name in inside}
@@ -82,7 +85,7 @@ def cost_us(old: Report, new: Report, row: GroupRow | AdviceRow) -> float:
 
 
 def growth(old: Report, new: Report) -> dict[str, float]:
-    """The shares by which eager's HBM bytes and its launches grew: facts of the model."""
+    """Growth of eager's HBM bytes and of its launches, as shares: facts of the model."""
     was, now = old.totals, new.totals
     pairs = {
         "HBM bytes": (was.hbm_bytes_unfused, now.hbm_bytes_unfused),
@@ -92,7 +95,8 @@ def growth(old: Report, new: Report) -> dict[str, float]:
 
 
 def time_growth(old: Report, new: Report) -> dict[str, float]:
-    """The share by which eager's predicted time grew; none where another judge predicted it."""
+    """Growth of eager's predicted time, as a share; empty where another version or other rules
+    predicted it."""
     was, now = old.totals.time_us, new.totals.time_us
     return {"time": now / was - 1} if was and same_judge(old, new) else {}
 
@@ -118,8 +122,8 @@ def _verdicts(old: Report, new: Report) -> Iterator[str]:
 
 
 def _renamed(row: GroupRow, others: Iterable[GroupRow]) -> bool:
-    """Is a region rejected as one of others was, of the same lines in part: one launch more or less
-    in it, which changes no verdict?"""
+    """Whether a region is rejected as one of others was, of the same lines in part: it has one
+    launch more or less, which changes no verdict."""
     lines = _lines(row)
     return row.verdict != "fuse" and any(
         other.verdict != "fuse" and other.code == row.code and not lines.isdisjoint(_lines(other))
@@ -128,25 +132,25 @@ def _renamed(row: GroupRow, others: Iterable[GroupRow]) -> bool:
 
 
 def _lines(row: GroupRow) -> set[tuple[str, str]]:
-    """The lines of a region by what they say, which survives that they are moved."""
+    """Lines of a region by their text, which survives that lines are moved."""
     return {(source.file, source.text or str(source.line)) for source in row.sources}
 
 
 def _paired(old: Report, new: Report) -> tuple[dict[str, GroupRow], dict[str, GroupRow]]:
-    """The rows of both, the same computation by the same key."""
+    """Rows of both reports, the same computation by the same key."""
     was, now = _by_fingerprint(old), _by_fingerprint(new)
     _pair_by_place(was, now)
     return was, now
 
 
 def _by_fingerprint(report: Report) -> dict[str, GroupRow]:
-    """Accepted groups win over candidates of the same computation."""
+    """Rows by fingerprint; accepted groups win over candidates of the same computation."""
     return {row.fingerprint: row for row in (*report.candidates, *report.groups)}
 
 
 def _pair_by_place(was: dict[str, GroupRow], now: dict[str, GroupRow]) -> None:
-    """What only one side knows by its fingerprint, another dtype or batch say, is known by its
-    pattern and lines where these are one's alone."""
+    """Pair rows that only one side knows by fingerprint (another dtype or batch) by pattern and
+    lines, where one row of each side has these."""
     left = _places({mark: row for mark, row in was.items() if mark not in now})
     right = _places({mark: row for mark, row in now.items() if mark not in was})
     for place, marks in left.items():

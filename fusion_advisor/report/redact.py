@@ -1,8 +1,8 @@
-"""A report without what tells of the code that it is of, to be shown to others: no lines of source,
-paths, names of modules, parameters and inputs, comments or kernels.
+"""Redact a report so that it can be shown to others: no lines of source, paths, names of modules,
+parameters and inputs, comments or kernels.
 
 Numbers, operators, patterns and verdicts stay, and so do line numbers. A name has the same alias
-wherever it stands, so that repeated layers are still seen to be such.
+wherever it stands, so that repeated layers are still recognisable.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _AS_IT_IS = frozenset(
 )
 """Fields that say nothing of the model's own code, whatever words are in them."""
 _GONE = frozenset({"text", "reason"})
-"""Fields of a line of source and of a comment: what stands there."""
+"""Fields of a source line or a comment that are emptied."""
 
 
 def redacted(report: Report) -> Report:
-    """The same report under aliases: `file1.py:12`, `m1.0.m2`, `t3`."""
+    """Copy of the report under aliases: `file1.py:12`, `m1.0.m2`, `t3`."""
     content = report.model_dump(mode="json")
     content["graph"] = None
     modules, others = _Aliases(), _Aliases()
@@ -55,21 +55,21 @@ def redacted(report: Report) -> Report:
 
 
 class _Aliases:
-    """What stands for words of the model's code."""
+    """Aliases of the words of the model's code."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
         self._pattern: re.Pattern[str] | None = None
 
     def put(self, alias: str, words: Iterable[str]) -> None:
-        """One alias for some words; a word keeps the first that it gets. A single letter tells
-        nothing, and is in too much else (`64 x 128`)."""
+        """Give some words one alias; a word keeps its first alias. A single letter reveals nothing,
+        and is part of too many other texts (`64 x 128`)."""
         for word in words:
             if len(word.strip("./")) > 1:
                 self._known.setdefault(word, alias)
 
     def over(self, text: str) -> str:
-        """A text with aliases in place of all words that have one."""
+        """Replace all words of a text that have an alias."""
         if not self._known:
             return text
         if self._pattern is None:
@@ -80,7 +80,8 @@ class _Aliases:
 
 
 def _without(value: Any, modules: _Aliases, others: _Aliases, key: str = "") -> Any:
-    """A part of a report under aliases; what a person would do in code names no module."""
+    """Part of a report under aliases; the text of an `action` names no module, so aliases of
+    modules are not put there."""
     if key in _AS_IT_IS:
         return value
     if isinstance(value, str):
@@ -102,7 +103,7 @@ def _without(value: Any, modules: _Aliases, others: _Aliases, key: str = "") -> 
 
 
 def _files(value: Any) -> Iterator[str]:
-    """Every file that a report names a line of, in its order."""
+    """Yield every file that a report names a line of, in order."""
     if isinstance(value, Mapping):
         row = cast("Mapping[str, Any]", value)
         if isinstance(row.get("file"), str) and "line" in row:
@@ -115,6 +116,6 @@ def _files(value: Any) -> Iterator[str]:
 
 
 def _place(text: str, others: _Aliases) -> str:
-    """Where a graph breaks; why is told in words of the code."""
+    """Place where a graph breaks; the reason is dropped, since it is in words of the code."""
     found = re.match(r"(.+?:\d+): ", text)
     return f"{others.over(found[1])}: the graph breaks there" if found else "the graph breaks"

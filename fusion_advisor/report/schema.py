@@ -1,8 +1,8 @@
-"""The report: what users and their tools rely on, as data.
+"""Schema of the report: the data that users and their tools rely on.
 
 Units are in the names: `_us` are microseconds, bytes are HBM bytes. Figures of a group are of one
 instance, but for `saved_us_total` and `share`. Readers accept unknown fields; a change that breaks
-one of these raises SCHEMA_VERSION.
+a reader raises SCHEMA_VERSION.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Row(BaseModel):
 
     @classmethod
     def of(cls, *records: object, **given: Any) -> Self:
-        """A row of the fields that are given, and of those that one of some records has."""
+        """Build a row from the given fields, and from those that some records share with it."""
         for name in cls.model_fields.keys() - given.keys():
             for record in records:
                 if hasattr(record, name):
@@ -43,11 +43,11 @@ def _finite(value: Any) -> Any:
 
 
 _Finite = Annotated[float | None, BeforeValidator(_finite)]
-"""A number, None when it is not finite."""
+"""Number, None when it is not finite."""
 
 
 class Tool(_Row):
-    """What made the report; None for a package that is not installed."""
+    """Versions that made the report; None for a package that is not installed."""
 
     name: str
     version: str
@@ -56,7 +56,8 @@ class Tool(_Row):
 
 
 class Rules(_Row):
-    """`explained` has the gates by code and the idioms by name, as `explain` prints them."""
+    """Rules that made the report. `explained` has the gates by code and the idioms by name, as
+    `explain` prints them."""
 
     version: str
     hash: str
@@ -64,8 +65,8 @@ class Rules(_Row):
 
 
 class DeviceRow(_Row):
-    """The device that everything was judged for. Bandwidths are bytes a second. `sources` says
-    where its own speed is from: `bandwidth` (of a copy), `launch` and `matmul_share`."""
+    """Device that everything was judged for. Bandwidths are bytes a second. `sources` says where
+    the device's own speed is from: `bandwidth` (of a copy), `launch` and `matmul_share`."""
 
     name: str
     title: str
@@ -74,17 +75,17 @@ class DeviceRow(_Row):
     datasheet_bandwidth: float
     launch_us: float
     times_fitted_on: str = ""
-    """The device whose measured kernels the predicted times follow, relative to its bandwidth."""
+    """Device whose measured kernels the predicted times follow, relative to its bandwidth."""
     peaks: dict[str, float] = {}
-    """FLOP a second of each unit that the nodes run on, by what they call it."""
+    """Peak FLOP/s of each unit that the nodes run on, by the unit's name in the nodes."""
     sm_count: int
     shared_memory_bytes: int
     sources: dict[str, str] = {}
 
 
 class ScenarioRow(_Row):
-    """What the model was captured under. None: as the model's own file has it. `defaults` is what
-    was assumed because nobody said."""
+    """Settings that the model was captured under. None: as the model's own file has it. `defaults`
+    lists the assumptions for settings that nobody gave."""
 
     mode: str
     phase: str
@@ -105,7 +106,7 @@ class ModelRow(_Row):
     graph_breaks: list[str]
     differs_from_eager: list[str]
     capture_seconds: float | None = None
-    """None: a clock's reading, and a report is the same on each run (`--verbose` tells it)."""
+    """Always None: a report is the same on each run, and a time is not (`--verbose` prints it)."""
 
 
 class SourceRow(_Row):
@@ -114,15 +115,16 @@ class SourceRow(_Row):
 
 
 class LineRow(SourceRow):
-    """`text` is the line itself, without its indentation; empty where the file is not there."""
+    """Source line. `text` is the line itself, without its indentation; empty where the file is not
+    there."""
 
     text: str = ""
 
 
 class NodeRow(_Row):
-    """One launch or view. Tensors that are there before the graph runs have no row. `inputs` are
-    what it reads, each once; `unit` is the unit that its arithmetic runs on, with the dtype; `fx`
-    is the node of the exported program that it was launched for."""
+    """One launch or view. Tensors that exist before the graph runs have no row. `inputs` are the
+    node's distinct operands; `unit` is the unit that its arithmetic runs on, with the dtype; `fx`
+    is the node of the exported program that the launch belongs to."""
 
     name: str
     op: str
@@ -151,16 +153,16 @@ class TrafficRow(_Row):
 
 
 class OnChipRow(_Row):
-    """None: there is no plan, so no tile."""
+    """Tile and on-chip values of the plan. None: there is no plan, so no tile."""
 
     bytes: int | None
     budget_bytes: int
 
 
 class PredictedRow(_Row):
-    """Of one call that finds nothing in the L2; of a compiled kernel with its registers. `interval`
-    holds the measured speed-up of 90 % of kernels; `worthwhile` is what the time model says,
-    whatever the gates do."""
+    """Predicted times of one call with a cold L2; of a compiled kernel with its registers.
+    `interval` holds the measured speed-up of 90 % of kernels; `worthwhile` is the verdict of the
+    time model, whatever the gates say."""
 
     unfused_us: float
     fused_us: float
@@ -186,7 +188,8 @@ class ActionRow(_Row):
 
 
 class ResourcesRow(_Row):
-    """The worst launch of a kernel: registers a thread, spills and shared memory in bytes."""
+    """Resources of the worst launch of a kernel: registers a thread, spills and shared
+    memory in bytes."""
 
     registers: int
     spill_bytes: int
@@ -196,9 +199,9 @@ class ResourcesRow(_Row):
 
 
 class CheckRow(_Row):
-    """`where` it ran and on which `shapes`; errors are absolute, None when not finite: the largest
-    of all cases, and eager's in the same `case`. `stepped` is the largest share of a result's
-    elements that only eager's own error at a rounding or a comparison excuses."""
+    """Check of a kernel: `where` it ran and on which `shapes`. Errors are absolute, None when not
+    finite: the largest of all cases, and eager's in the same `case`. `stepped` is the largest share
+    of a result's elements that only eager's own error at a rounding or a comparison excuses."""
 
     where: str
     shapes: list[str]
@@ -213,8 +216,9 @@ class CheckRow(_Row):
 
 
 class KernelRow(_Row):
-    """`status` is how far the kernel is proven; `why` says what keeps it there. `text` is what
-    stands in `file`: the JSON leaves it out, and a report that is loaded has it from there."""
+    """Kernel of a group. `status` is how far the kernel is proven; `why` says what keeps it there.
+    `text` is the content of `file`: the JSON leaves it out, and a report that is loaded reads it
+    from `file`."""
 
     status: str = "none"
     file: str | None = None
@@ -227,8 +231,8 @@ class KernelRow(_Row):
 
 
 class BesideRow(_Row):
-    """A kernel of torch.compile of the whole model: the nodes of one group's instance that it
-    covers, and the others."""
+    """Kernel of torch.compile of the whole model: the nodes of one group's instance that it covers,
+    and the others."""
 
     kernel: str
     inside: list[str]
@@ -236,13 +240,15 @@ class BesideRow(_Row):
 
 
 class WayRow(_Row):
-    """One way to compute something, as measured: microseconds of the GPU, cold L2, the median with
-    its quartiles; `wall_us` is what a caller that waits sees. `share` is of the measured copy
-    bandwidth, over the bytes that must move. Errors are the largest against float64, of the model
-    against eager, whose own is how far other roundings move it. `failure` says why there is no
-    time, `absent` why there is no such way here. `covers` is what Inductor made: each kernel that
-    it launches with the nodes that it covers; `apart` where it did not fuse; `unknown` why that is
-    not known."""
+    """Measurement of one way to compute something: microseconds of the GPU, cold L2, the median
+    with its quartiles; `wall_us` is the time that a waiting caller sees.
+
+    `share` is of the measured copy bandwidth, over the bytes that must move. Errors are the largest
+    against float64; for the model they are against eager, and eager's own is how far other
+    roundings move it. `failure` says why there is no time, `absent` why there is no such way here.
+    `covers` lists Inductor's kernels, each with the nodes that it covers; `apart` the places where
+    Inductor did not fuse; `unknown` why that is not known.
+    """
 
     way: str
     us: float | None = None
@@ -262,10 +268,10 @@ class WayRow(_Row):
 
 
 class MeasuredRow(_Row):
-    """A group on a GPU. `speedup` is eager's time over the kernel's; `fused_error` and
-    `speedup_error` how far the predictions were off, as a share of what was measured; `best` the
-    fastest way that is right. `beside` are the kernels that torch.compile of the whole model has
-    for its first instance, `apart` why that is not one."""
+    """Measurements of a group on a GPU. `speedup` is eager's time over the kernel's; `fused_error`
+    and `speedup_error` are the errors of the predictions, as shares of the measured figures; `best`
+    is the fastest way that is right. `beside` are the kernels that torch.compile of the whole model
+    has for the group's first instance, `apart` why they are not one kernel."""
 
     ways: list[WayRow]
     best: str | None
@@ -277,8 +283,8 @@ class MeasuredRow(_Row):
 
 
 class BenchRow(_Row):
-    """A whole run of `bench`: what measured, what the GPU itself reaches (bytes and FLOP a second),
-    the model's step in each way and which of them to use."""
+    """Whole run of `bench`: the machine, the speed that the GPU itself reaches (bytes and FLOP a
+    second), the model's step in each way and which of them to use."""
 
     machine: dict[str, str]
     copy_bandwidth: float
@@ -290,15 +296,15 @@ class BenchRow(_Row):
     why: str
     complete: bool = True
     own_ops: list[str] = []
-    """The groups that the model's way `framework` puts the framework's own op in place of."""
+    """Groups that the model's way `framework` replaces by the framework's own op."""
     verdicts: dict[str, Verdicts] = {}
-    """Of the gates and of the time model, over all that was timed; rejected ones with them under
-    `--candidates`."""
+    """Verdicts of the gates and of the time model over everything that was timed; with
+    `--candidates` rejected candidates are included."""
 
 
 class GroupRow(_Row):
-    """An accepted group or a rejected candidate. `computes` says in words what it computes,
-    `layers` in which numbered modules of the model; both are empty where that is not known."""
+    """Accepted group or rejected candidate. `computes` is the computation in words, `layers` the
+    numbered modules of the model that it is in; both are empty where unknown."""
 
     id: str
     fingerprint: str
@@ -324,13 +330,13 @@ class GroupRow(_Row):
 
     @property
     def code(self) -> str:
-        """Of the gate that decides; empty where none does."""
+        """Code of the deciding gate; empty where none decides."""
         return self.deciding.code if self.deciding else ""
 
     @property
     def deciding(self) -> GateResult | None:
-        """The gate that rejects: the first that fails, else the last that is unknown. For an
-        accepted group the traffic that it saves."""
+        """Gate that rejects: the first that fails, else the last that is unknown. For an accepted
+        group the gate of the traffic that it saves."""
         if self.verdict == "fuse":
             return next((g for g in self.gates if g.name == "traffic-saving"), None)
         fails = (gate for gate in self.gates if gate.outcome == "fails")
@@ -344,8 +350,8 @@ class UngroupedRow(_Row):
 
 
 class AdviceRow(_Row):
-    """A finding that is not a fusion. `saved_us` is None where nothing predicts it; `evidence` are
-    the facts that it stands on; `fingerprint` survives moved lines and another number of layers."""
+    """Finding that is not a fusion. `saved_us` is None where nothing predicts it; `evidence` lists
+    the facts behind it; `fingerprint` survives moved lines and another number of layers."""
 
     code: str
     message: str
@@ -357,7 +363,7 @@ class AdviceRow(_Row):
 
 
 class CauseRow(_Row):
-    """What a missing op or schedule stands in the way of."""
+    """Launches that a missing op or schedule keeps from fusing."""
 
     cause: str
     nodes: int
@@ -366,10 +372,10 @@ class CauseRow(_Row):
 
 
 class TotalsRow(_Row):
-    """Of the whole model, all instances counted. `ceiling_speedup` is Amdahl's: launches that are
-    never fused stay, the others cost nothing beyond reading what they are given and writing what
-    others get, once. `saveable_bytes` is what one launch for each maximal region of modelled
-    memory-bound ones would save, if any schedule existed: no grouping saves more."""
+    """Totals of the whole model, all instances counted. `ceiling_speedup` is Amdahl's: launches
+    that are never fused stay, the others cost one read of their inputs and one write of the results
+    that others need. `saveable_bytes` is the saving of one launch for each maximal region of
+    modelled memory-bound launches, if any schedule existed: no grouping saves more."""
 
     flops: int
     hbm_bytes_unfused: int
@@ -384,13 +390,13 @@ class TotalsRow(_Row):
     peak_activation_bytes: int
     time_by_bound: dict[str, float] = {}
     faults: int = 0
-    """Regions that were not analysed for a fault of ours."""
+    """Regions that were not analysed because of a fault of the tool."""
     condition: str = ""
-    """When the kernels run of which these are the figures; empty where they do in this scenario."""
+    """Condition for the kernels of these figures to run; empty where they run in this scenario."""
 
 
 class IgnoredRow(_Row):
-    """Who asks to leave a finding alone: a comment at `source`, or the configuration."""
+    """Request to ignore a finding: from a comment at `source`, or from the configuration."""
 
     code: str
     reason: str
@@ -398,12 +404,14 @@ class IgnoredRow(_Row):
 
 
 class FindingRow(_Row):
-    """An accepted group, or advice that saves time, as reviewers are told of it: with the code of
-    the gate that decides, or of the advice; the id of the other is empty. `state` is `new` or
-    `known` against the baseline, empty without one. The files of `sources` are seen from the root
-    of the repository, where they lie in it. `cost_us` is what a new one costs: microseconds that
-    its modules take beyond the baseline's, or the whole step where the baseline has no such
-    modules; None of what is not new."""
+    """Accepted group, or advice that saves time, as reviewers see it: with the code of the deciding
+    gate or of the advice; the id of the other is empty.
+
+    `state` is `new` or `known` against the baseline, empty without one. The files of `sources` are
+    relative to the root of the repository, where they lie in it. `cost_us` is the cost of a new
+    finding: microseconds that its modules take beyond the baseline's, or the whole step where the
+    baseline has no such modules; None for a known finding.
+    """
 
     group: str
     code: str
@@ -422,7 +430,7 @@ class FindingRow(_Row):
         ignored: IgnoredRow | None = None,
         cost_us: float | None = None,
     ) -> FindingRow:
-        """A group, or advice, as a finding."""
+        """Finding for a group or advice."""
         advised = isinstance(row, AdviceRow)
         return cls(
             group="" if advised else row.id, advice=row.id if advised else "", code=row.code,
@@ -431,7 +439,7 @@ class FindingRow(_Row):
 
 
 class UnusedRow(_Row):
-    """A comment that asks to ignore a code and holds for no finding, and why."""
+    """Comment that asks to ignore a code and matches no finding, and why."""
 
     source: SourceRow
     code: str
@@ -439,9 +447,9 @@ class UnusedRow(_Row):
 
 
 class ReviewRow(_Row):
-    """What of the report reviewers are told: which groups and advice are findings, under the
-    configuration and the comments in the source; `below` counts those that save less than its
-    thresholds, `unselected` those whose codes it does not select."""
+    """Review of the report: the groups and advice that are findings under the configuration and the
+    comments in the source; `below` counts those that save less than its thresholds, `unselected`
+    those whose codes it does not select."""
 
     baseline: str | None
     findings: list[FindingRow]
@@ -451,9 +459,9 @@ class ReviewRow(_Row):
 
 
 class Report(_Row):
-    """One model, one scenario, one device. `search_gap` is the share by which the partition may
-    be slower than the best; 0 when it is the best. `not_run` names the topmost modules that the
-    scenario does not reach: no launch reads a parameter of theirs."""
+    """Report of one model, one scenario, one device. `search_gap` is the share by which the
+    partition may be slower than the best; 0 when it is the best. `not_run` names the topmost
+    modules that the scenario does not reach: no launch reads a parameter of theirs."""
 
     schema_version: int = SCHEMA_VERSION
     tool: Tool
@@ -478,19 +486,19 @@ class Report(_Row):
 
     @property
     def told(self) -> list[GroupRow | AdviceRow]:
-        """What may be a finding: the accepted groups, and the advice whose gain is predicted. That
-        of earlier versions has no id to be named by."""
+        """Rows that may be a finding: the accepted groups, and the advice whose gain is predicted.
+        Advice of earlier versions has no id, and is left out."""
         return [*self.groups, *(row for row in self.advice if row.id and row.saved_us)]
 
     def subject(self, finding: FindingRow) -> GroupRow | AdviceRow:
-        """What a finding is of."""
+        """Group or advice of a finding."""
         rows = self.advice if finding.advice else self.groups
         return next(row for row in rows if row.id == (finding.advice or finding.group))
 
 
 def json_schema() -> dict[str, Any]:
-    """The report's JSON Schema, draft 2020-12. It allows fields and values that it does not know,
-    and does not ask for those that came after the first reports of this version."""
+    """JSON Schema of the report, draft 2020-12. The schema allows unknown fields and values, and
+    does not require fields that are newer than the first reports of this version."""
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"A report of fusion-advisor, schema_version {SCHEMA_VERSION}",
@@ -500,7 +508,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _untitled(schema: Any) -> Any:
-    """A schema without the titles that repeat its fields' names."""
+    """Schema without the titles that repeat its fields' names."""
     if isinstance(schema, list):
         return [_untitled(item) for item in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
@@ -539,7 +547,7 @@ def load_report(file: Path) -> Report:
 
 
 def _kernel_beside(report: Path, name: str | None) -> str | None:
-    """The text of a kernel that lies in the report's own folder, None if it is not there."""
+    """Text of a kernel that lies in the report's own folder, None if it is not there."""
     if not name:
         return None
     folder = report.parent.resolve()

@@ -83,8 +83,8 @@ class DeviceMemory(Table):
 
 
 class Multiprocessor(Table):
-    """What one multiprocessor holds, and how many there are. `threads` and `threads_per_block` are
-    evidence: tests hold `warps` against them."""
+    """Capacity of one multiprocessor, and the number of multiprocessors. `threads` and
+    `threads_per_block` are evidence: tests compare `warps` with them."""
 
     count: Multiprocessors
     shared_memory: Bytes
@@ -108,8 +108,8 @@ class Multiprocessor(Table):
 
 
 class Achieved(Table):
-    """What kernels reach of the datasheet: a measurement, or a share with its source. A calibration
-    replaces the share."""
+    """Share of the datasheet's speed that kernels reach: a measurement, or a share with its source.
+    A calibration replaces the share."""
 
     bandwidth: Bandwidth | None = None
     bandwidth_share: Share | None = None

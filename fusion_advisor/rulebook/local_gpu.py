@@ -1,4 +1,4 @@
-"""This machine's GPUs and versions, found without importing torch or Triton."""
+"""GPUs and versions of this machine, found without importing torch or Triton."""
 
 from __future__ import annotations
 

@@ -365,10 +365,10 @@ class Slower(Table):
 
 
 class InductorRules(Table):
-    """What Inductor would need for a region, by the schedule of our kernel: `row` with one
-    reduction, `rows` with several that follow each other, `long` where a row does not fit into one
-    program, `parts` where programs share what is reduced. `persistent` is the longest row that
-    Inductor keeps on chip; `call` is the host's time for one call of our operator."""
+    """Time of Inductor's kernel for a region, relative to ours, by the schedule of our kernel:
+    `row` with one reduction, `rows` with several that follow each other, `long` where a row does
+    not fit into one program, `parts` where programs share a reduction. `persistent` is the longest
+    row that Inductor keeps on chip; `call` is the host's time for one call of our operator."""
 
     persistent: Elements
     call: Time
@@ -395,7 +395,7 @@ class Cache(Table):
 
 
 class Capture(Table):
-    """What a capture looks at beyond the graph: masks of at most so many elements."""
+    """Limits on the work of a capture beyond the graph: masks of at most so many elements."""
 
     mask_elements: Elements
 
@@ -436,8 +436,8 @@ class Verify(Table):
 
 
 class HeldRules(Table):
-    """What an emitted file is held to where the model was seen at one size alone; `telling` is the
-    least size that an equal number is taken to follow from."""
+    """Limits on an emitted file where the model was seen at one size alone; `telling` is the least
+    size from which an equal number is taken to follow."""
 
     telling: Elements
 
@@ -455,7 +455,8 @@ class RunRules(Table):
 
 
 class Apply(Table):
-    """What `apply` tells; under `told` of the time that analysis would save it warns."""
+    """Thresholds of `apply`: it warns when it saves less than the share `told` of the saving that
+    analysis predicts."""
 
     told: Share
 
@@ -494,7 +495,8 @@ class Knob(Table):
 
 
 class Tuning(Table):
-    """What a search on a GPU tries beside the rules' configuration, and how often it times that."""
+    """Configurations that a search on a GPU tries beside the rules' own, and how often it
+    times each."""
 
     knobs: Mapping[str, Knob]
     reach: Count

@@ -12,9 +12,9 @@ from fusion_advisor.ir.graph import Arg, Node, Ref, Tensor
 
 
 def difference(one: Dataflow, other: Dataflow) -> str:
-    """What tells two graphs apart, empty where they are equal: the same results, made by the same
-    operators with the same arguments, and the same writes to what the caller owns. The order of
-    launches, and what no result needs, does not count."""
+    """Describe a difference between two graphs; empty where they are equal: the same results, made
+    by the same operators with the same arguments, and the same writes to tensors of the caller. The
+    order of launches, and nodes that no result needs, do not count."""
     first, second = _Meaning(one), _Meaning(other)
     mine, theirs = first.results(), second.results()
     if len(mine) != len(theirs):
@@ -29,8 +29,8 @@ def difference(one: Dataflow, other: Dataflow) -> str:
 
 
 def missing(one: Dataflow, other: Dataflow, gone: Collection[str]) -> str:
-    """What the second graph lacks of the first: a launch that is not `gone`, with tensors of the
-    same layouts, or the layout of a result; "" where nothing is missing."""
+    """Describe a launch of the first graph that the second lacks: one that is not `gone`, with
+    tensors of the same layouts, or the layout of a result; "" where nothing is missing."""
     tensors, others = one.annotated.tensors, other.annotated.tensors
     results = [_layout(tensors[ref]) for ref in one.annotated.graph.outputs]
     if results != [_layout(others[ref]) for ref in other.annotated.graph.outputs]:
@@ -106,7 +106,7 @@ class _Meaning:
         return [self._of(ref) for ref in flow.annotated.graph.outputs]
 
     def writes(self) -> list[str]:
-        """Of the launches that write what was there before the graph ran."""
+        """Hashes of the launches that write tensors that exist before the graph runs."""
         flow = self._flow
         given = {t.storage for node in flow.nodes if node.kind != "call" for t in node.outputs if t}
         return [

@@ -29,12 +29,12 @@ _METHODS: tuple[Any, ...] = (staticmethod, classmethod)
 
 
 def key_of(code: CodeType) -> Key:
-    """Of what a function runs."""
+    """Key of the function that a code object belongs to."""
     return key(code.co_filename, code.co_qualname)
 
 
 def key(file: str, qualname: str) -> Key:
-    """Of a function in a file."""
+    """Key of a function in a file."""
     return _resolved(file), qualname
 
 
@@ -66,7 +66,7 @@ class Functions:
         *,
         objects: bool = True,
     ) -> Functions:
-        """Those of the functions that ran, and are accepted; without `objects` none that are only
+        """Collect the functions that ran, and are accepted; without `objects` none that are only
         found in a table or by a call of an object."""
         found = cls(_accepted=accepted, _objects=objects)
         for owner in classes:
@@ -142,7 +142,7 @@ class Functions:
         return texts
 
     def reached(self, trail: Trail) -> set[Key]:
-        """Those that ran from classes' attributes alone, or from functions that name them."""
+        """Functions that ran from classes' attributes alone, or from functions that name them."""
         own = {key_of(f.__code__) for value in self.attributes.values() for f in self.layers(value)}
         named = {
             this: {key_of(f.__code__) for value in names.values() for f in self.layers(value)}
@@ -277,23 +277,23 @@ def derived(cls: type, attributes: Mapping[str, Any]) -> type:
 
 
 class Unannounced:
-    """What the class beside it does to its subclasses (register them, wrap their methods) has been
-    done to it already."""
+    """Base class that keeps the class beside it from acting on a new subclass (register it, wrap
+    its methods): it has done that already."""
 
     def __init_subclass__(cls, **_: Any) -> None:
         pass
 
 
 def _called(value: Any) -> list[FunctionType]:
-    """What a call of an object runs, if its class says so."""
+    """Functions that a call of an object runs, if its class says so."""
     said = (vars(base).get("__call__") for base in _class_of(value).__mro__)
     called = next((each for each in said if each is not None), None)
     return [called] if isinstance(called, FunctionType) and _is_open(value) else []
 
 
 def _held(value: Any) -> list[Any]:
-    """What a table holds; nothing where it cannot be asked for all of it. Of dicts those alone that
-    have no class of their own, which may make what they hold as it is asked for."""
+    """Values of a table; empty where not all of them can be listed. Only plain dicts count: a dict
+    of another class may make its values as they are read."""
     cls = _class_of(value)
     if cls is dict or (issubclass(cls, Mapping) and _is_open(value)):
         with suppress(Exception):  # the class may be anybody's

@@ -29,7 +29,7 @@ class Other:
     sources: Sources
     differs: Literal["mode", "dtype", "autocast"]
     training: bool = False
-    """Of `mode`: whether this one is training."""
+    """Whether the mode is training, where `differs` is `mode`."""
 
 
 @dataclass(frozen=True)
@@ -271,8 +271,8 @@ def _in_mode(
 def _computed(
     sources: Sources, block: Block, edit: Edit, only: SourcePlace | None = None
 ) -> dict[object, set[str]]:
-    """What the text that an edit replaces launches, by place and arguments, with the modules that
-    it is launched in: in every run of the block, or in one."""
+    """Launches of the text that an edit replaces, by place and arguments, with the modules that
+    they are in: in every run of the block, or in one."""
     found: dict[object, set[str]] = {}
     for place, held in sources.held.items():
         if place.block != block or only not in (None, place):
@@ -288,7 +288,7 @@ def _computed(
 
 
 def _launched(sources: Sources, block: Block, edit: Edit) -> set[tuple[object, object]]:
-    """Which ops the text that an edit replaces launches, and where in it."""
+    """Ops that the text that an edit replaces launches, and where in it."""
     return {(key[0], key[1]) for key in _computed(sources, block, edit) if isinstance(key, tuple)}
 
 

@@ -141,7 +141,7 @@ def size_numbers(flow: Dataflow, resized: Sequence[Resized]) -> list[dict[str, s
 
 
 def _told(flow: Dataflow, other: Resized, node: Node, numbers: tuple[Numbers, Numbers]) -> str:
-    """Where a node has other numbers, in one line."""
+    """Describe in one line where a node has other numbers."""
     operand = next((ref for ref in node.refs() if ref in flow.annotated.tensors), None)
     tensors = [each.annotated.tensors for each in (flow, other.flow)]
     shapes = [" x ".join(map(str, each[operand].shape)) for each in tensors] if operand else []
@@ -197,9 +197,9 @@ def _pairs(one: Dataflow, two: Dataflow) -> Iterator[tuple[Node, Node]]:
 def widened(
     flow: Dataflow, wider: Dataflow | None, rulebook: Rulebook
 ) -> Callable[[Decision], Decision]:
-    """Of an accepted set of `flow`, what its kernel is written from: the same set in the graph of a
-    larger batch, if it computes the same from the same tensors there and takes each size in which
-    the graphs differ from its inputs; else itself."""
+    """Function from an accepted set of `flow` to the set that its kernel is written from: the same
+    set in the graph of a larger batch, if it computes the same from the same tensors there and
+    takes each size in which the graphs differ from its inputs; else the set itself."""
     if wider is None or not alike(flow, wider):
         return lambda decision: decision
     decided = deciding(replace(wider, varied=flow.varied), rulebook)

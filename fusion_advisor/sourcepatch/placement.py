@@ -76,11 +76,11 @@ _NUMBER = "a size became a number there"
 
 @dataclass(frozen=True)
 class Placement:
-    """What the source asks of the groups, for `fusion.components`. `editable` says which functions
-    may change, by a file and a line in them; `others` is the source as it runs otherwise, for what
-    must stay as it is then. With `wary` the source stays where a tensor has another dtype or a
-    gradient, and where a module has hooks whose call would go. With `operators` a group is put
-    where one PyTorch op computes exactly the same, as a call of that."""
+    """Conditions of the source on the groups, for `fusion.components`. `editable` says which
+    functions may change, by a file and a line in them; `others` is the source as it runs otherwise,
+    for the behaviour that must stay as it is then. With `wary` the source stays where a tensor has
+    another dtype or a gradient, and where a module has hooks whose call would go. With `operators`
+    a group is put where one PyTorch op computes exactly the same, as a call of that op."""
 
     sources: Sources
     flow: Dataflow
@@ -132,8 +132,8 @@ class Placement:
         *,
         only_dtype: bool = False,
     ) -> tuple[SourcePlace, Edit]:
-        """Where one occurrence of a group is made, which `expressed` is, and the edit there;
-        `decision` is the group's. NotPlaced with the reason."""
+        """Find the place where one occurrence of a group, lowered as `expressed`, is made, and the
+        edit there; `decision` is the group's. Raises NotPlaced with the reason."""
         call = self._call(decision.subject, expressed, name, only_dtype=only_dtype)
         unserved = self._unserved(decision, expressed)
         place, edit = rewrite(self.sources, self.flow, border.members, call)
@@ -164,7 +164,7 @@ class Placement:
     def _call(
         self, subject: Subject, expressed: Expressed, name: str, *, only_dtype: bool = False
     ) -> KernelCall:
-        """What stands for one occurrence of a group. NotPlaced where there is nothing."""
+        """Call that replaces one occurrence of a group. Raises NotPlaced where there is none."""
         if expressed.draws:
             raise NotPlaced("it draws random numbers, which would be others than torch's")
         for ref in expressed.inputs:

@@ -97,8 +97,9 @@ def tried(
     pool: ThreadPoolExecutor,
     runs: Runs | None = None,
 ) -> tuple[dict[str, str], str]:
-    """What went wrong in which scenario, empty where the patched model is right in all; and what
-    was run on numbers, or why not: nothing where one is wrong or no `runs` are asked for.
+    """Errors of the patched model by scenario, empty where it is right in all; and a description of
+    the runs on numbers, or why there were none: empty where a scenario is wrong or no `runs` are
+    asked for.
 
     Raises UsageError where there is no `git`.
     """
@@ -173,7 +174,8 @@ def _run(
 def _cast(
     runs: Runs, sizes: _Sizes, ran: Callable[[_Sizes, str], Ran]
 ) -> tuple[dict[str, str], str]:
-    """What is wrong where both are cast to other dtypes; in which of them they ran, in words."""
+    """Errors of the patched model where both models are cast to other dtypes; and the dtypes in
+    which they ran, in words."""
     wrong: dict[str, str] = {}
     served: list[str] = []
     left = ""
@@ -194,8 +196,8 @@ def _cast(
 def _elsewhere(
     runs: Runs, sizes: _Sizes, ran: Callable[[_Sizes, str, Sizes], Ran]
 ) -> tuple[dict[str, str], str]:
-    """What is wrong where both have other sizes, with as few rows as they were run with; at how
-    many of these they ran, in words."""
+    """Errors of the patched model where both models have other sizes, with as few rows as they were
+    run with; and the number of these sizes at which they ran, in words."""
     wrong: dict[str, str] = {}
     served, left = 0, ""
     rows = ((sizes[-1][0], 0),)
@@ -273,7 +275,7 @@ def _compared(
     capture: Capture,
     pool: ThreadPoolExecutor,
 ) -> dict[str, str]:
-    """What is wrong with the model in a file of a copied folder, by scenario."""
+    """Errors of the model in a file of a copied folder, by scenario."""
     asked = [pool.submit(capture, model, trial.scenario, moved) for trial in trials]
     wrong: dict[str, str] = {}
     for trial, answer in zip(trials, asked, strict=True):

@@ -33,7 +33,7 @@ from fusion_advisor.frontend.emitted_calls import references
 from fusion_advisor.frontend.user_model import OnHost, defaults, found_in, leading_sizes, resized
 from fusion_advisor.ir.scenario import Scenario, Sizes
 from fusion_advisor.measure.protocol import Ran, RunJob
-from fusion_advisor.support.load_kernel_file import Fault, cause
+from fusion_advisor.support.load_kernel_file import KernelFault, cause
 from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.check_child import Float64Mode, prepare
 from fusion_advisor.verify.launch_counter import counted
@@ -72,7 +72,8 @@ def _scenario(job: RunJob) -> Scenario:
 
 
 def _on(device: str) -> AbstractContextManager[Any]:
-    """What the user's code says of CUDA is read as the host where there is none."""
+    """Context in which queries of the user's code for CUDA are answered by the host, where there is
+    no CUDA."""
     return OnHost() if device == "cpu" else nullcontext()
 
 
@@ -133,7 +134,7 @@ def _patched(job: RunJob, model: _Model, place: str, device: str) -> Ran:
                 torch.manual_seed(seed)
                 found = _results(job, module, given, device)
                 compare(found, known, job.criterion, job.summed, further)
-        except Fault as fault:
+        except KernelFault as fault:
             return Ran(place, wrong=str(fault), few=isinstance(fault, TooFew))
         except Exception as error:  # noqa: BLE001 the user's code, edited
             trace = traceback.extract_tb(error.__traceback__)

@@ -27,13 +27,13 @@ ROWS = {"rows": True}
 
 
 def row(kind: type[_T]) -> type[_T]:
-    """Marks a dataclass whose records are written as lists."""
+    """Mark a dataclass whose records are written as lists."""
     _row_kinds.add(kind)
     return kind
 
 
 def to_data(value: Any) -> Any:
-    """A record, or what holds records, as what JSON can hold."""
+    """Encode a record, or a container of records, as JSON data."""
     if isinstance(value, tuple | list):
         return [*map(to_data, value)]
     if isinstance(value, Mapping):
@@ -49,23 +49,24 @@ def to_data(value: Any) -> Any:
 
 
 def to_json(record: Any) -> str:
-    """A record as one line."""
+    """Encode a record as one line of JSON."""
     return json.dumps(to_data(record))
 
 
 def from_data(kind: type[_T], data: Any) -> _T:
-    """The record that `to_data` gave, from JSON or not; ValueError when it is something else."""
+    """Decode a record from the data of `to_data`, before or after JSON. Raises ValueError for
+    anything else."""
     return _reader(kind)(data)
 
 
 def from_json(kind: type[_T], line: str | bytes) -> _T:
-    """The record that `to_json` wrote; ValueError when it is something else."""
+    """Decode a record that `to_json` wrote. Raises ValueError for anything else."""
     return from_data(kind, json.loads(line))
 
 
 @cache
 def _names(kind: Any) -> dict[str, bool]:
-    """Each field of a record, and whether its records are written as lists."""
+    """Fields of a record, each with whether its records are written as lists."""
     return {each.name: "rows" in each.metadata for each in fields(kind)}
 
 
@@ -120,7 +121,8 @@ def _record(kind: Any) -> Callable[[Any], Any]:
 
 
 def _one_of(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
-    """One of some types; a tuple among them is of what it names, or of the same again."""
+    """Decoder for one of several types. Where a tuple among the types refers to the union by name,
+    its elements are decoded by this same decoder."""
     records = [kind for kind in kinds if is_dataclass(kind)]
     nested = [kind for kind in kinds if get_origin(kind) is tuple]
     simple = [_reader(kind) for kind in kinds if kind not in records and kind not in nested]
@@ -135,8 +137,8 @@ def _one_of(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
             whole = isinstance(data, Mapping)
             for kind in records:
                 names = _names(kind)
-                told = data.keys() <= names.keys() if whole else len(data) == len(names)
-                if told or len(records) == 1:
+                matches = data.keys() <= names.keys() if whole else len(data) == len(names)
+                if matches or len(records) == 1:
                     return _reader(kind)(data)
         for each in simple:
             try:

@@ -11,8 +11,8 @@ from fusion_advisor.support.errors import UsageError
 
 
 def require_folder(folder: Path) -> None:
-    """UsageError, before any work is done, when nothing can be written into a folder: a file is
-    written there, or where the folder would be made, and is gone again."""
+    """Raise UsageError, before any work is done, when nothing can be written into a folder. A trial
+    file is written there, or in the nearest folder that exists, and removed."""
     whole = folder.absolute()
     place = whole
     try:
@@ -28,43 +28,44 @@ def require_folder(folder: Path) -> None:
 
 
 def require_file(file: Path) -> None:
-    """UsageError, before any work is done, when a file cannot be written."""
+    """Raise UsageError, before any work is done, when a file cannot be written."""
     if file.is_dir():
         raise UsageError(f"{file}: a folder; give a file")
     require_folder(file.parent)
 
 
 def missing(path: str) -> str:
-    """What stands where a file should."""
+    """Reason why there is no file at a path: a folder is there, or nothing."""
     return "a folder" if Path(path).is_dir() else "no such file"
 
 
 def write(file: Path, text: str) -> None:
-    """Replace `file` by `text`, its folders made as needed. UsageError when that is refused."""
+    """Replace `file` by `text`, its folders made as needed. Raises UsageError when that is
+    refused."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     except OSError as error:
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
-    beside = Path(name)
+    temporary = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
-        beside.chmod(0o644)
-        beside.replace(file)
+        temporary.chmod(0o644)
+        temporary.replace(file)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
 
 
 def tree_of(file: Path) -> Path:
-    """The git working tree that a file is in, else its folder."""
+    """Git working tree that a file is in, else its folder."""
     folder = file.resolve().parent
     return next((p for p in (folder, *folder.parents) if (p / ".git").exists()), folder)
 
 
 def content_hash(file: Path) -> str:
-    """The SHA-256 of what a file holds; empty for one that cannot be read."""
+    """SHA-256 of a file's content; empty for a file that cannot be read."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:

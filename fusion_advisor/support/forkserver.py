@@ -1,4 +1,5 @@
-"""Processes forked from one that has imported what they need, which takes seconds: both sides.
+"""Fork server: processes forked from a template that has done the slow imports (seconds); both
+sides.
 
     with Forks([sys.executable, "-m", "some.module"], environment) as forks:
         process = forks.fork(descriptor, ...)       # poll, wait and signal it as any child
@@ -26,10 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 HERE = sys.platform == "linux"
-"""Can processes be forked on this system?"""
+"""Whether processes can be forked on this system."""
 
 SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
-"""Windows ends a process for any signal."""
+"""Signal that kills; Windows ends a process for any signal."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.02
@@ -37,8 +38,8 @@ _MOST_DESCRIPTORS = 8
 
 
 class Fork:
-    """The parent's handle of a grandchild, with the parts of `subprocess.Popen` that `capture`
-    asks for; `pid` is 0 until the process has begun. One whose template dies was killed with it."""
+    """Handle of a grandchild in the parent, with the parts of `subprocess.Popen` that `capture`
+    needs; `pid` is 0 until the process has begun. A fork whose template dies was killed with it."""
 
     def __init__(self, news: int) -> None:
         self.pid = 0
@@ -47,7 +48,7 @@ class Fork:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """Exit code, negative for a signal; None while the process runs."""
         with self._lock:
             while self.returncode is None and select.select([self._news], [], [], 0)[0]:
                 line = self._news.readline()
@@ -62,7 +63,7 @@ class Fork:
             return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code; subprocess.TimeoutExpired after so many seconds."""
+        """Wait for the exit code. Raises subprocess.TimeoutExpired after so many seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if deadline is not None and time.monotonic() > deadline:
@@ -71,13 +72,13 @@ class Fork:
         return code
 
     def send_signal(self, number: int) -> None:
-        """To the process, where it has begun and runs."""
+        """Send a signal to the process, if it has begun and still runs."""
         if self.poll() is None and self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill_group(self) -> None:
-        """Ends it, and what runs in its process group; one that has not begun is given up. The
+        """Kill the process and its process group; a process that has not begun is given up. The
         warden ends the rest."""
         if self.poll() is None and not self.pid:
             with self._lock:
@@ -89,7 +90,8 @@ class Fork:
 
 
 class Forks:
-    """The process that is forked. Whoever leaves the block ends it, and with it all forks."""
+    """Template process that is forked. The end of the block ends the template, and with it
+    all forks."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
@@ -105,20 +107,20 @@ class Forks:
         return self._process.poll() is None
 
     def fork(self, *descriptors: int) -> Fork:
-        """Another process, which `serve` hands copies of the descriptors; it begins as soon as the
-        imports are done."""
-        news, told = os.pipe()
+        """Fork another process, to which `serve` hands copies of the descriptors; it begins as soon
+        as the imports are done."""
+        news, report_end = os.pipe()
         try:
-            socket.send_fds(self._socket, [b"f"], [told, *descriptors])
+            socket.send_fds(self._socket, [b"f"], [report_end, *descriptors])
         finally:
-            os.close(told)
+            os.close(report_end)
         return Fork(news)
 
     def __enter__(self) -> Forks:
         return self
 
     def end(self) -> None:
-        """Ends the process, and all forks with it."""
+        """End the template process, and all forks with it."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -128,8 +130,8 @@ class Forks:
 
 
 def end_with_parent(number: int = SIGKILL) -> None:
-    """Linux: a parent that is killed cannot end its child, which may run for ever; the child gets
-    this signal then."""
+    """Send this process signal `number` when its parent dies (Linux): a killed parent cannot end a
+    child that may run for ever."""
     if HERE:
         _prctl(_PR_SET_PDEATHSIG, number)
 
@@ -139,13 +141,14 @@ def _prctl(option: int, value: int) -> None:
 
 
 def serve(number: int, work: Callable[..., NoReturn]) -> None:
-    """The template's life, once it has imported: forks on request, in a process group of its own,
-    that does `work` with the descriptors that came along, below a warden that says how it ends."""
-    asked, mine = socket.socket(fileno=number), os.getpid()
+    """Run the template, once it has imported: fork on request. Each fork has a process group of its
+    own and does `work` with the descriptors that came along, below a warden that reports how it
+    ends."""
+    requests, mine = socket.socket(fileno=number), os.getpid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # wardens are waited for by nobody
     gc.freeze()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(asked, 1, _MOST_DESCRIPTORS)
+        message, descriptors, _, _ = socket.recv_fds(requests, 1, _MOST_DESCRIPTORS)
         if not message:
             return
         if not os.fork():
@@ -153,15 +156,15 @@ def serve(number: int, work: Callable[..., NoReturn]) -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             if os.getppid() != mine:
                 os._exit(0)
-            asked.close()
+            requests.close()
             _begin(work, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def _begin(work: Callable[..., NoReturn], news: int, *given: int) -> NoReturn:
-    """The warden's life: forks the process that works, and when that has ended ends what it left
-    before it says so."""
+    """Run the warden: fork the process that works, and when that process has ended, end the
+    processes that it left and report."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     warden = os.getpid()
     if not (child := os.fork()):
@@ -189,7 +192,8 @@ def _begin(work: Callable[..., NoReturn], news: int, *given: int) -> NoReturn:
 
 
 def _end_children() -> None:
-    """Kill this process's children until none is left: those of each are this process's then."""
+    """Kill this process's children until none is left: the children of each become this process's
+    own then."""
     while True:
         try:
             ended, _ = os.waitpid(-1, os.WNOHANG)

@@ -1,5 +1,5 @@
-"""Files of earlier runs, each named by a hash of all that it was made from. They are the user's
-own, and of a folder's the least recently used go.
+"""Cache of files from earlier runs, each named by a hash of everything that it was made from. The
+files are the user's own; of a folder the least recently used files are removed.
 
 What stands in the name is what was asked, the versions of Python and of all that is installed, and
 this package's own files.
@@ -21,16 +21,16 @@ from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.files import write
 
 
-def entry(folder: Path, asked: Mapping[str, Any]) -> Path:
-    """The file in a folder for what was asked."""
+def entry(folder: Path, request: Mapping[str, Any]) -> Path:
+    """Path in a folder for a request."""
     versions = [platform.python_version(), *installed()]
-    text = json.dumps({**asked, "versions": versions, "package": _package()}, sort_keys=True)
+    text = json.dumps({**request, "versions": versions, "package": _package()}, sort_keys=True)
     return folder / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
 
 
 def read(file: Path) -> Any:
-    """What a file holds, which then counts as used. OSError and ValueError where it cannot be read,
-    or its folder is another user's."""
+    """Read a file's content, which counts as a use. Raises OSError and ValueError where the file
+    cannot be read, or its folder is another user's."""
     if hasattr(os, "getuid") and file.parent.stat().st_uid != os.getuid():
         raise PermissionError(f"{file.parent}: another user's")
     content = json.loads(file.read_text(encoding="utf-8"))
@@ -39,8 +39,8 @@ def read(file: Path) -> Any:
 
 
 def put(file: Path, content: Any, most: int) -> None:
-    """Writes a file, and takes away those of its folder beyond so many; nothing where the folder
-    cannot be written into."""
+    """Write a file, and remove the least recently used files of its folder beyond `most`; do
+    nothing where the folder cannot be written into."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write(file, json.dumps(content))
@@ -52,7 +52,8 @@ def put(file: Path, content: Any, most: int) -> None:
 
 @cache
 def installed() -> tuple[str, ...]:
-    """Every installed package with its version, as the folders of their records are called."""
+    """Names of every installed package with its version, as the folders of their records
+    are called."""
     folders = (Path(entry or ".") for entry in sys.path)
     names = (file.name for folder in folders if folder.is_dir() for file in folder.iterdir())
     return tuple(sorted({name for name in names if name.endswith((".dist-info", ".egg-info"))}))
@@ -60,7 +61,7 @@ def installed() -> tuple[str, ...]:
 
 @cache
 def _package() -> tuple[tuple[str, int, int], ...]:
-    """This package's files, by their sizes and times: a checkout changes between versions."""
+    """Files of this package, by their sizes and times: a checkout changes between versions."""
     here = Path(__file__).parents[1]
     files = [(str(file.relative_to(here)), file.stat()) for file in sorted(here.rglob("*.py"))]
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in files)

@@ -1,4 +1,5 @@
-"""An emitted file as a module of its own, for the child processes that check and compile it."""
+"""Loader of an emitted file as a module of its own, for the child processes that check and
+compile it."""
 
 from __future__ import annotations
 
@@ -14,16 +15,16 @@ from pathlib import Path
 from types import ModuleType
 
 
-class Fault(Exception):
-    """One line: what is wrong, and where."""
+class KernelFault(Exception):
+    """Fault of a kernel in one line: what is wrong, and where."""
 
 
 OUT_OF_MEMORY = "out of memory"
-"""What `cause` says of every way in which a device, its libraries or the host run out of it."""
+"""Text of `cause` for every way in which a device, its libraries or the host run out of memory."""
 
 
 def cause(error: BaseException) -> str:
-    """The innermost cause in one line: the interpreter wraps exceptions by their repr."""
+    """Innermost cause of an error in one line: the interpreter wraps exceptions by their repr."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split()) or "no message"
@@ -32,8 +33,8 @@ def cause(error: BaseException) -> str:
 
 
 def spoiled(failure: str) -> bool:
-    """Does what failed leave a process that had better begin anew? A CUDA context does not survive
-    a bad address, and what filled the memory may still be held by it."""
+    """Whether a failure leaves a process that should start anew: a CUDA context does not survive a
+    bad address, and the data that filled the memory may still be held."""
     return any(sign in failure for sign in ("CUDA error", "illegal memory", OUT_OF_MEMORY))
 
 
@@ -42,15 +43,15 @@ _modules = count()
 
 @cache
 def lasting_folder() -> Path:
-    """Where emitted files lie while this process lives: Triton reads a kernel's source."""
+    """Folder for emitted files as long as this process lives: Triton reads a kernel's source."""
     folder = tempfile.mkdtemp(prefix="fusion-advisor-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 
 
 def load_module(text: str, folder: Path, name: str = "") -> ModuleType:
-    """The emitted file as a module; jit functions need their source on disk. With a name of its own
-    it is known as imported."""
+    """Load the emitted file as a module; jit functions need their source on disk. With `name` the
+    module is registered as imported under that name."""
     known, name = bool(name), name or f"emitted_{next(_modules)}"
     path = folder / f"{name}.py"
     path.write_text(text)
@@ -61,17 +62,15 @@ def load_module(text: str, folder: Path, name: str = "") -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise Fault(f"the file does not import: {cause(error)}") from error
+        raise KernelFault(f"the file does not import: {cause(error)}") from error
     if known:
         sys.modules[name] = module
     return module
 
 
 def kernels_alone(text: str) -> str:
-    """The file without what needs torch: its jit functions and the imports that they use.
-
-    Line numbers stay, so that a compiler's message points into the file.
-    """
+    """Text of the file without the parts that need torch: its jit functions and the imports that
+    they use. Line numbers stay, so that a compiler's message points into the file."""
     lines = text.splitlines()
     kept = [""] * len(lines)
     for node in ast.parse(text).body:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
 
 from fusion_advisor.support.codec import from_data, to_data, to_json
-from fusion_advisor.support.load_kernel_file import Fault, cause, spoiled
+from fusion_advisor.support.load_kernel_file import KernelFault, cause, spoiled
 
 _Reply = TypeVar("_Reply")
 
@@ -39,20 +39,18 @@ try:
 finally:
     shutil.rmtree(tempfile.tempdir, ignore_errors=True)
 """
-"""The child imports this very package, and nothing from the current folder. Its files lie in a
-folder that the parent removes, or the child itself when the parent was killed."""
+"""Python text that a child runs. The child imports this very package, and nothing from the current
+folder. Its files lie in a folder that the parent removes, or the child itself when the parent was
+killed."""
 
 
 class WorkerError(Exception):
-    """The child did not answer, or could not do it: one line with the reason."""
+    """Raised where the child did not answer or failed: one line with the reason."""
 
 
 class Worker:
-    """A child process that answers requests in order.
-
-    `submit` never blocks: a thread writes the requests, waits for the replies and restarts the
-    child after a crash or a timeout.
-    """
+    """Child process that answers requests in order. `submit` never blocks: a thread writes the
+    requests, waits for the replies and restarts the child after a crash or a timeout."""
 
     def __init__(
         self,
@@ -81,14 +79,14 @@ class Worker:
         return self
 
     def submit(self, job: Any, kind: type[_Reply], timeout_s: float) -> Future[_Reply]:
-        """The reply to come within `timeout_s` seconds; its exception is a WorkerError."""
+        """Future of the reply within `timeout_s` seconds; its exception is a WorkerError."""
         self.start()
         answer: Future[_Reply] = Future()
         self._jobs.put((job, kind, timeout_s, answer))
         return answer
 
     def close(self) -> None:
-        """Answer what was submitted, then end the child."""
+        """Answer the submitted requests, then end the child."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -103,7 +101,7 @@ class Worker:
         self.close()
 
     def abandon(self) -> None:
-        """Nobody waits any more: end the child in what it is doing."""
+        """End the child in the middle of its work, since nobody waits any more."""
         self._abandoned = True
         if self._child is not None:
             self._child.kill()
@@ -188,19 +186,19 @@ class Worker:
 
 
 def request(job: Any) -> str:
-    """The line that asks for a job."""
+    """Line that asks for a job."""
     return json.dumps([type(job).__name__, to_data(job)])
 
 
 def serve(
     answers: Mapping[type[Any], Callable[[Any], Any]], after: Callable[[], None] | None = None
 ) -> None:
-    """The child's life: replies to each request what the function for its class returns, then calls
-    `after`. What a function raises is told in one line. After a failure that the process does not
-    survive, raised or in a reply's `failure`, it begins anew.
+    """Run the child: reply to each request with the result of the function for its class, then call
+    `after`.
 
-    The real standard output is kept for replies; whatever an emitted file, Triton or ptxas prints
-    goes to standard error.
+    An exception is reported in one line. After a failure that the process does not survive, raised
+    or in a reply's `failure`, the child restarts itself. The real standard output is kept for
+    replies; output of an emitted file, Triton or ptxas goes to standard error.
     """
     descriptor = os.dup(1)
     os.dup2(2, 1)
@@ -216,23 +214,21 @@ def serve(
 
 
 def replied(line: str, answers: Mapping[type[Any], Callable[[Any], Any]]) -> tuple[str, str]:
-    """The line of a reply to a request's, and what failed; empty for nothing."""
+    """Line of the reply to a request line, and the failure; empty for none."""
     name, content = json.loads(line)
     kind = next(kind for kind in answers if kind.__name__ == name)
-    asked = from_data(kind, content)
+    job = from_data(kind, content)
     try:
-        found = answers[kind](asked)
+        found = answers[kind](job)
     except Exception as error:  # noqa: BLE001 emitted files and rivals raise what they like
-        text = str(error) if isinstance(error, Fault) else cause(error)
+        text = str(error) if isinstance(error, KernelFault) else cause(error)
         failure = " ".join(text.split())
         return json.dumps(failure), failure
     return to_json(found), getattr(found, "failure", None) or ""
 
 
 def _restart(descriptor: int) -> NoReturn:
-    """The child begins anew in its own place: a CUDA context does not survive a bad address.
-
-    Its parent notices nothing: the pipes stay, and at most one unread request waits in them.
-    """
+    """Restart the child in its own place: a CUDA context does not survive a bad address. Its parent
+    notices nothing: the pipes stay, and at most one unread request waits in them."""
     os.dup2(descriptor, 1)
     os.execv(sys.executable, sys.orig_argv)

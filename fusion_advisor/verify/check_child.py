@@ -1,4 +1,4 @@
-"""Check one emitted kernel against the model's graph in fp64; run by `verify` as a child process.
+"""Child process of `verify` that checks one emitted kernel against the model's graph in fp64.
 
 A request is a `CheckJob`, a reply is a `Check`. Under the interpreter the environment needs
 nothing: this module sets `TRITON_INTERPRET=1` itself when it finds no GPU.
@@ -39,20 +39,20 @@ from torch.utils._pytree import tree_map
 
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case, Check, CheckJob, Criterion, Kernel
-from fusion_advisor.support.load_kernel_file import Fault, cause, lasting_folder, load_module
+from fusion_advisor.support.load_kernel_file import KernelFault, cause, lasting_folder, load_module
 from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.stepping import LaunchMode, as_tuple, truth_of
 from fusion_advisor.verify.tolerance import Error, Tensors, Truth, compare
 
 DISTRIBUTIONS = ("normal", "special", "tiny", "large", "across", "faint")
-"""Seed s draws from entry s, cyclically. All of a draw is of one scale, so that no small number
-hides behind a large one's error. Of `large` all of a row of the last dimension is on one
-side of zero, of `across` all of a column."""
+"""Distributions of random inputs; seed s draws from entry s, cyclically. Every draw has one scale,
+so that no small number hides behind a large one's error. In `large` each row of the last dimension
+is on one side of zero, in `across` each column."""
 
 _GUARD = 64
 """Poisoned elements around each input on a GPU, where addresses cannot be checked."""
 _ALIGNMENT = 64
-"""Elements: a multiple of what any load asks of an address."""
+"""Alignment of inputs in elements: a multiple of the alignment of every load."""
 
 # --- inputs --------------------------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ _ALIGNMENT = 64
 _SCALES = {"large": (1e3, 200.0), "across": (1e3, 200.0), "tiny": (1e-3, 1e-3)} | {
     "faint": (1e-13, 1e-2)
 }
-"""By which the numbers of a draw are multiplied, and of float16, whose squares overflow sooner."""
+"""Factors on the numbers of a draw; the second is for float16, whose squares overflow sooner."""
 
 
 def _floats(spec: Tensor, distribution: str, gen: torch.Generator) -> torch.Tensor:
@@ -101,7 +101,7 @@ def _integers(spec: Tensor, bounds: tuple[int, int] | None, gen: torch.Generator
 
 
 def _flags(shape: tuple[int, ...], gen: torch.Generator) -> torch.Tensor:
-    """Random, but a quarter of the rows all false and a quarter all true."""
+    """Random bools, with a quarter of the rows all false and a quarter all true."""
     of_rows = (*shape[:-1], 1) if shape else ()
     rows = torch.randint(0, 4, of_rows, generator=gen, device=gen.device)
     mixed = torch.randint(0, 2, shape, generator=gen, device=gen.device).bool()
@@ -109,7 +109,7 @@ def _flags(shape: tuple[int, ...], gen: torch.Generator) -> torch.Tensor:
 
 
 def _poison(storage: torch.Tensor) -> torch.Tensor:
-    """Fill with NaN, or with an odd byte pattern where there is none."""
+    """Fill with NaN, or with an odd byte pattern for a dtype without NaN."""
     if storage.is_floating_point():
         return storage.fill_(math.nan)
     storage.view(torch.uint8).fill_(0xA5)
@@ -119,12 +119,10 @@ def _poison(storage: torch.Tensor) -> torch.Tensor:
 def _lay_out(
     spec: Tensor, others: Sequence[Tensor], values: torch.Tensor, held: dict[object, torch.Tensor]
 ) -> torch.Tensor:
-    """`values` at the spec's strides and alignment, with poison in every gap: in memory of their
-    own, or in that `held` for all `others` of the spec's storage.
-
-    A broadcast dimension (stride 0) takes the values of its first index. A large offset is cut to
-    the same alignment, so that a slice of a huge tensor stays small.
-    """
+    """Lay `values` out at the spec's strides and alignment, with poison in every gap: in memory of
+    their own, or in the memory `held` for all `others` of the spec's storage. A broadcast dimension
+    (stride 0) takes the values of its first index. A large offset is cut to the same alignment, so
+    that a slice of a huge tensor stays small."""
     guard = _GUARD if values.device.type != "cpu" else 0
     first = min(other.offset for other in others)
     moved = _ALIGNMENT + first % _ALIGNMENT - first if first >= 2 * _ALIGNMENT else 0
@@ -143,7 +141,7 @@ def _lay_out(
 
 
 def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") -> Tensors:
-    """The case's tensors filled with random data: the same for the same arguments."""
+    """Build the case's tensors with random data; the same arguments give the same data."""
     gen = torch.Generator(device).manual_seed(seed)
     bounds = case.ranges or (None,) * len(case.inputs)
     held: dict[object, torch.Tensor] = {}
@@ -161,7 +159,7 @@ def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") 
 
 
 _HALF_TO_FLOAT = (torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default)
-"""Ops that may widen half precision on the way in CUDA's eager; a CPU's refuses."""
+"""Ops that may widen half precision in CUDA's eager; a CPU's eager refuses."""
 
 
 class Float64Mode(LaunchMode):
@@ -187,8 +185,8 @@ class Float64Mode(LaunchMode):
 
 
 def _rms_norm(x: Any, shape: Any, weight: Any, eps: float | None) -> Any:
-    """By its definition: CUDA's kernel takes moments, which an infinity makes NaN for a whole
-    row."""
+    """RMS norm by its definition: CUDA's kernel takes moments, which an infinity turns into NaN for
+    a whole row."""
     dims = tuple(range(-len(shape), 0))
     scale = torch.rsqrt(x.square().mean(dims, keepdim=True) + (eps or torch.finfo(x.dtype).eps))
     return x * scale if weight is None else x * scale * weight, scale
@@ -197,8 +195,8 @@ def _rms_norm(x: Any, shape: Any, weight: Any, eps: float | None) -> Any:
 def _group_norm(
     x: Any, weight: Any, bias: Any, batch: int, channels: int, area: int, groups: int, eps: float
 ) -> Any:
-    """By its definition: a CPU's kernel always, CUDA's unless a channel is one place, takes the
-    mean off after it has scaled, which an infinite weight makes NaN."""
+    """Group norm by its definition. A CPU's kernel always, and CUDA's unless a channel is one
+    place, subtracts the mean after scaling, which an infinite weight turns into NaN."""
     grouped = x.reshape(batch, groups, -1)
     mean = grouped.mean(-1, keepdim=True)
     scale = torch.rsqrt((grouped - mean).square().mean(-1, keepdim=True) + eps)
@@ -211,8 +209,8 @@ def _group_norm(
 def _batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> Any:
-    """With statistics that are given, by its definition, as CUDA's kernel: a CPU's takes the mean
-    off after it has scaled."""
+    """Batch norm with given statistics, by its definition, as CUDA's kernel computes it: a CPU's
+    kernel subtracts the mean after scaling."""
     del training, momentum
 
     def by_channel(values: Any) -> Any:
@@ -233,7 +231,7 @@ def _widen(value: Any) -> Any:
 
 
 def _widen_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """In float64 with the strides that it has."""
+    """Copy of a tensor in float64, with the tensor's own strides."""
     if not tensor.is_floating_point():
         return tensor
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
@@ -242,9 +240,9 @@ def _widen_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _AsCuda(LaunchMode):
-    """A CPU's eager with prefix sums and products of float32 in float32, as CUDA's kernels have
-    them: a CPU's are in float64, and what is made of them would be more exact than any kernel. A
-    softmax that widens half precision does so first."""
+    """Mode that makes a CPU's eager round as CUDA's kernels do. Prefix sums and products of float32
+    run in float32: a CPU's run in float64, and their results would be more exact than any kernel. A
+    softmax that widens half precision widens first."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -265,7 +263,7 @@ _SCANS = {
 
 
 def _scanned(x: Any, dim: int, combine: Callable[[Any, Any], Any]) -> Any:
-    """Each element with all before it: twice as many with each step."""
+    """Combine each element with all elements before it, twice as many with each step."""
     length, step = x.shape[dim], 1
     while step < length:
         before, after = x.narrow(dim, 0, length - step), x.narrow(dim, step, length - step)
@@ -275,7 +273,7 @@ def _scanned(x: Any, dim: int, combine: Callable[[Any, Any], Any]) -> Any:
 
 
 def truth(call: Callable[..., Any], inputs: Tensors) -> Truth:
-    """What a call's results are held to."""
+    """Reference results of a call, which kernels are compared with."""
 
     def eagerly() -> Tensors:
         with nullcontext() if any(tensor.is_cuda for tensor in inputs) else _AsCuda():
@@ -290,12 +288,15 @@ def truth(call: Callable[..., Any], inputs: Tensors) -> Truth:
 
 
 def _check_layouts(call: Callable[..., Any], inputs: Tensors, ours: Tensors) -> None:
-    """Fault where an output has other strides than the graph gives it at these sizes."""
-    told = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in inputs]
-    for index, (mine, said) in enumerate(zip(ours, as_tuple(call(*told)), strict=True)):
-        got, expected = (_strides_that_matter(tensor) for tensor in (mine, said))
+    """Raise KernelFault where an output has other strides than the graph gives it at these
+    sizes."""
+    meta_inputs = [
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in inputs
+    ]
+    for index, (mine, theirs) in enumerate(zip(ours, as_tuple(call(*meta_inputs)), strict=True)):
+        got, expected = (_strides_that_matter(tensor) for tensor in (mine, theirs))
         if mine.numel() and got != expected:
-            raise Fault(f"output {index} has strides {got}, the graph says {expected}")
+            raise KernelFault(f"output {index} has strides {got}, the graph says {expected}")
 
 
 def _strides_that_matter(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -309,7 +310,7 @@ _ALLOCATORS = ("empty_strided", "empty", "empty_like")
 
 @contextmanager
 def poisoned_outputs() -> Generator[None, None, None]:
-    """Every tensor that the launcher allocates starts as NaN or an odd pattern."""
+    """Poison every tensor that the launcher allocates: it starts as NaN or an odd pattern."""
     originals = {name: getattr(torch, name) for name in _ALLOCATORS}
 
     def poisoning(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -336,14 +337,14 @@ def _launch(module: ModuleType, entry: str, inputs: Tensors) -> Tensors:
         with poisoned_outputs():
             result = as_tuple(getattr(module, entry)(*inputs))
     except Exception as error:
-        raise Fault(cause(error)) from error
+        raise KernelFault(cause(error)) from error
     for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):
         after = torch.tensor([], dtype=torch.uint8, device=tensor.device)
         after.set_(tensor.untyped_storage())
         kept = torch.tensor([], dtype=torch.uint8, device=tensor.device)
         kept.set_(copy)
         if not torch.equal(after, kept):
-            raise Fault(f"input {index} was changed by the kernel")
+            raise KernelFault(f"input {index} was changed by the kernel")
     return result
 
 
@@ -361,21 +362,23 @@ def _check_traffic(case: Case, loaded: int, stored: int) -> None:
         ("stored", case.stored_bytes, stored),
     ):
         if planned is not None and planned != seen:
-            raise Fault(f"{what} {seen} bytes, the plan says {planned}")
+            raise KernelFault(f"{what} {seen} bytes, the plan says {planned}")
 
 
 def _check_requests(case: Case, loads: int, stores: int) -> None:
-    """Fault where a kernel asks for elements more often than its plan does."""
+    """Raise KernelFault where a kernel asks for elements more often than its plan does."""
     for what, planned, seen in (("loads", case.loads, loads), ("stores", case.stores, stores)):
         if planned is not None and seen > planned:
-            raise Fault(f"{what} {seen} elements, repeats included; the plan at most {planned}")
+            raise KernelFault(
+                f"{what} {seen} elements, repeats included; the plan at most {planned}"
+            )
 
 
 def _launch_twice(kernel: Kernel, module: ModuleType, inputs: Tensors) -> Tensors:
-    """Launch on a GPU; Fault when a second launch gives other bits."""
+    """Launch on a GPU. Raises KernelFault when a second launch gives other bits."""
     ours, again = (_launch(module, kernel.entry, inputs) for _ in range(2))
     if not all(_same_bits(a, b) for a, b in zip(ours, again, strict=True)):
-        raise Fault("a second launch gave different bits")
+        raise KernelFault("a second launch gave different bits")
     return ours
 
 
@@ -397,7 +400,7 @@ class _Run:
 def _judge(
     yardstick: Callable[..., Any], case: Case, run: _Run, inputs: Tensors, ours: Tensors
 ) -> Error:
-    """Hold results to eager and float64, and to further draws of eager's."""
+    """Compare results with eager and float64, and with further draws of eager's."""
     further = (truth(yardstick, run.inputs(case, 1000 * draw)) for draw in count(1))
     return compare(ours, truth(yardstick, inputs), run.criterion, case.summed, further)
 
@@ -421,8 +424,8 @@ def _check_once(
         _check_traffic(case, traffic.loaded, traffic.stored)
         _check_requests(case, traffic.loads, traffic.stores)
         return error
-    except Fault as fault:
-        raise Fault(f"{_drawn(case, run)}: {fault}") from fault
+    except KernelFault as fault:
+        raise KernelFault(f"{_drawn(case, run)}: {fault}") from fault
 
 
 def _drawn(case: Case, run: _Run) -> str:
@@ -430,19 +433,20 @@ def _drawn(case: Case, run: _Run) -> str:
 
 
 def _yardstick(kernel: Kernel, module: ModuleType) -> Callable[..., Any]:
-    """The computation of the model's graph. Fault where the file says another in its place."""
+    """Computation of the model's graph. Raises KernelFault where the file's `reference` is
+    another one."""
     if not kernel.yardstick:
         return module.reference
     scope = dict(vars(module))
     exec(compile(kernel.yardstick, f"<the graph of {kernel.name}>", "exec"), scope)
     told, own = (_function(text) for text in (kernel.yardstick, kernel.text))
     if told != own:
-        raise Fault("the file's reference is not the model's graph")
+        raise KernelFault("the file's reference is not the model's graph")
     return scope["reference"]
 
 
 def _function(text: str) -> str:
-    """What `reference` does in a file, without its docstring."""
+    """Body of `reference` in a file, without its docstring."""
     made = (n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef))
     body = next((each for each in made if each.name == "reference"), None)
     if body is None:
@@ -457,7 +461,7 @@ def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements as bytes, whatever the layout or rank."""
+    """Elements as bytes, whatever the layout or rank."""
     return tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
@@ -469,14 +473,14 @@ def check(
     folder: Path,
     criterion: Criterion,
 ) -> Check:
-    """Every case with every seed; stops at the first failure."""
+    """Check every case with every seed; stops at the first failure."""
     passed = Check(kernel.name, where, True, tuple(_describe(case) for case in kernel.cases), seeds)
     worst, at = Error(), ""
     stepped = 0.0
     try:
         module = load_module(kernel.text, folder)
         if not kernel.cases or seeds < 1:
-            raise Fault("nothing to check: no cases or no seeds")
+            raise KernelFault("nothing to check: no cases or no seeds")
         yardstick = _yardstick(kernel, module)
         for case in kernel.cases:
             drawn = min(seeds, 2) if case.costly and device == "cpu" else seeds
@@ -486,7 +490,7 @@ def check(
                 stepped = max(stepped, error.stepped)
                 if error.ours >= worst.ours:
                     worst, at = error, _drawn(case, run)
-    except Fault as fault:
+    except KernelFault as fault:
         return replace(passed, passed=False, failure=" ".join(str(fault).split()))
     except Exception as error:  # noqa: BLE001 (the reference may raise anything: it is named)
         return replace(passed, passed=False, failure=f"the check itself failed: {cause(error)}")
@@ -500,17 +504,15 @@ def check(
 
 
 def prepare(where: str) -> tuple[str, str]:
-    """Set the process up for `where` (auto, interpreter, gpu): its full name and torch's device.
-
-    Fault when a GPU is asked for and there is none.
-    """
+    """Set the process up for `where` (auto, interpreter, gpu); returns its full name and torch's
+    device. Raises KernelFault when a GPU is asked for and there is none."""
     os.environ["FUSION_ADVISOR_STRICT"] = "1"
     has_gpu = where != "interpreter" and torch.cuda.is_available()
     if has_gpu:
         os.environ.pop("TRITON_INTERPRET", None)
         return f"cuda:{torch.cuda.get_device_name()}", "cuda"
     if where == "gpu":
-        raise Fault("verification on a GPU was asked for and torch sees none")
+        raise KernelFault("verification on a GPU was asked for and torch sees none")
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
     from fusion_advisor.verify.interpreter import install
@@ -520,11 +522,11 @@ def prepare(where: str) -> tuple[str, str]:
 
 
 def main(where: str) -> None:
-    """The child's life: `where` is auto, interpreter or gpu."""
+    """Run the child: `where` is auto, interpreter or gpu."""
     warnings.simplefilter("ignore")
     try:
         place, device = prepare(where)
-    except Fault as fault:
+    except KernelFault as fault:
         missing = str(fault)
         serve({CheckJob: lambda job: Check(job.kernel.name, where, False, failure=missing)})
         return

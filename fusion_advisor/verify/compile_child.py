@@ -1,4 +1,4 @@
-"""Compile emitted kernels for a device that need not be here; run by `verify` as a child process.
+"""Child process of `verify` that compiles emitted kernels for a device that need not be here.
 
 A request is a `CompileJob`, a reply is a `Compiled`. Works with Triton 3.6 to 3.9.
 """
@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 
 from fusion_advisor.ir.kernel import Compiled, CompileJob, Kernel, Launch, Resources
 from fusion_advisor.support.load_kernel_file import (
-    Fault,
+    KernelFault,
     cause,
     kernels_alone,
     lasting_folder,
@@ -37,13 +37,13 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 
 
 def _attributes(launch: Launch) -> dict[tuple[int], list[list[Any]]]:
-    """Triton's spelling of "divisible by 16", by argument position."""
+    """Attributes in Triton's spelling of "divisible by 16", by argument position."""
     names = [name for name, _ in launch.signature]
     return {(names.index(name),): [["tt.divisibility", 16]] for name in launch.divisible}
 
 
 def _compile(function: Any, launch: Launch, capability: int) -> Resources:
-    """Compile, and read what `ptxas -v` says under the very flags that Triton gave it."""
+    """Compile, and read the output of `ptxas -v` under the very flags that Triton gave it."""
     source = ASTSource(
         function,
         dict(launch.signature),
@@ -62,7 +62,7 @@ def _compile(function: Any, launch: Launch, capability: int) -> Resources:
         compiled = triton.compile(source, target=target, options=options)
     spills, registers = _SPILLS.search(log.getvalue()), _REGISTERS.search(log.getvalue())
     if spills is None or registers is None:
-        raise Fault("ptxas -v names no registers or no spills")
+        raise KernelFault("ptxas -v names no registers or no spills")
     return Resources(
         launch.jit_name,
         int(registers[1]),
@@ -74,7 +74,8 @@ def _compile(function: Any, launch: Launch, capability: int) -> Resources:
 
 
 def _one_line(error: BaseException) -> str:
-    """The innermost cause; of Triton's listing of the source only the message after it."""
+    """Innermost cause of an error in one line; of Triton's listing of the source only the message
+    after it."""
     while error.__cause__ is not None:
         error = error.__cause__
     message = getattr(error, "error_message", None)
@@ -88,7 +89,7 @@ class Compiler:
         self._done: dict[tuple[str, Launch, int], Resources] = {}
 
     def compile(self, kernel: Kernel, capability: int) -> Compiled:
-        """Every launch of a kernel. Raises Fault for the first that fails."""
+        """Compile every launch of a kernel. Raises KernelFault for the first launch that fails."""
         todo = [x for x in kernel.launches if (kernel.text, x, capability) not in self._done]
         try:
             module = load_module(kernels_alone(kernel.text), lasting_folder()) if todo else None
@@ -97,13 +98,13 @@ class Compiler:
                 done = _compile(function, launch, capability)
                 self._done[kernel.text, launch, capability] = done
         except Exception as error:
-            raise Fault(_one_line(error)) from error
+            raise KernelFault(_one_line(error)) from error
         resources = (self._done[kernel.text, x, capability] for x in kernel.launches)
         return Compiled(kernel.name, tuple(resources))
 
 
 def main() -> None:
-    """The child's life."""
+    """Run the child."""
     warnings.simplefilter("ignore")
     knobs.compilation.always_compile = True  # a cache hit would have no ptxas log
     knobs.nvidia.dump_ptxas_log = True

@@ -41,7 +41,7 @@ _Proof = TypeVar("_Proof", Check, Compiled)
 
 
 def criterion_of(rules: Verify) -> Criterion:
-    """The numbers that a checking child needs."""
+    """Criterion for the checking child, from the rules."""
 
     def plain(number: Number, kind: Any) -> Any:
         return number.count if kind == "int" else number.value
@@ -51,20 +51,20 @@ def criterion_of(rules: Verify) -> Criterion:
 
 
 def checker(where: Where, rules: Verify | None = None) -> Worker:
-    """A child that checks: on the GPU, through the interpreter, or (`auto`) on the GPU where there
-    is one."""
+    """Child process that checks: on the GPU, through the interpreter, or (`auto`) on the GPU where
+    there is one."""
     return Worker("fusion_advisor.verify.check_child", where, niceness=_known(rules).niceness.count)
 
 
 def compiler(rules: Verify | None = None) -> Worker:
-    """A child that compiles: never under the interpreter."""
+    """Child process that compiles: never under the interpreter."""
     environment = {"TRITON_INTERPRET": "0"}
     niceness = _known(rules).niceness.count
     return Worker("fusion_advisor.verify.compile_child", environment=environment, niceness=niceness)
 
 
 def _known(rules: Verify | None) -> Verify:
-    """The rules given, else those shipped."""
+    """Rules as given, else the shipped rules."""
     return rules or load_rulebook().verify
 
 
@@ -111,9 +111,8 @@ def collect_compiled(kernel: Kernel, answer: Future[Compiled]) -> Compiled:
 
 @dataclass(frozen=True)
 class Provers:
-    """The child processes that check and compile; None where that is not wanted.
-
-    `capability` is of the device, which need not be here (90: H100, H200). What `known` has is not
+    """Child processes that check and compile; None for one that is not wanted. `capability` is the
+    device's, which need not be here (90: H100, H200). Kernels whose proof is in `known` are not
     proven again."""
 
     check: Worker | None
@@ -133,9 +132,9 @@ def provers(
     where: Where = "interpreter",
     known: Proofs | None = None,
 ) -> Generator[Provers, None, None]:
-    """Children that start now and rehearse, so that they are warm when the kernels come. `where`
-    they check is the interpreter, which is on every machine, unless something is measured. They
-    end with the block, in whatever they do."""
+    """Start the child processes now; they rehearse, so that they are warm when the kernels come,
+    and end with the block, even in the middle of work. Checks run (`where`) in the interpreter,
+    which is on every machine, unless something is measured."""
     with ExitStack() as stack:
         checking = stack.enter_context(checker(where, rules)) if check else None
         compiling = stack.enter_context(compiler(rules)) if compile else None
@@ -149,15 +148,15 @@ def provers(
 
 
 def holds(check: Check | None, compiled: Compiled | None) -> bool:
-    """Has a kernel passed whatever was asked for?"""
+    """Whether a kernel passed each of check and compile that was asked for."""
     return (not check or check.passed) and (not compiled or not compiled.failure)
 
 
 def verify(
     kernels: Sequence[Kernel], children: Provers
 ) -> list[tuple[Check | None, Compiled | None]]:
-    """Every kernel checked and compiled, both at the same time; in the order of the kernels, with
-    None where there is no such child."""
+    """Check and compile every kernel, both at the same time; in the order of the kernels, with None
+    where there is no such child."""
     check, compile, rules = children.check, children.compile, children.rules
     seeds, capability = rules.seeds.count, children.capability
     handed = [
@@ -185,7 +184,7 @@ def verify(
 
 
 def _bare(kernel: Kernel) -> Kernel:
-    """A kernel by what it does, wherever in a model it is."""
+    """Kernel reduced to its computation, without its place in a model."""
     return replace(kernel, text=body(kernel.text))
 
 
@@ -196,7 +195,7 @@ def _proven(
     collect: Callable[[Future[_Proof]], _Proof],
     known: Proofs | None,
 ) -> Callable[[], _Proof]:
-    """Begins a job, unless its record is known; the function given waits for the record."""
+    """Begin a job, unless its record is known; the returned function waits for the record."""
     found = known and known.find(kind, job)
     if found is not None:
         return lambda: found

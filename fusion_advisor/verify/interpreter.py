@@ -1,4 +1,4 @@
-"""Triton's interpreter, made faithful enough to judge kernels by.
+"""Repairs of Triton's interpreter that make it faithful enough to judge kernels by.
 
 Import this in a process that has `TRITON_INTERPRET=1` set before Triton is imported, then call
 `install()`. What is repaired, for Triton 3.6 to 3.9:
@@ -16,7 +16,7 @@ Import this in a process that has `TRITON_INTERPRET=1` set before Triton is impo
 
 And what is added: while a kernel runs, every address it touches must lie inside the storage of a
 tensor that the launch was given; programs may not depend on each other's order; and the
-distinct bytes loaded and stored are counted, and the elements asked for (`Traffic`).
+distinct bytes loaded and stored are counted, and the elements asked for (`WatchedTraffic`).
 """
 
 # The interpreter is untyped and private: its types are unknown to pyright.
@@ -55,7 +55,8 @@ _SEMANTIC: Any = TritonSemantic(interpreter_builder)
 
 
 class Violation(Exception):
-    """A kernel touched memory it must not, or its programs depend on their order."""
+    """Raised where a kernel touches memory that it must not, or its programs depend on
+    their order."""
 
 
 # --- memory: bounds, races, traffic --------------------------------------------------------------
@@ -64,9 +65,9 @@ _NOBODY, _SEVERAL = -1, -2
 
 
 @dataclass
-class Traffic:
-    """Distinct bytes, and the elements that were asked for, as often as they were, summed over the
-    launches seen. Lanes that are masked ask for nothing."""
+class WatchedTraffic:
+    """Traffic summed over the launches seen: distinct bytes, and the elements that lanes asked for,
+    repeats counted. Masked lanes ask for nothing."""
 
     loaded: int = 0
     stored: int = 0
@@ -93,8 +94,8 @@ class _Region:
         self.order = np.zeros(grains, np.int32)
 
 
-class Memory:
-    """What one launch may touch, and what it has touched."""
+class WatchedMemory:
+    """Memory that one launch may touch, with the accesses so far."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         regions: dict[int, _Region] = {}
@@ -131,7 +132,8 @@ class Memory:
         )
 
     def load(self, addresses: np.ndarray, itemsize: int, program: int) -> None:
-        """Record a load; Violation when it is out of bounds or reads another program's store."""
+        """Record a load. Raises Violation when it is out of bounds or reads another
+        program's store."""
         if not addresses.size:
             return
         self.loads += addresses.size
@@ -147,7 +149,8 @@ class Memory:
     def store(
         self, addresses: np.ndarray, values: np.ndarray, old: Callable[[], Any], program: int
     ) -> None:
-        """Record a store; Violation when it is out of bounds or clashes with another access."""
+        """Record a store. Raises Violation when it is out of bounds or clashes with another
+        access."""
         if not addresses.size:
             return
         self.stores += addresses.size
@@ -166,13 +169,14 @@ class Memory:
         region.writer[index] = program
 
     def atomic(self, addresses: np.ndarray, itemsize: int) -> None:
-        """Record a read-modify-write, which may come from any program; Violation out of bounds."""
+        """Record a read-modify-write, which may come from any program. Raises Violation out
+        of bounds."""
         if addresses.size:
             region, index = self._locate(addresses, itemsize, "atomic")
             region.reader[index] = region.writer[index] = _SEVERAL
 
-    def add_to(self, traffic: Traffic) -> None:
-        """Add this launch's distinct bytes, and what it asked for."""
+    def add_to(self, traffic: WatchedTraffic) -> None:
+        """Add this launch's distinct bytes and requested elements."""
         traffic.launches += 1
         traffic.loads += self.loads
         traffic.stores += self.stores
@@ -186,15 +190,15 @@ def _bits(values: np.ndarray) -> np.ndarray:
     return flat.view(f"u{flat.itemsize}")
 
 
-_memory: Memory | None = None
-_traffic = Traffic()
+_memory: WatchedMemory | None = None
+_traffic = WatchedTraffic()
 
 
 @contextmanager
-def counting() -> Generator[Traffic, None, None]:
+def counting() -> Generator[WatchedTraffic, None, None]:
     """Count the traffic of every launch in the block."""
     global _traffic
-    outer, _traffic = _traffic, Traffic()
+    outer, _traffic = _traffic, WatchedTraffic()
     try:
         yield _traffic
     finally:
@@ -247,7 +251,7 @@ def _launch(original: Callable[..., Any]) -> Callable[..., Any]:
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
         global _memory
         tensors = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)]
-        _memory = Memory(tensors)
+        _memory = WatchedMemory(tensors)
         try:
             with np.errstate(all="ignore"):
                 return original(self, *args, **kwargs)
@@ -269,12 +273,12 @@ _FP8 = {
 
 
 def _is_packed(kind: Any) -> bool:
-    """Stored by the interpreter as a bit pattern, not as numbers."""
+    """Whether the interpreter stores the type as a bit pattern, not as numbers."""
     return kind == tl.bfloat16 or kind in _FP8
 
 
 def _decode(data: np.ndarray, kind: Any) -> np.ndarray:
-    """The numbers behind bit patterns: exact, as fp32."""
+    """Decode bit patterns to numbers: exact, as fp32."""
     if kind == tl.bfloat16:
         return (data.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if kind in _FP8:
@@ -309,14 +313,15 @@ def _fp_to_fp(self: Any, src: Any, dst_type: Any, _rounding: Any) -> Any:
 
 
 def _splat(_self: Any, block: Any, scalar: Any) -> Any:
-    """A scalar as a block; that of a comparison is boolean, which its own handle does not say."""
+    """Broadcast a scalar to a block; the result of a comparison is boolean, which its own handle
+    does not say."""
     kind = block.scalar
     data = np.full(block.shape, scalar.data, dtype=interpreter._get_np_dtype(kind))
     return TensorHandle(data, kind)
 
 
 def _wide(original: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator that computes packed types in fp32 and rounds the result back."""
+    """Operator that computes packed types in fp32 and rounds the result back."""
 
     def operator(self: Any, *arguments: Any) -> Any:
         *handles, function = arguments
@@ -336,7 +341,7 @@ def _select(_self: Any, condition: Any, left: Any, right: Any) -> Any:
 
 
 def _clamp(self: Any, value: Any, low: Any, high: Any, propagate_nan: Any) -> Any:
-    """The nearest number between two; of NaN the lower one, unless it is to be kept."""
+    """Clamp a number between two; NaN becomes the lower bound, unless NaN is to be propagated."""
     if propagate_nan == tl.PropagateNan.NONE:
         return self.binary_op(self.binary_op(value, low, np.fmax), high, np.fmin)
     return self.ternary_op(value, low, high, np.clip)
@@ -416,7 +421,7 @@ def _tree_scan(self: Any, inputs: Any) -> list[Any]:
 
 
 def _sum_scan(self: Any, value: Any) -> list[Any]:
-    """A running sum, added up by doubling as the GPU does."""
+    """Running sum, added up by doubling as the GPU does."""
     data, size, step = value.handle.data, value.handle.data.shape[self.axis], 1
     places = np.arange(size).reshape([-1 if d == self.axis else 1 for d in range(data.ndim)])
     while step < size:
@@ -433,7 +438,7 @@ def _wide_tensor(data: np.ndarray) -> torch.Tensor:
 
 
 def _extern(name: str, function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """A device function over fp32 or fp64 operands; TypeError for others, as when compiled."""
+    """Device function over fp32 or fp64 operands. Raises TypeError for others, as when compiled."""
 
     def call(*args: Any, **_named: Any) -> Any:
         operands = [_SEMANTIC.to_tensor(arg) for arg in args]
@@ -453,7 +458,7 @@ def _extern(name: str, function: Callable[..., torch.Tensor]) -> Callable[..., A
 
 
 def _cuda_round(x: torch.Tensor) -> torch.Tensor:
-    """Half away from zero, unlike `torch.round`."""
+    """Round half away from zero, unlike `torch.round`."""
     return torch.copysign(torch.floor(x.abs() + 0.5), x)
 
 
@@ -463,7 +468,7 @@ _SAME_NAME = (
     *("hypot", "isinf", "isnan", "lgamma", "log", "log10", "log1p", "log2", "nextafter", "pow"),
     *("rsqrt", "signbit", "sin", "sinh", "sqrt", "tan", "tanh", "trunc"),
 )
-"""The functions that torch calls by the same name."""
+"""Functions that torch calls by the same name."""
 
 _LIBDEVICE: dict[str, Callable[..., torch.Tensor]] = {
     **{name: getattr(torch, name) for name in _SAME_NAME},
@@ -514,17 +519,18 @@ def _missing(name: str) -> Callable[..., Any]:
 
 
 class _Forever:
-    """The patch scope of a launch, when the language stays patched for the whole process."""
+    """Patch scope of a launch, when the language stays patched for the whole process."""
 
     def restore(self) -> None:
-        """Nothing to undo."""
+        """Keep the language patched: there is nothing to restore."""
 
 
 def _patch_language_once() -> None:
-    """The interpreter patches `tl` at each call of a device function: milliseconds each."""
+    """Patch `tl` once: the interpreter does it at each call of a device function, which costs
+    milliseconds each."""
 
     def example() -> object:
-        """Patched are the language modules among its globals: `tl` and this one."""
+        """Function whose globals hold the language modules to patch: `tl` and this one."""
         return core
 
     interpreter._patch_lang(example)
@@ -533,7 +539,7 @@ def _patch_language_once() -> None:
 
 
 def _np_dtype(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The interpreter builds its table of types anew at each of its many questions."""
+    """Cache the dtype conversion: the interpreter builds its table of types anew at each call."""
     known: dict[str, Any] = {}
 
     def np_dtype(kind: Any) -> Any:

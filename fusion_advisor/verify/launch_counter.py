@@ -1,5 +1,5 @@
-"""Launches of Triton kernels, counted as they are made: through a kernel's function, compiled or
-interpreted, or directly of what the function was compiled to."""
+"""Counter of Triton kernel launches: through a kernel's function, compiled or interpreted, or
+through the compiled object itself."""
 # Triton is untyped, and what is counted are its own methods.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
@@ -16,8 +16,8 @@ from unittest import mock
 
 @contextmanager
 def counted(place: Path | None = None) -> Generator[Counter[str], None, None]:
-    """How often each kernel is launched meanwhile, by name: those that are defined in a file, or in
-    the files of a folder, where one is given."""
+    """Count the launches of each kernel within the block, by name: kernels that are defined in a
+    file, or in the files of a folder, where one is given."""
     from triton.compiler import CompiledKernel  # as it is imported, TRITON_INTERPRET has been read
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction

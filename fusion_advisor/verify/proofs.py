@@ -1,6 +1,6 @@
-"""What checks on the interpreter and compiles came to, by all that they were made from: a kernel's
-text, its cases, the criterion and the versions. Only those that passed are kept: what failed may
-have been short of time or memory."""
+"""Cache of interpreter checks and compiles, keyed by everything that they were made from: a
+kernel's text, its cases, the criterion and the versions. Only passed checks are kept: a failure may
+have come from too little time or memory."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _T = TypeVar("_T", Check, Compiled)
 
 @dataclass(frozen=True)
 class Proofs:
-    """A folder of them, in which at most so many are kept."""
+    """Folder of proofs that keeps at most so many."""
 
     folder: Path
     most: int
 
     def find(self, kind: type[_T], job: str) -> _T | None:
-        """What a job came to, if that is known; None, too, for what cannot be read."""
+        """Proof of a job; None where it is unknown or cannot be read."""
         try:
             return from_json(kind, read(self._entry(kind, job)))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def keep(self, job: str, proof: Check | Compiled) -> None:
-        """Puts in what a job came to, if it passed, and on the interpreter where it is a check: a
-        GPU may answer otherwise another time."""
+        """Store the proof of a job if it passed. A check is stored only if it ran on the
+        interpreter: a GPU may answer otherwise another time."""
         if isinstance(proof, Check):
             sure = proof.passed and proof.where == "interpreter"
         else:

@@ -1,4 +1,4 @@
-"""A graph beside functions that stand in place of some of its launches, in an order that is right.
+"""Graph with functions in place of some of its launches, in a valid order.
 
 A function makes new tensors: what its launches wrote in place, it does not write. So every operand
 of what remains is the tensor that it really reads, and reads and writes that remain keep eager's
@@ -18,15 +18,16 @@ from fusion_advisor.ir.graph import Arg, Graph, Node, Ref
 
 @dataclass(frozen=True)
 class Replaced:
-    """Nodes that a function computes, launches and the views between them, and what it takes."""
+    """Nodes that a function computes, launches and the views between them, and the tensors that it
+    takes."""
 
     members: Set[int]
     inputs: Sequence[Ref]
 
 
-def beside(flow: Dataflow, groups: Sequence[Replaced]) -> tuple[Graph, tuple[int, ...]]:
-    """The graph without the groups' launches, its nodes in the order that they run in then; and of
-    each group how many of them stand before it."""
+def graph_without(flow: Dataflow, groups: Sequence[Replaced]) -> tuple[Graph, tuple[int, ...]]:
+    """Graph without the groups' launches, its nodes in the order that they run in then; and for
+    each group the number of nodes before it."""
     group_of = {
         number: group
         for group, replaced in enumerate(groups)
@@ -74,7 +75,7 @@ def beside(flow: Dataflow, groups: Sequence[Replaced]) -> tuple[Graph, tuple[int
 
 
 def _reading(flow: Dataflow, number: int) -> Node:
-    """The node with the tensors that it really reads as operands."""
+    """Node with the tensors that it really reads as operands."""
     node, tensors = flow.nodes[number], flow.annotated.tensors
     resolved = iter(flow.operands[number])
 

@@ -1,5 +1,5 @@
-"""Eager's and float64's results of a call, and how far eager's own errors tip what steps: roundings
-to whole numbers, comparisons, casts to integers."""
+"""Results of a call in eager and in float64, and how far eager's own errors change the results of
+discontinuous ops: rounding to whole numbers, comparisons, casts to integers."""
 
 # torch is partly untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -19,13 +19,13 @@ STEPS = (
     *("round", "floor", "ceil", "trunc", "sign", "sgn", "heaviside", "bucketize"),
     *("gt", "ge", "lt", "le", "eq", "ne", "floor_divide", "remainder", "fmod"),
 )
-"""Ops whose result jumps somewhere, by their name without overload; of `_to_copy` and `div` those
-that end in whole numbers."""
+"""Discontinuous ops by their name without overload; `_to_copy` and `div` only where the result is
+whole numbers."""
 
 
 def truth_of(eagerly: Callable[[], Tensors], exactly: Callable[[], Tensors]) -> Truth:
-    """What a computation gives in eager and in float64; where eager's arguments of steps are off,
-    also how far that moves each result."""
+    """Results of a computation in eager and in float64; where eager's arguments of discontinuous
+    ops are off, also how far that moves each result."""
     seen, own = _Arguments(), _Arguments()
     with seen:
         eager = eagerly()
@@ -47,9 +47,9 @@ def as_tuple(result: Any) -> Tensors:
 def _errors(
     eager: list[torch.Tensor], exact: list[torch.Tensor], exactly: Callable[[], Tensors]
 ) -> list[float]:
-    """Eager's largest error of the argument of each step, beyond what the errors of the steps
-    before make of it: a value that is rounded twice is tipped once. 0 where the two runs differ in
-    steps."""
+    """Largest error in eager of the argument of each discontinuous op, beyond the effect of errors
+    at earlier ones: a value that is rounded twice counts once. 0 where the two runs have different
+    ops."""
     errors = [0.0] * len(exact)
     if [each.shape for each in eager] != [each.shape for each in exact]:
         return errors
@@ -67,8 +67,8 @@ def _errors(
 def _tipped(
     errors: list[float], exactly: Callable[[], Tensors]
 ) -> Iterator[tuple[Tensors, list[torch.Tensor]]]:
-    """The results, and the arguments of the steps, of a run in float64 with every argument moved up
-    by its error, and of one with every argument moved down."""
+    """Yield the results, and the arguments of the discontinuous ops, of a float64 run with every
+    argument moved up by its error, and of a run with every argument moved down."""
     for sign in (1.0, -1.0):
         arguments = _Arguments()
         with _Shifted([sign * error for error in errors]), arguments:
@@ -79,8 +79,7 @@ def _tipped(
 def _furthest(
     held: list[torch.Tensor], found: Sequence[torch.Tensor], known: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """For each element the larger of what is held and how far what was found is from what is
-    known."""
+    """Elementwise maximum of `held` and the distance of `found` from `known`."""
     return [
         torch.maximum(most, _apart(one, other))
         for most, one, other in zip(held, found, known, strict=True)
@@ -88,7 +87,7 @@ def _furthest(
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """How far each element is from another, 0 where one of them is not finite."""
+    """Elementwise distance of two tensors, 0 where one of them is not finite."""
     one, other = one.double(), other.double()
     return torch.where(one.isfinite() & other.isfinite(), (one - other).abs(), 0.0)
 
@@ -105,16 +104,18 @@ def _steps(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 class LaunchMode(TorchDispatchMode):
-    """Sees each operator that a call runs."""
+    """Mode that sees each operator that a call runs."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Else torch imports all of Dynamo to keep it out of here: 2 s of a child's life."""
+        """Tell torch not to import all of Dynamo only to keep it out of this mode: 2 s of a child's
+        life."""
         return False
 
 
 class _Arguments(LaunchMode):
-    """Keeps what steps are taken of: of a comparison of two tensors their difference."""
+    """Mode that keeps the arguments of discontinuous ops: for a comparison of two tensors their
+    difference."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class _Arguments(LaunchMode):
 
 
 class _Shifted(LaunchMode):
-    """Moves the first operand of each step by a number of its own."""
+    """Mode that moves the first operand of each discontinuous op by a number of its own."""
 
     def __init__(self, by: list[float]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The criterion: how far a result may be from float64, the one rule for all that is checked.
+"""Criterion of correctness: how far a result may be from float64; one rule for every check.
 
 A floating result holds where
 
@@ -28,29 +28,29 @@ from dataclasses import dataclass
 import torch
 
 from fusion_advisor.ir.kernel import Criterion
-from fusion_advisor.support.load_kernel_file import Fault
+from fusion_advisor.support.load_kernel_file import KernelFault
 
 Tensors = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What results are held to: eager's, float64's, and how far eager's own errors at steps move
-    each element; None where nothing steps."""
+    """Reference that results are compared with: eager's results, float64's, and how far eager's own
+    errors at discontinuous ops move each element; None where there is no such op."""
 
     eager: Tensors
     exact: Tensors
     moved: Tensors | None = None
 
 
-class TooFew(Fault):
-    """A result that is too far by what one draw says, which has too few elements to say it."""
+class TooFew(KernelFault):
+    """Raised where a result is too far off by one draw, which has too few elements to decide."""
 
 
 @dataclass(frozen=True)
 class Error:
-    """Largest absolute errors of one result, what was allowed, and the share of its elements that
-    only steps excuse."""
+    """Largest absolute errors of one result, the tolerance, and the share of its elements that only
+    discontinuous ops excuse."""
 
     ours: float = 0.0
     eager: float = 0.0
@@ -59,8 +59,8 @@ class Error:
 
 
 def ulps_of(dtype: torch.dtype, summed: int, criterion: Criterion) -> float:
-    """Units in the last place that a result may be off beside eager's error; `summed` is how many
-    elements the largest sum behind it has."""
+    """Units in the last place that a result may be off beside eager's error; `summed` is the number
+    of elements of the largest sum behind the result."""
     if dtype == torch.float64:
         return criterion.float64_ulps
     if dtype == torch.float32 and summed > criterion.long_sum:
@@ -75,11 +75,12 @@ def compare(
     summed: int = 0,
     further: Iterable[Truth] = (),
 ) -> Error:
-    """The error of the result that is furthest off. Fault names the first result that does not
-    hold. `further` are other draws of the same distribution; TooFew where they end before eager's
-    error is taken over enough elements."""
+    """Compare results with the truth, and return the error of the result that is furthest off.
+    Raises KernelFault for the first result that does not hold. `further` yields other draws of the
+    same distribution; raises TooFew where they end before eager's error is taken over enough
+    elements."""
     if len(ours) != len(truth.eager):
-        raise Fault(f"{len(ours)} outputs, the reference has {len(truth.eager)}")
+        raise KernelFault(f"{len(ours)} outputs, the reference has {len(truth.eager)}")
     found: list[Error] = []
     for index, (mine, theirs, exact) in enumerate(zip(ours, truth.eager, truth.exact, strict=True)):
         for what, got, expected in (
@@ -87,7 +88,7 @@ def compare(
             ("dtype", mine.dtype, theirs.dtype),
         ):
             if got != expected:
-                raise Fault(f"output {index} has {what} {got}, the reference has {expected}")
+                raise KernelFault(f"output {index} has {what} {got}, the reference has {expected}")
         moved = None if truth.moved is None else truth.moved[index]
         if mine.is_floating_point():
             found.append(_floats(index, mine, theirs, exact, moved, criterion, summed))
@@ -107,7 +108,7 @@ def compare(
     for index in sorted(over, key=lambda index: (index in few, index)):
         error, exact = found[index], truth.exact[index]
         off = _gap(ours[index], exact)
-        raise (TooFew if index in few else Fault)(
+        raise (TooFew if index in few else KernelFault)(
             f"{_at(index, off == off.max(), ours[index], exact)} (error {error.ours:.3g}, "
             f"eager's {error.eager:.3g}, allowed {error.tolerance:.3g})"
         )
@@ -118,13 +119,13 @@ def compare(
 
 
 def missing_draws(result: torch.Tensor, criterion: Criterion) -> int:
-    """How many more draws of a result have as many elements as eager's error is taken over; 0 of an
-    empty one, which cannot be off."""
+    """Number of further draws until eager's error is taken over enough elements; 0 for an empty
+    result, which cannot be off."""
     return -(-criterion.eager_elements // result.numel()) - 1 if result.numel() else 0
 
 
 def _beside(error: Error, draw: Truth, index: int, criterion: Criterion) -> Error:
-    """An error beside eager's in another draw, where that is larger."""
+    """Error with eager's error of another draw, where that is larger."""
     eager, exact = draw.eager[index], draw.exact[index]
     moved = None if draw.moved is None else draw.moved[index]
     own = _largest(_excused(eager, exact, moved), eager, exact)
@@ -147,7 +148,7 @@ def _floats(
     rounded = exact.to(dtype).double()
     wrong = ~(_same_class(ours.double(), rounded) | _same_class(ours.double(), eager.double()))
     if wrong.any():
-        raise Fault(f"{_at(index, wrong, ours, rounded)} (NaN or infinity)")
+        raise KernelFault(f"{_at(index, wrong, ours, rounded)} (NaN or infinity)")
     off = _excused(ours, exact, moved)
     error, own = _largest(off, ours, exact), _largest(_excused(eager, exact, moved), eager, exact)
     size = torch.where(exact.isfinite(), exact.abs(), 0.0).amax() if exact.numel() else exact.sum()
@@ -163,7 +164,7 @@ def _whole(
     exact: torch.Tensor,
     moved: torch.Tensor | None,
 ) -> Error:
-    """Of integers and bools."""
+    """Error of a result of integers or bools."""
     if ours.dtype == torch.bool:  # a poisoned byte must not pass for True
         ours, eager, exact = (t.contiguous().view(torch.uint8) for t in (ours, eager, exact))
     exact = exact.to(ours.dtype)
@@ -172,37 +173,38 @@ def _whole(
     if moved is not None:
         wrong &= (ours.double() - exact.double()).abs() > moved
     if wrong.any():
-        raise Fault(_at(index, wrong, ours, exact))
+        raise KernelFault(_at(index, wrong, ours, exact))
     return Error(stepped=float(differs.double().mean()))
 
 
 def ulp(size: torch.Tensor, dtype: torch.dtype) -> float:
-    """The spacing of a dtype at a magnitude in float64, in the units of the values."""
+    """Spacing of a dtype at a magnitude in float64, in the units of the values."""
     info = torch.finfo(dtype)
     _, exponent = torch.frexp(size.double().clamp(info.tiny, info.max))
     return float(torch.ldexp(torch.full_like(size, info.eps, dtype=torch.float64), exponent - 1))
 
 
 def _gap(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """How far each element is off, where both are finite."""
+    """Elementwise distance, where both are finite."""
     found, exact = found.double(), exact.double()
     return torch.where(found.isfinite() & exact.isfinite(), (found - exact).abs(), 0.0)
 
 
 def _excused(found: torch.Tensor, exact: torch.Tensor, moved: torch.Tensor | None) -> torch.Tensor:
-    """The gap beyond what steps move."""
+    """Elementwise distance beyond what discontinuous ops explain."""
     gap = _gap(found, exact)
     return gap if moved is None else (gap - moved.nan_to_num(0.0, 0.0)).clamp_min(0.0)
 
 
 def _largest(gap: torch.Tensor, found: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest error among what the dtype can hold."""
+    """Largest error among the elements that the dtype can hold."""
     gap = torch.where(exact.to(found.dtype).double().isfinite(), gap, 0.0)
     return gap.max().item() if gap.numel() else 0.0
 
 
 def _same_class(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """NaN with NaN, an infinity with the same infinity, finite with finite."""
+    """Whether each pair has one class: NaN with NaN, an infinity with the same infinity, finite
+    with finite."""
     nan, inf = left.isnan() & right.isnan(), left.isinf() & (left == right)
     return nan | inf | (left.isfinite() & right.isfinite())
 

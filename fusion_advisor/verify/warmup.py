@@ -1,4 +1,4 @@
-"""A small kernel that workers check and compile while the model is still being captured.
+"""Warm-up kernel that workers check and compile while the model is still being captured.
 
 Triton delays imports and set-up to its first launch and its first compile; by the time that real
 kernels arrive, this one has paid for them.

@@ -1,4 +1,4 @@
-"""Where stages meet: analyze, bench, patch, apply."""
+"""Workflows, where stages meet: analyze, bench, patch, apply."""
 
 OFFERS = (
     "analyze",

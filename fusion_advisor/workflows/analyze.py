@@ -1,4 +1,4 @@
-"""The table of contents: where the stages meet, from a capture to a report with proven kernels."""
+"""Workflow of `analyze`: from a capture to a report with proven kernels."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from fusion_advisor.verify.driver import Provers, holds, provers, verify
 from fusion_advisor.verify.proofs import Proofs
 
 STAGES = ("capture", "annotate", "group", "emit", "verify", "report")
-"""What `analyze` tells of, in order; and of the search behind `verify` where one is asked for."""
+"""Stages of `analyze`, in order; a search follows `verify` where one is asked for."""
 
 
 class Listener(Protocol):
-    """Told of each stage as it begins, and of what was assumed as soon as that is known."""
+    """Listener that is told each stage as it begins, and the assumptions as soon as they
+    are known."""
 
     def stage(self, name: str) -> None: ...
 
@@ -50,7 +51,8 @@ class Silent:
 
 @dataclass(frozen=True)
 class Analysis:
-    """The report, and the kernels of the accepted groups; what searches came to, by the group."""
+    """Result of `analyze`: the report, the kernels of the accepted groups, and the results of
+    searches, by the group."""
 
     report: Report
     kernels: tuple[Kernel, ...]
@@ -64,7 +66,7 @@ def analyze(
     listener: Listener | None = None,
     searcher: Searcher | None = None,
 ) -> Analysis:
-    """From a model's capture to a report with proven kernels.
+    """Analyse a model: from its capture to a report with proven kernels.
 
     `captured` waits for the graph: `frontend.child.capturing` begins before this module, and all it
     imports, was loaded. A `searcher` finds the fastest configuration of each kernel. Raises
@@ -117,7 +119,7 @@ def analyze(
 def _signed(
     request: Request, flow: Dataflow, finding: Finding, proof: Proof, rulebook: Rulebook
 ) -> Kernel | None:
-    """A group's kernel whose file says what it was made from and how it was checked."""
+    """Kernel of a group whose file says what it was made from and how it was checked."""
     if proof.kernel is None:
         return None
     home = Path(request.model.partition(":")[0]).resolve().parent
@@ -130,7 +132,7 @@ def _signed(
 
 
 def _beside(file: Path, home: Path) -> str:
-    """A source file as seen from the model's folder, alike on every machine."""
+    """Path of a source file relative to the model's folder, the same on every machine."""
     name = named(str(file), str(home))
     return Path(name).name if Path(name).is_absolute() else Path(name).as_posix()
 
@@ -138,7 +140,8 @@ def _beside(file: Path, home: Path) -> str:
 def stamp_of(
     request: Request, check: Check | None, rulebook: Rulebook, found: Searched | None = None
 ) -> Stamp:
-    """What wrote and checked a kernel, and what a search has found."""
+    """Header of a kernel's file: the tool that wrote and checked the kernel, and the result
+    of a search."""
     tool = version("fusion-advisor") or "unknown"
     return Stamp(
         tool, rulebook.hash, checked=checked(check), command=request.command,
@@ -149,8 +152,8 @@ def stamp_of(
 def searched(
     finding: Finding, proof: Proof, searcher: Searcher, children: Provers, rulebook: Rulebook
 ) -> Proof:
-    """A group's proof with the fastest of its kernel's configurations; with why not where the
-    kernel has not passed."""
+    """Proof of a group with the fastest of its kernel's configurations; where the kernel has not
+    passed, with why there was no search."""
     kernel = proof.kernel
     if kernel is None:
         return proof
@@ -176,7 +179,7 @@ def emitted(
     *,
     full_size: bool,
 ) -> dict[str, Proof]:
-    """A kernel for each accepted group, by its id."""
+    """Kernel of each accepted group, by the group's id."""
 
     def one(finding: Finding) -> Proof:
         file = f"{request.folder}/{finding.name}.py" if request.folder is not None else None
@@ -193,7 +196,7 @@ def emitted(
 
 
 def written(finding: Finding, rulebook: Rulebook, *, full_size: bool) -> Kernel | str:
-    """A group's kernel, beside PyTorch's own op; why there is none where none can be written."""
+    """Kernel of a group, beside PyTorch's own op; or the reason why none can be written."""
     subject = finding.decision.subject
     own_op = exact(subject, finding.pattern) if finding.framework else None
     return attempt(

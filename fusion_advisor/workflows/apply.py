@@ -1,4 +1,4 @@
-"""`fusion_advisor.apply(model)`: a model's groups run as kernels, in this process.
+"""Workflow of `fusion_advisor.apply(model)`: a model's groups run as kernels, in this process.
 
 `torch.compile` does the work, with the backend of this package: Dynamo captures what is called,
 guards it and captures it again where that does not hold; the backend puts the kernels in
@@ -33,12 +33,10 @@ from fusion_advisor.support.errors import UsageError
 
 @dataclass
 class Applied:
-    """What became of a model's groups.
-
-    `kernels` has in how many places each kernel runs, by name; `refused` why other groups do not
-    run as kernels, by name; `saved_us` the microseconds that the kernels are predicted to save in a
-    call, and `accepted_us` what all groups would that analysis accepts. A call of it calls the
-    model, or the function that was given.
+    """Result of `apply` for a model's groups. `kernels` has in how many places each kernel runs, by
+    name; `refused` why other groups do not run as kernels, by name; `saved_us` the microseconds
+    that the kernels are predicted to save in a call, and `accepted_us` the microseconds that all
+    accepted groups would save. Calling the record calls the model, or the function that was given.
     """
 
     run: Callable[..., Any] = field(repr=False)
@@ -49,8 +47,8 @@ class Applied:
 
     @property
     def share(self) -> float:
-        """What the kernels save of what all accepted groups would. Where there are none 1; 0 where
-        that is not known, for a graph was left as it is."""
+        """Saving of the kernels as a share of the saving of all accepted groups. 1 where there are
+        none; 0 where the saving is unknown, since a graph was left as it is."""
         if self.accepted_us:
             return self.saved_us / self.accepted_us
         return 0.0 if self.refused else 1.0
@@ -71,8 +69,8 @@ class Applied:
 
 @dataclass(frozen=True)
 class _Gathered:
-    """The outcomes of one model's graphs, by the piece of Python code that each is captured from.
-    Of a piece that was captured again, for other sizes say, the graph counts that saves most."""
+    """Outcomes of one model's graphs, by the piece of Python code that each is captured from. For a
+    piece that was captured again (for other sizes), the graph that saves most counts."""
 
     applied: Applied
     pieces: dict[Hashable, list[Outcome]] = field(default_factory=dict[Hashable, list[Outcome]])
@@ -90,7 +88,8 @@ class _Gathered:
 
 
 def _reasons(outcomes: list[Outcome]) -> Iterator[tuple[str, str]]:
-    """What is not ours, by the group; by the number of the graph where that is none of ours."""
+    """Yield the reasons why groups do not run as kernels, by the group; by the number of the graph
+    where the whole graph is Inductor's."""
     for number, outcome in enumerate(outcomes, 1):
         if outcome.why:
             yield f"graph {number}", outcome.why
@@ -112,16 +111,17 @@ def apply(
 ) -> Applied:
     """Let kernels run the groups of a model or a function.
 
-    A module is changed in place, as by `model.compile`; of a function, the result of `apply` is
-    what runs the kernels. Without example inputs the result fills as calls are captured. With them
+    A module is changed in place, as by `model.compile`; for a function, the result of `apply` runs
+    the kernels. Without example inputs the result fills as calls are captured. With example inputs
     (a tensor, a list or tuple, a dict of keywords, or `(args, kwargs)`) the model is called once,
     without gradients; its buffers and the generators of random numbers are then as they were.
 
-    `inner` compiles what is not ours: "inductor", "eager" (nobody; every accepted group is ours
-    then) or a backend function. `mode` and `dynamic` are torch.compile's, `device` and `rules` as
-    on the command line. With `how="source"` the model's statements are edited for the examples,
-    and `verify` holds every kernel to float64 first; `inner`, `mode` and `dynamic` are not asked.
-    Raises UsageError for wrong arguments and what the model raises when it is called.
+    `inner` compiles the rest of the graph: "inductor", "eager" (no compiler; kernels run every
+    accepted group then) or a backend function. `mode` and `dynamic` are torch.compile's, `device`
+    and `rules` as on the command line. With `how="source"` the model's statements are edited for
+    the examples, and `verify` checks every kernel against float64 first; `inner`, `mode` and
+    `dynamic` are not used. Raises UsageError for wrong arguments, and any exception of the model
+    when it is called.
     """
     args, kwargs = inputs_of(() if example_inputs is None else example_inputs, "apply")
     kwargs |= example_kwargs or {}
@@ -159,8 +159,8 @@ def apply(
 
 
 def unapply(model: torch.nn.Module) -> None:
-    """Take kernels out of a model again, whichever way `apply` put them in: it runs as its classes
-    say. What `model.compile` did to it is undone, too."""
+    """Take kernels out of a model again, whichever way `apply` put them in: the model runs as its
+    classes say. The effect of `model.compile` on it is undone, too."""
     from fusion_advisor.workflows.apply_source import plain_class
 
     model._compiled_call_impl = None
@@ -171,7 +171,7 @@ def unapply(model: torch.nn.Module) -> None:
 
 @contextmanager
 def _as_it_was(model: Any, given: Any) -> Generator[None]:
-    """Afterwards the generators of random numbers, and a model's buffers, are as they were."""
+    """Restore the generators of random numbers, and a model's buffers, after the block."""
     module = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
     values = [*module.parameters(), *module.buffers(), *pytree.tree_leaves(given)]
     devices = {each.device for each in values if isinstance(each, torch.Tensor)}

@@ -1,4 +1,5 @@
-"""`fusion_advisor.apply(model, inputs, how="source")`: a model's statements edited, in memory.
+"""Workflow of `fusion_advisor.apply(model, inputs, how="source")`: a model's statements edited, in
+memory.
 
 What `patch` would write is compiled instead: a module whose forward changes gets a class of its
 own, derived from the one that it has, with that method edited. Decorators around it are copied, and
@@ -67,8 +68,8 @@ _Given = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass
 class AppliedToSource(Applied):
-    """What became of the groups; `unplaced` says of larger ones, by their nodes, why the source
-    cannot express them. `kernels` has how often each occurs."""
+    """Result of `apply` with `how="source"`; `unplaced` says of larger groups, by their nodes, why
+    the source cannot express them. `kernels` has how often each occurs."""
 
     unplaced: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -86,9 +87,8 @@ def apply_source(
 
     The inputs are for one forward pass; the kernels serve other sizes, too. `device` and `rules`
     are as on the command line; with `verify` every kernel is checked against float64 first, on the
-    GPU or through Triton's interpreter. Warns where the kernels save less than half of what the
-    groups that analysis accepts would, and says why. Raises CaptureError and UsageError as
-    `analyze` does.
+    GPU or through Triton's interpreter. Warns, with the reason, where the kernels save less than
+    half of the saving of all accepted groups. Raises CaptureError and UsageError as `analyze` does.
     """
     rulebook = load_rulebook(rules)
     part, _ = choose_device(device, rulebook, gpu_names())
@@ -110,14 +110,15 @@ def apply_source(
 
 
 def _accepted_us(found: Placed, rulebook: Rulebook) -> float:
-    """What the groups would save that analysis accepts, wherever they are in the source."""
+    """Predicted saving of all accepted groups, us, wherever they are in the source."""
     flow = found.originals[0][2]
     free = fuse(flow, rulebook, decided=found.decided)
     return sum(each.saved_us_total for each in free.groups)
 
 
 def _too_little(done: AppliedToSource) -> str:
-    """One line: how little the kernels save, and the reason that most of the others have."""
+    """Warning in one line: how little the kernels save, and the reason that most of the other
+    groups have."""
     said = [re.sub(r"^line \d+: ", "", why) for why in done.unplaced.values()]
     said = said or [*done.refused.values()]
     reasons = Counter(said).most_common(1)
@@ -131,9 +132,9 @@ def _too_little(done: AppliedToSource) -> str:
 
 @dataclass(frozen=True)
 class Placed:
-    """The groups of a model put into the text of its functions: which of these change, what their
-    files say then, and the kernels with their checks; `originals` is the model as it ran, the
-    scenario asked for first."""
+    """Groups of a model put into the text of its functions: the changed functions, the new texts of
+    their files, and the kernels with their checks; `originals` is the model as it ran, the scenario
+    asked for first."""
 
     functions: Functions
     changed: set[Key]
@@ -143,13 +144,13 @@ class Placed:
     unplaced: Mapping[str, str]
     originals: Sequence[tuple[str, Scenario, Dataflow]]
     decided: Callable[[Iterable[int]], Decision]
-    """What was decided of the first of them."""
+    """Decisions on the first of `originals`."""
     resized: Sequence[Resized] = ()
-    """The first of them at other sizes of its inputs."""
+    """First of `originals` at other sizes of its inputs."""
 
     @property
     def callers(self) -> dict[Key, dict[str, Any]]:
-        """The functions that lead to changed ones by names, and these."""
+        """Changed functions, and the functions that lead to them by names."""
         return self.functions.naming(self.changed)
 
 
@@ -166,10 +167,12 @@ def placed(
     *,
     objects: bool = True,
 ) -> Placed:
-    """A model's groups, put into the functions that it runs, as far as these are accepted; without
-    `objects` into none that are only found in a table or by a call of an object. Nothing is changed
-    yet. The kernels are those of a package called `fused_<name>`. Raises CaptureError, and
-    UsageError where a file is not what was imported."""
+    """Put a model's groups into the functions that it runs, as far as these functions are accepted.
+
+    Without `objects` no function is changed that is only found in a table or by a call of an
+    object. Nothing is changed yet. The kernels are those of a package called `fused_<name>`. Raises
+    CaptureError, and UsageError where a file is not what was imported.
+    """
 
     def graph(scenario: Scenario, given: _Given = (args, kwargs or {})) -> Graph:
         return capture_module(model, *given, scenario, trail=True, breaks=False)
@@ -207,13 +210,14 @@ def placed(
 
 
 def _classes(model: torch.nn.Module) -> list[type]:
-    """Those that the model's modules are of, but for torch's."""
+    """Classes of the model's modules, but for torch's."""
     every = dict.fromkeys(cls for module in model.modules() for cls in type(module).__mro__)
     return [cls for cls in every if not cls.__module__.startswith("torch.")]
 
 
 def _put_in(model: torch.nn.Module, found: Placed, name: str) -> None:
-    """Give every module whose class leads to an edited function a class with copies of what does.
+    """Give every module whose class leads to an edited function a class with copies of the
+    functions on the way.
 
     The copies have their originals' globals, in which two names are new: that of the kernels, and
     one for the edited functions that others name; and torch's, where a file does not import it.
@@ -254,7 +258,7 @@ def _codes(
     changed: set[Key],
     name: str,
 ) -> Iterator[tuple[Key, CodeType]]:
-    """The functions that change, as edited; tracebacks show the text."""
+    """Yield the functions that change, as edited; tracebacks show the text."""
     for file in dict.fromkeys(file for file, _ in (*changed, *callers)):
         names = {
             qualname: {each: f"edited_{name}.{each}" for each in named}
@@ -270,16 +274,18 @@ def _codes(
 
 
 def plain_class(cls: type) -> type:
-    """The class that one with edited methods was derived from; any other is that itself."""
+    """Class that a class with edited methods was derived from; any other class is returned
+    as it is."""
     return next(each for each in cls.__mro__ if not issubclass(each, Unannounced))
 
 
 def _derived(cls: type, attributes: Mapping[str, Any]) -> type:
-    """A class that runs edited methods, and looks and pickles as the one it is derived from."""
+    """Class that runs edited methods, and looks and pickles as the class that it is derived
+    from."""
     plain: Any = plain_class(cls)
 
     def reduce(self: Any, protocol: Any) -> Any:
-        """As an instance of the class that can be imported."""
+        """Pickle as an instance of the class that can be imported."""
         _, _, *state = plain.__reduce_ex__(self, max(protocol, 2))
         return (object.__new__, (plain,), *state)
 

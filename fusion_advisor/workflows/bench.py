@@ -1,4 +1,4 @@
-"""Where the stages of `bench` meet: a report and its graph in, the report with measurements out."""
+"""Workflow of `bench`: a report and its graph in, the report with measurements out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.graph_json import graph_from_data
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.measure.driver import (
-    Subject,
+    BenchSubject,
     ceilings,
     in_place,
     measure_group,
@@ -56,7 +56,7 @@ from fusion_advisor.verify.driver import (
     submit_check,
     verify,
 )
-from fusion_advisor.workflows.inductor_overlap import beside
+from fusion_advisor.workflows.inductor_overlap import overlapping_kernels
 from fusion_advisor.workflows.recommend import (
     bench_row,
     measured,
@@ -68,17 +68,20 @@ from fusion_advisor.workflows.results_db import Ledger
 
 
 class Progress(Protocol):
-    """Told what is measured next, and how many of how many are done."""
+    """Listener that is told the next measurement, and how many of how many are done."""
 
     def __call__(self, what: str, done: int, total: int) -> None: ...
 
 
 @dataclass
-class Run:
-    """What a run of `bench` is asked for. `texts` are the emitted files by group, in place of what
-    would be emitted now; `only` the groups wanted, all when empty; `candidates` adds the rejected
-    ones that have a plan, without torch.compile; `rehearse` runs each way once on the CPU, at small
-    sizes, to see that it works; `ledger` keeps every row, and gives those that stand."""
+class BenchRun:
+    """Request for a run of `bench`.
+
+    `texts` are the emitted files by group, in place of files emitted now; `only` the groups wanted,
+    all when empty; `candidates` adds the rejected candidates that have a plan, without
+    torch.compile; `rehearse` runs each way once on the CPU, at small sizes, to see that it works;
+    `ledger` stores every row, and returns the stored rows that still hold.
+    """
 
     report: Report
     graph: Graph
@@ -94,12 +97,12 @@ class Run:
     ways: dict[str, list[WayRow]] = field(default_factory=dict[str, list[WayRow]])
 
     def failures(self) -> Iterator[tuple[str, WayRow]]:
-        """What went wrong, with whose it is."""
+        """Yield the failed rows, each with the name of its group or of the model."""
         for subject, rows in self.ways.items():
             yield from ((subject, row) for row in rows if row.failure)
 
     def faults(self) -> Iterator[tuple[str, WayRow]]:
-        """What went wrong with kernels: rivals' failures and full memories are none of theirs."""
+        """Yield the failures of kernels: failures of rivals and of full memories are left out."""
         ours = {way.name for way in _WITH_KERNELS}
         for subject, row in self.failures():
             if row.way in ours and not str(row.failure).endswith(OUT_OF_MEMORY):
@@ -107,28 +110,26 @@ class Run:
 
 
 def read(file: Path) -> tuple[Report, Graph, dict[str, str]]:
-    """A report as `--out` leaves it: with the graph in it or beside it, and its kernels' files by
-    group. UsageError where one is not there or is none of ours."""
-    report, beside = load_report(file), file.parent / "graph.json"
-    if report.graph is None and not beside.is_file():
+    """Read a report as `--out` leaves it: with the graph in it or beside it, and its kernels' files
+    by group. Raises UsageError where one is missing or was not written by this tool."""
+    report, graph_file = load_report(file), file.parent / "graph.json"
+    if report.graph is None and not graph_file.is_file():
         raise UsageError(
             f"{file}: no graph in it and no graph.json beside it; run analyze with --out again"
         )
     try:
-        graph = graph_from_data(report.graph or loads(beside.read_text(encoding="utf-8")))
+        graph = graph_from_data(report.graph or loads(graph_file.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{beside}: not a graph of fusion-advisor; analyze again") from error
+        raise UsageError(f"{graph_file}: not a graph of fusion-advisor; analyze again") from error
     files = {g.id: file.parent / g.kernel.file for g in report.groups if g.kernel.file}
     texts = {k: each.read_text(encoding="utf-8") for k, each in files.items() if each.is_file()}
     return report, graph, texts
 
 
-def bench(run: Run) -> Report:
-    """Check and time every way of each group and of the model; the report with what was found.
-
-    An interrupt (Ctrl-C) ends the run and keeps what is finished. Raises UsageError where a group
-    is not in the graph, or where the GPU does not answer.
-    """
+def bench(run: BenchRun) -> Report:
+    """Check and time every way of each group and of the model; returns the report with the
+    measurements. An interrupt (Ctrl-C) ends the run and keeps the finished rows. Raises UsageError
+    where a group is not in the graph, or where the GPU does not answer."""
     device = run.rulebook.device(run.report.device.name)
     flow = dataflow(run.graph, device)
     chosen = _chosen(run)
@@ -153,7 +154,7 @@ def bench(run: Run) -> Report:
     for group in chosen:
         if group.id in run.ways:
             found = measured(group, run.ways[group.id])
-            found.beside, found.apart = beside(group, model)
+            found.beside, found.apart = overlapping_kernels(group, model)
             settle(group, found)
     tie = run.rulebook.measure.tie.value
     own = [subject.id for subject in _with_own_op(run, subjects)]
@@ -162,10 +163,10 @@ def bench(run: Run) -> Report:
 
 
 def searched(
-    run: Run, searcher: Searcher, children: Provers
+    run: BenchRun, searcher: Searcher, children: Provers
 ) -> Iterator[tuple[GroupRow, Searched, str]]:
-    """The groups that have a file, each with what a search finds for it and the text of the file:
-    the kernel in its fastest configuration, stamped as the file is. One that somebody has edited
+    """Search for each group that has a file; yields the group, the result and the text of the file:
+    the kernel in its fastest configuration, with the file's header. A file that somebody has edited
     stays. Raises UsageError where a group is not in the graph."""
     device = run.rulebook.device(run.report.device.name)
     flow = dataflow(run.graph, device)
@@ -188,12 +189,12 @@ def searched(
 
 
 def _with_search(command: str) -> str:
-    """The command that makes a file again, and searches."""
+    """Command that makes a file again, and searches."""
     return command if "--search" in command.split() or not command else f"{command} --search"
 
 
 def _searched(
-    run: Run, flow: Dataflow, group: GroupRow, searcher: Searcher, children: Provers
+    run: BenchRun, flow: Dataflow, group: GroupRow, searcher: Searcher, children: Provers
 ) -> Searched:
     subject = _subject(replace(run, texts={}), flow, group)
     if isinstance(subject, str):
@@ -220,8 +221,8 @@ def _searched(
 # -- what is measured ------------------------------------------------------------------------------
 
 
-def _chosen(run: Run) -> list[GroupRow]:
-    """Groups, and rejected candidates that have a plan: where asked for, or named."""
+def _chosen(run: BenchRun) -> list[GroupRow]:
+    """Groups, and rejected candidates that have a plan, as asked for or named."""
     groups = {group.id: group for group in run.report.groups}
     planned = [row for row in run.report.candidates if row.kernel.schedule and row.launches > 1]
     known = groups | {row.id: row for row in planned}
@@ -231,11 +232,12 @@ def _chosen(run: Run) -> list[GroupRow]:
     return [known[name] for name in run.only or (known if run.candidates else groups)]
 
 
-def _subjects(run: Run, flow: Dataflow, chosen: Sequence[GroupRow]) -> Iterator[Subject]:
-    """Each with its kernel at the graph's sizes; a candidate that has none is a failed row."""
+def _subjects(run: BenchRun, flow: Dataflow, chosen: Sequence[GroupRow]) -> Iterator[BenchSubject]:
+    """Yield each group with its kernel at the graph's sizes; a candidate without a kernel becomes a
+    failed row."""
     for group in chosen:
         subject = _subject(run, flow, group)
-        if isinstance(subject, Subject):
+        if isinstance(subject, BenchSubject):
             yield subject
         elif group.verdict == "fuse":
             raise UsageError(f"{group.id}: {subject}; analyze again")
@@ -243,8 +245,8 @@ def _subjects(run: Run, flow: Dataflow, chosen: Sequence[GroupRow]) -> Iterator[
             run.ways[group.id] = [WayRow(way=KERNEL.name, failure=subject)]
 
 
-def _subject(run: Run, flow: Dataflow, group: GroupRow) -> Subject | str:
-    """A group of the report with its kernel, or why it has none."""
+def _subject(run: BenchRun, flow: Dataflow, group: GroupRow) -> BenchSubject | str:
+    """Group of the report with its kernel, or why it has none."""
     lost = [name for name in group.nodes if name not in flow.position]
     if lost:
         raise UsageError(f"{group.id}: its node {lost[0]} is not in the graph; analyze again")
@@ -262,11 +264,11 @@ def _subject(run: Run, flow: Dataflow, group: GroupRow) -> Subject | str:
     if run.rehearse:
         kernel = replace(kernel, cases=kernel.cases[-1:])
     accepted = group.verdict == "fuse"
-    return Subject(group.id, group.pattern, decision, kernel, tuple(launches), accepted)
+    return BenchSubject(group.id, group.pattern, decision, kernel, tuple(launches), accepted)
 
 
-def _with_own_op(run: Run, subjects: Sequence[Subject]) -> list[Subject]:
-    """The groups for which the framework's own op was measured as good as the kernel."""
+def _with_own_op(run: BenchRun, subjects: Sequence[BenchSubject]) -> list[BenchSubject]:
+    """Groups for which the framework's own op was measured as good as the kernel."""
     tie = run.rulebook.measure.tie.value
     return [
         subject
@@ -280,16 +282,16 @@ def _with_own_op(run: Run, subjects: Sequence[Subject]) -> list[Subject]:
 
 _BACKENDS = (BACKEND, BACKEND_GRAPHED)
 _WITH_KERNELS = (KERNEL, KERNEL_COMPILED, KERNEL_GRAPHED, *_BACKENDS)
-"""Ways that are eager's, or torch.compile's, where no group has a kernel."""
+"""Ways that equal eager, or torch.compile, where no group has a kernel."""
 
 
 @dataclass
 class _Session:
-    """One child on the GPU, and everything that it is asked."""
+    """Session of one child process on the GPU, with all of its jobs."""
 
-    run: Run
+    run: BenchRun
     flow: Dataflow
-    subjects: Sequence[Subject]
+    subjects: Sequence[BenchSubject]
     worker: Worker
     rules: TimingRules
     timeout_s: float
@@ -319,7 +321,8 @@ class _Session:
         self.done += 1
 
     def _checked(self, total: int) -> dict[str, Check]:
-        """Every kernel on the GPU, against float64, with the cases that the interpreter checks."""
+        """Check every kernel on the GPU, against float64, with the cases that the
+        interpreter checks."""
         run = self.run
         found: dict[str, Check] = {}
         where: Where = "interpreter" if run.rehearse else "gpu"
@@ -343,7 +346,7 @@ class _Session:
                     row.status, row.why = "gpu-checked", None
         return found
 
-    def _group(self, subject: Subject, way: Way, check: Check) -> None:
+    def _group(self, subject: BenchSubject, way: Way, check: Check) -> None:
         texts = [subject.kernel.text]
         found = self._standing(subject.id, way, texts)
         if found is None:
@@ -356,7 +359,7 @@ class _Session:
         self._keep(found, subject.decision.fused_bytes)
 
     def _models(self) -> Iterator[tuple[Way, tuple[Replacement, ...]]]:
-        """The ways of running the model, each with what stands in place of its launches."""
+        """Yield the ways of running the model, each with the replacements of its launches."""
         flow, rules = self.flow, self.run.rulebook
         accepted = [subject for subject in self.subjects if subject.accepted]
         kernels = tuple(in_place(flow, accepted, rules))
@@ -367,7 +370,7 @@ class _Session:
                 yield way, needed[way] if way in needed and way not in _BACKENDS else ()
 
     def _model_ways(self) -> tuple[Way, ...]:
-        """Every way of running the model that may be worth a measurement."""
+        """Ways of running the model that may be worth a measurement."""
         compiled = (COMPILED[0], COMPILED[2], KERNEL_COMPILED, KERNEL_GRAPHED, *_BACKENDS)
         return (EAGER, OWN_OPS, KERNEL, *(compiled if self.run.compiled else ()))
 
@@ -396,7 +399,7 @@ class _Session:
 
 
 def _unfit(check: Check) -> str:
-    """Why a kernel is not timed."""
+    """Reason why a kernel is not timed."""
     failure = check.failure or ""
     if failure.endswith(OUT_OF_MEMORY):
         return f"{OUT_OF_MEMORY} in its check"

@@ -1,4 +1,4 @@
-"""What Inductor made of the whole model beside the groups that were decided on."""
+"""Overlap of Inductor's kernels for the whole model with the groups that were decided on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from fusion_advisor.measure.protocol import Apart
 from fusion_advisor.report.schema import BesideRow, GroupRow, WayRow
 
 
-def beside(group: GroupRow, model: Sequence[WayRow]) -> tuple[list[BesideRow], list[Apart]]:
-    """The kernels of torch.compile that have nodes of the group's first instance, and where it
-    kept two parts of that instance in kernels of their own. Empty where it was not measured."""
+def overlapping_kernels(
+    group: GroupRow, model: Sequence[WayRow]
+) -> tuple[list[BesideRow], list[Apart]]:
+    """Kernels of torch.compile that have nodes of the group's first instance, and the pairs of
+    parts of that instance that torch.compile left in separate kernels. Empty where it was not
+    measured."""
     made = next((row for row in model if row.way == "compile"), WayRow(way="compile"))
     own = set(group.instances[0])
     kernels = [

@@ -1,4 +1,4 @@
-"""What `fusion_advisor` offers in Python: `analyze`, `capture`, `fuse`, `patch` and `bench`.
+"""Python interface of `fusion_advisor`: `analyze`, `capture`, `fuse`, `patch` and `bench`.
 
 A live model is captured in a copy that has no weights, on fake tensors: nothing is copied or moved
 to another device, nothing is computed, and the model's mode and the generators of random numbers
@@ -41,7 +41,7 @@ from fusion_advisor.support.errors import AdvisorError, PatchError, UsageError
 from fusion_advisor.support.files import require_folder, write
 from fusion_advisor.workflows.analyze import analyze as analyzed
 from fusion_advisor.workflows.analyze import written
-from fusion_advisor.workflows.bench import Run, read
+from fusion_advisor.workflows.bench import BenchRun, read
 from fusion_advisor.workflows.bench import bench as benched
 from fusion_advisor.workflows.patch import Patched, patched, tree_for
 
@@ -49,18 +49,19 @@ Mode = Literal["eval", "train"]
 
 
 class Report(report.Report):
-    """The JSON report's fields as attributes. A notebook shows it as the page that `--format html`
-    writes, and `print` as text."""
+    """Report with the JSON fields as attributes. A notebook shows it as the page that `--format
+    html` writes, and `print` as text."""
 
     def to_json(self) -> str:
         return render(self, "json")
 
     def to_html(self) -> str:
-        """A page that stands alone."""
+        """Render the report as a page that stands alone."""
         return render(self, "html")
 
     def save(self, folder: str | Path) -> None:
-        """Leaves what `analyze --out` does: every format, the graph and the kernels."""
+        """Write the files of `analyze --out` into a folder: every format, the graph and the
+        kernels."""
         place = Path(folder)
         require_folder(place)
         write(place / "graph.json", dumps(self.graph))
@@ -75,7 +76,7 @@ class Report(report.Report):
         return render(self, "text")
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, so that neither it nor the notebook styles the other."""
+        """Page in a frame of its own, so that neither it nor the notebook styles the other."""
         without = self.model_copy(update={"graph": None})
         return (
             f'<iframe srcdoc="{escape(render(without, "html"))}" sandbox="allow-scripts" '
@@ -85,17 +86,20 @@ class Report(report.Report):
 
 @dataclass(kw_only=True)
 class Fusion(findings.FusedGraph):
-    """The launches of a graph divided: `groups` are accepted and `candidates` rejected, what saves
-    most first. Of each, `decision` has the verdict (`accepted`), every gate with what it measured,
-    and predicted times in microseconds and bytes of one occurrence; `instances` are positions in
-    `flow.nodes`. Regions that a fault of the tool kept from being judged are in `faults`."""
+    """Launches of a graph divided: `groups` are accepted and `candidates` rejected, the largest
+    saving first.
+
+    Each has a `decision` with the verdict (`accepted`), every gate with its reading, and predicted
+    times in microseconds and bytes of one occurrence; `instances` are positions in `flow.nodes`.
+    `faults` lists the regions that a fault of the tool kept from being judged.
+    """
 
     rulebook: Rulebook
     faults: Faults
 
     def kernel(self, group: str) -> Kernel:
-        """The Triton kernel of a group, given by id or name, at any sizes; its file is `.text`.
-        UsageError where there is no such group, or why it has no kernel."""
+        """Triton kernel of a group, given by id or name, at any sizes; its file is `.text`. Raises
+        UsageError where there is no such group, or where it has no kernel, with the reason."""
         for finding in self.groups:
             if group in (finding.id, finding.name):
                 kernel = written(finding, self.rulebook, full_size=False)
@@ -116,7 +120,7 @@ def analyze(
     verify: bool = True,
     compile: bool = True,
 ) -> Report:
-    """The report of one forward pass of a model, which is captured as by `capture`.
+    """Report of one forward pass of a model, which is captured as by `capture`.
 
     `device`, `rules`, `verify` and `compile` are as on the command line. Raises UsageError and
     CaptureError.
@@ -140,11 +144,12 @@ def capture(
     mode: Mode = "eval",
     rules: Sequence[str | Path] = (),
 ) -> Graph:
-    """What one forward pass of a model in a mode launches, whatever mode it is in.
+    """Graph of eager's launches in one forward pass of a model, in `mode`, whatever mode the model
+    is in.
 
     `inputs` are a tensor, a list or tuple, a dict of keywords, or `(args, kwargs)`; of tensors only
-    shape, strides, dtype and device count. Without them `model` is MODEL as on the command line,
-    which has its own. Raises UsageError and CaptureError.
+    shape, strides, dtype and device count. Without `inputs`, `model` is MODEL as on the command
+    line, which has its own. Raises UsageError and CaptureError.
     """
     scenario = Scenario(mode=mode)
     most = load_rulebook(tuple(map(Path, rules))).capture.mask_elements.count
@@ -166,8 +171,8 @@ def capture(
 
 
 def fuse(graph: Graph, device: str | None = None, *, rules: Sequence[str | Path] = ()) -> Fusion:
-    """The groups of a graph that should be one kernel each on a device (h200 if none is named), and
-    the regions that should not. Raises UsageError for a device or rules that are not known."""
+    """Divide a graph for a device (h200 if none is named): groups that should be one kernel each,
+    and regions that should not. Raises UsageError for a device or rules that are not known."""
     rulebook, faults = load_rulebook(tuple(map(Path, rules))), Faults()
     part, _ = choose_device(device, rulebook)
     found = findings.fuse(dataflow(graph, part), rulebook, faults)
@@ -186,9 +191,9 @@ def patch(
     verify: bool = True,
     compile: bool = True,
 ) -> Patched:
-    """The kernels of a model's groups in its source: `.diff` is what `git apply` takes in `root`
-    (the git tree, if none is named), or with `model_new` `.model_new` a file with a class
-    `ModelNew`. Nothing is written.
+    """Put the kernels of a model's groups into its source: `.diff` is the input of `git apply` in
+    `root` (the git tree, if none is named), or with `model_new`, `.model_new` is a file with a
+    class `ModelNew`. Nothing is written.
 
     MODEL is `file.py` or `file.py:name`, or `hf:config.json` with a `root`. The other arguments are
     as on the command line. `.patch.refused` says which groups are left out, and why; the text is
@@ -226,13 +231,14 @@ def bench(
     rehearse: bool = False,
     rules: Sequence[str | Path] = (),
 ) -> Report:
-    """The report with every group's `measured` beside its predictions, and `bench` of the whole.
+    """Measure a report: the result has every group's `measured` beside its predictions, and `bench`
+    of the whole.
 
-    `report` is what `analyze` gave, a folder that `--out` or `save` left, or its `report.json`. The
-    other arguments are as on the command line: `rehearse` runs each way once, at small sizes and
-    without a GPU, to see that it works; the report is then what it was. Raises UsageError where
-    there is no GPU, and where a group is not in the report's graph, and AdvisorError for a way that
-    fails when it is rehearsed.
+    `report` is the result of `analyze`, a folder that `--out` or `save` left, or its `report.json`.
+    The other arguments are as on the command line: `rehearse` runs each way once, at small sizes
+    and without a GPU, to see that it works, and leaves the report unchanged. Raises UsageError
+    where there is no GPU, and where a group is not in the report's graph, and AdvisorError for a
+    way that fails when it is rehearsed.
     """
     require_triton("bench")
     if not rehearse and not gpu_names():
@@ -243,7 +249,7 @@ def bench(
         file = Path(folder if isinstance(report, Report) else report)
         file = file / "report.json" if file.is_dir() else file
         subject, graph, texts = read(file)
-    run = Run(
+    run = BenchRun(
         subject, graph, load_rulebook(tuple(map(Path, rules))), texts, tuple(only), candidates,
         torch_compile, whole=whole and not rehearse, rehearse=rehearse,
     )  # fmt: skip
@@ -256,6 +262,6 @@ def bench(
 
 
 def _shown(found: report.Report) -> Report:
-    """A report that a notebook shows."""
+    """Report that a notebook shows."""
     fields: dict[str, Any] = {name: getattr(found, name) for name in report.Report.model_fields}
     return Report.model_construct(None, **fields)

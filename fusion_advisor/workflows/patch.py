@@ -1,4 +1,4 @@
-"""Where the stages meet for a model's own source: from its captures to edits that hold."""
+"""Workflow of `patch`: from the captures of a model to edits of its source that hold."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ Captured = Callable[[str, Scenario, str | None, Moved | None], Graph]
 
 @dataclass(frozen=True)
 class Patched:
-    """A patch that held in every scenario that it was tried in, or why it did not.
+    """Patch that held in every scenario that it was tried in, or why it did not.
 
     `diff` and `model_new` (the text of a file with a class `ModelNew`) are empty where they were
     not asked for, or where no group could be put into the source. `unplaced` says of accepted sets,
-    by what they launch, why the source cannot express them. `free_us` is what the groups would
-    save if the source could express every cut, `saved_us` what the patch does. `package` names the
-    kernels that were there already; empty where there were none. `ran` says how the model of the
-    diff was run on numbers beside the original, or why not, `new_ran` that of `model_new`.
+    by their launches, why the source cannot express them. `free_us` is the saving of the groups if
+    the source could express every cut, `saved_us` the saving of the patch. `package` names the
+    kernels that existed before; empty where there were none. `ran` says how the model of the diff
+    was run on numbers beside the original, or why not, `new_ran` that of `model_new`.
     """
 
     patch: Patch
@@ -70,15 +70,15 @@ class Patched:
     ran: str = ""
     new_ran: str = ""
     searches: Mapping[str, Searched] = field(default_factory=dict[str, Searched])
-    """What searches came to, by the kernel's name."""
+    """Results of searches, by the kernel's name."""
 
 
 STAGES = ("capture", "group", "emit", "verify", "try", "report")
-"""What `patched` tells of, in order; and of the search behind `verify` where one is asked for."""
+"""Stages of `patched`, in order; a search follows `verify` where one is asked for."""
 
 
 def source_of(model: str) -> Path:
-    """The file of MODEL that is edited. UsageError where there is none."""
+    """File of MODEL that is edited. Raises UsageError where there is none."""
     file = Path(model.partition(":")[0])
     if file.suffix != ".py":
         raise UsageError(f"patch {model}: only a model in a .py file, or of hf:, has a source")
@@ -88,8 +88,8 @@ def source_of(model: str) -> Path:
 
 
 def tree_for(model: str, root: str | Path | None) -> Path:
-    """The tree that may be edited: the one asked for, else MODEL's git tree. UsageError where MODEL
-    is not in it."""
+    """Tree that may be edited: the one asked for, else MODEL's git tree. Raises UsageError where
+    MODEL is not in it."""
     file = source_of(model)
     tree = Path(root or tree_of(file)).resolve()
     if not file.resolve().is_relative_to(tree):
@@ -98,7 +98,7 @@ def tree_for(model: str, root: str | Path | None) -> Path:
 
 
 def capturer(request: Request) -> Captured:
-    """Captures models for a patch, in children under the limits of a request."""
+    """Function that captures models for a patch, in children under the limits of a request."""
 
     def captured(
         model: str, scenario: Scenario, references: str | None, moved: Moved | None
@@ -122,16 +122,17 @@ def patched(
     operators: bool = False,
     searcher: Searcher | None = None,
 ) -> Patched:
-    """From a model's file to a diff that puts the kernels of its groups into it, to a file with a
-    class `ModelNew` that has them in it, or to both. With `operators` PyTorch's own ops are put
-    where one computes the same, and no kernels.
+    """Patch a model's file: make a diff that puts the kernels of its groups into it, a file with a
+    class `ModelNew` that has them in it, or both.
 
-    `root` is the tree that a diff may edit; `captured` gives the graph of a model with its trail,
-    with the kernels of a package as their references, and with what it imports from one folder from
-    another instead (`capturer`, if nobody else does). The partition is solved for what the source
-    can express: the tree's, or without a diff the model's own file. A package of kernels that is
-    there keeps them; of new ones a `searcher` finds the fastest configuration. Raises UsageError
-    and CaptureError as `analyze` does.
+    With `operators` PyTorch's own ops are put where one computes the same, and no kernels. `root`
+    is the tree that a diff may edit. `captured` gives the graph of a model with its trail, with the
+    kernels of a package as their references, and with imports from one folder redirected to another
+    (default: `capturer`).
+
+    The partition is solved for the cuts that the source can express: the tree's, or without a diff
+    the model's own file. A package of kernels that exists keeps them; for new kernels a `searcher`
+    finds the fastest configuration. Raises UsageError and CaptureError as `analyze` does.
     """
     listener, captured = listener or Silent(), captured or capturer(request)
     model = Path(request.model.partition(":")[0]).resolve()
@@ -251,9 +252,9 @@ def patched(
 
 @dataclass(frozen=True)
 class Seen:
-    """A model as it ran: as asked, in the other scenarios that a patch must leave as they are, and
-    at other sizes, of which `batch` is the one at a larger batch. The first of `originals`, each
-    with its name in words, is as asked."""
+    """Model as it ran: as asked, in the other scenarios that a patch must leave as they are, and at
+    other sizes; `batch` is the one of these at a larger batch. The first of `originals`, each with
+    its name in words, is as asked."""
 
     originals: tuple[tuple[str, Scenario, Dataflow], ...]
     resized: tuple[Resized, ...]
@@ -261,12 +262,12 @@ class Seen:
 
     @property
     def flow(self) -> Dataflow:
-        """As asked, with the dimensions that were seen to vary."""
+        """Data flow as asked, with the dimensions that were seen to vary."""
         return self.originals[0][2]
 
     @property
     def at_sizes(self) -> list[tuple[str, Scenario, Dataflow]]:
-        """As asked at each of the other sizes."""
+        """Scenario as asked at each of the other sizes."""
         asked = self.originals[0][1]
         return [(each.said, replace(asked, sizes=each.sizes), each.flow) for each in self.resized]
 
@@ -279,9 +280,9 @@ def seen_everywhere(
     *,
     rows_of_one: bool = True,
 ) -> Seen:
-    """A model in all scenarios and at all sizes that it takes; without `rows_of_one` not at those
-    where a dimension has one element that had more. Raises CaptureError where it cannot be captured
-    as asked."""
+    """Capture a model in all scenarios and at all sizes that it takes. Without `rows_of_one`, sizes
+    at which a dimension shrinks to one element are left out. Raises CaptureError where the model
+    cannot be captured as asked."""
 
     def flow_of(scenario: Scenario) -> Dataflow:
         return dataflow(captured(scenario), device)
@@ -318,8 +319,8 @@ def runs_of(
     resized: Sequence[Resized],
     kernels: Iterable[Kernel],
 ) -> Runs | None:
-    """How the model of a patch is run on numbers: at small sizes first, since the interpreter takes
-    its time for each program. None where nothing is to be checked."""
+    """Runs of a patch's model on numbers: at small sizes first, since the interpreter takes its
+    time for each program. None where nothing is to be checked."""
     if not request.verify:
         return None
     numbers, limit = rulebook.run, request.limits.memory_bytes
@@ -353,9 +354,10 @@ def _trials(
     kernels: Mapping[str, Kernel],
     model: Path,
 ) -> Iterator[tuple[Patch, list[Trial]]]:
-    """What has to hold of a patch: with the references of its kernels it is the original. One with
-    PyTorch's ops is made of the same edits as one with kernels, of which that holds, and launches
-    all that it does not replace as it was; the ops themselves were held to the references."""
+    """Yield the patches with the trials that must hold. With the references of its kernels a patch
+    is the original. A patch with PyTorch's ops is made of the same edits as a patch with kernels
+    that held, and launches all that it does not replace as before; the ops themselves were compared
+    with the references."""
     equal = [Trial(said, at, partial(difference, flow)) for said, at, flow in originals]
     if not placement.operators:
         yield made, equal
@@ -376,8 +378,8 @@ def _trials(
 def _proven_operators(
     found: Identified, kernels: Mapping[str, Kernel], children: Provers
 ) -> tuple[dict[str, Kernel], frozenset[str]]:
-    """The kernels in whose place a PyTorch op is as exact, and the names of those for which it is
-    so, or known to be so, in the captured dtypes alone."""
+    """Kernels in whose place a PyTorch op is as exact, and the names of those for which that holds,
+    or is known to hold, in the captured dtypes alone."""
     proven: dict[str, Kernel] = {}
     narrow: set[str] = set()
     for finding in found.groups:
@@ -396,24 +398,25 @@ def _proven_operators(
 
 
 def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
-    """A patch of the model's own file as a file with a class `ModelNew`; empty without a group."""
+    """Patch of the model's own file as a file with a class `ModelNew`; empty without a group."""
     texts = {put.finding.name: kernels[put.finding.name].text for put in made.puts}
     return inline(made.after[model], package_name(model), texts) if texts else ""
 
 
 def _has_more(there: Dataflow, here: Dataflow) -> bool:
-    """Whether a model's inputs and weights are larger: its graph is compared, and it is not run."""
+    """Whether a model's inputs and weights are larger: then its graph is compared, and it
+    is not run."""
     return _given_bytes(there) > _given_bytes(here)
 
 
 def _given_bytes(flow: Dataflow) -> int:
-    """Those of a model's weights and inputs."""
+    """Bytes of a model's weights and inputs."""
     tensors = (t for node in flow.nodes if node.kind != "call" for t in node.outputs if t)
     return sum(tensor.bytes for tensor in tensors)
 
 
 def _other_dtype(flow: Dataflow) -> str:
-    """A dtype that a model may be asked in, and that none of its weights and inputs has."""
+    """Dtype that a model may be asked in, and that none of its weights and inputs has."""
     known = ("bfloat16", "float32", "float16", "float64")
     return next(dtype for dtype in known if dtype not in _given_dtypes(flow)[:3])
 
@@ -424,14 +427,14 @@ def _keeps(flow: Dataflow, scenario: Scenario) -> bool:
 
 
 def _given_dtypes(flow: Dataflow) -> list[str]:
-    """Those of a model's weights and inputs of floats, each once, in their order."""
+    """Distinct float dtypes of a model's weights and inputs, in their order."""
     tensors = (node.out.dtype for node in flow.nodes if node.kind != "call" and node.outputs)
     return [*dict.fromkeys(dtype for dtype in tensors if "float" in dtype)]
 
 
 def other_scenarios(asked: Scenario, dtype: str | None = None) -> list[tuple[str, Scenario]]:
-    """What a patch must leave as it is beside the scenario asked for; `dtype` is another one that
-    the model can be built in."""
+    """Scenarios that a patch must leave as they are beside the scenario asked for; `dtype` is
+    another one that the model can be built in."""
     mode = "train" if asked.mode == "eval" else "eval"
     found = [(f"in {mode} mode", replace(asked, mode=mode))]
     if dtype is not None:
@@ -451,10 +454,13 @@ def put(
     resized: Sequence[Resized] = (),
     batch: Resized | None = None,
 ) -> tuple[Patch, dict[Kernel, Check | None], dict[str, str]]:
-    """The groups of a model that is there already, put into its source as it ran: the edited texts,
-    the kernels that they call, of a package called `fused_<name>`, with their checks, and what the
-    source cannot express. Nothing is written. `resized` is the model at other sizes, `batch` the
-    one of them at a larger batch."""
+    """Put the groups of a live model into its source as it ran: the edited texts, the kernels that
+    they call, of a package called `fused_<name>`, with their checks, and the sets that the source
+    cannot express.
+
+    Nothing is written. `resized` is the model at other sizes, `batch` the one of them at a larger
+    batch.
+    """
     (said, asked, flow), *others = originals
     flow = replace(flow, varied=varied(flow, resized))
     at = widened(flow, batch and batch.flow, rulebook)
@@ -474,7 +480,7 @@ def put(
 
 
 def tested(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Check | None]:
-    """The names of those that passed whatever was asked for, with their checks."""
+    """Kernels that passed each check and compile that was asked for, with their checks."""
     answers = verify([*kernels.values()], children)
     return {
         name: check
@@ -489,8 +495,8 @@ def _named_apart(
     at: Callable[[Decision], Decision],
     rulebook: Rulebook,
 ) -> Identified:
-    """Groups under names that no kernel has which is there already, unless it does the same. Their
-    kernels are written from what `at` says."""
+    """Groups under names that no existing kernel has, unless that kernel computes the same. Their
+    kernels are written for the sizes of `at`."""
 
     def free(finding: Finding, name: str) -> bool:
         if name not in standing:
@@ -508,8 +514,8 @@ def _named_apart(
 
 
 def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
-    """Of accepted sets, by what they launch, why the source cannot express them; of sets that could
-    not be judged, the fault of ours."""
+    """Reasons why the source cannot express accepted sets, by their launches; for sets that could
+    not be judged, the fault of the tool."""
     return {
         ", ".join(flow.nodes[number].name for number in each.decision.subject.launches): (
             each.decision.unplaced or each.decision.fault
@@ -522,7 +528,7 @@ def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:
 def _cut(
     placement: Placement, decided: Callable[[Iterable[int]], Decision], rulebook: Rulebook
 ) -> Identified:
-    """The partition, solved for what the source can express."""
+    """Partition, solved for the cuts that the source can express."""
     flow = placement.barred()
     grouping = group(
         flow, lambda launches: placement.judged(decided(launches)), rulebook, placement.kind
@@ -531,7 +537,7 @@ def _cut(
 
 
 def _within(root: Path, package: Path) -> Callable[[str, int], bool]:
-    """Whether a file is the user's, in a tree, and none of the kernels."""
+    """Predicate: whether a file is the user's, in a tree, and none of the kernels."""
 
     def editable(file: str, line: int) -> bool:
         del line
@@ -549,7 +555,8 @@ def _placement(
     *,
     operators: bool = False,
 ) -> Placement:
-    """The source as it ran in every scenario, the one asked for first, and at other sizes."""
+    """Placement over the source as it ran in every scenario, the one asked for first, and at other
+    sizes."""
     (_, asked, flow), *others = originals
     files: dict[str, SourceFile] = {}
     sources = [_sources(each, files) for _, _, each in originals]

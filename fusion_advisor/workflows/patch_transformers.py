@@ -1,4 +1,5 @@
-"""`patch hf:config.json`: a package in the user's tree that puts kernels into transformers' models.
+"""Workflow of `patch hf:config.json`: a package in the user's tree that puts kernels into
+transformers' models.
 
 The source of such a model is not the user's. The diff adds `fused_<type>/`: for each file of
 transformers with functions that change a module with these and with classes derived from
@@ -50,12 +51,11 @@ from fusion_advisor.workflows.apply_source import Placed, placed
 from fusion_advisor.workflows.patch import Patched
 
 STAGES = ("capture", "group", "try", "report")
-"""What `patched_family` tells of, in order."""
+"""Stages of `patched_family`, in order."""
 
 
 def patched_family(request: Request, root: Path, listener: Listener | None = None) -> Patched:
-    """From a configuration to a diff that adds a package to the tree at `root`.
-
+    """Patch the family of a configuration: make a diff that adds a package to the tree at `root`.
     The model that the package's `fuse` made has to give the graph of the original in each scenario.
     Runs transformers' code in this process. Raises UsageError and CaptureError as `patched` does.
     """
@@ -123,7 +123,7 @@ def patched_family(request: Request, root: Path, listener: Listener | None = Non
 
 @contextmanager
 def _imported(folder: Path, package: str) -> Generator[Any, None, None]:
-    """A package from a folder, forgotten afterwards."""
+    """Import a package from a folder, and forget it afterwards."""
     before = sys.modules.keys() | set[str]()
     sys.path.insert(0, str(folder))
     try:
@@ -149,7 +149,8 @@ def _stands_alone(function: FunctionType) -> bool:
 def _package(
     found: Placed, kernels: Mapping[str, str], model: torch.nn.Module, package: str
 ) -> dict[Path, str]:
-    """The texts of its files, by their paths in it; `kernels` are those of the kernels' files."""
+    """Texts of the package's files, by their paths in it; `kernels` are those of the
+    kernels' files."""
     changed = found.changed | found.callers.keys()
     files = {file: Path(file).stem for file in sorted({file for file, _ in changed})}
     if len({*files.values()}) < len(files):
@@ -167,8 +168,7 @@ def _package(
 def _derived(
     found: Placed, model: torch.nn.Module, changed: set[Key]
 ) -> dict[type, dict[str, Key]]:
-    """The classes of the model's modules that change, with the functions of the attributes that
-    do."""
+    """Classes of the model's modules that change, with the functions of the attributes that do."""
     derived: dict[type, dict[str, Key]] = {}
     for cls in dict.fromkeys(type(module) for module in model.modules()):
         for name in dict.fromkeys(n for base in cls.__mro__ for n in vars(base)):
@@ -188,7 +188,8 @@ def _module(
     derived: Mapping[type, Mapping[str, Key]],
     package: str,
 ) -> str:
-    """The functions of one file that change, and the classes derived from those in it."""
+    """Text of one file of the package: the functions of a transformers file that change, and the
+    classes derived from those in it."""
     source = SourceFile.of(file, found.texts[file])
     functions = {
         source.qualname(node): node for node in ast.walk(source.tree) if isinstance(node, Function)
@@ -237,12 +238,12 @@ def _module(
 
 
 def _home(methods: Iterable[Key], files: Mapping[str, str]) -> str:
-    """The file that a derived class is written in."""
+    """File that a derived class is written in."""
     return next(file for file, _ in methods if file in files)
 
 
 def _text(source: SourceFile, function: Function, indent: str) -> str:
-    """A function with its decorators, as it is written."""
+    """Text of a function with its decorators, as written."""
     first = min([function.lineno, *(d.lineno for d in function.decorator_list)])
     lines = source.text.splitlines(keepends=True)[first - 1 : function.end_lineno]
     return textwrap.indent(textwrap.dedent("".join(lines)).rstrip() + "\n", indent)
@@ -280,7 +281,7 @@ def _front(
     files: Mapping[str, str],
     package: str,
 ) -> str:
-    """`fuse`, with the hashes of the source that the package was made of."""
+    """Text of `fuse`, with the hashes of the source that the package was made of."""
     import transformers
 
     hashes: dict[str, dict[str, str]] = {}
@@ -314,7 +315,7 @@ def _hash(made_of: Any) -> str:
 
 
 _COPIED = "# SPDX-License-Identifier: Apache-2.0"
-"""The licence of transformers, whose functions these are, edited."""
+"""Licence of transformers, whose functions these are, edited."""
 
 _FRONT = '''{licence}
 """Kernels for a model of transformers {version}, written by fusion-advisor.

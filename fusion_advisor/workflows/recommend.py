@@ -1,4 +1,5 @@
-"""What measurements say: each group's figures beside its predictions, and how to run the model."""
+"""Summary of measurements: each group's figures beside its predictions, and how to run the
+model."""
 
 from __future__ import annotations
 
@@ -37,11 +38,11 @@ _ADVICE = {
     KERNEL_GRAPHED.name: "put the emitted kernels in place of their groups and torch.compile the"
     ' rest with mode="reduce-overhead"',
 }
-"""The ways of running a whole model, the simplest first."""
+"""Ways of running a whole model, the simplest first."""
 
 
 def way_row(found: Measurement, least_bytes: int, copy: float) -> WayRow:
-    """A measurement as the report has it; `copy` in bytes a second."""
+    """Row of a measurement in the report; `copy` in bytes a second."""
     timing, seen = found.timing, found.inductor
     row = WayRow(
         way=found.way, error=found.error, eager_error=found.eager_error,
@@ -59,7 +60,7 @@ def way_row(found: Measurement, least_bytes: int, copy: float) -> WayRow:
 
 
 def measured(group: GroupRow, ways: Sequence[WayRow]) -> MeasuredRow:
-    """A group's measurements beside its predictions."""
+    """Row of a group's measurements beside its predictions."""
     times = _times(ways)
     eager, kernel = times.get(EAGER.name), times.get(KERNEL.name)
     speedup = eager / kernel if eager and kernel else None
@@ -73,7 +74,7 @@ def measured(group: GroupRow, ways: Sequence[WayRow]) -> MeasuredRow:
 
 
 def settle(group: GroupRow, found: MeasuredRow) -> None:
-    """Write a group's measurements into its row: what it saves is measured from here on."""
+    """Write a group's measurements into its row: its saving is measured from here on."""
     group.measured = found
     times = _times(found.ways)
     if KERNEL.name in times:
@@ -88,8 +89,8 @@ def settle(group: GroupRow, found: MeasuredRow) -> None:
 
 
 def own_op_serves(ways: Sequence[WayRow], tie: float) -> bool:
-    """Was the framework's own op measured as good as the kernel, and better than eager? `tie` is
-    the ratio within which times are equal."""
+    """Whether the framework's own op was measured as good as the kernel, and better than eager.
+    `tie` is the ratio within which times are equal."""
     times = _times(ways)
     own, eager = times.get(OWN_OPS.name), times.get(EAGER.name)
     kernel = times.get(KERNEL.name)
@@ -97,7 +98,7 @@ def own_op_serves(ways: Sequence[WayRow], tie: float) -> bool:
 
 
 def judged(groups: Sequence[GroupRow]) -> dict[str, Verdicts]:
-    """The verdicts of the gates and of the time model against what was measured."""
+    """Verdicts of the gates and of the time model against the measurements."""
     timed = [
         (row, times[EAGER.name], times[KERNEL.name])
         for row in groups
@@ -125,7 +126,7 @@ def bench_row(
     own_ops: Sequence[str] = (),
     groups: Sequence[GroupRow] = (),
 ) -> BenchRow:
-    """The run as a whole. The fastest step, host included, is recommended; of those within `tie`
+    """Row of the whole run. The fastest step, host included, is recommended; of those within `tie`
     of it the simplest. `own_ops` are the groups that the way `framework` replaces."""
     steps = {row.way: row.wall_us for row in model if row.wall_us}
     best = min(steps.values(), default=0.0)

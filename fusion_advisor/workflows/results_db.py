@@ -1,4 +1,5 @@
-"""The rows of all runs of `bench` in one file, each with what it was measured on and of."""
+"""Database of the rows of all `bench` runs in one file, each with the machine and the computation
+that it belongs to."""
 
 from __future__ import annotations
 
@@ -17,25 +18,25 @@ from fusion_advisor.support.codec import from_data, to_data
 from fusion_advisor.support.errors import UsageError
 
 _VERSIONS = ("gpu", "torch", "triton", "liger", "cuda", "driver_version")
-"""What of a machine must be the same for a row to stand; clocks are recorded, and may differ."""
+"""Fields of a machine that must be equal for a stored row to hold; clocks are recorded, and
+may differ."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Standing:
-    """What an earlier run found; `check` of a kernel, where it was checked."""
+class StoredMeasurement:
+    """Measurement of an earlier run that still holds; `check` is the kernel's, where it was
+    checked."""
 
     found: Measurement
     check: Check | None
 
 
 class Ledger:
-    """A file of measurements, one JSON line each.
-
-    With `resume`, what stands there of the same report, rules, device, GPU and versions is found
-    again. `rules` is the hash of those that the measuring follows.
-    """
+    """File of measurements, one JSON line each. With `resume`, rows of the same report, rules,
+    device, GPU and versions are found again. `rules` is the hash of the rules that the measuring
+    follows."""
 
     def __init__(self, file: Path, report: Report, rules: str, *, resume: bool = False) -> None:
         self._file = file
@@ -54,24 +55,27 @@ class Ledger:
         self._standing: dict[tuple[str, ...], Row] = {}
 
     def begin(self, machine: Mapping[str, str]) -> None:
-        """Measurements from here on are made on this machine, as `measure.child.machine` names it.
-        UsageError when the file cannot be read."""
+        """Set the machine of the following measurements, as `measure.child.machine` names it.
+        Raises UsageError when the file cannot be read."""
         self._machine = dict(machine)
         if self._resume and self._file.is_file():
             self._standing = {_key(row): row for row in self._rows() if self._same(row)}
 
-    def find(self, subject: str, way: str, kernels: Sequence[str]) -> Standing | None:
-        """What stands of one way; `kernels` are the texts that it runs on or is held to."""
+    def find(self, subject: str, way: str, kernels: Sequence[str]) -> StoredMeasurement | None:
+        """Stored measurement of one way; `kernels` are the texts that the way runs or is checked
+        against."""
         row = self._standing.get((subject, way, kernels_hash(kernels)))
         if row is None:
             return None
         check = row.get("check")
-        return Standing(from_data(Measurement, row), from_data(Check, check) if check else None)
+        return StoredMeasurement(
+            from_data(Measurement, row), from_data(Check, check) if check else None
+        )
 
     def append(
         self, found: Measurement, kernels: Sequence[str], verdict: str, check: Check | None = None
     ) -> None:
-        """Added at once: a run that is cut short keeps what it has."""
+        """Append a row at once: a run that is cut short keeps its rows."""
         row = {
             **self._about,
             "machine": self._machine,
@@ -118,13 +122,14 @@ def _key(row: Row) -> tuple[str, ...]:
 
 
 def kernels_hash(texts: Sequence[str]) -> str:
-    """Of emitted files, in their order; empty for none."""
+    """Hash of emitted files, in their order; empty for none."""
     joined = "\0".join(texts)
     return hashlib.sha256(joined.encode()).hexdigest()[:16] if texts else ""
 
 
 def report_hash(report: Report) -> str:
-    """Of what was analysed and decided; what `bench` writes into a report does not change it."""
+    """Hash of the analysis and its decisions; the measurements that `bench` writes into a report do
+    not change it."""
     decided = report.model_dump(mode="json", include={"device", "scenario", "rules", "nodes"}) | {
         "groups": [
             (row.id, row.fingerprint, row.verdict, row.instances)

@@ -1,5 +1,5 @@
-"""Where the stages meet for kernels that are in a model's source already: each written anew under
-the same name, from the launches of its own reference.
+"""Workflow of `update`: each kernel that is already in a model's source is written anew under the
+same name, from the launches of its own reference.
 
 The model's source stays. A kernel takes its arguments in the order that its calls give them, so one
 that these rules would call otherwise is left as it is, with the reason.
@@ -46,16 +46,16 @@ from fusion_advisor.workflows.analyze import Listener, Silent, stamp_of
 from fusion_advisor.workflows.patch import Captured, capturer, runs_of, seen_everywhere, tested
 
 STAGES = ("capture", "emit", "verify", "try")
-"""What `updated` tells of, in order."""
+"""Stages of `updated`, in order."""
 
 _REFERENCE = "reference"
-"""The function of an emitted file that launches what eager does."""
+"""Name of the function of an emitted file that runs eager's launches."""
 
 
 @dataclass(frozen=True)
 class Updated:
-    """The files of a package that change; the names of the kernels that were written anew, and of
-    the others why they stay. `wrong` and `ran` are as of a patch."""
+    """Changed files of a package; the names of the kernels that were written anew, and for the
+    others why they stay. `wrong` and `ran` are as of a patch."""
 
     patch: Patch = field(default_factory=Patch)
     written: tuple[str, ...] = ()
@@ -71,12 +71,13 @@ def updated(
     listener: Listener | None = None,
     captured: Captured | None = None,
 ) -> Updated:
-    """The kernels of the package beside a model's file, as this version and these rules write them.
+    """Write the kernels of the package beside a model's file as this version and these rules write
+    them.
 
-    Each is found by its calls in the model, which is captured with the kernels' references, and is
-    written from what those launch; then the model with the new kernels is held to the one with the
-    old, as a patch is. Nothing is written here. Raises UsageError and CaptureError as `patched`
-    does.
+    Each kernel is found by its calls in the model, which is captured with the kernels' references,
+    and is written from the launches of its reference; then the model with the new kernels is
+    compared with the model with the old ones, as a patch is. Nothing is written here. Raises
+    UsageError and CaptureError as `patched` does.
     """
     listener, captured = listener or Silent(), captured or capturer(request)
     model = Path(request.model.partition(":")[0]).resolve()
@@ -155,7 +156,7 @@ def updated(
 
 
 def _require_ours(text: str) -> None:
-    """NotPlaced for a kernel that is not as it was written."""
+    """Raise NotPlaced for a kernel that was edited."""
     if read_stamp(text) is None:
         raise NotPlaced("it does not say what wrote it")
     if edited(text):
@@ -163,7 +164,7 @@ def _require_ours(text: str) -> None:
 
 
 class _Calls:
-    """The calls of emitted kernels in a model that was captured with their references."""
+    """Calls of emitted kernels in a model that was captured with their references."""
 
     def __init__(self, flow: Dataflow) -> None:
         graph = flow.annotated.graph
@@ -171,7 +172,7 @@ class _Calls:
         self._flow, self._trail = flow, graph.trail
         self._sources = Sources(graph, graph.trail, {})
         self._launches: dict[int, list[int]] = {}
-        """Of each run of a reference, by its activation."""
+        """Launches of each run of a reference, by its activation."""
         for number, node in enumerate(flow.nodes):
             run = _run_of(graph, node)
             if run is not None and flow.launches(number):
@@ -180,8 +181,8 @@ class _Calls:
     def decision(
         self, file: Path, text: str, decided: Callable[[Iterable[int]], Decision]
     ) -> Decision:
-        """What these rules say of the launches behind a kernel, the same at all of its calls.
-        NotPlaced where they do not fuse them as the kernel does."""
+        """Decision of these rules on the launches behind a kernel, the same at all of its calls.
+        Raises NotPlaced where the rules do not fuse them as the kernel does."""
         activations = self._trail.activations
         runs = {r: n for r, n in self._launches.items() if Path(activations[r].file) == file}
         if not runs:
@@ -204,7 +205,7 @@ class _Calls:
         return decision
 
     def _given(self, run: int, names: Sequence[str]) -> list[Ref | None]:
-        """The tensors that a run of a reference was given, by the names of its parameters."""
+        """Tensors that a run of a reference was given, by the names of its parameters."""
         begun = next(
             step
             for step in self._trail.steps
@@ -214,7 +215,8 @@ class _Calls:
 
 
 def _run_of(graph: Graph, node: Node) -> int | None:
-    """The run of an emitted file's reference that a node was made in, by its activation."""
+    """Activation of the reference of an emitted file that a node was made in; None where
+    there is none."""
     trail = graph.trail
     step = trail.steps[node.step] if trail and node.step is not None else None
     at = step.activation if isinstance(step, Evaluation) else None
@@ -224,7 +226,8 @@ def _run_of(graph: Graph, node: Node) -> int | None:
 
 
 def _at_calls(graph: Graph, folder: Path) -> Graph:
-    """A graph whose nodes that a kernel of a package stands for have the lines that call it."""
+    """Graph whose nodes that stand for a kernel of a package have the lines that call the
+    kernel."""
     trail = graph.trail
     assert trail is not None  # asked for
 
@@ -242,7 +245,7 @@ def _at_calls(graph: Graph, folder: Path) -> Graph:
 
 
 def _signature(text: str) -> tuple[list[str], int]:
-    """The parameters of an emitted file's reference, and how many results it gives."""
+    """Parameters of an emitted file's reference, and the number of its results."""
     functions = (n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef))
     reference = next(function for function in functions if function.name == _REFERENCE)
     last = reference.body[-1]

@@ -18,19 +18,19 @@ from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case, Kernel
 from fusion_advisor.measure.child import Absent, group, way_of
 from fusion_advisor.measure.clocks import HostClock, refuse_too_fast
-from fusion_advisor.measure.driver import Subject, timing_rules, ways
+from fusion_advisor.measure.driver import BenchSubject, timing_rules, ways
 from fusion_advisor.measure.protocol import (
     EAGER,
     KERNEL,
     Apart,
     Ceilings,
     GroupJob,
-    Inductor,
+    InductorRun,
     Measurement,
     Timing,
     Way,
 )
-from fusion_advisor.support.load_kernel_file import Fault
+from fusion_advisor.support.load_kernel_file import KernelFault
 from fusion_advisor.verify.stepping import as_tuple
 from fusion_advisor.verify.tolerance import Truth, compare
 from fusion_advisor.workflows.recommend import bench_row, way_row
@@ -67,12 +67,12 @@ def test_a_right_way_has_a_time_and_its_error() -> None:
 
 
 def test_zeros_are_found_out() -> None:
-    with pytest.raises(Fault, match="error"):
+    with pytest.raises(KernelFault, match="error"):
         group(_job(), _module(torch.zeros_like), HostClock())
 
 
 def test_an_unwritten_result_is_found_out() -> None:
-    with pytest.raises(Fault, match="NaN or infinity"):
+    with pytest.raises(KernelFault, match="NaN or infinity"):
         group(_job(), _module(lambda x: torch.empty_like(x)), HostClock())
 
 
@@ -84,7 +84,7 @@ def test_a_result_of_an_earlier_call_is_found_out() -> None:
             kept[x.data_ptr()] = torch.softmax(x, -1)
         return kept[x.data_ptr()]
 
-    with pytest.raises(Fault, match="error"):
+    with pytest.raises(KernelFault, match="error"):
         group(_job(), _module(remembering), HostClock())
 
 
@@ -95,7 +95,7 @@ def test_a_way_that_goes_wrong_while_it_is_timed_is_found_out() -> None:
         calls.append(1)
         return torch.softmax(x, -1) * (1.0 if len(calls) < 3 else 0.5)
 
-    with pytest.raises(Fault, match="error"):
+    with pytest.raises(KernelFault, match="error"):
         group(_job(), _module(tiring), HostClock())
 
 
@@ -109,7 +109,7 @@ def test_a_way_that_goes_wrong_while_it_is_timed_is_found_out() -> None:
 )
 def test_other_results_are_found_out(wrong: Any, said: str) -> None:
     x = torch.randn(3, 4)
-    with pytest.raises(Fault, match=said):
+    with pytest.raises(KernelFault, match=said):
         compare(as_tuple(wrong(x)), Truth((x,), (x.double(),)), CRITERION)
 
 
@@ -118,7 +118,7 @@ def test_floats_of_eight_bits_are_compared_as_numbers() -> None:
     eager = x.to(torch.float8_e4m3fn)
     known = Truth((eager,), (x.double(),))
     assert compare((eager,), known, CRITERION).ours > 0
-    with pytest.raises(Fault, match="eager's"):
+    with pytest.raises(KernelFault, match="eager's"):
         compare((x.mul(-8).to(torch.float8_e4m3fn),), known, CRITERION)
 
 
@@ -126,7 +126,7 @@ def test_faster_than_the_memory_is_no_time() -> None:
     """A warm L2, or work on a stream that nobody waits for."""
     fastest = 1e6 * 48_000_000 / H200.datasheet_bandwidth
     refuse_too_fast(fastest, 48_000_000, TIMING)
-    with pytest.raises(Fault, match="not timed"):
+    with pytest.raises(KernelFault, match="not timed"):
         refuse_too_fast(0.9 * fastest, 48_000_000, TIMING)
 
 
@@ -148,7 +148,7 @@ def test_an_idiom_is_measured_beside_its_own_ops() -> None:
         torch.randn(8, 64), torch.randn(64),
     )  # fmt: skip
     decision = decided(flow)
-    subject = Subject("g1", "rms-norm", decision, kernel_of(lambda x: x.sin().cos(), x()), ())
+    subject = BenchSubject("g1", "rms-norm", decision, kernel_of(lambda x: x.sin().cos(), x()), ())
     found = {way.name: way for way in ways(subject)}
     assert list(found) == [
         "eager", "kernel", "framework", "Liger", "compile", "max-autotune", "reduce-overhead",
@@ -234,7 +234,7 @@ def test_the_fastest_step_is_recommended_and_the_simpler_one_when_equal() -> Non
 
 
 def test_a_row_has_the_share_of_the_copy_and_what_inductor_made() -> None:
-    seen = Inductor((("triton_poi_0", ("add",)),), (Apart(("add",), ("sum_1",), "why"),))
+    seen = InductorRun((("triton_poi_0", ("add",)),), (Apart(("add",), ("sum_1",), "why"),))
     found = replace(_timed("compile", 10.0), inductor=seen)
     row = way_row(found, 20_000_000, TOP.copy)
     assert row.share == pytest.approx(0.5)

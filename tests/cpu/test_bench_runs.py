@@ -42,7 +42,7 @@ from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.load_kernel_file import OUT_OF_MEMORY, cause, load_module, spoiled
 from fusion_advisor.support.worker import WorkerError, replied, request
 from fusion_advisor.workflows import bench as running
-from fusion_advisor.workflows.bench import Run, bench
+from fusion_advisor.workflows.bench import BenchRun, bench
 from fusion_advisor.workflows.results_db import Ledger, report_hash
 
 from .regions import H200, RULES, flow_of
@@ -140,11 +140,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 def run_of(
     analysed: tuple[Report, Graph], file: Path | None = None, *, resume: bool = False, **asked: Any
-) -> Run:
+) -> BenchRun:
     report, graph = analysed
     report = Report.model_validate_json(report.model_dump_json())
     ledger = Ledger(file, report, RULES.hash, resume=resume) if file else None
-    return Run(report, graph, RULES, {}, ledger=ledger, **asked)
+    return BenchRun(report, graph, RULES, {}, ledger=ledger, **asked)
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:
@@ -316,21 +316,21 @@ def test_another_gpu_kernel_or_analysis_is_measured_anew(
     bench(run_of(analysed, file, whole=False))
     every = [pair for pair in gpu.asked if pair[0] == "g1"]
 
-    def asked(change: Callable[[Run], None], **machine: str) -> list[tuple[str, str]]:
+    def asked(change: Callable[[BenchRun], None], **machine: str) -> list[tuple[str, str]]:
         gpu.asked, gpu.machine = [], {**MACHINE, **machine}
         run = run_of(analysed, file, resume=True, whole=False)
         change(run)
         bench(run)
         return [pair for pair in gpu.asked if pair[0] == "g1"]
 
-    def other_kernel(run: Run) -> None:
+    def other_kernel(run: BenchRun) -> None:
         run.texts = {"g1": "# another\n"}
 
-    def other_analysis(run: Run) -> None:
+    def other_analysis(run: BenchRun) -> None:
         run.report.nodes[0].shape = [1]
         run.ledger = Ledger(file, run.report, RULES.hash, resume=True)
 
-    def other_rules(run: Run) -> None:
+    def other_rules(run: BenchRun) -> None:
         run.ledger = Ledger(file, run.report, "another", resume=True)
 
     assert asked(lambda run: None, **{"clocks.current.sm": "345"}) == []

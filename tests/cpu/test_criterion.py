@@ -8,7 +8,7 @@ from itertools import repeat
 import pytest
 import torch
 
-from fusion_advisor.support.load_kernel_file import Fault
+from fusion_advisor.support.load_kernel_file import KernelFault
 from fusion_advisor.verify.stepping import as_tuple, truth_of
 from fusion_advisor.verify.tolerance import TooFew, Truth, compare, ulp, ulps_of
 
@@ -41,7 +41,7 @@ def test_twice_eager_and_two_ulps_hold_and_one_more_does_not(eager: float, ulps:
     error = compare(off(EXACT, allowed), known, CRITERION)
     assert error.ours == error.tolerance == allowed
     assert error.eager == eager
-    with pytest.raises(Fault, match=r"output 0\[4095\].*allowed"):
+    with pytest.raises(KernelFault, match=r"output 0\[4095\].*allowed"):
         compare(off(EXACT, allowed + one), known, CRITERION)
 
 
@@ -68,7 +68,7 @@ def test_eager_is_drawn_further_where_a_draw_has_few_elements() -> None:
     assert len(asked) == 8  # as many as settle it
 
     asked.clear()
-    with pytest.raises(Fault) as wrong:
+    with pytest.raises(KernelFault) as wrong:
         compare(off(few, 3 * error), truth(few), CRITERION, further=further())
     assert len(asked) == MANY // 16 - 1  # with the first draw so many elements
     assert not isinstance(wrong.value, TooFew)
@@ -77,12 +77,12 @@ def test_eager_is_drawn_further_where_a_draw_has_few_elements() -> None:
 def test_an_empty_result_of_integers_stands_beside_others() -> None:
     empty = torch.empty(0, dtype=torch.int32)
     known = Truth((empty, *truth(EXACT).eager), (empty, EXACT))
-    with pytest.raises(Fault, match="output 1"):
+    with pytest.raises(KernelFault, match="output 1"):
         compare((empty, *off(EXACT, 1.0)), known, CRITERION)
 
 
 def test_enough_elements_ask_for_no_other_draw() -> None:
-    with pytest.raises(Fault):
+    with pytest.raises(KernelFault):
         compare(off(EXACT, 1.0), truth(EXACT), CRITERION, further=repeat(truth(EXACT, 1.0)))
 
 
@@ -104,7 +104,7 @@ def test_what_is_not_finite_stands_where_it_should(value: float) -> None:
     for wrong in ([value, value], [1.0, 2.0], [1.0, -value]):
         if wrong[1] == value or wrong[1] != wrong[1]:
             continue
-        with pytest.raises(Fault, match="NaN or infinity"):
+        with pytest.raises(KernelFault, match="NaN or infinity"):
             compare((torch.tensor(wrong),), known, CRITERION)
 
 
@@ -131,14 +131,14 @@ def test_integers_and_booleans_equal_float64s_but_within_eagers_error_of_a_step(
     assert 0 < compare((near, bools), known, CRITERION).stepped <= 1 / MANY
     far = exact[0].clone().to(torch.int32)
     far[101] += 1  # a whole number: no step is near
-    with pytest.raises(Fault, match=r"output 0\[101\]"):
+    with pytest.raises(KernelFault, match=r"output 0\[101\]"):
         compare((far, bools), known, CRITERION)
-    with pytest.raises(Fault, match="output 1"):
+    with pytest.raises(KernelFault, match="output 1"):
         compare((exact[0].to(torch.int32), ~bools), known, CRITERION)
 
 
 def test_a_poisoned_byte_is_no_true() -> None:
     exact = torch.ones(3, dtype=torch.bool)
     poisoned = torch.full((3,), 0x7F, dtype=torch.uint8).view(torch.bool)
-    with pytest.raises(Fault):
+    with pytest.raises(KernelFault):
         compare((poisoned,), Truth((exact,), (exact,)), CRITERION)

@@ -23,14 +23,14 @@ from fusion_advisor.measure.protocol import (
     KERNEL_COMPILED,
     Apart,
     GroupJob,
-    Inductor,
+    InductorRun,
     Measurement,
     ModelJob,
     Replacement,
 )
 from fusion_advisor.report.schema import GroupRow
 from fusion_advisor.support.load_kernel_file import load_module
-from fusion_advisor.workflows.inductor_overlap import beside
+from fusion_advisor.workflows.inductor_overlap import overlapping_kernels
 from fusion_advisor.workflows.recommend import way_row
 
 from .regions import H200, RULES, decided, flow_of
@@ -191,7 +191,7 @@ def test_a_function_with_other_lines_has_no_owners() -> None:
 def test_records_of_another_inductor_are_said_to_be_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def other(*_: Any) -> Inductor:
+    def other(*_: Any) -> InductorRun:
         raise AttributeError("no such record")
 
     monkeypatch.setattr(inductor_coverage, "_made", other)
@@ -203,16 +203,16 @@ def test_records_of_another_inductor_are_said_to_be_unknown(
 
 
 def test_kernels_of_the_model_stand_beside_the_groups() -> None:
-    seen = Inductor(
+    seen = InductorRun(
         (("k0", ("a", "b")), ("k1", ("c", "z")), ("k2", ("y",))),
         (Apart(("a",), ("c",), "why"), Apart(("a",), ("z",), "another")),
     )
     row = way_row(Measurement("model", "compile", inductor=seen), 0, 1.0)
     one = GroupRow.model_construct(instances=[["a", "b", "c"], ["d", "e", "f"]])
-    kernels, apart = beside(one, [row])
+    kernels, apart = overlapping_kernels(one, [row])
     assert [(k.kernel, k.inside, k.outside) for k in kernels] == [
         ("k0", ["a", "b"], []),
         ("k1", ["c"], ["z"]),
     ]
     assert [pair.why for pair in apart] == ["why"]
-    assert beside(one, []) == ([], [])
+    assert overlapping_kernels(one, []) == ([], [])

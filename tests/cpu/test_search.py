@@ -48,7 +48,7 @@ from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import Provers
 from fusion_advisor.workflows import analyze as pipeline
 from fusion_advisor.workflows.analyze import Analysis, analyze
-from fusion_advisor.workflows.bench import Run
+from fusion_advisor.workflows.bench import BenchRun
 from fusion_advisor.workflows.bench import searched as in_a_folder
 from fusion_advisor.workflows.patch import Patched, patched
 
@@ -395,7 +395,7 @@ def test_a_folder_is_searched_without_the_model(analyses: tuple[Analysis, Analys
     """As `bench --search` does: its file says the same of its making, and what was found."""
     plain, searched = analyses
     before = plain.kernels[0].text
-    run = Run(plain.report, plain.flow.annotated.graph, RULES, {"g1": before})
+    run = BenchRun(plain.report, plain.flow.annotated.graph, RULES, {"g1": before})
     ((row, found, text),) = in_a_folder(run, second, UNPROVEN)
     assert (row.id, found.failure) == ("g1", "")
     assert body(text) == body(searched.kernels[0].text)
@@ -412,7 +412,7 @@ def test_a_folder_is_searched_without_the_model(analyses: tuple[Analysis, Analys
 def test_a_file_that_was_edited_stays(analyses: tuple[Analysis, Analysis]) -> None:
     plain, _ = analyses
     mine = plain.kernels[0].text.replace("num_warps=", "num_warps=1 * ")
-    run = Run(plain.report, plain.flow.annotated.graph, RULES, {"g1": mine})
+    run = BenchRun(plain.report, plain.flow.annotated.graph, RULES, {"g1": mine})
     ((_, found, text),) = in_a_folder(run, second, UNPROVEN)
     assert found.failure.endswith("softmax.py was edited since it was written")
     assert text == mine

@@ -20,7 +20,7 @@ from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.measure.child import answers
 from fusion_advisor.measure.clocks import HostClock
-from fusion_advisor.measure.driver import Subject, in_place, measure_model, timing_rules
+from fusion_advisor.measure.driver import BenchSubject, in_place, measure_model, timing_rules
 from fusion_advisor.measure.protocol import (
     KERNEL,
     Measurement,
@@ -107,7 +107,7 @@ class Asked:
 def replacements(flow: Dataflow) -> list[Replacement]:
     grouping = fuse(flow, RULES).grouping
     subjects = [
-        Subject(f"g{n}", "", found.decision, emit(flow, found.decision, f"g{n}", RULES),
+        BenchSubject(f"g{n}", "", found.decision, emit(flow, found.decision, f"g{n}", RULES),
                 tuple(found.instances))
         for n, found in enumerate(grouping.groups)
     ]  # fmt: skip
@@ -117,7 +117,7 @@ def replacements(flow: Dataflow) -> list[Replacement]:
 def replacement_of(flow: Dataflow, *names: str) -> Replacement:
     decision = decide(flow, [flow.position[name] for name in names], RULES)
     kernel = emit(flow, decision, "some", RULES)
-    subject = Subject("g1", "", decision, kernel, (decision.subject.launches,))
+    subject = BenchSubject("g1", "", decision, kernel, (decision.subject.launches,))
     (found,) = in_place(flow, [subject], RULES)
     return found
 

@@ -11,7 +11,7 @@ from fusion_advisor.codegen.emit import emit
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.measure.child import model
 from fusion_advisor.measure.clocks import DeviceClock
-from fusion_advisor.measure.driver import Subject, in_place, model_job, timing_rules
+from fusion_advisor.measure.driver import BenchSubject, in_place, model_job, timing_rules
 from fusion_advisor.measure.protocol import COMPILED, KERNEL_COMPILED, Way
 
 from ..cpu.regions import H200, RULES, flow_of
@@ -36,7 +36,7 @@ def test_every_launch_is_in_a_kernel(way: Way, tmp_path: Path) -> None:
         launches = (places["sin"], places["softmax"])
         decision = decide(flow, launches, RULES)
         kernel = emit(flow, decision, "sin_softmax", RULES, full_size=True)
-        subject = Subject("g1", "chain", decision, kernel, (launches,))
+        subject = BenchSubject("g1", "chain", decision, kernel, (launches,))
         emitted = way is KERNEL_COMPILED
         replaced = tuple(in_place(flow, [subject], RULES)) if emitted else ()
         job = model_job(flow, replaced, way, TIMING)

@@ -11,7 +11,7 @@ import torch
 from fusion_advisor.measure.clocks import DeviceClock
 from fusion_advisor.measure.driver import timing_rules
 from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.support.load_kernel_file import Fault
+from fusion_advisor.support.load_kernel_file import KernelFault
 
 pytestmark = pytest.mark.gpu
 MEBI = 1 << 20
@@ -43,7 +43,7 @@ def test_work_on_another_stream_is_no_time(clock: DeviceClock) -> None:
         with torch.cuda.stream(side):
             target.copy_(source)
 
-    with pytest.raises(Fault, match="not timed"):
+    with pytest.raises(KernelFault, match="not timed"):
         clock.time(call, 2 * source.nbytes)
 
 

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.ci.cache import Outcome, cache_folder, find, find_graph, keep, keep_graph
+from fusion_advisor.ci.cache import (
+    AnalysisOutcome,
+    cache_folder,
+    find,
+    find_graph,
+    keep,
+    keep_graph,
+)
 from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.graph_json import graph_to_data
 from fusion_advisor.ir.kernel import Check, Compiled
@@ -38,7 +45,7 @@ def kept(model: Path, rules: Rulebook = RULES, /, **options: object) -> tuple[Pa
     """A folder with an entry for a request."""
     request = replace(Request("model.py"), **options)  # type: ignore[arg-type]
     folder = model.parent / "cache"
-    outcome = Outcome(mixed(), {"softmax": "text\n"}, {"nodes": []})
+    outcome = AnalysisOutcome(mixed(), {"softmax": "text\n"}, {"nodes": []})
     files = [str(model), str(model.parent / "parts.py")]
     keep(folder, request, rules, outcome, files, time.time() + 1)
     return folder, request
@@ -47,7 +54,7 @@ def kept(model: Path, rules: Rulebook = RULES, /, **options: object) -> tuple[Pa
 def test_what_was_kept_is_found(model: Path) -> None:
     folder, request = kept(model)
     found = find(folder, request, RULES)
-    assert found == Outcome(mixed(), {"softmax": "text\n"}, {"nodes": []})
+    assert found == AnalysisOutcome(mixed(), {"softmax": "text\n"}, {"nodes": []})
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -99,7 +106,7 @@ def test_another_working_directory_is_a_miss(model: Path, monkeypatch: pytest.Mo
 
 
 def test_a_file_written_during_the_run_keeps_nothing(model: Path) -> None:
-    outcome = Outcome(mixed(), {}, {})
+    outcome = AnalysisOutcome(mixed(), {}, {})
     folder = model.parent / "cache"
     keep(folder, Request("model.py"), RULES, outcome, [str(model)], time.time() - 60)
     assert find(folder, Request("model.py"), RULES) is None

@@ -12,8 +12,8 @@ from fusion_advisor.ci.configuration import settled
 from fusion_advisor.ir.graph import Graph, Node, Ref, Tensor
 from fusion_advisor.ir.graph_json import graph_to_data
 from fusion_advisor.ir.recording_file import (
-    Call,
     LeftOut,
+    RecordedCall,
     Recording,
     names_json,
     recorded_graph,
@@ -32,9 +32,9 @@ GRAPH = Graph(
     (Ref("y"),),
 )
 DATA = json.loads(json.dumps(graph_to_data(GRAPH)))
-FIRST = Call("call-1", 5, 1, "eval", False, "bfloat16", {"args": []}, DATA)
-SECOND = Call("call-2", 2, 1, "train", True, None, {"args": []}, DATA)
-FAILED = Call("call-3", 1, 1, "eval", True, None, {"args": []}, None, "it raised")
+FIRST = RecordedCall("call-1", 5, 1, "eval", False, "bfloat16", {"args": []}, DATA)
+SECOND = RecordedCall("call-2", 2, 1, "train", True, None, {"args": []}, DATA)
+FAILED = RecordedCall("call-3", 1, 1, "eval", True, None, {"args": []}, None, "it raised")
 
 
 @pytest.fixture

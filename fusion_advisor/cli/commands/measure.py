@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from fusion_advisor.ci.configuration import Settings
     from fusion_advisor.report.schema import WayRow
-    from fusion_advisor.workflows.bench import Run
+    from fusion_advisor.workflows.bench import BenchRun
 
 
 @takes_options
@@ -106,7 +106,7 @@ def _bench(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from fusion_advisor.report.formats import EXTENSIONS, render
-    from fusion_advisor.workflows.bench import Run, bench, read
+    from fusion_advisor.workflows.bench import BenchRun, bench, read
     from fusion_advisor.workflows.results_db import Ledger
 
     report, graph, texts = read(file)
@@ -120,7 +120,7 @@ def _bench(
 
         rulebook = rulebook_of(settings.rules)
         ledger = Ledger(out / "bench.jsonl", report, rulebook.hash, resume=resume)
-        run = Run(
+        run = BenchRun(
             report, graph, rulebook, texts, tuple(only), candidates, compiled,
             whole=whole and not rehearse, rehearse=rehearse, told=told,
             ledger=None if rehearse else ledger,
@@ -145,7 +145,7 @@ def _told(failures: Iterable[tuple[str, WayRow]]) -> int:
     return FAILED if broken else 0
 
 
-def _search(run: Run, out: Path) -> dict[str, str]:
+def _search(run: BenchRun, out: Path) -> dict[str, str]:
     """Writes each group's kernel in its fastest configuration as soon as that is found; the texts
     by the groups."""
     from fusion_advisor.measure.search import searching

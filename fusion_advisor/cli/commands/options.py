@@ -63,8 +63,8 @@ Debug = Annotated[bool, typer.Option("--debug", help="show tracebacks and the mo
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What every command takes that captures a model. None: as pyproject.toml has it, else by
-    default."""
+    """Options of every command that captures a model. None: as pyproject.toml has it, else
+    by default."""
 
     model: Annotated[
         str | None,

@@ -17,7 +17,7 @@ from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.files import require_file, require_folder, write
 
 if TYPE_CHECKING:
-    from fusion_advisor.ci.cache import Outcome
+    from fusion_advisor.ci.cache import AnalysisOutcome
     from fusion_advisor.ir.graph import Graph
     from fusion_advisor.ir.scenario import Request
     from fusion_advisor.measure.search import Searched, Searcher
@@ -25,10 +25,19 @@ if TYPE_CHECKING:
     from fusion_advisor.workflows.analyze import Analysis
 
 
-def outcome_of(request: Request, verbose: bool, *, cached: bool, assumed: bool = True) -> Outcome:
+def outcome_of(
+    request: Request, verbose: bool, *, cached: bool, assumed: bool = True
+) -> AnalysisOutcome:
     """Report, kernels and graph of a request: from the cache where it has them, else anew. Prints
     what was `assumed`; an empty `assumed` prints nothing."""
-    from fusion_advisor.ci.cache import Outcome, cache_folder, find, find_graph, keep, keep_graph
+    from fusion_advisor.ci.cache import (
+        AnalysisOutcome,
+        cache_folder,
+        find,
+        find_graph,
+        keep,
+        keep_graph,
+    )
     from fusion_advisor.frontend.child import dismiss
     from fusion_advisor.ir.frames import named
     from fusion_advisor.ir.graph_json import graph_to_data
@@ -52,7 +61,7 @@ def outcome_of(request: Request, verbose: bool, *, cached: bool, assumed: bool =
     graph = analysis.flow.annotated.graph
     texts = {kernel.name: kernel.text for kernel in analysis.kernels}
     alike = graph.naming(lambda file: named(file, os.getcwd()))
-    outcome = Outcome(analysis.report, texts, graph_to_data(alike))
+    outcome = AnalysisOutcome(analysis.report, texts, graph_to_data(alike))
     if cached and known is None:
         keep_graph(folder, request, rulebook, graph_to_data(graph), graph.files, started)
     if cached and not _failed_check(analysis.report) and not analysis.report.faults:
@@ -140,7 +149,7 @@ def require_room(out: Path) -> None:
         require_file(out / name)
 
 
-def write_folder(out: Path, outcome: Outcome) -> None:
+def write_folder(out: Path, outcome: AnalysisOutcome) -> None:
     """Write the kernels and every format of the report, in place of an earlier run's."""
     from fusion_advisor.report.formats import EXTENSIONS, render
 

@@ -1,4 +1,4 @@
-"""The gates by the name of the obstacle that each measures."""
+"""Gates by the name of the obstacle that each measures."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What a gate is given, and what it returns. A gate measures; `decide` alone compares."""
+"""Input and output of a gate. A gate measures; `decide` alone compares."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from fusion_advisor.schedules.select import Planned
 
 @dataclass(frozen=True)
 class Subject:
-    """A set of launches that might become one kernel, with all that is known of it.
-
-    `expressed` and `planned` are None where the region form has no place for the set; `problem`
-    says why.
-    """
+    """Set of launches that might become one kernel, with everything known of it. `expressed` and
+    `planned` are None where the region form cannot express the set; `problem` says why."""
 
     flow: Dataflow
     launches: tuple[int, ...]
@@ -36,12 +33,12 @@ class Subject:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that would be emitted."""
+        """Plan that would be emitted; None where there is none."""
         return self.planned.plans[0] if self.planned and self.planned.plans else None
 
     @property
     def hopeless(self) -> bool:
-        """No larger set can have a plan either."""
+        """Whether no larger set can have a plan either."""
         if self.problem is not None:
             return self.problem.final
         return self.planned is not None and any(r.final for r in self.planned.refusals)
@@ -56,7 +53,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A measurement against a limit, both in `unit`. `measured` is None when it cannot be known."""
+    """Measurement against a limit, both in `unit`. `measured` is None when it cannot be known."""
 
     measured: float | None
     limit: float

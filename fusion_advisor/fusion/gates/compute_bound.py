@@ -1,4 +1,4 @@
-"""FA101: the arithmetic intensity of the most intense op against the ridge of its unit."""
+"""FA101: arithmetic intensity of the most intense op against the ridge of its unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""FA801: values that feed a step (comparison, rounding, arg-reduction) unlike eager's rounding."""
+"""FA801: values that feed a discontinuous op (comparison, rounding, arg-reduction) and are rounded
+otherwise than eager's."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from fusion_advisor.region.builder import FLOAT_DTYPES
 
 
 def _asks_for_infinity(node: Node) -> bool:
-    """`x == inf`: no rounding answers it otherwise, short of an overflow that eager has too."""
+    """Whether the node is `x == inf`: rounding does not change its answer, short of an overflow
+    that eager has too."""
     other = node.args[1] if len(node.args) > 1 else None
     compares = node.op in ("aten.eq.Scalar", "aten.ne.Scalar")
     return compares and isinstance(other, float) and math.isinf(other)
 
 
 def measure(subject: Subject) -> Reading:
-    """How many floating values computed inside feed an op that can jump."""
+    """Count the floating values computed inside the set that feed a discontinuous op."""
     flow, inside = subject.flow, set(subject.launches)
     found: list[str] = []
     for launch in subject.launches:

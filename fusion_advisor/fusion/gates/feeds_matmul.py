@@ -1,4 +1,4 @@
-"""FA701: a reduced-and-broadcast value that a matrix product inside the group would consume."""
+"""FA701: reduced-and-broadcast value that a matrix product inside the group would consume."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _PRODUCTS = ("matmul", "attention", "convolution")
 
 
 def measure(subject: Subject) -> Reading:
-    """Products inside whose operand comes from a reduction inside: every program of the product
-    would need the whole of it, so it stays a tensor."""
+    """Count the products inside whose operand comes from a reduction inside: every program of the
+    product would need the whole operand, so it stays a tensor."""
     flow, inside = subject.flow, 0
     launches = set(subject.launches)
     for product in subject.launches:

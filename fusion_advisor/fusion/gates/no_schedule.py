@@ -1,4 +1,4 @@
-"""FA901: is there a plan at all? Without one the outcome is unknown, and unknown never fuses."""
+"""FA901: existence of a plan. Without a plan the outcome is unknown, and unknown never fuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fusion_advisor.fusion.gates.base import Reading, Subject
 
 
 def measure(subject: Subject) -> Reading:
-    """The number of plans; unknown when there is none."""
+    """Count the plans; unknown when there is none."""
     limit = subject.rulebook.gate("no-schedule").number("plans").value
     if subject.planned is None:
         return Reading(None, limit, str(subject.problem))

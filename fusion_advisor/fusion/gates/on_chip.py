@@ -1,4 +1,5 @@
-"""FA201: the values alive at once at the plan's smallest tile, against a share of shared memory."""
+"""FA201: bytes of the values alive at once at the plan's smallest tile, against a share of shared
+memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FA301: what a plan reads again because its reductions do not share one pattern."""
+"""FA301: bytes that a plan reads again because its reductions do not share one pattern."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fusion_advisor.fusion.gates.base import Reading, Subject
 
 
 def measure(subject: Subject) -> Reading:
-    """The share of bytes read again; a whole further pass where no plan covers the axes."""
+    """Share of bytes read again; a whole further pass where no plan covers the axes."""
     limit = subject.rulebook.gate("parallel-pattern").number("finish_share").value
     if subject.plan is not None:
         return Reading(

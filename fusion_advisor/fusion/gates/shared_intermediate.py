@@ -1,4 +1,4 @@
-"""FA601: intermediates that someone outside needs too. Each is stored once and counted."""
+"""FA601: intermediates that a launch outside needs too. Each is stored once and counted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fusion_advisor.fusion.gates.base import Reading, Subject
 
 
 def measure(subject: Subject) -> Reading:
-    """How many results are also read inside."""
+    """Count the results that are also read inside."""
     inside = set(subject.launches)
     flow = subject.flow
     shared = [r.node for r in subject.border.outputs if any(u in inside for u in flow.uses(r))]

@@ -7,14 +7,14 @@ from fusion_advisor.fusion.lower import fused_traffic
 
 
 def fused_bytes(subject: Subject) -> int:
-    """The plan's bytes; without a plan, what must cross the border at least."""
+    """Bytes that the plan moves; without a plan, the bytes that must cross the border at least."""
     if subject.plan is not None:
         return subject.plan.bytes_read + subject.plan.bytes_written
     return fused_traffic(subject.flow, subject.border)
 
 
 def measure(subject: Subject) -> Reading:
-    """How many times fewer bytes the fused kernel moves."""
+    """Ratio of unfused bytes to the fused kernel's bytes."""
     limit = subject.rulebook.gate("traffic-saving").number("ratio").value
     unfused, fused = subject.unfused_bytes, fused_bytes(subject)
     ratio = unfused / fused if fused else float(len(subject.launches))

@@ -1,6 +1,6 @@
-"""The report in each format: every module here has one `render(report) -> str`.
+"""Formats of the report: every module here has one `render(report) -> str`.
 
-They are imported where they are used, because rich and pydantic take time.
+The modules are imported where they are used, because rich and pydantic take time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMATS = {
     "sarif": "sarif",
     "model-explorer": "model_explorer",
 }
-"""Each format's name on the command line, and its module."""
+"""Name of each format on the command line, and its module."""
 
 EXTENSIONS = {
     "json": "json",
@@ -30,11 +30,11 @@ EXTENSIONS = {
     "sarif": "sarif",
     "model-explorer": "explorer.json",
 }
-"""What `--out` writes beside the kernels."""
+"""Extensions of the files that `--out` writes beside the kernels."""
 
 
 def render(report: Report, name: str) -> str:
-    """The report in a format. UsageError names the known formats."""
+    """Render the report in a format. UsageError names the known formats."""
     if name not in FORMATS:
         raise UsageError(f"unknown format {name!r}: known: {', '.join(FORMATS)}")
     return import_module(f"{__name__}.{FORMATS[name]}").render(report)

@@ -1,4 +1,4 @@
-"""The report as one HTML page that opens from disk and asks the network for nothing.
+"""Report as one HTML page that opens from disk and asks the network for nothing.
 
 The page carries its style, its scripts and the report's data. A Content-Security-Policy lets
 exactly that style and those scripts run, by their hashes, and forbids every connection; the scripts
@@ -24,14 +24,14 @@ SCRIPTS = (
     "format", "numbers", "dom", "theme", "model", "state", "table", "overview", "layout",
     "viewport", "roofline", "graph", "details", "lists", "main",
 )  # fmt: skip
-"""The page's modules, each after those that it imports."""
+"""Modules of the page, each after those that it imports."""
 
 _IMPORT = re.compile(r"^import \{[^}]*\} from \"\./\w+\.js\";\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=const|function|class)", re.MULTILINE)
 
 
 def render(report: Report) -> str:
-    """The whole page. What a kernel's source is comes from the report as it was loaded."""
+    """Render the whole page. The kernels' source comes from the report as it was loaded."""
     style, script = _part("style.css"), _script()
     page = Template(_part("index.html"))
     return page.substitute(
@@ -49,7 +49,7 @@ def _part(name: str) -> str:
 
 
 def _script() -> str:
-    """All modules as one: in a file without a server, modules cannot import each other."""
+    """Join all modules into one: in a file without a server, modules cannot import each other."""
     whole = "\n".join(_EXPORT.sub("", _IMPORT.sub("", _part(f"{name}.js"))) for name in SCRIPTS)
     return f'\n"use strict";\n{whole}'
 
@@ -59,7 +59,7 @@ def _hash(text: str) -> str:
 
 
 def _in_script(json: str) -> str:
-    """JSON that no string in it can end the script element of."""
+    """Escape JSON so that no string in it can end the script element."""
     for character in "<>&\u2028\u2029":
         json = json.replace(character, f"\\u{ord(character):04x}")
     return json

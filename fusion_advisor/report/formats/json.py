@@ -1,4 +1,4 @@
-"""The report as JSON: CONTRACT's fields, one document."""
+"""Report as one JSON document, with the fields of the schema."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from fusion_advisor.report.schema import Report
 
 
 def render(report: Report) -> str:
-    """Indented by one, ending in a newline."""
+    """Render the report as JSON, indented by one, ending in a newline."""
     return report.model_dump_json(indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""The report as Markdown, for a comment on a pull request: the answer first, the detail folded."""
+"""Report as Markdown, for a comment on a pull request: the answer first, the detail folded."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from fusion_advisor.report.formats import wording
 from fusion_advisor.report.schema import AdviceRow, BenchRow, GroupRow, Report
 
 LIMIT = 65_536
-"""Bytes of the text: GitHub takes comments of so many characters."""
+"""Limit on the text's bytes: GitHub takes comments of so many characters."""
 
 _TOP = (50, 25, 12, 6, 3, 1, 0)
-"""Rows of each list, the most that stay within the limit."""
+"""Rows of each list that are tried, the largest number first, until the text stays within
+the limit."""
 
 _LONGEST = 400
-"""Characters of the report's that one cell or line shows."""
+"""Limit on the characters of the report's text in one cell or line."""
 
 
 def render(report: Report) -> str:
-    """Headings, tables and folded details, below LIMIT; what a list leaves out is counted."""
+    """Render headings, tables and folded details, below LIMIT; rows that a list leaves out
+    are counted."""
     texts = ("\n".join(_lines(report, top)) + "\n" for top in _TOP)
     return next(text for text in texts if len(text.encode()) <= LIMIT)
 
@@ -189,13 +191,15 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[s
 
 
 def _cells(values: Iterable[str]) -> str:
-    """A row; a table is split at bars before anything else is read, in code too."""
+    """Join a table row; GitHub splits a table at bars before anything else, in code too, so bars
+    are escaped."""
     barred = (value.replace("|", "\\|") for value in values)
     return f"| {' | '.join(barred)} |"
 
 
 def _shown(text: str) -> str:
-    """One line that shows every character: what has no glyph by its number."""
+    """Escape a text into one line that shows every character: a character without a glyph
+    by its number."""
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     visible = (c if c.isprintable() else f"U+{ord(c):04X}" for c in " ".join(text.split()))
     return "".join(visible)
@@ -205,12 +209,12 @@ _MEANS_SOMETHING = re.compile(r"[\\`*_\[\]<>&~$]|:(?=//)|(?<=www)\.")
 
 
 def _text(text: str) -> str:
-    """A text of the report as itself: no markup, no link, nobody mentioned."""
+    """Escape a text so that it has no markup, no link, and mentions nobody."""
     return _MEANS_SOMETHING.sub(r"\\\g<0>", _shown(text)).replace("@", "@&#8203;")
 
 
 def _code(text: str) -> str:
-    """A text as code, in which nothing has a meaning but the fence."""
+    """Format a text as code, in which nothing has a meaning but the fence."""
     shown = _shown(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     pad = " " if shown.startswith("`") or shown.endswith("`") else ""

@@ -1,7 +1,7 @@
-"""The report as node data for Google's Model Explorer, to be laid over the same model's `.pt2`.
+"""Report as node data for Google's Model Explorer, to be laid over the same model's `.pt2`.
 
-Each node of the exported program has the microseconds that eager's launches for it are predicted to
-take, which the viewer adds up by module, and the colour of the group that they are in.
+Each node of the exported program has the predicted microseconds of eager's launches for it, which
+the viewer adds up by module, and the colour of its group.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from fusion_advisor.report.schema import NodeRow, Report
 _GROUPS = (
     "#a6cee3", "#b2df8a", "#fdbf6f", "#cab2d6", "#fb9a99", "#ffff99", "#80cdc1", "#f4a582",
 )  # fmt: skip
-"""Light enough for black text, told apart by most eyes; the groups take them in turn."""
+"""Colours of groups: light enough for black text, distinct for most eyes; the groups take
+them in turn."""
 
 _ALONE = "#eeeeee"
-"""A launch that is in no group."""
+"""Colour of a launch that is in no group."""
 
 
 def render(report: Report) -> str:
-    """One set of node data, by the names of the exported program's nodes."""
+    """Render one set of node data, by the names of the exported program's nodes."""
     times: dict[str, float] = defaultdict(float)
     colours: dict[str, str] = {}
     coloured = _coloured(report)
@@ -50,7 +51,7 @@ def _key(row: NodeRow) -> str:
 
 
 def _coloured(report: Report) -> dict[str, str]:
-    """The colour of each launch that is in a group."""
+    """Colour of each launch that is in a group."""
     return {
         node: _GROUPS[number % len(_GROUPS)]
         for number, group in enumerate(report.groups)
@@ -60,7 +61,7 @@ def _coloured(report: Report) -> dict[str, str]:
 
 
 def _legend(report: Report) -> str:
-    """Which group is which colour, as far as the colours go."""
+    """Legend of groups and colours, as far as the colours go."""
     named = zip(report.groups, _GROUPS, strict=False)
-    said = [f"{group.id} {wording.computes(group)} {colour}" for group, colour in named]
-    return ", ".join([*said, f"none {_ALONE}"])
+    entries = [f"{group.id} {wording.computes(group)} {colour}" for group, colour in named]
+    return ", ".join([*entries, f"none {_ALONE}"])

@@ -1,4 +1,4 @@
-"""What the HTML page shows: the report's rows in columns, and its numbers and verdicts said."""
+"""Data of the HTML page: the report's rows in columns, and its numbers and verdicts in words."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from fusion_advisor.report.schema import AdviceRow, GroupRow, KernelRow, NodeRow
 
 
 def page_data(report: Report) -> dict[str, Any]:
-    """Nodes stand by their position, groups and candidates in one list by theirs. Bytes are HBM
-    bytes, `us` microseconds; a group's figures are of one instance where they do not say total."""
+    """Build the page's data. Nodes stand by their position, groups and candidates in one list by
+    theirs. Bytes are HBM bytes, `us` microseconds; a group's figures are of one instance where they
+    do not say total."""
     place = {node.name: i for i, node in enumerate(report.nodes)}
     apart = {row.id for row in wording.apart(report)}
     return {
@@ -53,7 +54,8 @@ def page_data(report: Report) -> dict[str, Any]:
 
 
 def _headline(report: Report) -> str:
-    """What to fuse and what it saves, and the advice that saves more than any group."""
+    """Headline: the groups to fuse with their saving, and the advice that saves more than
+    any group."""
     row = report.totals
     first = next(iter(wording.todo(report)), None)
     advised = ""
@@ -75,7 +77,7 @@ def _headline(report: Report) -> str:
 
 
 def _setting(report: Report) -> list[tuple[str, str]]:
-    """What all figures are for: first of all that is said of the report."""
+    """Setting that all figures are for, shown before everything else."""
     rows = [
         ("device", report.device.title),
         ("mode", wording.scenario(report)),
@@ -88,7 +90,7 @@ def _setting(report: Report) -> list[tuple[str, str]]:
 
 
 def _todo(report: Report) -> list[dict[str, Any]]:
-    """What to do, ranked; a fusion by the position of its group, advice with all that is known."""
+    """Actions, ranked; a fusion by the position of its group, advice with all its fields."""
     places = {row.id: i for i, row in enumerate(report.groups)}
     rows: list[dict[str, Any]] = []
     for number, todo in enumerate(wording.todo(report), 1):
@@ -113,7 +115,7 @@ def _todo(report: Report) -> list[dict[str, Any]]:
 
 
 def _about(report: Report) -> list[tuple[str, str]]:
-    """What was run, judged for what, by what."""
+    """Run of the tool: model, device and version."""
     tool, rules = report.tool, report.rules
     rows = [
         ("device", f"{report.device.title}; {wording.device(report)}"),
@@ -131,7 +133,7 @@ def _about(report: Report) -> list[tuple[str, str]]:
 
 
 def _traffic(report: Report) -> dict[str, Any]:
-    """The steps from the bytes of today to those after fusing, the largest first."""
+    """Steps from the bytes of today to those after fusing, the largest first."""
     row = report.totals
     steps = [
         {"group": i, "bytes": group.traffic.saved_bytes * len(group.instances)}
@@ -150,7 +152,8 @@ def _traffic(report: Report) -> dict[str, Any]:
 
 
 def _nodes(report: Report, place: Mapping[str, int]) -> dict[str, Any]:
-    """A column a field. What comes back often is a list of values and a position for each node."""
+    """Node table with a column per field. A column of repeated values is a list of values and a
+    position for each node."""
     rows = report.nodes
     grouped = {
         name: i
@@ -191,7 +194,7 @@ def _shape(row: NodeRow) -> str:
 
 
 def _group(report: Report, row: GroupRow, place: Mapping[str, int], kind: str) -> dict[str, Any]:
-    """A group, or a rejected candidate; `part` is one that lies in what is fused anyway."""
+    """Group, or rejected candidate; a `part` lies within a region that is fused anyway."""
     instances = [[place[name] for name in names if name in place] for names in row.instances]
     low, high = row.predicted.interval
     deciding = row.deciding

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from fusion_advisor.report.schema import NodeRow
 
 _CONTEXT = 4
-"""Nodes in a row that have to come again before a period is tried."""
+"""Nodes in a row that have to repeat before a period is tried."""
 
 _PERIODS = 64
-"""Periods that are tried, the most frequent first."""
+"""Number of periods that are tried, the most frequent first."""
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """`count` stretches of `length` nodes each, the first of which begins at `start`."""
+    """Repeat of `count` stretches of `length` nodes each; the first begins at `start`."""
 
     start: int
     length: int
@@ -35,7 +35,7 @@ class Repeat:
 
 
 def repeats(nodes: Sequence[NodeRow]) -> list[Repeat]:
-    """Disjoint repeats in the graph's order. The one that hides most is taken first."""
+    """Find disjoint repeats in the graph's order. The one that hides most nodes is taken first."""
     kinds: dict[tuple[object, ...], int] = {}
     series = [kinds.setdefault(_kind(node), len(kinds)) for node in nodes]
     found = [repeat for period in _periods(series) for repeat in _runs(series, period)]
@@ -50,7 +50,7 @@ def repeats(nodes: Sequence[NodeRow]) -> list[Repeat]:
 
 
 def label(nodes: Sequence[NodeRow], repeat: Repeat) -> str:
-    """The modules that it covers, `layers.0 … layers.31`; empty where no name counts them."""
+    """Modules that the repeat covers, `layers.0 … layers.31`; empty where no name counts them."""
     first, second, last = (
         nodes[repeat.start + turn * repeat.length : repeat.start + (turn + 1) * repeat.length]
         for turn in (0, 1, repeat.count - 1)
@@ -64,12 +64,12 @@ def label(nodes: Sequence[NodeRow], repeat: Repeat) -> str:
 
 
 def _kind(node: NodeRow) -> tuple[object, ...]:
-    """What two nodes share that do the same in two layers."""
+    """Key that is equal for nodes that do the same in two layers."""
     return node.op, tuple(node.shape), node.dtype, re.sub(r"\d+", "*", node.module)
 
 
 def _periods(series: Sequence[int]) -> list[int]:
-    """Distances at which the same few nodes come again."""
+    """Distances at which the same few nodes repeat."""
     last: dict[tuple[int, ...], int] = {}
     distances: Counter[int] = Counter()
     for i in range(len(series) - _CONTEXT + 1):
@@ -81,7 +81,7 @@ def _periods(series: Sequence[int]) -> list[int]:
 
 
 def _runs(series: Sequence[int], period: int) -> Iterator[Repeat]:
-    """The longest stretches in which every node comes again a period later."""
+    """Yield the longest stretches in which every node repeats a period later."""
     start = 0
     for i in range(len(series) - period + 1):
         if i + period < len(series) and series[i] == series[i + period]:

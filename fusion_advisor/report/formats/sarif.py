@@ -1,7 +1,7 @@
-"""The report as SARIF 2.1.0, for code scanning: a result for each finding that is new.
+"""Report as SARIF 2.1.0, for code scanning: a result for each finding that is new.
 
-Without a baseline every finding is a result. What comments or the configuration ask to ignore is
-suppressed, not left out.
+Without a baseline every finding is a result. A finding that comments or the configuration ask to
+ignore is suppressed, not left out.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from fusion_advisor.report.schema import (
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 ROOT = "SRCROOT"
-"""Whoever reads the paths says where the repository's root is."""
+"""Placeholder for the repository's root, which the reader of the paths fills in."""
 
 Json = dict[str, Any]
 
 
 def render(report: Report) -> str:
-    """One run, in a category of its own for each model, device and scenario."""
-    told = [row for row in findings(report) if row.state != "known"]
-    codes = list(dict.fromkeys(row.code for row in told))
+    """Render one run, with a category of its own for each model, device and scenario."""
+    shown = [row for row in findings(report) if row.state != "known"]
+    codes = list(dict.fromkeys(row.code for row in shown))
     driver: Json = {
         "name": report.tool.name,
         "semanticVersion": report.tool.version,
@@ -42,7 +42,7 @@ def render(report: Report) -> str:
         "tool": {"driver": driver},
         "automationDetails": {"id": _category(report)},
         "originalUriBaseIds": {ROOT: {"description": {"text": "The root of the repository."}}},
-        "results": [_result(row, codes.index(row.code), report.subject(row)) for row in told],
+        "results": [_result(row, codes.index(row.code), report.subject(row)) for row in shown],
     }
     if report.faults:
         run["invocations"] = [_invocation(report)]
@@ -50,28 +50,29 @@ def render(report: Report) -> str:
 
 
 def _invocation(report: Report) -> Json:
-    """A run that ended, with what it did not analyse."""
+    """Invocation of a run that ended, with the regions that it did not analyse."""
     said = f"{wording.faults(report)}."
     notes = [{"level": "error", "message": {"text": _plain(said)}}]
     return {"executionSuccessful": True, "toolExecutionNotifications": notes}
 
 
 def findings(report: Report) -> list[FindingRow]:
-    """What reviewers are told; all that saves time, by the paths that it has, where nobody
-    reviewed."""
+    """Findings that reviewers see; without a review all rows that save time, by the paths
+    in the report."""
     if report.review:
         return report.review.findings
     return [FindingRow.about(row, row.sources) for row in report.told]
 
 
 def _category(report: Report) -> str:
-    """Runs of one category replace each other; it ends where the id of the run would begin."""
-    asked = f"{report.device.name}, {wording.scenario(report)}"
-    return f"{report.tool.name}/{report.model.source}/{asked}/"
+    """Category of the run, where runs of one category replace each other; it ends where the id of
+    the run would begin."""
+    setting = f"{report.device.name}, {wording.scenario(report)}"
+    return f"{report.tool.name}/{report.model.source}/{setting}/"
 
 
 def _rule(report: Report, code: str) -> Json:
-    """A gate or a kind of advice, in the words of `explain`."""
+    """Rule of a gate or a kind of advice, in the words of `explain`."""
     text = report.rules.explained.get(code, code)
     title, _, body = text.partition("\n")
     return {
@@ -125,7 +126,7 @@ def _advised(row: FindingRow, advice: AdviceRow) -> Json:
 
 
 def _message(row: FindingRow, group: GroupRow) -> str:
-    """What it is, what the change costs or else what the place could save, what to do."""
+    """Message of a finding: what it is, its cost or else its possible saving, and the action."""
     share = wording.percent(group.impact.share)
     saves = f"{wording.launches(group)} would save {wording.gain(group)}, {share} of the step"
     if cost := wording.cost(row):
@@ -137,7 +138,7 @@ def _message(row: FindingRow, group: GroupRow) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text in which no bracket begins a link."""
+    """Escape a text so that no bracket begins a link."""
     return re.sub(r"[\[\]\\]", r"\\\g<0>", text)
 
 
@@ -153,8 +154,8 @@ def _location(source: SourceRow) -> Json:
 
 
 def _suppression(ignored: IgnoredRow) -> Json:
-    said: Json = {
+    suppression: Json = {
         "kind": "inSource" if ignored.source else "external",
         "justification": ignored.reason,
     }
-    return {**said, "location": _location(ignored.source)} if ignored.source else said
+    return {**suppression, "location": _location(ignored.source)} if ignored.source else suppression

@@ -1,4 +1,4 @@
-"""The report for a terminal: a summary of at most 40 lines, and on request all the rest."""
+"""Report for a terminal: a summary of at most 40 lines, and on request all the rest."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from fusion_advisor.report.schema import AdviceRow, GroupRow, Report
 Say = Callable[[GroupRow], Iterator[RenderableType]]
 
 LINES = 40
-"""Of a summary, whatever the model and at whatever width."""
+"""Limit on the lines of a summary, whatever the model and the width."""
 
 TOP = 10
 MIN_WIDTH = 60
 
 _INTRODUCING = 2
-"""Lines of a note or a total, at most."""
+"""Limit on the lines of a note or a total."""
 
 _SCENARIOS = 8
-"""Scenarios of several that have a line of their own."""
+"""Limit on the scenarios that have a line of their own."""
 
 
 def render(report: Report, *, verbose: bool = False) -> str:
-    """Plain text as wide as the terminal, 60 columns at least."""
+    """Render plain text as wide as the terminal, 60 columns at least."""
     width = max(MIN_WIDTH, shutil.get_terminal_size((100, 24)).columns)
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(document(report, verbose=verbose))
@@ -43,8 +43,8 @@ def render(report: Report, *, verbose: bool = False) -> str:
 def document(
     report: Report, top: int = TOP, *, verbose: bool = False, assumed: bool = True
 ) -> RenderableType:
-    """What rich prints: the summary, with what was `assumed` or without; `verbose`: and what it
-    stands on, `top` rows of each list."""
+    """Renderable of the report for rich: the summary, with the assumptions if `assumed`; with
+    `verbose` also the evidence behind it, `top` rows of each list."""
     found = wording.todo(report)
     summary = _Summary(
         head=[*_head(report, assumed), *_totals(report)],
@@ -59,12 +59,15 @@ def document(
 
 
 def several(
-    weights: Mapping[str, float], reports: Mapping[str, Report], said: Sequence[str], top: int = TOP
+    weights: Mapping[str, float],
+    reports: Mapping[str, Report],
+    summaries: Sequence[str],
+    top: int = TOP,
 ) -> RenderableType:
-    """The summary of all scenarios, by their weight: what `said` tells of each and, last, of all;
-    and what to do, what is the same in several of them as one."""
+    """Summary of all scenarios, by their weight: the lines of `summaries` for each scenario and,
+    last, for all; and the actions, where the same action of several scenarios is one."""
     first = next(iter(reports.values()))
-    *each, whole = said
+    *each, whole = summaries
     more = len(each) - _SCENARIOS
     lines = [Text(line) for line in each[:_SCENARIOS]]
     lines += [_dim(f"… and {more} more scenarios")] if more > 0 else []
@@ -84,8 +87,8 @@ def several(
 
 @dataclass(frozen=True)
 class _Item:
-    """One thing to do, with what it saves in all; `note` is what reviewers are told of it, `times`
-    the scenarios that it is in."""
+    """One action with its total saving; `note` is the reviewers' note on it, `times` the number of
+    scenarios that it is in."""
 
     saved_us: float | None
     share: float
@@ -113,7 +116,7 @@ class _Item:
 def _weighed(
     weights: Mapping[str, float], reports: Mapping[str, Report]
 ) -> list[tuple[str, float, float, float]]:
-    """The bottlenecks of all scenarios, each by its weight, as `wording.bottlenecks` has them."""
+    """Bottlenecks of all scenarios, each by its weight, as `wording.bottlenecks` has them."""
     sums: dict[str, tuple[float, float]] = {}
     for name, report in reports.items():
         for bound, us, _, moved in wording.bottlenecks(report):
@@ -125,7 +128,7 @@ def _weighed(
 
 
 def _over_all(weights: Mapping[str, float], reports: Mapping[str, Report]) -> list[_Item]:
-    """What to do over all scenarios: what has one name and place is one thing."""
+    """Actions over all scenarios: rows of one name and place are one action."""
     total = sum(weights[name] * report.totals.time_us for name, report in reports.items()) or 1.0
     found: dict[str, _Item] = {}
     for name, report in reports.items():
@@ -142,7 +145,7 @@ def _over_all(weights: Mapping[str, float], reports: Mapping[str, Report]) -> li
 
 @dataclass(frozen=True)
 class _Summary:
-    """Head and tail whole, and between them as much of what to do as 40 lines hold."""
+    """Summary within 40 lines: head and tail whole, and between them as many actions as fit."""
 
     head: Sequence[RenderableType]
     todo: Sequence[_Item]
@@ -174,7 +177,7 @@ class _Summary:
 
 @dataclass(frozen=True)
 class _Cropped:
-    """A text in at most some lines."""
+    """Text cut to at most some lines."""
 
     text: Text
     most: int

@@ -1,4 +1,4 @@
-"""How numbers and verdicts are said, in every format for people."""
+"""Wording of numbers and verdicts, for every format that people read."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fusion_advisor.rulebook.quantities import said, told_apart
 
 
 def computes(group: GroupRow) -> str:
-    """What a group computes; in reports that do not say, its idiom."""
+    """Computation of a group in words; in older reports without them, its idiom."""
     return group.computes or group.pattern
 
 
 def named(row: GroupRow | AdviceRow) -> str:
-    """What it is and where: `residual + RMSNorm at model.py:94 (layers 0–31)`."""
+    """Name and place of a row: `residual + RMSNorm at model.py:94 (layers 0–31)`."""
     what = computes(row) if isinstance(row, GroupRow) else row.code
     at = f" at {short(row.sources[0])}" if row.sources else ""
     layers = row.layers if isinstance(row, GroupRow) else ""
@@ -33,12 +33,12 @@ def named(row: GroupRow | AdviceRow) -> str:
 
 
 def short(source: SourceRow) -> str:
-    """A line without the folders of its file: `model.py:94`."""
+    """Source line without the folders of its file: `model.py:94`."""
     return f"{PurePath(source.file).name}:{source.line}"
 
 
 def size(count: float) -> str:
-    """Bytes in decimal units, three digits: `33.6 MB`."""
+    """Format bytes in decimal units, three digits: `33.6 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 1000:
             return f"{count:.3g} {unit}"
@@ -47,7 +47,7 @@ def size(count: float) -> str:
 
 
 def time(us: float) -> str:
-    """Microseconds; milliseconds or seconds from a thousand of the unit below on."""
+    """Format microseconds; from 1000 us on in milliseconds, from 1000 ms on in seconds."""
     if abs(us) >= 1e6:
         return f"{us / 1e6:.3g} s"
     return f"{us / 1000:.3g} ms" if abs(us) >= 1000 else f"{us:.3g} µs"
@@ -58,7 +58,7 @@ def percent(share: float) -> str:
 
 
 def sides(gate: GateResult) -> tuple[str, str]:
-    """What a gate measured, empty where it could not, and what it asks for."""
+    """Reading of a gate, empty where it is unknown, and its limit."""
     if gate.measured is None:
         return "", f"{gate.comparison} {said(gate.limit)}"
     measured, limit = told_apart(gate.measured, gate.limit)
@@ -66,11 +66,11 @@ def sides(gate: GateResult) -> tuple[str, str]:
 
 
 _STRUCTURAL = ("count", "share")
-"""Units of gates that find something or not: what they found says more than how many."""
+"""Units of gates that count findings: the finding says more than the count."""
 
 
 def gate(row: GateResult | None) -> str:
-    """A gate with its numbers: `traffic-saving 1.25 x, needs >= 1.5`."""
+    """Gate with its numbers: `traffic-saving 1.25 x, needs >= 1.5`."""
     if row is None:
         return "no gate decides"
     if row.measured is None:
@@ -82,13 +82,13 @@ def gate(row: GateResult | None) -> str:
 
 
 def gain(group: GroupRow) -> str:
-    """What a group saves in all."""
+    """Total saving of a group."""
     repeated = f" in {len(group.instances)} instances" if len(group.instances) > 1 else ""
     return f"{time(group.impact.saved_us_total)}{repeated}"
 
 
 def kernel(group: GroupRow) -> str:
-    """How far a kernel is proven."""
+    """Proof of a group's kernel: how far it is proven."""
     row = group.kernel
     parts = [row.status]
     if not verified(group):
@@ -106,7 +106,7 @@ def kernel(group: GroupRow) -> str:
 
 
 def disagreement(group: GroupRow) -> str:
-    """What the time model says, where that is not what the gates say."""
+    """Verdict of the time model, where it differs from the verdict of the gates; else empty."""
     low, high = group.predicted.interval
     times = f"{group.predicted.speedup:.2f}x predicted ({low:.2f} to {high:.2f})"
     if group.verdict == "fuse" and not group.predicted.worthwhile:
@@ -118,23 +118,23 @@ def disagreement(group: GroupRow) -> str:
 
 
 def decided(group: GroupRow) -> str:
-    """The deciding gate, and the time model's say where it differs."""
+    """Deciding gate, and the verdict of the time model where it differs."""
     return "; ".join(part for part in (gate(group.deciding), disagreement(group)) if part)
 
 
 def verified(group: GroupRow) -> bool:
-    """Has a check of its kernel passed?"""
+    """Whether a check of the group's kernel passed."""
     return group.kernel.check is not None and group.kernel.check.passed
 
 
 def launches(group: GroupRow) -> str:
-    """`9 kernels in one`."""
+    """Launches of a group: `9 kernels in one`."""
     left = group.launches - group.impact.launches_saved
     return f"{group.launches} kernels in {'one' if left == 1 else left}"
 
 
 def apart(report: Report) -> list[GroupRow]:
-    """The candidates that are more than a part of what is fused anyway."""
+    """Candidates that are more than a part of a region that is fused anyway."""
     fused = [set(place) for group in report.groups for place in group.instances]
     return [
         row
@@ -144,20 +144,20 @@ def apart(report: Report) -> list[GroupRow]:
 
 
 def scenario(report: Report) -> str:
-    """What was asked for, where it differs from a plain forward pass in eval mode."""
+    """Settings that differ from a plain forward pass in eval mode."""
     row = report.scenario
-    said = [f"{row.mode} mode", row.phase]
-    said += [f"{row.dtype} parameters"] if row.dtype else []
-    said += [f"autocast to {row.autocast}"] if row.autocast else []
-    said += [f"batch {row.batch}"] if row.batch else []
-    said += [f"sequence {row.seq}"] if row.seq else []
-    said += [f"cache of {row.kv_len}"] if row.kv_len else []
-    said += ["symbolic sizes"] if row.dynamic else []
-    return ", ".join(said)
+    settings = [f"{row.mode} mode", row.phase]
+    settings += [f"{row.dtype} parameters"] if row.dtype else []
+    settings += [f"autocast to {row.autocast}"] if row.autocast else []
+    settings += [f"batch {row.batch}"] if row.batch else []
+    settings += [f"sequence {row.seq}"] if row.seq else []
+    settings += [f"cache of {row.kv_len}"] if row.kv_len else []
+    settings += ["symbolic sizes"] if row.dynamic else []
+    return ", ".join(settings)
 
 
 def notes(report: Report) -> list[tuple[str, str]]:
-    """What a reader has to know before any figure: each with what it is about."""
+    """Notes that a reader needs before any figure: each with its subject."""
     condition, missed = report.totals.condition, report.not_run
     found = [("kernels run", condition)] if condition and report.groups else []
     if missed:
@@ -167,7 +167,7 @@ def notes(report: Report) -> list[tuple[str, str]]:
 
 
 def device(report: Report) -> str:
-    """How fast the device is taken to be, and where that is from."""
+    """Assumed speed of the device, and its source."""
     row = report.device
     figures = {
         "bandwidth": f"copy {row.bandwidth / 1e9:.0f} GB/s",
@@ -180,13 +180,13 @@ def device(report: Report) -> str:
 
 
 def advice(row: AdviceRow) -> str:
-    """What it says, and what following it saves at most."""
+    """Text of an advice, and the most that following it saves."""
     saves = f"up to {time(row.saved_us)}: " if row.saved_us else ""
     return f"{saves}{row.message}"
 
 
 def place(row: GroupRow | AdviceRow) -> str:
-    """The first line of the source, and how many more."""
+    """First line of the source, and how many more there are."""
     if not row.sources:
         return "no source"
     first = row.sources[0]
@@ -195,13 +195,13 @@ def place(row: GroupRow | AdviceRow) -> str:
 
 
 def ways(group: GroupRow) -> list[tuple[str, ...]]:
-    """How each way of a group was measured: name, time with quartiles, share of the copy
-    bandwidth, what is to be said of it."""
+    """Measurements of a group, one per way: name, time with quartiles, share of the copy bandwidth,
+    note."""
     return [_way(row) for row in group.measured.ways] if group.measured else []
 
 
 def steps(report: Report) -> list[tuple[str, ...]]:
-    """How each way of the whole model was measured, as `ways` has it."""
+    """Measurements of the whole model, one per way, in the form of `ways`."""
     return [_way(row) for row in report.bench.model] if report.bench else []
 
 
@@ -209,15 +209,15 @@ def _way(row: WayRow) -> tuple[str, ...]:
     if row.us is None:
         return row.way, "", "", row.failure or row.absent or ""
     spread = f"{time(row.us)} ({time(row.low_us or row.us)} to {time(row.high_us or row.us)})"
-    said = [] if row.host_ahead else ["the host limits"]
+    remarks = [] if row.host_ahead else ["the host limits"]
     count = len(row.covers)
-    said += [f"{count} kernel{'s' if count > 1 else ''}"] if count else []
-    said += [row.unknown] if row.unknown else []
-    return row.way, spread, percent(row.share) if row.share else "", ", ".join(said)
+    remarks += [f"{count} kernel{'s' if count > 1 else ''}"] if count else []
+    remarks += [row.unknown] if row.unknown else []
+    return row.way, spread, percent(row.share) if row.share else "", ", ".join(remarks)
 
 
 def measured(group: GroupRow) -> str:
-    """What the measurement says beside the prediction."""
+    """Measurement of a group beside its prediction."""
     found = group.measured
     if found is None or found.speedup is None:
         return "not measured"
@@ -226,26 +226,26 @@ def measured(group: GroupRow) -> str:
 
 
 def marked(group: GroupRow) -> str:
-    """Its id and name, and that it was rejected, if it was."""
+    """Id and name of a group, marked if it was rejected."""
     rejected = "" if group.verdict == "fuse" else ", rejected"
     return f"{group.id} {named(group)}{rejected}"
 
 
 def timed(report: Report) -> list[GroupRow]:
-    """The groups, then the rejected candidates, that were measured."""
+    """Groups, then rejected candidates, that were measured."""
     return [row for row in (*report.groups, *report.candidates) if row.measured]
 
 
 _MOST_REASONS = 3
-"""Of Inductor's, for one group; all are in the JSON."""
+"""Limit on Inductor's reasons for one group; all are in the JSON."""
 
 _NAMED = 4
-"""Modules or inputs that a line names."""
+"""Limit on the modules or inputs that a line names."""
 
 
 def inductor(group: GroupRow) -> list[str]:
-    """What torch.compile makes of a group alone and in the whole model, by the group's nodes, and
-    why by its own account it did not fuse more."""
+    """Kernels that torch.compile makes of a group alone and in the whole model, by the group's
+    nodes, and Inductor's own reasons for not fusing more."""
     found = group.measured
     if found is None:
         return []
@@ -262,11 +262,11 @@ def inductor(group: GroupRow) -> list[str]:
         )
         lines.append(f"torch.compile of the model: {made}")
     parts = [*(alone.apart if alone else []), *found.apart]
-    said = dict.fromkeys(
+    reasons_given = dict.fromkeys(
         f"Inductor kept {_nodes(row.first)} apart from {_nodes(row.second)}: {row.why}"
         for row in parts
     )
-    return [*lines, *list(said)[:_MOST_REASONS]]
+    return [*lines, *list(reasons_given)[:_MOST_REASONS]]
 
 
 def _nodes(names: Iterable[str]) -> str:
@@ -274,7 +274,7 @@ def _nodes(names: Iterable[str]) -> str:
 
 
 def judged(report: Report) -> list[str]:
-    """How good the verdicts were, of all that was timed."""
+    """Quality of the verdicts, over all groups and candidates that were timed."""
     rows = report.bench.verdicts if report.bench else {}
     return [
         f"verdicts of the {who}: of {row.fused_faster + row.fused_slower} to fuse"
@@ -286,7 +286,7 @@ def judged(report: Report) -> list[str]:
 
 
 def totals(report: Report) -> list[tuple[str, str]]:
-    """The model before and after, with what bounds it."""
+    """Totals of the model before and after, with its bound."""
     row = report.totals
     saved = row.hbm_bytes_unfused - row.hbm_bytes_fused
     of = f", {percent(saved / row.saveable_bytes)} of the saveable" if row.saveable_bytes else ""
@@ -317,7 +317,7 @@ def totals(report: Report) -> list[tuple[str, str]]:
 
 
 def faults(report: Report) -> str:
-    """What was not analysed for faults of ours; empty where all was."""
+    """Regions that were not analysed because of faults of the tool; empty where there are none."""
     if not report.faults:
         return ""
     count = len(report.faults)
@@ -330,8 +330,8 @@ def faults(report: Report) -> str:
 
 
 def bottlenecks(report: Report) -> list[tuple[str, float, float, int]]:
-    """Each bottleneck with its microseconds, their share and the HBM bytes of the launches that it
-    bounds, the longest first."""
+    """Bottlenecks, the longest first, each with its microseconds, their share and the HBM bytes of
+    its launches."""
     by_bound = report.totals.time_by_bound
     total = sum(by_bound.values()) or 1.0
     moved: Counter[str] = Counter()
@@ -342,11 +342,11 @@ def bottlenecks(report: Report) -> list[tuple[str, float, float, int]]:
 
 
 _BEYOND = {"matmul": "matrix products", "attention": "attention", "convolution": "convolutions"}
-"""What is never fused, by the pattern of its launches."""
+"""Names of launches that are never fused, by their pattern."""
 
 
 def beyond(report: Report) -> list[tuple[str, float]]:
-    """What lies beyond the reach of fusion, each with its microseconds, the longest first."""
+    """Launches that fusion cannot reach, each kind with its microseconds, the longest first."""
     times: dict[str, float] = {}
     for node in report.nodes:
         if node.bound != "free" and (name := _BEYOND.get(node.parallelism.split(" ")[0])):
@@ -355,8 +355,8 @@ def beyond(report: Report) -> list[tuple[str, float]]:
 
 
 def parts(report: Report) -> list[tuple[str, float, float]]:
-    """What the step's time is made of: each part with its microseconds today, and with the groups
-    fused. The last is what fusion could reach and no group does."""
+    """Parts of the step's time: each with its microseconds today, and with the groups fused. The
+    last is the part that fusion could reach and no group does."""
     before = report.totals.time_us
     after = before / report.totals.predicted_speedup if report.totals.predicted_speedup else before
     fused = {name for group in report.groups for place in group.instances for name in place}
@@ -373,7 +373,7 @@ def parts(report: Report) -> list[tuple[str, float, float]]:
 
 
 def rejections(report: Report) -> str:
-    """How many candidates each gate rejects: `7 candidates (compute-bound 5, on-chip 2)`."""
+    """Count of candidates that each gate rejects: `7 candidates (compute-bound 5, on-chip 2)`."""
     rows = apart(report)
     gates = Counter(row.deciding.name if row.deciding else "no gate" for row in rows)
     each = ", ".join(f"{name} {count}" for name, count in gates.most_common())
@@ -382,8 +382,8 @@ def rejections(report: Report) -> str:
 
 @dataclass(frozen=True)
 class Todo:
-    """One thing to do, a fusion or advice: `saved_us` of the step at most, None where nothing
-    predicts it; `share` is of the step's time."""
+    """One action, a fusion or advice. `saved_us` is the most that it saves of the step, None where
+    nothing predicts it; `share` is of the step's time."""
 
     row: GroupRow | AdviceRow
     saved_us: float | None
@@ -391,8 +391,8 @@ class Todo:
 
 
 def todo(report: Report) -> list[Todo]:
-    """The accepted groups and the advice in one list, the most time first, what nothing predicts
-    last."""
+    """Accepted groups and advice in one list, the most time first, rows without a
+    prediction last."""
     total = report.totals.time_us or 1.0
     rows = [Todo(row, row.impact.saved_us_total, row.impact.share) for row in report.groups]
     rows += [Todo(row, row.saved_us, (row.saved_us or 0.0) / total) for row in report.advice]
@@ -400,7 +400,7 @@ def todo(report: Report) -> list[Todo]:
 
 
 def action(row: GroupRow | AdviceRow) -> str:
-    """What to do about it and in how many launches and places, in one line."""
+    """Action for a row, and in how many launches and places, in one line."""
     if isinstance(row, AdviceRow):
         return remedy(row)
     places = f" in each of {len(row.instances)} places" if len(row.instances) > 1 else ""
@@ -408,7 +408,7 @@ def action(row: GroupRow | AdviceRow) -> str:
 
 
 def remedy(row: GroupRow | AdviceRow) -> str:
-    """What to do about it."""
+    """Action for a row, without its places."""
     if isinstance(row, AdviceRow):
         return row.message
     if row.route == "framework":
@@ -424,7 +424,7 @@ def remedy(row: GroupRow | AdviceRow) -> str:
 
 
 def dtype(report: Report) -> str:
-    """The dtype of floats that most bytes of the results are in; empty where none is a float."""
+    """Float dtype of most bytes of the results; empty where none is a float."""
     moved: Counter[str] = Counter()
     for node in report.nodes:
         if "float" in node.dtype:
@@ -433,20 +433,20 @@ def dtype(report: Report) -> str:
 
 
 def inputs(report: Report) -> str:
-    """The sizes that the model was given: `tokens 4x2048:int64`."""
+    """Sizes of the model's inputs: `tokens 4x2048:int64`."""
     shapes = [f"{name} {shape}" for name, shape in report.scenario.shapes.items()]
     more = f" and {len(shapes) - _NAMED} more" if len(shapes) > _NAMED else ""
     return f"{', '.join(shapes[:_NAMED])}{more}"
 
 
 def setting(report: Report) -> str:
-    """The mode, dtype and sizes that all figures are for."""
+    """Mode, dtype and sizes that all figures are for."""
     known = (scenario(report), dtype(report), inputs(report))
     return "; ".join(part for part in known if part)
 
 
 def reasons(report: Report, top: int) -> list[tuple[str, int]]:
-    """The most frequent reasons for standing alone, without their numbers; views left out."""
+    """Most frequent reasons for standing alone, without their numbers; views left out."""
     kinds: Iterable[str] = (
         row.reason.split(" (candidate")[0].split(":")[0]
         if not row.reason.startswith("no-schedule")
@@ -458,7 +458,7 @@ def reasons(report: Report, top: int) -> list[tuple[str, int]]:
 
 
 def cost(finding: FindingRow) -> str:
-    """What the change that brought it costs; empty where that is not known."""
+    """Cost of the change that brought a finding; empty where it is unknown."""
     if finding.cost_us is None:
         return ""
     more = f"{time(finding.cost_us)} more" if finding.cost_us > 0 else "no more"
@@ -466,8 +466,7 @@ def cost(finding: FindingRow) -> str:
 
 
 def noted(report: Report, subject: GroupRow | AdviceRow) -> str:
-    """What a reviewer is told of a group or advice beside its figures: that it is new, who ignores
-    it."""
+    """Reviewers' note on a group or advice beside its figures: that it is new, who ignores it."""
     found = report.review.findings if report.review else []
     key = "group" if isinstance(subject, GroupRow) else "advice"
     row = next((row for row in found if getattr(row, key) == subject.id), None)

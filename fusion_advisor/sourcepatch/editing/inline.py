@@ -76,7 +76,7 @@ class _File:
         return [*dict.fromkeys(a.name for a in self._assignments)]
 
     def bound(self, name: str) -> list[cst.CSTNode]:
-        """What binds a top-level name: definitions, imports, names that are assigned to."""
+        """Nodes that bind a top-level name: definitions, imports, names that are assigned to."""
         return [a.node for a in self._assignments if a.name == name]
 
     def spelled(self, name: str) -> Iterator[cst.CSTNode]:
@@ -125,13 +125,14 @@ class _File:
 
 
 class _Library:
-    """What launchers need of their files, under names that mean nothing else in the model's."""
+    """Definitions that launchers need from their files, under names that are unused in the
+    model's file."""
 
     def __init__(self, model: _File, package: str) -> None:
         self._model = model
         self._taken = set(model.identifiers) | {_MADE}
         self._used = set(model.names) | {_MADE}
-        """Of those taken, the names that mean something at the top of the file."""
+        """Taken names that mean something at the top of the file."""
         self._had: set[str] = set()
         for statement in model.module.body:
             if _imports(statement, package):

@@ -1,5 +1,5 @@
-"""What an expression computes with beside tensors: numbers, words, and functions of torch's that
-Python holds.
+"""Constants of an expression beside tensors: numbers, words, and functions of torch that Python
+holds.
 
 A kernel has them as constants. Where they come from is followed back, through names, arguments and
 what functions return, to what can be asked where the kernel is called: attributes of modules, names
@@ -29,9 +29,9 @@ Names = Mapping[str, str]
 
 @dataclass(frozen=True)
 class HeldNumber:
-    """What the text at a place of a file holds: `value` as source spells it, an attribute of a
-    module, a name's, or a size. `text` is what has that value where it was asked for; empty where
-    nothing is known that has it."""
+    """Number at a place of a file: `value` as source spells it, an attribute of a module, a name's
+    value, or a size. `text` is an expression with that value where it was asked for; empty where
+    none is known."""
 
     file: str
     span: Span
@@ -47,7 +47,7 @@ class HeldNumbers:
         self.sources = sources
         self._trail = sources.trail
         self._computed: set[tuple[int, Span]] = set()
-        """Where a part of the graph is computed, by activations."""
+        """Places that compute a part of the graph, by activations."""
         self._returned: dict[tuple[int, Span], int] = {}
         """The calls that return a number, by who makes them and where."""
         for step in self._trail.steps:
@@ -58,8 +58,8 @@ class HeldNumbers:
                 self._returned[call.caller, call.place] = number
 
     def read(self, step: int, place: SourcePlace, line: int) -> Iterator[HeldNumber]:
-        """Those in the expression that made a node, each as it is to be had at a line of a place
-        around it."""
+        """Yield the numbers in the expression that made a node, each with its text at a line of a
+        place around the expression."""
         made = self._trail.steps[step]
         assert isinstance(made, Evaluation)  # it made a node
         file = self.sources.file(self._trail.activations[made.activation].file)
@@ -67,7 +67,7 @@ class HeldNumbers:
         yield from _Asked(self, place, line).within(node, made.activation)
 
     def steering(self, activation: int, place: SourcePlace, line: int) -> Iterator[HeldNumber]:
-        """Those that the conditions in a call ask, which was made from a place."""
+        """Yield the numbers in the conditions of a call that was made from a place."""
         function, asked = self.sources.code(activation), _Asked(self, place, line)
         for condition in _conditions(function) if function else ():
             yield from asked.of(condition, activation)
@@ -93,13 +93,13 @@ class _Asked:
         self._followed: set[tuple[int, Span]] = set()
 
     def within(self, node: ast.AST | None, activation: int) -> Iterator[HeldNumber]:
-        """Those in the parts of an expression that are computed by nothing else."""
+        """Yield the numbers in the parts of an expression that no other node computes."""
         names = self._names_at(node, activation)
         for child in ast.iter_child_nodes(node) if node is not None and names is not None else ():
             yield from self._parts(child, activation, names or {})
 
     def of(self, node: ast.expr, activation: int) -> Iterator[HeldNumber]:
-        """Those in an expression."""
+        """Yield the numbers in an expression."""
         key = activation, span_of(node)
         names = self._names_at(node, activation)
         if names is None or key in self._followed:
@@ -234,7 +234,8 @@ class _Asked:
     def _argument(
         self, function: Function, name: str, activation: int, unknown: HeldNumber
     ) -> Iterator[HeldNumber]:
-        """What a call gives for a parameter; nothing for its default, which the source says."""
+        """Yield the numbers that a call passes for a parameter; none for its default, which the
+        source says."""
         call = self._trail.activations[activation]
         if call.caller is None or call.place is None:
             yield unknown
@@ -269,7 +270,7 @@ class _Asked:
     def _bound(
         self, node: ast.AST, name: str, activation: int, unknown: HeldNumber
     ) -> Iterator[HeldNumber]:
-        """What a statement assigns to a local name, if it does."""
+        """Yield the numbers that a statement assigns to a local name, if it does."""
         for target in _targets(node):
             if name not in names_in(target):
                 continue
@@ -286,7 +287,7 @@ class _Asked:
             yield from found or [unknown]
 
     def _result(self, node: ast.expr, activation: int, returning: int) -> Iterator[HeldNumber]:
-        """What a call returns that computes nothing of the graph."""
+        """Yield the numbers of a call that computes nothing of the graph."""
         value = self._trail.activations[returning].value or ""
         unknown = self._number(node, activation, "name", value[1:])
         function = self._sources.code(returning)
@@ -299,7 +300,7 @@ class _Asked:
 
 
 def _conditions(function: Function) -> Iterator[ast.expr]:
-    """What decides how a function goes on."""
+    """Yield the conditions that decide the control flow of a function."""
     for node in ast.walk(function):
         if isinstance(node, (ast.If, ast.IfExp, ast.While)):
             yield node.test
@@ -353,7 +354,7 @@ def _parameters(function: Function) -> list[str]:
 
 
 def _given(call: ast.Call, function: Function, name: str, *, bound: bool) -> ast.expr | bool | None:
-    """What a call gives for a parameter: an expression, True for its default, None where the call
+    """Argument of a call for a parameter: an expression, True for its default, None where the call
     does not tell."""
     if any(isinstance(arg, ast.Starred) for arg in call.args):
         return None
@@ -384,7 +385,7 @@ def _binds(node: ast.AST, name: str) -> bool:
 
 
 def _targets(node: ast.AST) -> list[ast.expr]:
-    """What a statement, a loop or a walrus binds."""
+    """Targets that a statement, a loop or a walrus binds."""
     if isinstance(node, ast.Assign):
         return node.targets
     if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension)):
@@ -393,7 +394,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
 
 
 def _place_in(target: ast.expr, name: str) -> int | None:
-    """Where in `a, b = ...` a name stands."""
+    """Index of a name in the target `a, b`; None where it is not there."""
     parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
     if any(isinstance(part, ast.Starred) for part in parts):
         return None

@@ -77,8 +77,8 @@ def _is_path(node: ast.expr) -> bool:
 
 @dataclass(frozen=True)
 class Edit:
-    """What changes in one block of a file: expressions and statements replaced by text, statements
-    taken out (an empty text), and text put in before a statement."""
+    """Edit of one block of a file: expressions and statements replaced by text, statements removed
+    (an empty text), and text inserted before a statement."""
 
     file: str
     function: str
@@ -123,7 +123,8 @@ class _Top:
 def rewrite(
     sources: Sources, flow: Dataflow, members: Sequence[int], call: KernelCall
 ) -> tuple[SourcePlace, Edit]:
-    """Where one occurrence of a group is made, and the edit there. NotPlaced with the reason."""
+    """Find the place where one occurrence of a group is made, and the edit there. Raises NotPlaced
+    with the reason."""
     return _Rewriter(sources, flow, members, call).edit()
 
 
@@ -297,7 +298,7 @@ class _Rewriter:
         return bool(own) and own <= self._gone
 
     def _value(self, node: ast.expr | ast.stmt) -> Ref | None:
-        """What an expression gives: the last that it evaluates itself, or what its call returns."""
+        """Value of an expression: the last that it evaluates itself, or the result of its call."""
         trail, span = self._sources.trail, span_of(node)
         if isinstance(node, ast.Subscript) and (whole := _picked(node)):
             return self._several_of(whole).get(_index(node))

@@ -57,8 +57,8 @@ class SourcePlace:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where an evaluation stands within a place: the statement, and the expression that it or the
-    call that led to it is."""
+    """Position of an evaluation within a place: the statement, and the expression that is the
+    evaluation or the call that led to it."""
 
     statement: Span
     span: Span
@@ -231,7 +231,7 @@ class SourceFile:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """What a statement assigns to what, `a, b = c, d` one by one."""
+    """Yield the pairs of target and value that a statement assigns, `a, b = c, d` one by one."""
     if isinstance(node, (ast.AnnAssign, ast.AugAssign)):
         yield node.target, node.value
     if not isinstance(node, ast.Assign):
@@ -249,15 +249,15 @@ class Sources:
     def __init__(self, graph: Graph, trail: Trail, files: dict[str, SourceFile]) -> None:
         self.trail = trail
         self.files = files
-        """Those read so far; several trails of one model share them."""
+        """Source files read so far; several trails of one model share them."""
         self.standing: list[dict[SourcePlace, Standing]] = []
-        """Of each step: where it stands, in the outermost place first."""
+        """Positions of each step, in the outermost place first."""
         self.held: dict[SourcePlace, dict[int, Standing]] = {}
         """The same by places: of the steps in each, in their order."""
         self.names: dict[SourcePlace, dict[int, dict[str, str]]] = {}
         """In a place, the words of the local names as the statement on a line begins."""
         self.made: dict[int, list[Node]] = {}
-        """What each evaluation launched."""
+        """Nodes that each evaluation launched."""
         for node in graph.nodes:
             if node.step is not None:
                 self.made.setdefault(node.step, []).append(node)

@@ -142,7 +142,7 @@ class _Editor(cst.CSTTransformer):
     def _statement(
         self, before: cst.BaseStatement, after: cst.BaseStatement
     ) -> list[cst.BaseStatement]:
-        """What stands for a statement; nothing where it is taken out."""
+        """Statements in place of a statement; none where it is removed."""
         span = self._places[before]
         text = self._replaced.get(span) if isinstance(before, cst.SimpleStatementLine) else None
         if text == "":
