@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: 0BSD
-"""3 eager launches as one row kernel.
+"""2 eager launches as 2 kernels (split).
 
-Replaces: amax.default, mul.Tensor, sub.Tensor.
-Source: generated.py:64.
-HBM: 63040 B unfused, 41600 B here (1.52 times fewer) at the sizes it was made for.
+Replaces: add.Tensor, sum.dim_IntList.
+Source: generated.py:140.
+HBM: 192000320 B unfused, 64016320 B here (3.00 times fewer) at the sizes it was made for.
 Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same from run to run.
 """
@@ -30,37 +30,50 @@ def wide(place, FAR: tl.constexpr):
 
 
 @triton.jit
-def max_nan(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+def split_parts_kernel(
+    args_0_ptr,
+    sum_1_parts_ptr,
+    cols,
+    parts,
+    COLS: tl.constexpr,
+    FAR: tl.constexpr,
+):
+    # One program holds a part of a row on chip.
+    row = wide(tl.program_id(0), FAR)
+    part = wide(tl.program_id(1), FAR)
+    col = part * COLS + wide(tl.arange(0, COLS), FAR)
+    col_mask = col < cols
+    args_0 = tl.load(args_0_ptr + row * cols + col, mask=col_mask, other=0.0)
+    add_part = args_0 + 1.0
+    sum_1_sum = tl.sum(tl.where(col_mask, add_part, 0.0), axis=0)
+    tl.store(sum_1_parts_ptr + row * parts + part, sum_1_sum)
 
 
 @triton.jit
-def below_peak_kernel(
-    args_0_ptr,
-    sub_out_ptr,
+def split_results_kernel(
+    sum_1_parts_ptr,
+    sum_1_out_ptr,
     cols,
     rows,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
-    DIVISOR: tl.constexpr,
     FAR: tl.constexpr,
 ):
     # One program holds several whole rows on chip.
-    cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
     row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
     col = wide(tl.arange(0, COLS), FAR)
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
-    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=float("-inf"))
-    amax = tl.reduce(args_0, 1, max_nan, keep_dims=True)
-    mul = amax * 0.5
-    sub = args_0 - mul
-    tl.store(sub_out_ptr + row * cols + col, sub, mask=mask)
+    sum_1_parts = tl.load(sum_1_parts_ptr + row * cols + col, mask=mask, other=0.0)
+    value_part = sum_1_parts.to(tl.float64)
+    sum_1_sum = tl.sum(value_part, axis=1, keep_dims=True)
+    value_part_1 = sum_1_sum.to(tl.float32)
+    tl.store(sum_1_out_ptr + row, value_part_1, mask=row_mask)
 
 
-def below_peak(args_0):
-    layout, plan = plan_of(below_peak_kernel, args_0)
+def split(args_0):
+    layout, plan = plan_of(split_parts_kernel, args_0)
     if plan is not None:
         return do_again(plan, args_0)
     n0, n1 = ranked(args_0.shape, 2)
@@ -69,32 +82,47 @@ def below_peak(args_0):
         return fall_back(problem, args_0)
     if not n0 * n1:
         return reference(args_0)
-    sub_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
-    far = beyond_int32((args_0, sub_out))
+    parts = cdiv(n1, 8192)
+    sum_1_parts = torch.empty_strided(
+        (n0, parts),
+        (parts, 1),
+        dtype=torch.float32,
+        device=args_0.device,
+    )
+    sum_1_out = torch.empty_strided((n0,), (1,), dtype=torch.float32, device=args_0.device)
+    far = beyond_int32((args_0, sum_1_parts, sum_1_out))
     steps = [
         launch(
-            below_peak_kernel,
-            (cdiv(n0, 2),),
-            (args_0, sub_out),
-            (n1, n0),
-            ROWS=2,
-            COLS=power_of_two(n1),
-            DIVISOR=divisor(n1),
+            split_parts_kernel,
+            (n0, parts),
+            (args_0, sum_1_parts),
+            (n1, parts),
+            COLS=8192,
+            FAR=far,
+            num_warps=4,
+            enable_fp_fusion=True,
+        ),
+        launch(
+            split_results_kernel,
+            (cdiv(n0, 16),),
+            (sum_1_parts, sum_1_out),
+            (parts, n0),
+            ROWS=16,
+            COLS=power_of_two(parts),
             FAR=far,
             num_warps=2,
             enable_fp_fusion=True,
         ),
     ]
-    remember(layout, (args_0,), (sub_out,), steps)
-    return sub_out
+    remember(layout, (args_0,), (sum_1_out,), steps, scratch=(sum_1_parts,))
+    return sum_1_out
 
 
 def reference(args_0):
     """What eager launches."""
-    amax = torch.ops.aten.amax.default(args_0, [-1], True)
-    mul = torch.ops.aten.mul.Tensor(amax, 0.5)
-    sub = torch.ops.aten.sub.Tensor(args_0, mul)
-    return sub
+    add = torch.ops.aten.add.Tensor(args_0, 1)
+    sum_1 = torch.ops.aten.sum.dim_IntList(add, [-1])
+    return sum_1
 
 
 def beyond_int32(tensors, *counted):
@@ -104,11 +132,6 @@ def beyond_int32(tensors, *counted):
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         most.append(sum([(size - 1) * step for size, step in steps]))
     return max(most) >= 2**31 - 1048576
-
-
-def divisor(count):
-    """The largest power of two up to 16 that divides it."""
-    return min(count & -count, 16)
 
 
 def cdiv(count, size):
@@ -276,9 +299,9 @@ def fall_back(problem, *tensors):
     """Run the reference instead, once with a warning; an error in strict mode."""
     global fallbacks
     if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
-        raise RuntimeError(f"below_peak: {problem}")
+        raise RuntimeError(f"split: {problem}")
     if not fallbacks:
-        warnings.warn(f"below_peak: {problem}; running eager instead", stacklevel=3)
+        warnings.warn(f"split: {problem}; running eager instead", stacklevel=3)
     fallbacks += 1
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
@@ -291,8 +314,8 @@ def fall_back(problem, *tensors):
 
 
 # Of each input: shape, strides, dtype, and from where to where integers go.
-SMALL = [((3, 77), (77, 1), torch.float32)]
-FULL = [((40, 130), (130, 1), torch.float32)]
+SMALL = [((3, 8269), (8269, 1), torch.float32)]
+FULL = [((80, 200000), (200000, 1), torch.float32)]
 
 
 def drawn(inputs, device, seed=0):
@@ -342,7 +365,7 @@ def apart(found, exact):
 
 def rounded(dtype, exact):
     """What roundings to the dtype may make of the largest result."""
-    ulps = {torch.float32: 2.0, torch.float64: 16.0}.get(dtype, 2.0)
+    ulps = {torch.float32: 4.0, torch.float64: 16.0}.get(dtype, 2.0)
     top = apart(exact, torch.zeros_like(exact)) or torch.finfo(dtype).tiny
     return ulps * torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(top))
 
@@ -350,7 +373,7 @@ def rounded(dtype, exact):
 def check(inputs, device):
     """Print our errors beside eager's, both against float64; does each of ours hold?"""
     holds = True
-    for number, ours in enumerate(results(below_peak, [*drawn(inputs, device)])):
+    for number, ours in enumerate(results(split, [*drawn(inputs, device)])):
         eager, exact = truth(number, inputs, device, 0)
         error, own, seen = apart(ours, exact), apart(eager, exact), eager.numel()
         if ours.dtype.is_floating_point:
@@ -373,7 +396,7 @@ def bench():
     """Print how long a call of each keeps the GPU busy at the graph's sizes, with a cold L2."""
     tensors = [*drawn(FULL, "cuda")]
     ways = {
-        "below_peak": below_peak,
+        "split": split,
         "eager": reference,
         "torch.compile": torch.compile(reference, dynamic=False),
     }
@@ -394,7 +417,7 @@ def bench():
 
 def main():
     """The command line. Without a GPU the check runs through Triton's interpreter."""
-    parser = argparse.ArgumentParser(description="below_peak beside eager")
+    parser = argparse.ArgumentParser(description="split beside eager")
     parser.add_argument("--check", action="store_true", help="errors against float64 (default)")
     parser.add_argument("--bench", action="store_true", help="times on a GPU")
     asked = parser.parse_args()
@@ -409,7 +432,7 @@ def main():
             near = check(SMALL, "cpu" if interpreted else "cuda")
             near = near and (interpreted or check(FULL, "cuda"))
         if asked.bench and interpreted:
-            sys.exit("below_peak: --bench times on a GPU, and there is none here")
+            sys.exit("split: --bench times on a GPU, and there is none here")
         if asked.bench:
             bench()
     sys.exit(not near)
