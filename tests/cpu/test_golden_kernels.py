@@ -18,7 +18,7 @@ KERNELS = {
     "flat": "dropout_gelu",
     "cooperative": "shared_softmax",
     "persistent": "persistent",
-    "row": "layer_norm",
+    "row": "softmax",
     "carried": "mean_loss",
     "split": "split",
     "blocked": "blocked",

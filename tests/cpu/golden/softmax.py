@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: 0BSD
-"""9 eager launches as one row kernel.
+"""5 eager launches as one row kernel.
 
-Replaces: mean.dim, sub.Tensor, mul.Tensor, mean.dim, add.Tensor, rsqrt.default, mul.Tensor,
-mul.Tensor, add.Tensor.
-Source: generated.py:27, generated.py:28, generated.py:29.
-HBM: 618048 B unfused, 104000 B here (5.94 times fewer) at the sizes it was made for.
+Replaces: max.dim, sub.Tensor, exp.default, sum.dim_IntList, div.Tensor.
+Source: generated.py:21, generated.py:22, generated.py:23.
+HBM: 615936 B unfused, 153600 B here (4.01 times fewer) at the sizes it was made for.
 Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same from run to run.
 """
@@ -20,6 +19,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
+from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -31,11 +31,23 @@ def wide(place, FAR: tl.constexpr):
 
 
 @triton.jit
-def layer_norm_kernel(
+def max_nan(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def share_of(x, total):
+    # x / total as a division rounds it, where total is 1 at the least and x is none of the largest:
+    # a quotient from the reciprocal, which a row has once, and what that leaves over.
+    inverse = tl.div_rn(1.0, total)
+    share = x * inverse
+    return tl.fma(tl.fma(-share, total, x), inverse, share)
+
+
+@triton.jit
+def softmax_kernel(
     args_0_ptr,
-    args_1_ptr,
-    args_2_ptr,
-    add_1_out_ptr,
+    div_out_ptr,
     cols,
     rows,
     ROWS: tl.constexpr,
@@ -50,46 +62,34 @@ def layer_norm_kernel(
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
-    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
-    args_1 = tl.load(args_1_ptr + col, mask=col_mask, other=0.0)
-    args_2 = tl.load(args_2_ptr + col, mask=col_mask, other=0.0)
-    mean_sum = tl.sum(args_0, axis=1, keep_dims=True)
-    mean = mean_sum * tl.div_rn(1.0, cols * 1.0)
-    sub = args_0 - mean
-    mul = sub * sub
-    mean_1_sum = tl.sum(tl.where(col_mask, mul, 0.0), axis=1, keep_dims=True)
-    mean_1 = mean_1_sum * tl.div_rn(1.0, cols * 1.0)
-    add = mean_1 + 1e-05
-    rsqrt = tl.rsqrt(add)
-    mul_1 = sub * rsqrt
-    mul_2 = mul_1 * args_1
-    add_1 = mul_2 + args_2
-    tl.store(add_1_out_ptr + row * cols + col, add_1, mask=mask)
+    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=float("-inf"))
+    max_1 = tl.reduce(args_0, 1, max_nan, keep_dims=True)
+    sub = args_0 - max_1
+    exp = libdevice.exp(sub)
+    sum_1 = tl.sum(exp, axis=1, keep_dims=True)
+    div = share_of(exp, sum_1)
+    tl.store(div_out_ptr + row * cols + col, div, mask=mask)
 
 
-def layer_norm(args_0, args_1, args_2):
-    layout, plan = plan_of(layer_norm_kernel, args_0, args_1, args_2)
+def softmax(args_0):
+    layout, plan = plan_of(softmax_kernel, args_0)
     if plan is not None:
-        return do_again(plan, args_0, args_1, args_2)
+        return do_again(plan, args_0)
     n0, n1 = ranked(args_0.shape, 2)
-    problem = (
-        serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
-        or serves("args_1", args_1, torch.float32, (n1,), (1,))
-        or serves("args_2", args_2, torch.float32, (n1,), (1,))
-    )
+    problem = serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
     if problem:
-        return fall_back(problem, args_0, args_1, args_2)
+        return fall_back(problem, args_0)
     if not n0 * n1:
-        return reference(args_0, args_1, args_2)
-    add_1_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
-    far = beyond_int32((args_0, args_1, args_2, add_1_out))
+        return reference(args_0)
+    div_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
+    far = beyond_int32((args_0, div_out))
     steps = [
         launch(
-            layer_norm_kernel,
-            (cdiv(n0, 4),),
-            (args_0, args_1, args_2, add_1_out),
+            softmax_kernel,
+            (cdiv(n0, 2),),
+            (args_0, div_out),
             (n1, n0),
-            ROWS=4,
+            ROWS=2,
             COLS=power_of_two(n1),
             DIVISOR=divisor(n1),
             FAR=far,
@@ -97,22 +97,18 @@ def layer_norm(args_0, args_1, args_2):
             enable_fp_fusion=True,
         ),
     ]
-    remember(layout, (args_0, args_1, args_2), (add_1_out,), steps)
-    return add_1_out
+    remember(layout, (args_0,), (div_out,), steps)
+    return div_out
 
 
-def reference(args_0, args_1, args_2):
+def reference(args_0):
     """What eager launches."""
-    mean = torch.ops.aten.mean.dim(args_0, [-1], True)
-    sub = torch.ops.aten.sub.Tensor(args_0, mean)
-    mul = torch.ops.aten.mul.Tensor(sub, sub)
-    mean_1 = torch.ops.aten.mean.dim(mul, [-1], True)
-    add = torch.ops.aten.add.Tensor(mean_1, 1e-05)
-    rsqrt = torch.ops.aten.rsqrt.default(add)
-    mul_1 = torch.ops.aten.mul.Tensor(sub, rsqrt)
-    mul_2 = torch.ops.aten.mul.Tensor(mul_1, args_1)
-    add_1 = torch.ops.aten.add.Tensor(mul_2, args_2)
-    return add_1
+    max_1 = torch.ops.aten.max.dim(args_0, -1, True)
+    sub = torch.ops.aten.sub.Tensor(args_0, max_1[0])
+    exp = torch.ops.aten.exp.default(sub)
+    sum_1 = torch.ops.aten.sum.dim_IntList(exp, [-1], True)
+    div = torch.ops.aten.div.Tensor(exp, sum_1)
+    return div
 
 
 def beyond_int32(tensors, *counted):
@@ -294,9 +290,9 @@ def fall_back(problem, *tensors):
     """Run the reference instead, once with a warning; an error in strict mode."""
     global fallbacks
     if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
-        raise RuntimeError(f"layer_norm: {problem}")
+        raise RuntimeError(f"softmax: {problem}")
     if not fallbacks:
-        warnings.warn(f"layer_norm: {problem}; running eager instead", stacklevel=3)
+        warnings.warn(f"softmax: {problem}; running eager instead", stacklevel=3)
     fallbacks += 1
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
@@ -309,16 +305,8 @@ def fall_back(problem, *tensors):
 
 
 # Of each input: shape, strides, dtype, and from where to where integers go.
-SMALL = [
-    ((7, 77), (77, 1), torch.float32),
-    ((77,), (1,), torch.float32),
-    ((77,), (1,), torch.float32),
-]
-FULL = [
-    ((64, 200), (200, 1), torch.float32),
-    ((200,), (1,), torch.float32),
-    ((200,), (1,), torch.float32),
-]
+SMALL = [((3, 77), (77, 1), torch.float32)]
+FULL = [((64, 300), (300, 1), torch.float32)]
 
 
 def drawn(inputs, device, seed=0):
@@ -368,7 +356,7 @@ def apart(found, exact):
 
 def rounded(dtype, exact):
     """What roundings to the dtype may make of the largest result."""
-    ulps = {torch.float32: 4.0, torch.float64: 16.0}.get(dtype, 2.0)
+    ulps = {torch.float32: 2.0, torch.float64: 16.0}.get(dtype, 2.0)
     top = apart(exact, torch.zeros_like(exact)) or torch.finfo(dtype).tiny
     return ulps * torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(top))
 
@@ -376,7 +364,7 @@ def rounded(dtype, exact):
 def check(inputs, device):
     """Print our errors beside eager's, both against float64; does each of ours hold?"""
     holds = True
-    for number, ours in enumerate(results(layer_norm, [*drawn(inputs, device)])):
+    for number, ours in enumerate(results(softmax, [*drawn(inputs, device)])):
         eager, exact = truth(number, inputs, device, 0)
         error, own, seen = apart(ours, exact), apart(eager, exact), eager.numel()
         if ours.dtype.is_floating_point:
@@ -399,7 +387,7 @@ def bench():
     """Print how long a call of each keeps the GPU busy at the graph's sizes, with a cold L2."""
     tensors = [*drawn(FULL, "cuda")]
     ways = {
-        "layer_norm": layer_norm,
+        "softmax": softmax,
         "eager": reference,
         "torch.compile": torch.compile(reference, dynamic=False),
     }
@@ -418,9 +406,29 @@ def bench():
         print(f"{name}: {1e3 * middle:.2f} us")
 
 
+def interpret_libdevice():
+    """Give Triton's interpreter, which has no math library, torch's functions in float64."""
+    from triton.runtime.interpreter import TensorHandle
+
+    def taken(function):
+        def call(*args):
+            blocks = [arg for arg in args if isinstance(arg, tl.tensor)]
+            kind, dtype = blocks[0].dtype.scalar, blocks[0].handle.data.dtype
+            arrays = [arg.handle.data if isinstance(arg, tl.tensor) else arg for arg in args]
+            made = function(*(torch.as_tensor(each).double() for each in arrays)).numpy()
+            whole = any(block.type.is_block() for block in blocks)
+            handle = TensorHandle(made.astype(dtype), kind)
+            return tl.tensor(handle, tl.block_type(kind, list(made.shape)) if whole else kind)
+
+        return call
+
+    for name, function in {"exp": torch.exp}.items():
+        setattr(libdevice, name, taken(function))
+
+
 def main():
     """The command line. Without a GPU the check runs through Triton's interpreter."""
-    parser = argparse.ArgumentParser(description="layer_norm beside eager")
+    parser = argparse.ArgumentParser(description="softmax beside eager")
     parser.add_argument("--check", action="store_true", help="errors against float64 (default)")
     parser.add_argument("--bench", action="store_true", help="times on a GPU")
     asked = parser.parse_args()
@@ -429,13 +437,15 @@ def main():
         os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
         os.execv(sys.executable, [sys.executable, *sys.argv])
     os.environ["FUSION_ADVISOR_STRICT"] = "1"  # the kernel's own answer, or none
+    if interpreted:
+        interpret_libdevice()
     near = True
     with torch.no_grad():
         if asked.check or not asked.bench:
             near = check(SMALL, "cpu" if interpreted else "cuda")
             near = near and (interpreted or check(FULL, "cuda"))
         if asked.bench and interpreted:
-            sys.exit("layer_norm: --bench times on a GPU, and there is none here")
+            sys.exit("softmax: --bench times on a GPU, and there is none here")
         if asked.bench:
             bench()
     sys.exit(not near)
