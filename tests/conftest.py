@@ -3,6 +3,8 @@ and golden files."""
 
 from __future__ import annotations
 
+import gc
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,14 @@ import pytest
 
 TIERS = {"pure": "notorch", "cpu": "torch", "browser": "browser", "gpu": "gpu"}
 HERE = Path(__file__).resolve().parent
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
+"""Of torch in each process: workers of pytest share the cores, on which more would wait in loops
+for each other, and a pool of Inductor's imports torch once more for each."""
+OBJECTS = 100_000
+"""New objects from which the collector begins: torch's are a million, walked each time."""
+
+os.environ.update({name: os.environ.get(name, "1") for name in ONE_THREAD})
+gc.set_threshold(OBJECTS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -62,7 +62,7 @@ def _commands(content: str) -> Iterator[Step]:
         yield Step(command, expected)
 
 
-def follow(page: str, folder: Path, package: Path) -> None:
+def follow(page: str, folder: Path, package: Path, ours: str | Path = sys.executable) -> None:
     """Do all steps of a page in `folder`, with the `fusion-advisor` of `package`, in one shell.
     AssertionError for the first that does or says something else."""
     todo = list(steps(page))
@@ -73,7 +73,7 @@ def follow(page: str, folder: Path, package: Path) -> None:
         place = shlex.quote(str(log / str(number)))
         lines.append(f"{{ {step.command}\n}} > {place} 2>&1; code=$?; echo $code > {place}.code")
         lines.append("(exit $code)")
-    env = {**os.environ, **surroundings(folder, package)}
+    env = {**os.environ, **surroundings(folder, package, ours)}
     subprocess.run(
         ["bash", "-s"], input="\n".join(lines) + "\n", env=env, text=True, timeout=_SECONDS
     )
@@ -88,12 +88,15 @@ def follow(page: str, folder: Path, package: Path) -> None:
             )
 
 
-def surroundings(folder: Path, package: Path) -> dict[str, str]:
-    """A shell in which `fusion-advisor` is installed and git knows its user."""
+def surroundings(folder: Path, package: Path, ours: str | Path = sys.executable) -> dict[str, str]:
+    """A shell in which `fusion-advisor` is installed, which `ours` runs, and git knows its user."""
     bin = folder.parent / f"{folder.name}-bin"
     bin.mkdir(exist_ok=True)
-    for name, command in (("fusion-advisor", "-m fusion_advisor"), ("python", "")):
-        script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {command} "$@"\n'
+    for name, python, command in (
+        ("fusion-advisor", ours, "-m fusion_advisor"),
+        ("python", sys.executable, ""),
+    ):
+        script = f'#!/bin/sh\nexec {shlex.quote(str(python))} {command} "$@"\n'
         (bin / name).write_text(script)
         (bin / name).chmod(0o755)
     user = {"NAME": "A Reader", "EMAIL": "reader@example.com"}

@@ -81,6 +81,11 @@ def _template(how: str) -> forkserver.Forks:
         forkserver.subprocess = started
 
 
+def begin() -> None:
+    """Start the processes that are forked: they end with the thread that has started them."""
+    _sockets()
+
+
 def _sockets() -> dict[str, socket.socket]:
     return _telling or {how: _template(how)._socket for how in IMPORTED}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -85,84 +86,130 @@ def same(a, b):
 """
 
 
-def run(folder: Path, script: str) -> None:
-    """In a process of its own, with the kernels applied to a model of blocks."""
+ON_BLOCKS = {
+    "kernels run and all else stays": """
+    assert sum(done.kernels.values()) >= 4, done
+    assert type(model.layers[0]).__name__ == "Block"
+    assert isinstance(model.layers[0].norm, Norm)
+    assert list(model.state_dict()) == keys
+    assert [id(p) for p in model.parameters()] == parameters
+    same(model, plain)
+    x = torch.randn(7, 96)
+    same(model, plain)
+    assert fallbacks() == 0
+    """,
+    "what the kernels do not serve": """
+    model.train(), plain.train()
+    a, b = model(x).sum(), plain(x).sum()
+    a.backward(), b.backward()
+    for p, q in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
+    model.eval(), plain.eval()
+    before = fallbacks()
+    for dtype in (torch.bfloat16, torch.float64):
+        model.to(dtype), plain.to(dtype)
+        x = x.to(dtype)
+        with torch.no_grad():
+            assert torch.equal(model(x), plain(x)), dtype
+    assert fallbacks() == before, "the original statements run, not a launcher's reference"
+    """,
+    "hooks copies and pickles": """
+    import copy, io, pickle
+    seen = []
+    for m in (model, plain):
+        m.layers[0].norm.register_forward_hook(lambda *_: seen.append("norm"))
+        m.layers[1].register_forward_hook(lambda *_: seen.append("block"))
+    same(model, plain)
+    assert seen == ["norm", "block"] * 2
+    for m in (model, plain):
+        m.layers[0].norm._forward_hooks.clear()
+        m.layers[1]._forward_hooks.clear()
+    twin = copy.deepcopy(model)
+    assert type(twin.layers[0]) is type(model.layers[0])
+    assert twin.layers[0].norm.weight is not model.layers[0].norm.weight
+    same(twin, plain)
+    back = pickle.loads(pickle.dumps(model))
+    import kept
+    assert type(back.layers[0]) is kept.Block
+    same(back, plain)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    same(torch.load(buffer, weights_only=False), plain)
+    same(torch.nn.DataParallel(model), plain)
+    """,
+    "applied kernels are known when analysed again": """
+    from fusion_advisor.frontend.child import capture_module
+    graph = capture_module(model, (x,))
+    own = [node.op for node in graph.nodes if node.op.startswith("fusion_advisor.")]
+    assert len(own) == sum(done.kernels.values()), own
+    assert fallbacks() == 0
+    again = fusion_advisor.apply(model, (x,), device="h200", verify=False, how="source")
+    assert not again.kernels, again
+    same(model, plain)
+    """,
+    # Gradients are reduced and hooks run, around a model with kernels and within it.
+    "distributed data parallel": """
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    store = dist.FileStore("store", 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    seen = []
+    models = [DistributedDataParallel(m) for m in (model, plain)]
+    for m in models:
+        m.register_forward_hook(lambda *_: seen.append("whole"))
+        m.module.layers[1].norm.register_forward_pre_hook(lambda *_: seen.append("norm"))
+    same(*models)
+    assert seen == ["norm", "whole"] * 2
+    assert fallbacks() == 0
+    for m in models:
+        m.train()
+        m(x).square().sum().backward()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-4)
+    assert list(models[0].state_dict()) == ["module." + key for key in keys]
+    dist.destroy_process_group()
+    """,
+}
+"""What holds of a model of blocks to which kernels were applied, as scripts."""
+EACH = """
+import json, os, sys, textwrap, traceback
+
+said = {}
+for name, script in json.loads(sys.argv[1]).items():
+    reads, writes = os.pipe()
+    if not (child := os.fork()):
+        found = ""
+        try:
+            exec(compile(textwrap.dedent(script), name, "exec"), globals())
+        except BaseException:
+            found = traceback.format_exc()
+        os.write(writes, found[-4096:].encode())
+        os._exit(0)
+    os.close(writes)
+    said[name] = os.fdopen(reads).read()
+    said[name] += "" if os.waitpid(child, 0)[1] == 0 else "ended"
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each script raises, in a fork of one process in which the kernels are applied."""
+    folder = tmp_path_factory.mktemp("kept")
     (folder / "kept.py").write_text(MODEL)
-    run_alone(folder, KEPT + textwrap.dedent(script))
+    found = run_script(HEAD + SAME + KEPT + EACH, json.dumps(ON_BLOCKS), folder=folder)
+    return json.loads(found.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", ON_BLOCKS)
+def test_of_a_model_of_blocks(name: str, said: dict[str, str]) -> None:
+    assert said[name] == ""
 
 
 def run_alone(folder: Path, script: str) -> None:
     """In a process of its own, whose Triton is the interpreter."""
     run_script(HEAD + SAME + textwrap.dedent(script), folder=folder)
-
-
-def test_kernels_run_and_all_else_stays(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        """
-        assert sum(done.kernels.values()) >= 4, done
-        assert type(model.layers[0]).__name__ == "Block"
-        assert isinstance(model.layers[0].norm, Norm)
-        assert list(model.state_dict()) == keys
-        assert [id(p) for p in model.parameters()] == parameters
-        same(model, plain)
-        x = torch.randn(7, 96)
-        same(model, plain)
-        assert fallbacks() == 0
-        """,
-    )
-
-
-def test_what_the_kernels_do_not_serve(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        """
-        model.train(), plain.train()
-        a, b = model(x).sum(), plain(x).sum()
-        a.backward(), b.backward()
-        for p, q in zip(model.parameters(), plain.parameters()):
-            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
-        model.eval(), plain.eval()
-        before = fallbacks()
-        for dtype in (torch.bfloat16, torch.float64):
-            model.to(dtype), plain.to(dtype)
-            x = x.to(dtype)
-            with torch.no_grad():
-                assert torch.equal(model(x), plain(x)), dtype
-        assert fallbacks() == before, "the original statements run, not a launcher's reference"
-        """,
-    )
-
-
-def test_hooks_copies_and_pickles(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        """
-        import copy, io, pickle
-        seen = []
-        for m in (model, plain):
-            m.layers[0].norm.register_forward_hook(lambda *_: seen.append("norm"))
-            m.layers[1].register_forward_hook(lambda *_: seen.append("block"))
-        same(model, plain)
-        assert seen == ["norm", "block"] * 2
-        for m in (model, plain):
-            m.layers[0].norm._forward_hooks.clear()
-            m.layers[1]._forward_hooks.clear()
-        twin = copy.deepcopy(model)
-        assert type(twin.layers[0]) is type(model.layers[0])
-        assert twin.layers[0].norm.weight is not model.layers[0].norm.weight
-        same(twin, plain)
-        back = pickle.loads(pickle.dumps(model))
-        import kept
-        assert type(back.layers[0]) is kept.Block
-        same(back, plain)
-        buffer = io.BytesIO()
-        torch.save(model, buffer)
-        buffer.seek(0)
-        same(torch.load(buffer, weights_only=False), plain)
-        same(torch.nn.DataParallel(model), plain)
-        """,
-    )
 
 
 NUMBERS = """
@@ -383,21 +430,26 @@ class Changing(Base):
         self.k = 3.0 - self.k
         return torch.tanh(self.lin(x)) * self.k + 1
 
-
-SERVED = (Local, Absent, Listed, Branching, Called, Derived, Counted, Nested, Rebound, Closed)
-SERVED += (Bounded,)
-LEFT = (Joined, Otherwise, Changing)
 """
 
 
-def test_wherever_a_number_comes_from(tmp_path: Path) -> None:
+KINDS = (
+    "Local", "Absent", "Listed", "Branching", "Called", "Derived", "Counted", "Nested", "Rebound",
+    "Closed", "Bounded", "Joined", "Otherwise", "Changing",
+)  # fmt: skip
+LEFT = ("Joined", "Otherwise", "Changing")
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("kind", KINDS)
+def test_wherever_a_number_comes_from(kind: str, tmp_path: Path) -> None:
     """Each is asked for, or the group is left: nothing that changes is silently what it was."""
     (tmp_path / "held.py").write_text(HELD)
     run_alone(
         tmp_path,
-        """
+        f"""
         import copy
-        from held import *
+        import held
 
         changes = [
             lambda m: None,
@@ -409,17 +461,16 @@ def test_wherever_a_number_comes_from(tmp_path: Path) -> None:
             lambda m: setattr(m, "f", False),
             lambda m: setattr(m.own, "eps", 3.0),
         ]
-        for kind in (*SERVED, *LEFT):
-            model = kind().eval()
-            plain = copy.deepcopy(model)
-            done = fusion_advisor.apply(model, (x,), device="h200", verify=False, how="source")
-            assert bool(done.kernels) == (kind in SERVED), (kind, done)
-            plain.k = model.k  # to trace a model is to run it
-            for change in changes:
-                twins = copy.deepcopy(model), copy.deepcopy(plain)
-                for each in twins:
-                    change(each)
-                same(*twins)
+        model = held.{kind}().eval()
+        plain = copy.deepcopy(model)
+        done = fusion_advisor.apply(model, (x,), device="h200", verify=False, how="source")
+        assert bool(done.kernels) == {kind not in LEFT}, done
+        plain.k = model.k  # to trace a model is to run it
+        for change in changes:
+            twins = copy.deepcopy(model), copy.deepcopy(plain)
+            for each in twins:
+                change(each)
+            same(*twins)
         """,
     )
 
@@ -429,53 +480,10 @@ def test_the_module_is_there_without_torch() -> None:
     code = """
         import sys, fusion_advisor
         assert "torch" not in sys.modules
-        assert callable(fusion_advisor.apply) and callable(fusion_advisor.apply)
+        assert "apply" in fusion_advisor.__all__
+        assert "torch" not in sys.modules
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
-
-
-def test_applied_kernels_are_known_when_analysed_again(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        """
-        from fusion_advisor.frontend.child import capture_module
-        graph = capture_module(model, (x,))
-        own = [node.op for node in graph.nodes if node.op.startswith("fusion_advisor.")]
-        assert len(own) == sum(done.kernels.values()), own
-        assert fallbacks() == 0
-        again = fusion_advisor.apply(model, (x,), device="h200", verify=False, how="source")
-        assert not again.kernels, again
-        same(model, plain)
-        """,
-    )
-
-
-def test_distributed_data_parallel(tmp_path: Path) -> None:
-    """Gradients are reduced and hooks run, around a model with kernels and within it."""
-    run(
-        tmp_path,
-        """
-        import torch.distributed as dist
-        from torch.nn.parallel import DistributedDataParallel
-        store = dist.FileStore("store", 1)
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        seen = []
-        models = [DistributedDataParallel(m) for m in (model, plain)]
-        for m in models:
-            m.register_forward_hook(lambda *_: seen.append("whole"))
-            m.module.layers[1].norm.register_forward_pre_hook(lambda *_: seen.append("norm"))
-        same(*models)
-        assert seen == ["norm", "whole"] * 2
-        assert fallbacks() == 0
-        for m in models:
-            m.train()
-            m(x).square().sum().backward()
-        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-4)
-        assert list(models[0].state_dict()) == ["module." + key for key in keys]
-        dist.destroy_process_group()
-        """,
-    )
 
 
 DECORATED = """
@@ -907,7 +915,7 @@ def equal(model, plain, given):
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("kind", "more", "least"),
     [

@@ -67,7 +67,7 @@ def test_kernels_are_placed(model: Callable[[], torch.nn.Module], least: int) ->
         )
     assert sum(done.kernels.values()) >= least, done
     assert done.share > 0.5
-    for shape in [(2, 32), (3, 17), (1, 32), (2, 1)]:
+    for shape in [(2, 8), (3, 5), (1, 8), (2, 1)]:
         given = ids(*shape)
         with torch.no_grad():
             found, wanted = fused(input_ids=given), plain(input_ids=given)

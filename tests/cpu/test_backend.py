@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ import torch.nn.functional as F
 from fusion_advisor.dynamo.weigh import Weighed, weigh
 from fusion_advisor.fusion.decide import decide
 
+from .forks import run_script
 from .regions import RULES, flow_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,13 +25,10 @@ Facts = dict[str, Any]
 @pytest.fixture(scope="module")
 def scenarios() -> dict[str, Facts]:
     """What each scenario of `compiled_models` saw, all in one process of their own."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compiled_models.py"))],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Facts] = json.loads(done.stdout.splitlines()[-1])
+    program = Path(__file__).with_name("compiled_models.py")
+    script = f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')"
+    printed = run_script(script, folder=ROOT, PYTHONPATH=str(ROOT))
+    found: dict[str, Facts] = json.loads(printed.splitlines()[-1])
     return found
 
 

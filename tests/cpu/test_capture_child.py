@@ -115,6 +115,7 @@ def test_a_hang_is_ended_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.deep
 def test_a_hang_of_a_process_of_its_own(tmp_path: Path) -> None:
     message = refused(tmp_path, HANG, Limits(seconds=12))
     assert "ran longer than 12 s" in message
@@ -122,6 +123,7 @@ def test_a_hang_of_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ import pytest
 import yaml
 
 from .documents import blocks, files, follow, matches, steps, surroundings
+from .door import door
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 IN_A_CHECKOUT = {"README.md", "docs/teach-an-op.md"}
 """Whose reader stands in a checkout of this repository, and may change it."""
+OWN_PROGRAMS = {"docs/find-waste.md", "docs/python.md"}
+"""Whose reader runs programs that import the package, or a model of a library's: its lines are
+those of the outermost file that is no library's, which in a fork is the one that forks."""
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 FOLLOWED = [str(page.relative_to(ROOT)) for page in PAGES if "```console" in page.read_text()]
@@ -41,13 +46,30 @@ def check_out(folder: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
 
 
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", FOLLOWED)
-def test_what_a_page_shows_is_what_happens(name: str, folder: Path) -> None:
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What shells run this repository's package with: forks that have imported torch."""
+    with door(tmp_path_factory.mktemp("door")) as program:
+        yield program
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in FOLLOWED if name not in IN_A_CHECKOUT | OWN_PROGRAMS],
+)
+def test_what_a_page_shows_is_what_happens(name: str, folder: Path, forked: Path) -> None:
+    follow((ROOT / name).read_text(), folder, ROOT, forked)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", sorted(IN_A_CHECKOUT | OWN_PROGRAMS))
+def test_what_a_page_shows_happens_in_processes_as_readers_start_them(
+    name: str, folder: Path
+) -> None:
+    """Of the package that the page may have changed."""
     if name in IN_A_CHECKOUT:
         check_out(folder)
-    package = folder if name in IN_A_CHECKOUT else ROOT
-    follow((ROOT / name).read_text(), folder, package)
+    follow((ROOT / name).read_text(), folder, folder if name in IN_A_CHECKOUT else ROOT)
 
 
 def test_every_task_has_a_page_with_commands() -> None:
@@ -79,11 +101,11 @@ RECORDED = ("gh", "pip")
 
 
 @pytest.fixture
-def pull_request(folder: Path) -> dict[str, str]:
+def pull_request(folder: Path, forked: Path) -> dict[str, str]:
     """The page's project with a commit of the base branch and one of a pull request; the
     environment of a runner."""
     change = next(content for language, _, content in blocks(GATE) if language == "diff")
-    env = {**os.environ, **surroundings(folder, ROOT), "RUNNER_TEMP": str(folder.parent)}
+    env = {**os.environ, **surroundings(folder, ROOT, forked), "RUNNER_TEMP": str(folder.parent)}
     for path, content in files(GATE).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(content)
@@ -91,8 +113,8 @@ def pull_request(folder: Path) -> dict[str, str]:
     for name in RECORDED:
         (bin / name).write_text(f'#!/bin/sh\necho {name} "$@" >> "$RUNNER_TEMP/recorded"\n')
         (bin / name).chmod(0o755)
-    python = (bin / "python").read_text().replace("exec ", '[ "$1 $2" = "-m pip" ] || exec ')
-    (bin / "python").write_text(f'{python}shift 2; pip "$@"\n')
+    called = (bin / "python").read_text().replace("exec ", '[ "$1 $2" = "-m pip" ] || exec ')
+    (bin / "python").write_text(f'{called}shift 2; pip "$@"\n')
 
     def git(*words: str, given: str | None = None) -> str:
         done = subprocess.run(

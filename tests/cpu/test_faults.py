@@ -62,6 +62,7 @@ def only_softmax(original: Any) -> Any:
     return measure
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("stage", ["gate", "form", "plan", "times", "name", "mark", "op", "kernel"])
 def test_a_region_that_fails_costs_that_region_alone(
     model: str, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ import triton
 
 from fusion_advisor.support.load_kernel_file import load_module
 
-GOLDEN = Path(__file__).parent / "golden"
+from .generated import kernel
 
 
 class Compiled:
@@ -50,8 +50,8 @@ class Kernel:
 
 
 def _loaded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A golden file's module, for tensors of the host."""
-    module: Any = load_module((GOLDEN / f"{name}.py").read_text(), tmp_path)
+    """An emitted file's module, for tensors of the host."""
+    module: Any = load_module(kernel(name).text, tmp_path)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("FUSION_ADVISOR_STRICT", "1")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)  # as the host's tensors say

@@ -21,9 +21,8 @@ from fusion_advisor.workflows.patch import Patched, patched
 from . import spawned
 from .checks import CRITERION
 from .forks import run_script
+from .generated import kernel
 from .in_process import captured
-
-GOLDEN = Path(__file__).parent / "golden"
 
 CROWDED = '''
 """A problem whose names are those of emitted files."""
@@ -86,12 +85,18 @@ def made(file: Path, *, mode: str = "train") -> Patched:
     return patched(request, file.parent.resolve(), captured=captured, model_new=True)
 
 
-def test_it_computes_what_the_model_does(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Patched]:
+    """The crowded file and its patch, which no test changes."""
+    file = tmp_path_factory.mktemp("crowded") / "problem.py"
+    file.write_text(CROWDED)
+    return file, made(file)
+
+
+def test_it_computes_what_the_model_does(crowded: tuple[Path, Patched], tmp_path: Path) -> None:
     """Loaded as KernelBench loads it, in train mode without gradients: the same parameters after
     the same seed, kernels launched through the interpreter, fall-backs forbidden."""
-    file = tmp_path / "problem.py"
-    file.write_text(CROWDED)
-    patch = made(file)
+    file, patch = crowded
     assert patch.wrong == {}
     assert {put.finding.pattern for put in patch.patch.puts} == {"rms-norm", "swiglu"}
     alone = tmp_path / "elsewhere"
@@ -122,11 +127,11 @@ def test_it_computes_what_the_model_does(tmp_path: Path) -> None:
     run_script(textwrap.dedent(run), folder=alone, FUSION_ADVISOR_STRICT="1")
 
 
-def test_a_wrong_kernel_in_it_is_found(tmp_path: Path) -> None:
+@pytest.mark.deep
+def test_a_wrong_kernel_in_it_is_found(crowded: tuple[Path, Patched]) -> None:
     """It is run beside the original before it is written, as a diff is."""
-    file = tmp_path / "problem.py"
-    file.write_text(CROWDED)
-    text = made(file).model_new
+    file, patch = crowded
+    text = patch.model_new
     by = "2 launches of kernels on Triton's interpreter"
     assert run_on_numbers(file, text) == ({}, f"run at 3 with 1 seeds, {by}")
     wrong = text.replace("(mean_sum, cols * 1.0)", "(mean_sum, 500.0)")
@@ -149,10 +154,8 @@ def no_capture(*_: object) -> Dataflow:
     raise AssertionError("nothing is captured")
 
 
-def test_it_is_one_file(tmp_path: Path) -> None:
-    file = tmp_path / "problem.py"
-    file.write_text(CROWDED)
-    text = made(file).model_new
+def test_it_is_one_file(crowded: tuple[Path, Patched]) -> None:
+    text = crowded[1].model_new
     tree = ast.parse(text)
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     roots = {
@@ -185,7 +188,7 @@ def test_what_files_share_stands_once() -> None:
     names = ("softmax", "swiglu")
     model = "import torch\nimport fused_m\n\n\nclass Model:\n    def f(self, x):\n"
     model += "        return fused_m.softmax(fused_m.swiglu(x, x))\n"
-    text = inline(model, "fused_m", {name: (GOLDEN / f"{name}.py").read_text() for name in names})
+    text = inline(model, "fused_m", {name: kernel(name).text for name in names})
     defined = [n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef)]
     assert defined.count("serves") == 1
     assert not [name for name in defined if name.endswith("_serves")]

@@ -86,6 +86,7 @@ def test_statements_become_a_call(tmp_path: Path) -> None:
     assert "if x.dtype != torch.float32:" in text, "in another dtype it upcasts"
 
 
+@pytest.mark.deep
 def test_a_dtype_that_follows_an_input_is_asked_for(tmp_path: Path) -> None:
     """Weights of another dtype than the inputs': the third one tells what follows which."""
     body = """
@@ -118,6 +119,7 @@ def test_a_cast_between_two_parts_that_does_nothing_in_one_dtype(tmp_path: Path)
     assert "if x.dtype != torch.float32" in text
 
 
+@pytest.mark.deep
 def test_the_frameworks_own_norm_becomes_a_part_of_a_kernel(tmp_path: Path) -> None:
     """The reference calls it by the name that it has in the graph, and is the same there."""
     patch = made(
@@ -160,6 +162,7 @@ def test_an_expression_keeps_its_operands(tmp_path: Path) -> None:
     assert "if " not in text.split("class Model")[1], "no guard: nothing hangs on mode or dtype"
 
 
+@pytest.mark.deep
 def test_results_without_a_name_get_one_each(tmp_path: Path) -> None:
     """Of two groups in one function, whose kernels both give more than what is stored."""
     patch = made(
@@ -314,6 +317,7 @@ def test_numbers_that_the_model_holds_are_guarded(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.deep
 def test_a_number_that_cannot_be_asked_is_left(tmp_path: Path) -> None:
     """A size that a tensor has from one with a name is asked of that; here none has it."""
     body = """
@@ -358,6 +362,7 @@ def test_weights_of_a_dtype_that_the_file_names_may_be_cast(tmp_path: Path) -> N
     assert "if a.dtype != torch.float32:" in text
 
 
+@pytest.mark.deep
 def test_batch_norm_is_guarded_by_its_mode(tmp_path: Path) -> None:
     text = changed(
         made(
@@ -417,6 +422,7 @@ def test_a_guard_imports_what_it_names(tmp_path: Path) -> None:
     assert all("torch." not in e.guard for put in left.patch.puts for e in put.edits)
 
 
+@pytest.mark.deep
 def test_a_number_of_a_size_is_left(tmp_path: Path) -> None:
     """Of a batch of one: the kernel serves several, and does not hold a number that is the batch's
     or the length's."""
@@ -503,6 +509,7 @@ def test_sizes_that_nothing_reads_any_more_go(tmp_path: Path) -> None:
     assert ".shape" not in text
 
 
+@pytest.mark.deep
 def test_a_number_on_the_host_is_no_operand(tmp_path: Path) -> None:
     """Beside tensors of a GPU eager takes one of no dimension from the host; a kernel does not."""
     patch = made(
@@ -645,21 +652,20 @@ def no_capture(*_: object) -> Dataflow:
     raise AssertionError("nothing is captured")
 
 
+ALONE = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = Norm(512)
+
+    def forward(self, x):
+        return self.norm(x)
+"""
+
+
 def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
     """A kernel that does not compute its reference passes as a graph, and not on numbers."""
-    patch = made(
-        tmp_path,
-        """
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.norm = Norm(512)
-
-            def forward(self, x):
-                return self.norm(x)
-        """,
-        shape="64, 512",
-    )
+    patch = made(tmp_path, ALONE, shape="64, 512")
     assert run_on_numbers(patch, tmp_path, patch.diff) == (
         {},
         "run at 3 with 1 seeds, 1 launches of kernels on Triton's interpreter; "
@@ -669,12 +675,18 @@ def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
     assert wrong != patch.diff
     said, _ = run_on_numbers(patch, tmp_path, wrong)
     assert said["run at 3"].startswith("output 0[")
+
+
+@pytest.mark.deep
+def test_a_fall_back_is_no_run(tmp_path: Path) -> None:
+    patch = made(tmp_path, ALONE, shape="64, 512")
     fallen = patch.diff.replace("torch.float32, (n0, n1)", "torch.float64, (n0, n1)")
     assert fallen != patch.diff
     _, said = run_on_numbers(patch, tmp_path, fallen)
     assert said.startswith("not run: RuntimeError: rms_norm: ")
 
 
+@pytest.mark.deep
 def test_what_is_wrong_in_another_dtype_is_found(tmp_path: Path) -> None:
     """There kernels may fall back; the results hold to the same measure, and errors are faults."""
     body = """
@@ -704,6 +716,7 @@ def test_what_is_wrong_in_another_dtype_is_found(tmp_path: Path) -> None:
     assert said["run in bfloat16 at 3"].startswith("output 0["), said
 
 
+@pytest.mark.deep
 def test_files_are_tried_where_they_were_edited(tmp_path: Path) -> None:
     """A model that imports its layers by the tree's folder on the path, where the patch edits."""
     (tmp_path / "layers").mkdir()

@@ -194,6 +194,7 @@ def test_kernels_are_emitted_and_measured_of_a_call(folder: Path) -> None:
     assert "rehearsed on the CPU" in measured.stderr
 
 
+@pytest.mark.deep
 def test_reports_of_two_calls_are_compared(folder: Path) -> None:
     for name in ("call-1", "call-2"):
         run("analyze", f"{RECORDING}:{name}", *QUICK, "--json", f"{name}.json", cwd=folder)
@@ -201,7 +202,7 @@ def test_reports_of_two_calls_are_compared(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

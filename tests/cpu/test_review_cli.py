@@ -168,6 +168,7 @@ def test_a_second_run_of_an_unchanged_model_is_the_first_ones(repository: Path) 
     assert "5 kernels in one" in changed.stderr
 
 
+@pytest.mark.deep
 def test_another_device_takes_the_graph_and_the_proofs(repository: Path) -> None:
     (repository / "pyproject.toml").unlink()
     cached = {"FUSION_ADVISOR_CACHE": str(repository / "cache")}

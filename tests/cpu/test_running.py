@@ -73,6 +73,7 @@ def get_inputs():
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("body", "further", "wrong", "few"),
     [

@@ -354,6 +354,7 @@ def test_the_winner_is_written_and_says_so(analyses: tuple[Analysis, Analysis]) 
     assert max(map(len, searched.splitlines())) <= 100
 
 
+@pytest.mark.deep
 def test_the_written_file_passes_its_own_check(
     analyses: tuple[Analysis, Analysis], tmp_path: Path
 ) -> None:
@@ -441,6 +442,7 @@ def again(folder: Path, **more: Any) -> Patched:
     return patched(request, folder.resolve(), captured=captured, **more)
 
 
+@pytest.mark.deep
 def test_a_searched_kernel_is_not_stale_and_serves_again(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     made = again(tmp_path, searcher=second)

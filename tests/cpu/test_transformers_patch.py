@@ -122,6 +122,7 @@ def test_another_version_leaves_the_model_as_it_is(tree: Path) -> None:
     )
 
 
+@pytest.mark.deep
 def test_functions_of_tables_are_left(tmp_path: Path) -> None:
     """Experts are looked up as the model runs; the function that they call as a method is put under
     the name that the class has for it."""

@@ -72,7 +72,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("vector", [2, 4, 8, 16])
 @pytest.mark.parametrize("ends", ["apart", "first"])
 def test_each_column_has_one_lane(vector: int, ends: str, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ ROWS: dict[str, tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ROWS)
 def test_rows_that_begin_anywhere(name: str, worker: Worker) -> None:
     schedule, function, inputs = ROWS[name]
@@ -271,6 +271,7 @@ def test_little_is_not_copied() -> None:
     assert copied(1 << 10, 2003, copying(PACKED))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, WIDE])
 def test_one_by_one_only_what_lies_around_the_vectors(dtype: torch.dtype, tmp_path: Path) -> None:
     cols = 50_257

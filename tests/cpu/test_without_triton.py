@@ -91,6 +91,7 @@ def test_analysis_works_and_says_once_what_is_not_checked(folder: Path) -> None:
     assert "@triton.jit" in (folder / "out" / "kernels" / "softmax.py").read_text()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lacks", [NO_FORKS, NO_FORKS + NO_POSIX], ids=["macos", "windows"])
 def test_what_other_systems_lack_is_not_missed(folder: Path, lacks: str) -> None:
     (folder / "blocked" / "sitecustomize.py").write_text(BLOCK + lacks)
@@ -120,6 +121,7 @@ def test_a_kernel_that_is_not_checked_is_no_checked_one(folder: Path) -> None:
     assert "no check has passed for g1" in done.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "words",
     [

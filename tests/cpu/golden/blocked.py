@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: 0BSD
-"""10 eager launches as one row kernel.
+"""3 eager launches as one blocked kernel.
 
-Replaces: add.Tensor, _to_copy.default, pow.Tensor_Scalar, mean.dim, _to_copy.default, add.Tensor,
-rsqrt.default, mul.Tensor, _to_copy.default, mul.Tensor.
-Source: generated.py:33, generated.py:34, generated.py:35.
-HBM: 3149312 B unfused, 526336 B here (5.98 times fewer) at the sizes it was made for.
-Computes in float32 for narrower floats; rounds at the stores and, as the source does, at to_2.
+Replaces: _to_copy.default, mul.Tensor, cumsum.default.
+Source: generated.py:141.
+HBM: 9011200000 B unfused, 2457600000 B here (3.67 times fewer) at the sizes it was made for.
+Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same from run to run.
 """
 
@@ -31,97 +30,61 @@ def wide(place, FAR: tl.constexpr):
 
 
 @triton.jit
-def residual_rms_norm_kernel(
+def blocked_kernel(
     args_0_ptr,
-    args_1_ptr,
-    args_2_ptr,
-    add_out_ptr,
-    mul_1_out_ptr,
+    cumsum_out_ptr,
     cols,
-    rows,
-    ROWS: tl.constexpr,
     COLS: tl.constexpr,
     FAR: tl.constexpr,
 ):
-    # One program holds several whole rows on chip.
-    row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
-    col = wide(tl.arange(0, COLS), FAR)
-    row_mask = row < rows
-    col_mask = col < cols
-    mask = row_mask & col_mask
-    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0).to(tl.float32)
-    args_1 = tl.load(args_1_ptr + row * cols + col, mask=mask, other=0.0).to(tl.float32)
-    args_2 = tl.load(args_2_ptr + col, mask=col_mask, other=0.0).to(tl.float32)
-    add = args_0 + args_1
-    pow_1 = add * add
-    mean_sum = tl.sum(pow_1, axis=1, keep_dims=True)
-    mean = mean_sum * (1.0 / (cols * 1.0))
-    add_1 = mean + 1e-06
-    rsqrt = tl.rsqrt(add_1)
-    mul = add * rsqrt
-    to_2 = mul.to(tl.bfloat16).to(tl.float32)
-    mul_1 = args_2 * to_2
-    tl.store(add_out_ptr + row * cols + col, add, mask=mask)
-    tl.store(mul_1_out_ptr + row * cols + col, mul_1, mask=mask)
+    # One program walks a row in chunks.
+    row = wide(tl.program_id(0), FAR)
+    cumsum_carried = tl.full((), 0.0, tl.float32)
+    for start in tl.range(0, wide(cols, FAR), COLS, num_stages=3):
+        col = start + wide(tl.arange(0, COLS), FAR)
+        col_mask = col < cols
+        args_0 = tl.load(args_0_ptr + row * cols + col, mask=col_mask, other=0.0).to(tl.float32)
+        mul = args_0 * 2.0
+        cumsum_chunk = tl.where(col_mask, mul, 0.0)
+        cumsum = cumsum_carried + tl.cumsum(cumsum_chunk, axis=0)
+        cumsum_carried = cumsum_carried + tl.sum(cumsum_chunk, axis=0)
+        tl.store(cumsum_out_ptr + row * cols + col, cumsum, mask=col_mask)
 
 
-def residual_rms_norm(args_0, args_1, args_2):
-    layout, plan = plan_of(residual_rms_norm_kernel, args_0, args_1, args_2)
+def blocked(args_0):
+    layout, plan = plan_of(blocked_kernel, args_0)
     if plan is not None:
-        return do_again(plan, args_0, args_1, args_2)
-    n0, n1, n2 = ranked(args_0.shape, 3)
-    problem = (
-        serves("args_0", args_0, torch.bfloat16, (n0, n1, n2), (n1 * n2, n2, 1))
-        or serves("args_1", args_1, torch.bfloat16, (n0, n1, n2), (n1 * n2, n2, 1))
-        or serves("args_2", args_2, torch.bfloat16, (n2,), (1,))
-    )
+        return do_again(plan, args_0)
+    n0, n1 = ranked(args_0.shape, 2)
+    problem = serves("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
     if problem:
-        return fall_back(problem, args_0, args_1, args_2)
-    if not n0 * n1 * n2:
-        return reference(args_0, args_1, args_2)
-    add_out = torch.empty_strided(
-        (n0, n1, n2),
-        (n1 * n2, n2, 1),
-        dtype=torch.bfloat16,
-        device=args_0.device,
-    )
-    mul_1_out = torch.empty_strided(
-        (n0, n1, n2),
-        (n1 * n2, n2, 1),
-        dtype=torch.bfloat16,
-        device=args_0.device,
-    )
-    far = beyond_int32((args_0, args_1, args_2, add_out, mul_1_out))
+        return fall_back(problem, args_0)
+    if not n0 * n1:
+        return reference(args_0)
+    cumsum_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
+    far = beyond_int32((args_0, cumsum_out))
     steps = [
         launch(
-            residual_rms_norm_kernel,
-            (cdiv(n0 * n1, 2),),
-            (args_0, args_1, args_2, add_out, mul_1_out),
-            (n2, n0 * n1),
-            ROWS=2,
-            COLS=power_of_two(n2),
+            blocked_kernel,
+            (n0,),
+            (args_0, cumsum_out),
+            (n1,),
+            COLS=2048,
             FAR=far,
-            num_warps=8,
+            num_warps=4,
             enable_fp_fusion=True,
         ),
     ]
-    remember(layout, (args_0, args_1, args_2), (add_out, mul_1_out), steps)
-    return add_out, mul_1_out
+    remember(layout, (args_0,), (cumsum_out,), steps)
+    return cumsum_out
 
 
-def reference(args_0, args_1, args_2):
+def reference(args_0):
     """What eager launches."""
-    add = torch.ops.aten.add.Tensor(args_0, args_1)
-    to = torch.ops.aten._to_copy.default(add, dtype=torch.float32)
-    pow_1 = torch.ops.aten.pow.Tensor_Scalar(to, 2)
-    mean = torch.ops.aten.mean.dim(pow_1, [-1], True)
-    to_1 = torch.ops.aten._to_copy.default(add, dtype=torch.float32)
-    add_1 = torch.ops.aten.add.Tensor(mean, 1e-06)
-    rsqrt = torch.ops.aten.rsqrt.default(add_1)
-    mul = torch.ops.aten.mul.Tensor(to_1, rsqrt)
-    to_2 = torch.ops.aten._to_copy.default(mul, dtype=torch.bfloat16)
-    mul_1 = torch.ops.aten.mul.Tensor(args_2, to_2)
-    return add, mul_1
+    to = torch.ops.aten._to_copy.default(args_0, dtype=torch.float32)
+    mul = torch.ops.aten.mul.Tensor(to, 2)
+    cumsum = torch.ops.aten.cumsum.default(mul, -1)
+    return cumsum
 
 
 def beyond_int32(tensors, *counted):
@@ -131,16 +94,6 @@ def beyond_int32(tensors, *counted):
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         most.append(sum([(size - 1) * step for size, step in steps]))
     return max(most) >= 2**31 - 1048576
-
-
-def cdiv(count, size):
-    """How many blocks of a size hold so many."""
-    return -(-count // size)
-
-
-def power_of_two(count):
-    """The least one that is as large."""
-    return 1 << (count - 1).bit_length()
 
 
 launched = {}
@@ -298,9 +251,9 @@ def fall_back(problem, *tensors):
     """Run the reference instead, once with a warning; an error in strict mode."""
     global fallbacks
     if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
-        raise RuntimeError(f"residual_rms_norm: {problem}")
+        raise RuntimeError(f"blocked: {problem}")
     if not fallbacks:
-        warnings.warn(f"residual_rms_norm: {problem}; running eager instead", stacklevel=3)
+        warnings.warn(f"blocked: {problem}; running eager instead", stacklevel=3)
     fallbacks += 1
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
@@ -313,16 +266,8 @@ def fall_back(problem, *tensors):
 
 
 # Of each input: shape, strides, dtype, and from where to where integers go.
-SMALL = [
-    ((2, 2, 77), (154, 77, 1), torch.bfloat16),
-    ((2, 2, 77), (154, 77, 1), torch.bfloat16),
-    ((77,), (1,), torch.bfloat16),
-]
-FULL = [
-    ((4, 16, 1024), (16384, 1024, 1), torch.bfloat16),
-    ((4, 16, 1024), (16384, 1024, 1), torch.bfloat16),
-    ((1024,), (1,), torch.bfloat16),
-]
+SMALL = [((3, 2125), (2125, 1), torch.bfloat16)]
+FULL = [((4096, 100000), (100000, 1), torch.bfloat16)]
 
 
 def drawn(inputs, device, seed=0):
@@ -372,7 +317,7 @@ def apart(found, exact):
 
 def rounded(dtype, exact):
     """What roundings to the dtype may make of the largest result."""
-    ulps = {torch.float32: 2.0, torch.float64: 16.0}.get(dtype, 2.0)
+    ulps = {torch.float32: 4.0, torch.float64: 16.0}.get(dtype, 2.0)
     top = apart(exact, torch.zeros_like(exact)) or torch.finfo(dtype).tiny
     return ulps * torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(top))
 
@@ -380,7 +325,7 @@ def rounded(dtype, exact):
 def check(inputs, device):
     """Print our errors beside eager's, both against float64; does each of ours hold?"""
     holds = True
-    for number, ours in enumerate(results(residual_rms_norm, [*drawn(inputs, device)])):
+    for number, ours in enumerate(results(blocked, [*drawn(inputs, device)])):
         eager, exact = truth(number, inputs, device, 0)
         error, own, seen = apart(ours, exact), apart(eager, exact), eager.numel()
         if ours.dtype.is_floating_point:
@@ -403,7 +348,7 @@ def bench():
     """Print how long a call of each keeps the GPU busy at the graph's sizes, with a cold L2."""
     tensors = [*drawn(FULL, "cuda")]
     ways = {
-        "residual_rms_norm": residual_rms_norm,
+        "blocked": blocked,
         "eager": reference,
         "torch.compile": torch.compile(reference, dynamic=False),
     }
@@ -424,7 +369,7 @@ def bench():
 
 def main():
     """The command line. Without a GPU the check runs through Triton's interpreter."""
-    parser = argparse.ArgumentParser(description="residual_rms_norm beside eager")
+    parser = argparse.ArgumentParser(description="blocked beside eager")
     parser.add_argument("--check", action="store_true", help="errors against float64 (default)")
     parser.add_argument("--bench", action="store_true", help="times on a GPU")
     asked = parser.parse_args()
@@ -439,7 +384,7 @@ def main():
             near = check(SMALL, "cpu" if interpreted else "cuda")
             near = near and (interpreted or check(FULL, "cuda"))
         if asked.bench and interpreted:
-            sys.exit("residual_rms_norm: --bench times on a GPU, and there is none here")
+            sys.exit("blocked: --bench times on a GPU, and there is none here")
         if asked.bench:
             bench()
     sys.exit(not near)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: 0BSD
-"""9 eager launches as one row kernel.
+"""3 eager launches as one tiled kernel.
 
-Replaces: mean.dim, sub.Tensor, mul.Tensor, mean.dim, add.Tensor, rsqrt.default, mul.Tensor,
-mul.Tensor, add.Tensor.
-Source: generated.py:27, generated.py:28, generated.py:29.
-HBM: 11569280 B unfused, 1968000 B here (5.88 times fewer) at the sizes it was made for.
+Replaces: add.Tensor, tanh.default, mul.Tensor.
+Source: generated.py:136.
+HBM: 2237920 B unfused, 746080 B here (3.00 times fewer) at the sizes it was made for.
 Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same from run to run.
 """
@@ -20,6 +19,7 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
+from triton.language.extra import libdevice
 
 
 @triton.jit
@@ -31,92 +31,88 @@ def wide(place, FAR: tl.constexpr):
 
 
 @triton.jit
-def long_layer_norm_kernel(
+def rows_of_plane(size, ROWS: tl.constexpr, PLANES: tl.constexpr, FAR: tl.constexpr):
+    # The plane that a program has a tile of, and its rows there, of `size`.
+    plane, tile = wide(tl.program_id(2), FAR), wide(tl.program_id(0), FAR)
+    if not PLANES:  # more planes than a grid has lie one behind the other
+        tiles = tl.cdiv(size, ROWS)
+        plane, tile = tile // tiles, tile % tiles
+    return plane, tile * ROWS + tl.arange(0, ROWS)[:, None]
+
+
+@triton.jit
+def tiled_kernel(
     args_0_ptr,
     args_1_ptr,
-    args_2_ptr,
-    add_1_out_ptr,
+    mul_out_ptr,
+    row_1_size,
     cols,
+    ROWS: tl.constexpr,
     COLS: tl.constexpr,
-    REST: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PLANES: tl.constexpr,
     FAR: tl.constexpr,
 ):
-    # One program holds one whole row in pieces on chip.
-    row = wide(tl.program_id(0), FAR)
-    col = wide(tl.arange(0, COLS), FAR)
-    rest = COLS + wide(tl.arange(0, REST), FAR)
-    rest_mask = rest < cols
-    args_0 = tl.load(args_0_ptr + row * cols + col)
-    args_0_rest = tl.load(args_0_ptr + row * cols + rest, mask=rest_mask, other=0.0)
-    mean_sum = tl.sum(args_0, axis=0) + tl.sum(args_0_rest, axis=0)
-    mean = tl.div_rn(mean_sum, cols * 1.0)
-    sub = args_0 - mean
-    sub_rest = args_0_rest - mean
-    mul = sub * sub
-    mul_rest = sub_rest * sub_rest
-    mean_1_sum = tl.sum(mul, axis=0) + tl.sum(tl.where(rest_mask, mul_rest, 0.0), axis=0)
-    mean_1 = tl.div_rn(mean_1_sum, cols * 1.0)
-    add = mean_1 + 1e-05
-    rsqrt = tl.div_rn(1.0, tl.sqrt_rn(add))
-    mul_1 = sub * rsqrt
-    mul_1_rest = sub_rest * rsqrt
-    args_1 = tl.load(args_1_ptr + col)
-    args_1_rest = tl.load(args_1_ptr + rest, mask=rest_mask, other=0.0)
-    mul_2 = mul_1 * args_1
-    mul_2_rest = mul_1_rest * args_1_rest
-    args_2 = tl.load(args_2_ptr + col)
-    args_2_rest = tl.load(args_2_ptr + rest, mask=rest_mask, other=0.0)
-    add_1 = mul_2 + args_2
-    add_1_rest = mul_2_rest + args_2_rest
-    tl.store(add_1_out_ptr + row * cols + col, add_1)
-    tl.store(add_1_out_ptr + row * cols + rest, add_1_rest, mask=rest_mask)
+    # One program has one part of several rows.
+    row_0, row_1 = rows_of_plane(row_1_size, ROWS, PLANES, FAR)
+    part = wide(tl.program_id(1), FAR)
+    col = part * COLS + wide(tl.arange(0, COLS), FAR)
+    row_mask = (row_1 < row_1_size) | WHOLE
+    col_mask = (col < cols) | WHOLE
+    mask = row_mask & col_mask
+    row = row_0 * row_1_size + row_1
+    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
+    args_1 = tl.load(args_1_ptr + row_1, mask=row_mask, other=0.0)
+    add = args_0 + args_1
+    tanh = libdevice.tanh(add)
+    mul = tanh * 2.0
+    tl.store(mul_out_ptr + row * cols + col, mul, mask=mask)
 
 
-def long_layer_norm(args_0, args_1, args_2):
-    layout, plan = plan_of(long_layer_norm_kernel, args_0, args_1, args_2)
+def tiled(args_0, args_1):
+    layout, plan = plan_of(tiled_kernel, args_0, args_1)
     if plan is not None:
-        return do_again(plan, args_0, args_1, args_2)
-    n0, n1 = ranked(args_0.shape, 2)
-    problem = (
-        serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
-        or serves("args_1", args_1, torch.float32, (n1,), (1,))
-        or serves("args_2", args_2, torch.float32, (n1,), (1,))
-    )
+        return do_again(plan, args_0, args_1)
+    n0, n1, n2 = ranked(args_0.shape, 3)
+    args_1_strides = ranked(args_1.stride(), 2)
+    problem = serves("args_0", args_0, torch.float32, (n0, n1, n2), (n1 * n2, n2, 1))
+    problem = problem or serves("args_1", args_1, torch.float32, (n1, 1), (1, args_1_strides[1]))
     if problem:
-        return fall_back(problem, args_0, args_1, args_2)
-    if not n0 * n1:
-        return reference(args_0, args_1, args_2)
-    add_1_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
-    far = beyond_int32((args_0, args_1, args_2, add_1_out))
+        return fall_back(problem, args_0, args_1)
+    if not n0 * n1 * n2:
+        return reference(args_0, args_1)
+    mul_out = torch.empty_strided(
+        (n0, n1, n2),
+        (n1 * n2, n2, 1),
+        dtype=torch.float32,
+        device=args_0.device,
+    )
+    far = beyond_int32((args_0, args_1, mul_out))
     steps = [
         launch(
-            long_layer_norm_kernel,
-            (n0,),
-            (args_0, args_1, args_2, add_1_out),
-            (n1,),
-            COLS=first_piece(n1),
-            REST=second_piece(n1),
+            tiled_kernel,
+            in_planes(n0, cdiv(n1, 2), cdiv(n2, 512)),
+            (args_0, args_1, mul_out),
+            (n1, n2),
+            ROWS=2,
+            COLS=512,
+            WHOLE=n1 % 2 == 0 and n2 % 512 == 0,
+            PLANES=n0 <= 65535,
             FAR=far,
-            num_warps=16,
+            num_warps=4,
             enable_fp_fusion=True,
         ),
     ]
-    remember(layout, (args_0, args_1, args_2), (add_1_out,), steps)
-    return add_1_out
+    remember(layout, (args_0, args_1), (mul_out,), steps)
+    return mul_out
 
 
-def reference(args_0, args_1, args_2):
+def reference(args_0, args_1):
     """What eager launches."""
-    mean = torch.ops.aten.mean.dim(args_0, [-1], True)
-    sub = torch.ops.aten.sub.Tensor(args_0, mean)
-    mul = torch.ops.aten.mul.Tensor(sub, sub)
-    mean_1 = torch.ops.aten.mean.dim(mul, [-1], True)
-    add = torch.ops.aten.add.Tensor(mean_1, 1e-05)
-    rsqrt = torch.ops.aten.rsqrt.default(add)
-    mul_1 = torch.ops.aten.mul.Tensor(sub, rsqrt)
-    mul_2 = torch.ops.aten.mul.Tensor(mul_1, args_1)
-    add_1 = torch.ops.aten.add.Tensor(mul_2, args_2)
-    return add_1
+    add = torch.ops.aten.add.Tensor(args_0, args_1)
+    tanh = torch.ops.aten.tanh.default(add)
+    mul = torch.ops.aten.mul.Tensor(tanh, 2)
+    return mul
 
 
 def beyond_int32(tensors, *counted):
@@ -128,20 +124,15 @@ def beyond_int32(tensors, *counted):
     return max(most) >= 2**31 - 1048576
 
 
-def second_piece(count):
-    """What is held beside the first piece: half as many where that is enough, else as many."""
-    first = first_piece(count)
-    return first // 2 if first < count <= first + first // 2 else first
+def cdiv(count, size):
+    """How many blocks of a size hold so many."""
+    return -(-count // size)
 
 
-def first_piece(count):
-    """The larger of two powers of two that hold so many."""
-    return max(power_of_two(count) // 2, 1)
-
-
-def power_of_two(count):
-    """The least one that is as large."""
-    return 1 << (count - 1).bit_length()
+def in_planes(planes, tiles, parts):
+    """The grid of so many tiles in each plane, which lie one behind the other where a grid does not
+    have as many."""
+    return (tiles, parts, planes) if planes <= 65535 else (planes * tiles, parts)
 
 
 launched = {}
@@ -299,9 +290,9 @@ def fall_back(problem, *tensors):
     """Run the reference instead, once with a warning; an error in strict mode."""
     global fallbacks
     if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
-        raise RuntimeError(f"long_layer_norm: {problem}")
+        raise RuntimeError(f"tiled: {problem}")
     if not fallbacks:
-        warnings.warn(f"long_layer_norm: {problem}; running eager instead", stacklevel=3)
+        warnings.warn(f"tiled: {problem}; running eager instead", stacklevel=3)
     fallbacks += 1
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
@@ -314,16 +305,8 @@ def fall_back(problem, *tensors):
 
 
 # Of each input: shape, strides, dtype, and from where to where integers go.
-SMALL = [
-    ((3, 77), (77, 1), torch.float32),
-    ((77,), (1,), torch.float32),
-    ((77,), (1,), torch.float32),
-]
-FULL = [
-    ((40, 6000), (6000, 1), torch.float32),
-    ((6000,), (1,), torch.float32),
-    ((6000,), (1,), torch.float32),
-]
+SMALL = [((2, 2, 333), (666, 333, 1), torch.float32), ((2, 1), (1, 1), torch.float32)]
+FULL = [((7, 40, 333), (13320, 333, 1), torch.float32), ((40, 1), (1, 1), torch.float32)]
 
 
 def drawn(inputs, device, seed=0):
@@ -373,7 +356,7 @@ def apart(found, exact):
 
 def rounded(dtype, exact):
     """What roundings to the dtype may make of the largest result."""
-    ulps = {torch.float32: 4.0, torch.float64: 16.0}.get(dtype, 2.0)
+    ulps = {torch.float32: 2.0, torch.float64: 16.0}.get(dtype, 2.0)
     top = apart(exact, torch.zeros_like(exact)) or torch.finfo(dtype).tiny
     return ulps * torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(top))
 
@@ -381,7 +364,7 @@ def rounded(dtype, exact):
 def check(inputs, device):
     """Print our errors beside eager's, both against float64; does each of ours hold?"""
     holds = True
-    for number, ours in enumerate(results(long_layer_norm, [*drawn(inputs, device)])):
+    for number, ours in enumerate(results(tiled, [*drawn(inputs, device)])):
         eager, exact = truth(number, inputs, device, 0)
         error, own, seen = apart(ours, exact), apart(eager, exact), eager.numel()
         if ours.dtype.is_floating_point:
@@ -404,7 +387,7 @@ def bench():
     """Print how long a call of each keeps the GPU busy at the graph's sizes, with a cold L2."""
     tensors = [*drawn(FULL, "cuda")]
     ways = {
-        "long_layer_norm": long_layer_norm,
+        "tiled": tiled,
         "eager": reference,
         "torch.compile": torch.compile(reference, dynamic=False),
     }
@@ -423,9 +406,29 @@ def bench():
         print(f"{name}: {1e3 * middle:.2f} us")
 
 
+def interpret_libdevice():
+    """Give Triton's interpreter, which has no math library, torch's functions in float64."""
+    from triton.runtime.interpreter import TensorHandle
+
+    def taken(function):
+        def call(*args):
+            blocks = [arg for arg in args if isinstance(arg, tl.tensor)]
+            kind, dtype = blocks[0].dtype.scalar, blocks[0].handle.data.dtype
+            arrays = [arg.handle.data if isinstance(arg, tl.tensor) else arg for arg in args]
+            made = function(*(torch.as_tensor(each).double() for each in arrays)).numpy()
+            whole = any(block.type.is_block() for block in blocks)
+            handle = TensorHandle(made.astype(dtype), kind)
+            return tl.tensor(handle, tl.block_type(kind, list(made.shape)) if whole else kind)
+
+        return call
+
+    for name, function in {"tanh": torch.tanh}.items():
+        setattr(libdevice, name, taken(function))
+
+
 def main():
     """The command line. Without a GPU the check runs through Triton's interpreter."""
-    parser = argparse.ArgumentParser(description="long_layer_norm beside eager")
+    parser = argparse.ArgumentParser(description="tiled beside eager")
     parser.add_argument("--check", action="store_true", help="errors against float64 (default)")
     parser.add_argument("--bench", action="store_true", help="times on a GPU")
     asked = parser.parse_args()
@@ -434,13 +437,15 @@ def main():
         os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
         os.execv(sys.executable, [sys.executable, *sys.argv])
     os.environ["FUSION_ADVISOR_STRICT"] = "1"  # the kernel's own answer, or none
+    if interpreted:
+        interpret_libdevice()
     near = True
     with torch.no_grad():
         if asked.check or not asked.bench:
             near = check(SMALL, "cpu" if interpreted else "cuda")
             near = near and (interpreted or check(FULL, "cuda"))
         if asked.bench and interpreted:
-            sys.exit("long_layer_norm: --bench times on a GPU, and there is none here")
+            sys.exit("tiled: --bench times on a GPU, and there is none here")
         if asked.bench:
             bench()
     sys.exit(not near)

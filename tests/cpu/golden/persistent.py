@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: 0BSD
-"""3 eager launches as one row kernel.
+"""2 eager launches as one persistent kernel.
 
-Replaces: amax.default, mul.Tensor, sub.Tensor.
-Source: generated.py:64.
-HBM: 63040 B unfused, 41600 B here (1.52 times fewer) at the sizes it was made for.
+Replaces: mul.Tensor, _softmax.default.
+Source: generated.py:131.
+HBM: 491520000 B unfused, 245760000 B here (2.00 times fewer) at the sizes it was made for.
 Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same from run to run.
 """
@@ -35,66 +35,66 @@ def max_nan(a, b):
 
 
 @triton.jit
-def below_peak_kernel(
+def persistent_kernel(
     args_0_ptr,
-    sub_out_ptr,
+    softmax_out_ptr,
     cols,
     rows,
-    ROWS: tl.constexpr,
     COLS: tl.constexpr,
-    DIVISOR: tl.constexpr,
     FAR: tl.constexpr,
 ):
-    # One program holds several whole rows on chip.
-    cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
-    row = wide(tl.program_id(0), FAR) * ROWS + tl.arange(0, ROWS)[:, None]
+    # One program walks its share of the rows.
+    part = wide(tl.program_id(0), FAR)
     col = wide(tl.arange(0, COLS), FAR)
-    row_mask = row < rows
     col_mask = col < cols
-    mask = row_mask & col_mask
-    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=float("-inf"))
-    amax = tl.reduce(args_0, 1, max_nan, keep_dims=True)
-    mul = amax * 0.5
-    sub = args_0 - mul
-    tl.store(sub_out_ptr + row * cols + col, sub, mask=mask)
+    for row in tl.range(part, rows, tl.num_programs(0), num_stages=3):
+        args_0 = tl.load(
+            args_0_ptr + row * cols + col,
+            mask=col_mask,
+            other=0.0,
+            eviction_policy="evict_last",
+        ).to(tl.float32)
+        mul = args_0 * 2.0
+        softmax_max = tl.reduce(tl.where(col_mask, mul, float("-inf")), 0, max_nan)
+        softmax_part = tl.exp2((mul - softmax_max) * 1.44269504)
+        softmax_sum = tl.sum(tl.where(col_mask, softmax_part, 0.0), axis=0)
+        softmax = softmax_part * (1.0 / softmax_sum)
+        tl.store(softmax_out_ptr + row * cols + col, softmax, mask=col_mask)
 
 
-def below_peak(args_0):
-    layout, plan = plan_of(below_peak_kernel, args_0)
+def persistent(args_0):
+    layout, plan = plan_of(persistent_kernel, args_0)
     if plan is not None:
         return do_again(plan, args_0)
     n0, n1 = ranked(args_0.shape, 2)
-    problem = serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))
+    problem = serves("args_0", args_0, torch.bfloat16, (n0, n1), (n1, 1))
     if problem:
         return fall_back(problem, args_0)
     if not n0 * n1:
         return reference(args_0)
-    sub_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
-    far = beyond_int32((args_0, sub_out))
+    softmax_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
+    far = beyond_int32((args_0, softmax_out))
     steps = [
         launch(
-            below_peak_kernel,
-            (cdiv(n0, 2),),
-            (args_0, sub_out),
+            persistent_kernel,
+            (min(n0, 528),),
+            (args_0, softmax_out),
             (n1, n0),
-            ROWS=2,
             COLS=power_of_two(n1),
-            DIVISOR=divisor(n1),
             FAR=far,
-            num_warps=2,
-            enable_fp_fusion=True,
+            num_warps=32,
+            enable_fp_fusion=False,
         ),
     ]
-    remember(layout, (args_0,), (sub_out,), steps)
-    return sub_out
+    remember(layout, (args_0,), (softmax_out,), steps)
+    return softmax_out
 
 
 def reference(args_0):
     """What eager launches."""
-    amax = torch.ops.aten.amax.default(args_0, [-1], True)
-    mul = torch.ops.aten.mul.Tensor(amax, 0.5)
-    sub = torch.ops.aten.sub.Tensor(args_0, mul)
-    return sub
+    mul = torch.ops.aten.mul.Tensor(args_0, 2)
+    softmax = torch.ops.aten._softmax.default(mul, -1, False)
+    return softmax
 
 
 def beyond_int32(tensors, *counted):
@@ -104,16 +104,6 @@ def beyond_int32(tensors, *counted):
         steps = zip(tensor.shape, tensor.stride(), strict=True)
         most.append(sum([(size - 1) * step for size, step in steps]))
     return max(most) >= 2**31 - 1048576
-
-
-def divisor(count):
-    """The largest power of two up to 16 that divides it."""
-    return min(count & -count, 16)
-
-
-def cdiv(count, size):
-    """How many blocks of a size hold so many."""
-    return -(-count // size)
 
 
 def power_of_two(count):
@@ -276,9 +266,9 @@ def fall_back(problem, *tensors):
     """Run the reference instead, once with a warning; an error in strict mode."""
     global fallbacks
     if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
-        raise RuntimeError(f"below_peak: {problem}")
+        raise RuntimeError(f"persistent: {problem}")
     if not fallbacks:
-        warnings.warn(f"below_peak: {problem}; running eager instead", stacklevel=3)
+        warnings.warn(f"persistent: {problem}; running eager instead", stacklevel=3)
     fallbacks += 1
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
@@ -291,8 +281,8 @@ def fall_back(problem, *tensors):
 
 
 # Of each input: shape, strides, dtype, and from where to where integers go.
-SMALL = [((3, 77), (77, 1), torch.float32)]
-FULL = [((40, 130), (130, 1), torch.float32)]
+SMALL = [((3, 77), (77, 1), torch.bfloat16)]
+FULL = [((2048, 30000), (30000, 1), torch.bfloat16)]
 
 
 def drawn(inputs, device, seed=0):
@@ -309,6 +299,8 @@ class InFloat64(TorchDispatchMode):
     """Runs every operation in float64, whatever dtype it names."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "_softmax" in str(function):
+            args = (*args[:2], False)  # float64 is wide enough as it is
         args, kwargs = tree_map(widened, (args, kwargs or {}))
         return tree_map(widened, function(*args, **kwargs))
 
@@ -350,7 +342,7 @@ def rounded(dtype, exact):
 def check(inputs, device):
     """Print our errors beside eager's, both against float64; does each of ours hold?"""
     holds = True
-    for number, ours in enumerate(results(below_peak, [*drawn(inputs, device)])):
+    for number, ours in enumerate(results(persistent, [*drawn(inputs, device)])):
         eager, exact = truth(number, inputs, device, 0)
         error, own, seen = apart(ours, exact), apart(eager, exact), eager.numel()
         if ours.dtype.is_floating_point:
@@ -373,7 +365,7 @@ def bench():
     """Print how long a call of each keeps the GPU busy at the graph's sizes, with a cold L2."""
     tensors = [*drawn(FULL, "cuda")]
     ways = {
-        "below_peak": below_peak,
+        "persistent": persistent,
         "eager": reference,
         "torch.compile": torch.compile(reference, dynamic=False),
     }
@@ -394,7 +386,7 @@ def bench():
 
 def main():
     """The command line. Without a GPU the check runs through Triton's interpreter."""
-    parser = argparse.ArgumentParser(description="below_peak beside eager")
+    parser = argparse.ArgumentParser(description="persistent beside eager")
     parser.add_argument("--check", action="store_true", help="errors against float64 (default)")
     parser.add_argument("--bench", action="store_true", help="times on a GPU")
     asked = parser.parse_args()
@@ -409,7 +401,7 @@ def main():
             near = check(SMALL, "cpu" if interpreted else "cuda")
             near = near and (interpreted or check(FULL, "cuda"))
         if asked.bench and interpreted:
-            sys.exit("below_peak: --bench times on a GPU, and there is none here")
+            sys.exit("persistent: --bench times on a GPU, and there is none here")
         if asked.bench:
             bench()
     sys.exit(not near)
