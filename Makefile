@@ -9,12 +9,16 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/fusion-advisor analyze examples/llama_block.py --out build/demo
 
+# A worker takes a file at a time, in the order of their names: the many quick files of tests/pure come
+# last, so that no worker is left with a long one.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not deep" --durations 25
+	$(PYTEST) -m "not gpu and not deep" --durations 25
 
 # What takes too long for every change: exhaustive tests, and modules drawn by the commit's hash.
 test-deep: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m deep
+	$(PYTEST) -m deep
 	$(BIN)/python -m benchmarks.drawn
 
 test-gpu: $(READY)
@@ -29,7 +33,7 @@ types: $(READY)
 
 # Rewrite the golden files from what the code does now; read the diff before committing it.
 regen: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu and not deep" --regen
+	$(PYTEST) -m "not gpu and not deep" --regen
 
 setup: $(READY)
 

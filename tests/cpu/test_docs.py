@@ -209,6 +209,7 @@ def check_out_hooks(folder: Path, repo: str, rev: str) -> Path:
     return made
 
 
+@pytest.mark.deep
 def test_the_hooks_of_the_page_are_there_and_do_what_they_say(
     folder: Path, pull_request: dict[str, str]
 ) -> None:

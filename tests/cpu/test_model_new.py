@@ -239,6 +239,7 @@ def get_inputs():
 """
 
 
+@pytest.mark.deep
 def test_a_file_that_needs_another_is_found(tmp_path: Path) -> None:
     """Groups in other files are left to the diff; and what does not load alone is not written."""
     (tmp_path / "layers.py").write_text(

@@ -101,6 +101,7 @@ def test_without_a_check_other_dtypes_keep_the_statements(tmp_path: Path) -> Non
     assert text.count("x.dtype != torch.float32") == 2
 
 
+@pytest.mark.deep
 def test_an_op_that_is_less_exact_is_not_put(tmp_path: Path) -> None:
     rules = tmp_path / "mine.toml"
     off = "1.00001 * torch.nn.functional.softmax(x, dim=-1)"

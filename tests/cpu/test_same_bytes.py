@@ -137,6 +137,7 @@ def test_a_patch_has_the_same_bytes_everywhere(places: dict[str, Path]) -> None:
     assert b"@triton.jit" in made[0]["a.patch"]
 
 
+@pytest.mark.deep
 def test_sources_of_installed_packages_are_named_from_where_packages_lie(
     places: dict[str, Path],
 ) -> None:
