@@ -22,6 +22,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 _T = TypeVar("_T")
 _row_kinds: set[type] = set()
 
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
 ROWS = {"rows": True}
 """Metadata of a field whose records are written as lists."""
 
@@ -34,6 +36,8 @@ def row(kind: type[_T]) -> type[_T]:
 
 def to_data(value: Any) -> Any:
     """Encode a record, or a container of records, as JSON data."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, tuple | list):
         return [*map(to_data, value)]
     if isinstance(value, Mapping):
@@ -126,8 +130,11 @@ def _one_of(kinds: tuple[Any, ...]) -> Callable[[Any], Any]:
     records = [kind for kind in kinds if is_dataclass(kind)]
     nested = [kind for kind in kinds if get_origin(kind) is tuple]
     simple = [_reader(kind) for kind in kinds if kind not in records and kind not in nested]
+    plain = _PLAIN.intersection(kinds)
 
     def read(data: Any) -> Any:
+        if type(data) in plain:
+            return data
         if isinstance(data, list | tuple) and nested:
             (item, *_) = get_args(nested[0])
             if isinstance(item, str):
