@@ -142,15 +142,16 @@ class Worker:
             asked, kind, timeout_s, answer = job
             try:
                 reply = self._ask(request(asked), timeout_s)
-            except (WorkerError, OSError) as error:
+                found = reply if isinstance(reply, str) else from_data(kind, reply)
+            except (WorkerError, OSError, ValueError, TypeError) as error:
                 reason = f"{error}{self._last_words()}"
                 self._stop()
                 answer.set_exception(WorkerError(reason))
                 continue
-            if isinstance(reply, str):
-                answer.set_exception(WorkerError(reply))
+            if isinstance(found, str):
+                answer.set_exception(WorkerError(found))
             else:
-                answer.set_result(from_data(kind, reply))
+                answer.set_result(found)
         self._stop()
 
     def _ask(self, line: str, timeout_s: float) -> Any:

@@ -304,6 +304,14 @@ def test_a_child_that_cannot_start_gives_its_last_words() -> None:
             answer.result()
 
 
+def test_a_reply_of_another_kind_costs_one_reply() -> None:
+    job = CheckJob(softmax(), 1, criterion_of(load_rulebook().verify))
+    with checker("interpreter") as own:
+        with pytest.raises(WorkerError, match="Case without"):
+            own.submit(job, Case, timeout_s=60).result(timeout=90)
+        assert own.submit(job, Check, timeout_s=60).result(timeout=90).passed
+
+
 def test_zero_sized_tensors_pass(worker: Worker) -> None:
     empty = Case("0x37", (Tensor((0, 37), (37, 1), "float32"),), 0, 0)
     guarded = changed(
