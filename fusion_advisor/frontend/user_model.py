@@ -359,9 +359,31 @@ def failure(stage: str, error: BaseException, advice: str) -> CaptureError:
     return CaptureError(f"{where}{stage} raised {type(error).__name__}{message}; {advice}")
 
 
+_KINDS_OF_INPUTS = "a list, a dict of keywords or (args, kwargs)"
+
+
 def inputs_of(given: Any, file: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs that a file draws, as (args, kwargs). Raises CaptureError for another kind."""
+    found = _as_call(given)
+    if found is None:
+        raise CaptureError(
+            f"{file}: inputs are a {type(given).__name__}; return {_KINDS_OF_INPUTS}"
+        )
+    return found
+
+
+def given_inputs(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs that a caller gives, as (args, kwargs); None is no input. Raises UsageError for
+    another kind."""
+    found = _as_call(() if given is None else given)
+    if found is None:
+        raise UsageError(f"inputs are a {type(given).__name__}; give {_KINDS_OF_INPUTS}")
+    return found
+
+
+def _as_call(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Inputs as (args, kwargs), from a list or tuple, a dict of keywords, `(args, kwargs)`, or one
-    tensor."""
+    tensor; None for another kind of value."""
     if isinstance(given, dict):
         return (), {str(key): value for key, value in given.items()}
     if isinstance(given, torch.Tensor):
@@ -375,10 +397,7 @@ def inputs_of(given: Any, file: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ):
             return tuple(given[0]), dict(given[1])
         return tuple(given), {}
-    raise CaptureError(
-        f"{file}: inputs are a {type(given).__name__}; "
-        "return a list, a dict of keywords or (args, kwargs)"
-    )
+    return None
 
 
 # The scenario on inputs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class AdvisorError(Exception):
@@ -27,6 +28,13 @@ class CaptureError(AdvisorError):
 
 class PatchError(AdvisorError):
     """Patch that would change the model's results: it is not written."""
+
+
+def one_of(option: str, value: Any, *known: str) -> Any:
+    """Value of an option with a fixed choice. Raises UsageError for any other."""
+    if value not in known:
+        raise UsageError(f"{option} {value!r}: expected {' or '.join(known)}")
+    return value
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -26,9 +26,9 @@ from torch._guards import CompileContext
 from torch.utils import _pytree as pytree
 
 from fusion_advisor.dynamo.backend import Inner, Outcome, fusion_advisor
-from fusion_advisor.frontend.user_model import inputs_of
+from fusion_advisor.frontend.user_model import given_inputs
 from fusion_advisor.report.formats import wording
-from fusion_advisor.support.errors import UsageError
+from fusion_advisor.support.errors import UsageError, one_of
 
 
 @dataclass
@@ -123,7 +123,10 @@ def apply(
     `dynamic` are not used. Raises UsageError for wrong arguments, and any exception of the model
     when it is called.
     """
-    args, kwargs = inputs_of(() if example_inputs is None else example_inputs, "apply")
+    if not callable(model):
+        raise UsageError(f"apply: {type(model).__name__} is neither a module nor a function")
+    one_of("how", how, "dynamo", "source")
+    args, kwargs = given_inputs(example_inputs)
     kwargs |= example_kwargs or {}
     if verify is not None and how != "source":
         warnings.warn(
@@ -158,11 +161,14 @@ def apply(
     return done
 
 
-def unapply(model: torch.nn.Module) -> None:
+def unapply(model: torch.nn.Module | Callable[..., Any]) -> None:
     """Take kernels out of a model again, whichever way `apply` put them in: the model runs as its
-    classes say. The effect of `model.compile` on it is undone, too."""
+    classes say. The effect of `model.compile` on it is undone, too. Raises UsageError for a
+    function, which `apply` leaves as it is."""
     from fusion_advisor.workflows.apply_source import plain_class
 
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"unapply: {type(model).__name__} is no module; apply changed none")
     model._compiled_call_impl = None
     for module in model.modules():
         if type(module) is not plain_class(type(module)):

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from html import escape
 from json import dumps
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -25,11 +24,11 @@ from fusion_advisor.frontend.child import capturing
 from fusion_advisor.frontend.export import unwrapped
 from fusion_advisor.frontend.session import captured_bare
 from fusion_advisor.frontend.signature import signature
-from fusion_advisor.frontend.user_model import inputs_of
+from fusion_advisor.frontend.user_model import given_inputs
 from fusion_advisor.fusion import findings
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.graph_json import graph_to_data
+from fusion_advisor.ir.graph_json import graph_from_data, graph_to_data
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.report import schema as report
@@ -37,7 +36,7 @@ from fusion_advisor.report.formats import EXTENSIONS, render
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device, gpu_names, require_triton
 from fusion_advisor.rulebook.schema import Rulebook
-from fusion_advisor.support.errors import AdvisorError, PatchError, UsageError
+from fusion_advisor.support.errors import AdvisorError, PatchError, UsageError, one_of
 from fusion_advisor.support.files import require_folder, write
 from fusion_advisor.workflows.analyze import analyze as analyzed
 from fusion_advisor.workflows.analyze import written
@@ -151,7 +150,7 @@ def capture(
     shape, strides, dtype and device count. Without `inputs`, `model` is MODEL as on the command
     line, which has its own. Raises UsageError and CaptureError.
     """
-    scenario = Scenario(mode=mode)
+    scenario = Scenario(mode=one_of("mode", mode, "eval", "train"))
     most = load_rulebook(tuple(map(Path, rules))).capture.mask_elements.count
     if isinstance(model, str):
         if inputs is not None or kwargs:
@@ -159,7 +158,7 @@ def capture(
         with capturing(model, scenario, mask_elements=most) as captured:
             return captured()
     bare, notes = unwrapped(model)
-    args, named = inputs_of(() if inputs is None else inputs, "capture")
+    args, named = given_inputs(inputs)
     arguments = signature((args, {**named, **(kwargs or {})}))
     modes = {name: mode == "train" for name, _ in bare.named_modules()}
     graph = captured_bare(bare, arguments, modes, scenario, most)
@@ -173,6 +172,8 @@ def capture(
 def fuse(graph: Graph, device: str | None = None, *, rules: Sequence[str | Path] = ()) -> Fusion:
     """Divide a graph for a device (h200 if none is named): groups that should be one kernel each,
     and regions that should not. Raises UsageError for a device or rules that are not known."""
+    if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance] untyped callers
+        raise UsageError(f"fuse: {type(graph).__name__} is no Graph; give what capture returns")
     rulebook, faults = load_rulebook(tuple(map(Path, rules))), Faults()
     part, _ = choose_device(device, rulebook)
     found = findings.fuse(dataflow(graph, part), rulebook, faults)
@@ -201,12 +202,14 @@ def patch(
     is not the original.
     """
     require_triton("patch")
+    operators = one_of("level", level, "kernel", "framework") == "framework"
     request = Request(
-        model, Scenario(mode=mode), device=device, rules=tuple(map(Path, rules)),
+        model, Scenario(mode=one_of("mode", mode, "eval", "train")), device=device,
+        rules=tuple(map(Path, rules)),
         verify=verify, compile=compile, folder="kernels",
     )  # fmt: skip
     if model.startswith("hf:"):
-        if root is None or model_new or level != "kernel":
+        if root is None or model_new or operators:
             raise UsageError(f"patch {model}: takes a root and no other form of patch")
         from fusion_advisor.workflows.patch_transformers import patched_family
 
@@ -214,7 +217,7 @@ def patch(
     else:
         made = patched(
             request, tree_for(model, root), diff=not model_new, model_new=model_new,
-            operators=level == "framework",
+            operators=operators,
         )  # fmt: skip
     for said, what in made.wrong.items():
         raise PatchError(f"{model}: the patched model is not the original {said}: {what}")
@@ -243,14 +246,14 @@ def bench(
     require_triton("bench")
     if not rehearse and not gpu_names():
         raise UsageError("bench times on a GPU and there is none here; give rehearse=True")
-    with TemporaryDirectory() as folder:
-        if isinstance(report, Report):
-            report.save(folder)
-        file = Path(folder if isinstance(report, Report) else report)
-        file = file / "report.json" if file.is_dir() else file
-        subject, graph, texts = read(file)
+    if isinstance(report, Report):
+        before, graph, texts = report, *_with_it(report)
+    else:
+        file = Path(report)
+        before, graph, texts = read(file / "report.json" if file.is_dir() else file)
+    measured = before.model_copy(update={"graph": None}).model_copy(deep=True)
     run = BenchRun(
-        subject, graph, load_rulebook(tuple(map(Path, rules))), texts, tuple(only), candidates,
+        measured, graph, load_rulebook(tuple(map(Path, rules))), texts, tuple(only), candidates,
         torch_compile, whole=whole and not rehearse, rehearse=rehearse,
     )  # fmt: skip
     found = benched(run)
@@ -258,7 +261,15 @@ def bench(
         return _shown(found)
     for who, row in run.failures():
         raise AdvisorError(f"{who}: {row.way}: {row.failure}")
-    return report if isinstance(report, Report) else _shown(read(file)[0])
+    return report if isinstance(report, Report) else _shown(before)
+
+
+def _with_it(report: Report) -> tuple[Graph, dict[str, str]]:
+    """Graph in a report, and the kernels' texts by group. Raises UsageError without a graph."""
+    if report.graph is None:
+        raise UsageError("bench: the report has no graph in it; give what analyze returns")
+    texts = {row.id: row.kernel.text for row in report.groups if row.kernel.text}
+    return graph_from_data(report.graph), texts
 
 
 def _shown(found: report.Report) -> Report:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,6 +87,28 @@ def test_a_patch_says_what_is_wrong_with_its_arguments(file: Path) -> None:
         fa.patch(str(file), root=Path(__file__).parent)
     with pytest.raises(UsageError, match="takes a root"):
         fa.patch("hf:config.json")
+
+
+X = torch.empty(8, 8)
+NUMBER: Any = 3
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "analyze": (lambda: fa.analyze(Softmax(), NUMBER), "inputs are a int; give a list"),
+    "capture": (lambda: fa.capture(Softmax(), X, mode=NUMBER), "mode 3: expected eval or train"),
+    "fuse": (lambda: fa.fuse(NUMBER), "int is no Graph; give what capture returns"),
+    "apply": (lambda: fa.apply(NUMBER), "int is neither a module nor a function"),
+    "apply inputs": (lambda: fa.apply(Softmax(), NUMBER), "inputs are a int; give a list"),
+    "apply how": (lambda: fa.apply(Softmax(), X, how=NUMBER), "how 3: expected dynamo or source"),
+    "unapply": (lambda: fa.unapply(torch.relu), "is no module; apply changed none"),
+    "patch level": (lambda: fa.patch("model.py", level=NUMBER), "expected kernel or framework"),
+    "patch mode": (lambda: fa.patch("model.py", mode=NUMBER), "expected eval or train"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_argument_is_one_line(name: str) -> None:
+    call, line = WRONG[name]
+    with pytest.raises(UsageError, match=line):
+        call()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -202,13 +202,6 @@ def reviewing_options(
     return {"baseline": path, "fail-on": fail_on, "select": select, "ignore": ignore}
 
 
-def one_of(option: str, value: str, *known: str) -> Any:
-    """The value of an option with a fixed choice. Raises UsageError for any other."""
-    if value not in known:
-        raise UsageError(f"{option} {value!r}: expected {' or '.join(known)}")
-    return value
-
-
 def rulebook_of(rules: Sequence[Path] | None) -> Rulebook:
     """The rules with those of `--rules` laid over them."""
     from fusion_advisor.rulebook.load import load_rulebook

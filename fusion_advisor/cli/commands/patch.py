@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fusion_advisor.cli.commands.options import FAILED, Options, Search, one_of, takes_options
+from fusion_advisor.cli.commands.options import FAILED, Options, Search, takes_options
 from fusion_advisor.cli.commands.outcome import prepare, searched_lines, searcher_of
 from fusion_advisor.cli.commands.output import following, tell
-from fusion_advisor.support.errors import PatchError, UsageError
+from fusion_advisor.support.errors import PatchError, UsageError, one_of
 from fusion_advisor.support.files import require_file, require_folder, tree_of, write
 
 if TYPE_CHECKING:
