@@ -48,7 +48,9 @@ WAYS = (
     "graph",
     "apply+graph",
 )
-"""`graph`: what eager launches, captured once in a CUDA graph and replayed."""
+"""Ways of running a model. `apply` edits its statements (`how="source"`); `backend` is
+torch.compile with this package's backend, which `apply` by Dynamo uses; `graph` is eager's launches,
+captured once in a CUDA graph and replayed."""
 
 TRAINING = ("training", "training-applied")
 
