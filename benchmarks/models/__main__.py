@@ -49,8 +49,8 @@ WAYS = (
     "apply+graph",
 )
 """Ways of running a model. `apply` edits its statements (`how="source"`); `backend` is
-torch.compile with this package's backend, which `apply` by Dynamo uses; `graph` is eager's launches,
-captured once in a CUDA graph and replayed."""
+torch.compile with this package's backend, which `apply` by Dynamo uses; `graph` is what eager
+launches, captured once in a CUDA graph and replayed."""
 
 TRAINING = ("training", "training-applied")
 
