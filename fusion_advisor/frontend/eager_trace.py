@@ -94,8 +94,11 @@ class EagerTrace:
         return TracedValue(layout, Ref(name))
 
     def graph(self, module: torch.fx.GraphModule, operands: Sequence[Any]) -> Any:
-        """Adds every launch of `module` called with `operands` (Values, numbers); its outputs."""
-        return self._walk(module, operands, self._autocast, None)
+        """Adds every launch of `module` called with `operands` (Values, numbers); its outputs.
+        Gradients are on or off afterwards as before: a graph may hold the switches of the model's
+        own `torch.no_grad()`, the last of which restores the mode that the trace ran in."""
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            return self._walk(module, operands, self._autocast, None)
 
     def _walk(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import checker
@@ -22,6 +23,16 @@ def _forked(request: pytest.FixtureRequest) -> Iterator[None]:
     undo = spawned.install()
     yield
     undo()
+
+
+@pytest.fixture(autouse=True)
+def _gradients_stay_on() -> Iterator[None]:
+    """No call of the package leaves gradients off in the process of its caller."""
+    assert torch.is_grad_enabled()
+    yield
+    left = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)  # for the next test, whatever this one did
+    assert left, "gradients are off"
 
 
 @pytest.fixture(scope="session")
