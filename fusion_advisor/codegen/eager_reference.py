@@ -19,7 +19,7 @@ from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import Op
 from fusion_advisor.region.builder import NARROW_FLOATS
 from fusion_advisor.region.random import reference_text
-from fusion_advisor.schedules.spelling import Names
+from fusion_advisor.schedules.names import Names
 
 _DROPPED = ("layout", "pin_memory", "non_blocking")
 """Keywords for where a tensor lives; they do not change its numbers."""

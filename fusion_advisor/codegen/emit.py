@@ -23,7 +23,9 @@ from fusion_advisor.codegen.kernel_file import (
     origins,
 )
 from fusion_advisor.codegen.selftest import alone
+from fusion_advisor.codegen.spelling import fitted, quoted
 from fusion_advisor.codegen.test_inputs import at_odd_sizes, cases, launches
+from fusion_advisor.codegen.triton import Triton
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.fusion.library_match import Spelling
@@ -37,10 +39,11 @@ from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.bodies import body_of
 from fusion_advisor.schedules.exchange import EXCHANGE
+from fusion_advisor.schedules.names import Names
 from fusion_advisor.schedules.places import HELPERS as PLACES
-from fusion_advisor.schedules.spelling import Names, fitted, quoted
 from fusion_advisor.schedules.vectors import HELPERS as VECTORS
 from fusion_advisor.schedules.vectors import copies_of
+from fusion_advisor.tile.verify import verify
 
 
 def emit(
@@ -66,7 +69,7 @@ def emit(
     unrolled = [_unrolled(step, subject.device, rulebook) for step in plan.steps]
     file = _prepare(name, plan, expressed, unrolled)
     file = replace(file, held=_held(file, flow, rulebook))
-    helpers = dict.fromkeys(["wide", *(h for k in file.kernels for h in k.body.helpers)])
+    helpers = dict.fromkeys(["wide", *(h for k in file.kernels for h in k.helpers)])
     known = HELPERS | EXCHANGE | VECTORS | PLACES
     calls, reference = launcher(file), _reference(file, flow)
     code = "\n\n\n".join(
@@ -166,7 +169,9 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int
         called = f"{name}{kind}_kernel"
         if step.beside:
             called = names.claim(f"{name}_{tensors[step.stores[0].name]}")
-        kernels.append(JitFunction(called, step, body, tuple(body.render())))
+        kernel = JitFunction(called, step, body, body.program())
+        verify(kernel.program, kernel.arguments, kernel.filled)
+        kernels.append(kernel)
     return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, strides, whole)
 
 
@@ -244,7 +249,7 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> str:
         "import triton.language as tl",
     ]
     written = [line for kernel in file.kernels for line in kernel.lines]
-    written += [HELPERS.get(h, "") for kernel in file.kernels for h in kernel.body.helpers]
+    written += [HELPERS.get(h, "") for kernel in file.kernels for h in kernel.helpers]
     imports += [
         "from torch.utils._python_dispatch import TorchDispatchMode",
         "from torch.utils._pytree import tree_map",
@@ -298,8 +303,8 @@ def _note(step: Step) -> str:
 
 def _kernel(kernel: JitFunction) -> str:
     body = kernel.body
-    workspace = ["workspace_ptr"] if kernel.step.phases else []
     program = ["program"] if kernel.step.beside else []
+    workspace = ["workspace_ptr"] if kernel.step.phases else []
     arguments = [*kernel.pointers, *workspace, *body.sizes, *body.strides]
     note, lines, before = f"# {_note(kernel.step)}", kernel.lines, ""
     if kernel.step.unmasked:
@@ -317,9 +322,9 @@ def _block(kernel: JitFunction, arguments: Sequence[str]) -> str:
 def _in_blocks(kernel: JitFunction, arguments: Sequence[str]) -> list[str]:
     """What calls it: the last block may have less than a whole one."""
     given = ", ".join(["start", *arguments, *kernel.constants])
-    count = kernel.body.total(kernel.step.outer)
+    count = Triton().whole(kernel.body.total(kernel.step.outer))
     return [
-        f"start = {kernel.body.block_start}",
+        f"start = {Triton().whole(kernel.body.block_start)}",
         f"if start <= {count} - BLOCK:",
         f"    {kernel.block}({given}, True)",
         "else:",

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 
+from fusion_advisor.codegen.spelling import quoted
 from fusion_advisor.ir.kernel import Check
-from fusion_advisor.schedules.spelling import quoted
 
 _DIGITS = 12
 _BY, _FROM = "Written by: fusion-advisor ", "Source hash: "

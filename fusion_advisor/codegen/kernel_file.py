@@ -8,10 +8,11 @@ from functools import cached_property
 from math import gcd, prod
 from typing import TypeVar
 
+from fusion_advisor.codegen.triton import Triton, functions
 from fusion_advisor.fusion.lower import Expressed
 from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.region.axes import AxisList, Dims
-from fusion_advisor.region.random import SHARES
+from fusion_advisor.region.random import KERNEL_HELPERS, SHARES, kernel_helpers
 from fusion_advisor.region.region import Region
 from fusion_advisor.schedules.base import DIVISOR, Plan, Step, power_of_two
 from fusion_advisor.schedules.body import Body
@@ -19,6 +20,7 @@ from fusion_advisor.schedules.layout import Access, Group, accesses
 from fusion_advisor.schedules.layout import access as laid_over
 from fusion_advisor.schedules.places import MOST_PLANES
 from fusion_advisor.schedules.vectors import copies_of
+from fusion_advisor.tile.program import Block
 
 INT32_MAX = 2**31 - 1
 MOST_LANES = 2**20
@@ -34,7 +36,39 @@ class JitFunction:
     name: str
     step: Step
     body: Body
-    lines: tuple[str, ...]
+    program: Block
+    """What it does."""
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Its statements in Triton."""
+        return Triton().block(self.program)
+
+    @cached_property
+    def helpers(self) -> list[str]:
+        """Device functions that it calls, or that are launched before it."""
+        found = dict.fromkeys(functions(self.program))
+        if self.step.copied:
+            found["copies_kernel"] = None
+        random = [name for name in found if name in KERNEL_HELPERS]
+        return [*(name for name in found if name not in random), *kernel_helpers(random)]
+
+    @property
+    def arguments(self) -> list[str]:
+        """Names that its statements may use from the start."""
+        named = [*self.pointers, *self.body.sizes, *self.body.strides, *self.constants]
+        given = {
+            "workspace_ptr": bool(self.step.phases),
+            "program": self.step.beside,
+            "start": self.step.unmasked,
+            "WHOLE": self.step.unmasked,
+        }
+        return [*named, *(name for name, there in given.items() if there)]
+
+    @property
+    def filled(self) -> tuple[str, ...]:
+        """Constants of which each lane has an element."""
+        return ("COLS", "REST") if self.step.rest and not self.step.ends else ()
 
     @property
     def accesses(self) -> tuple[Access, ...]:

@@ -19,6 +19,7 @@ from fusion_advisor.codegen.kernel_file import (
     memory_order,
     spanned,
 )
+from fusion_advisor.codegen.spelling import TRITON_DTYPES
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case, Kernel, Launch
 from fusion_advisor.region.index_range import data_below
@@ -34,7 +35,6 @@ from fusion_advisor.schedules.base import (
     words,
 )
 from fusion_advisor.schedules.layout import Access, gaps, reach
-from fusion_advisor.schedules.spelling import TRITON_DTYPES
 from fusion_advisor.schedules.vectors import COPIED, copied_elements, taken_elements
 
 FULL_SIZE = "the graph's sizes"

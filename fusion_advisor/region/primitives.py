@@ -158,40 +158,25 @@ PRIMITIVES: dict[str, Primitive] = {
 
 @dataclass(frozen=True, slots=True)
 class Monoid:
-    """A reduction: its neutral element by dtype class, and how Triton spells it over axis 1.
+    """A reduction: its neutral element by dtype class.
 
-    `helper` names the combine function that the emitted file defines, where Triton's own loses
-    NaN or does not exist.
+    `helper` names the device function that combines two, where a language's own loses NaN or does
+    not exist.
     """
 
     neutral: str
-    text: str
     helper: str = ""
     integer_neutral: str = ""
     flops: int = 1
 
 
 MONOIDS: dict[str, Monoid] = {
-    "sum": Monoid("0.0", "tl.sum({0}, axis=1, keep_dims=True)", integer_neutral="0"),
-    "max": Monoid(
-        'float("-inf")', "tl.reduce({0}, 1, max_nan, keep_dims=True)", "max_nan", "lowest"
-    ),
-    "min": Monoid(
-        'float("inf")', "tl.reduce({0}, 1, min_nan, keep_dims=True)", "min_nan", "highest"
-    ),
-    "prod": Monoid("1.0", "tl.reduce({0}, 1, multiply, keep_dims=True)", "multiply", "1"),
-    "argmax": Monoid(
-        'float("-inf")',
-        "tl.reduce(({0}, {1}), 1, first_max, keep_dims=True)[1]",
-        "first_max",
-        "lowest",
-    ),
-    "argmin": Monoid(
-        'float("inf")',
-        "tl.reduce(({0}, {1}), 1, first_min, keep_dims=True)[1]",
-        "first_min",
-        "highest",
-    ),
+    "sum": Monoid("0.0", integer_neutral="0"),
+    "max": Monoid("-inf", "max_nan", "lowest"),
+    "min": Monoid("inf", "min_nan", "highest"),
+    "prod": Monoid("1.0", "multiply", "1"),
+    "argmax": Monoid("-inf", "first_max", "lowest"),
+    "argmin": Monoid("inf", "first_min", "highest"),
 }
 
 _FIRST = """\

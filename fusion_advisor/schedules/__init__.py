@@ -23,10 +23,10 @@ OFFERS = (
     "exchange",
     "joined",
     "layout",
+    "names",
     "places",
     "reducing",
     "select",
-    "spelling",
     "vectors",
 )
 """The modules that other rooms may import."""

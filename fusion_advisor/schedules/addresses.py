@@ -22,9 +22,22 @@ from fusion_advisor.schedules.layout import (
     reach,
     stepped_over,
 )
+from fusion_advisor.schedules.names import Names
 from fusion_advisor.schedules.places import PLACES
-from fusion_advisor.schedules.spelling import Names, as_operand, bare
 from fusion_advisor.schedules.vectors import copies_of
+from fusion_advisor.tile.program import (
+    Address,
+    Literal,
+    Multiple,
+    Name,
+    Statement,
+    Tile,
+    product,
+    summed,
+)
+
+Terms = tuple[Tile, ...]
+"""What is added up to a place in a tensor."""
 
 
 @dataclass(kw_only=True)
@@ -46,16 +59,16 @@ class Addresses(Coordinates):
     in_vectors: ClassVar[bool] = True
     """Do the lanes of a row that begins anywhere have whole vectors?"""
 
-    def text(self, number: int) -> str:
-        """How a value that is known here is written."""
+    def value(self, number: int) -> Tile:
+        """A value that is known here."""
         for scope in reversed(self.scopes):
-            if number in scope.texts:
-                return scope.texts[number]
+            if number in scope.values:
+                return scope.values[number]
         raise KeyError(number)
 
     # -- what is known of tensors --------------------------------------------------------------
 
-    def _divided(self) -> list[str]:
+    def _divided(self) -> list[Statement]:
         """A row's length as a product, for the compiler to see that whole vectors hold it: of an
         argument it knows only whether 16 divides it."""
         step = self.step
@@ -68,13 +81,11 @@ class Addresses(Coordinates):
         if not name or not near or whole or length % 2:
             return []
         self.divided = True
-        return [f"{name} = {name} // DIVISOR * DIVISOR  # seen to hold whole vectors"]
+        return [Multiple(name, "DIVISOR", "seen to hold whole vectors")]
 
-    def _apart(self) -> list[str]:
+    def _apart(self) -> list[Statement]:
         """Steps from row to row as products, likewise."""
-        return [
-            f"{name} = {name} // APART * APART  # seen as a multiple" for name, _, _ in self.apart
-        ]
+        return [Multiple(name, "APART", "seen as a multiple") for name, _, _ in self.apart]
 
     @property
     def apart(self) -> list[tuple[str, Access, Group]]:
@@ -118,25 +129,28 @@ class Addresses(Coordinates):
 
     # -- offsets -------------------------------------------------------------------------------
 
-    def offset(self, access: Access) -> str:
-        """Elements from the tensor's first to the one that a program's lane addresses."""
-        parts = [
-            part
-            for groups, linear in self._levels()
-            if (part := self._offset_within(access, groups, linear))
-        ]
+    def offset(self, access: Access) -> Terms:
+        """Elements from the tensor's first to the one that a program's lane addresses, as a sum;
+        () where that is the first."""
+        found: list[Tile] = []
+        for groups, linear in self._levels():
+            found += self._offset_within(access, groups, linear)
         for d, index in access.pulled.items():
-            place = self.text(index)
-            if place == "0":
+            place = self.value(index)
+            if place == Literal("0"):
                 continue
             if access.tensor.stride[d] == 1:
-                parts.append(place)
+                found.append(place)
             elif access.tensor.stride[d]:
-                name = f"{self.tensors[access.name]}_stride_{d}"
-                self.strides.setdefault(name, (access, d))
-                place = as_operand(place) if self._is_wide(index) else self.wide(bare(place))
-                parts.append(f"{place} * {name}")
-        return " + ".join([*parts, *self._walked(access)])
+                place = place if self._is_wide(index) else self.wide(place)
+                found.append(place * self._stride(access, d))
+        return (*found, *self._walked(access))
+
+    def _stride(self, access: Access, d: int) -> Tile:
+        """The run-time argument that is the stride of a dimension."""
+        name = f"{self.tensors[access.name]}_stride_{d}"
+        self.strides.setdefault(name, (access, d))
+        return Name(name)
 
     def _is_wide(self, number: int) -> bool:
         """Is an index made from places, or from numbers that have 64 bits in memory? Constants have
@@ -149,46 +163,42 @@ class Addresses(Coordinates):
         chosen = expr.args[1:] if expr.op == "where" else expr.args
         return any(self._is_wide(arg) for arg in chosen)
 
-    def _walked(self, access: Access) -> list[str]:
+    def _walked(self, access: Access) -> Terms:
         """How far the axes that a lane walks are gone along plain dimensions."""
-        return [
-            " * ".join([self._serial_place(axis), *self._serial_stride(access, axis)])
+        return tuple(
+            product([self._serial_place(axis), *self._serial_stride(access, axis)])
             for axis in sorted(self.step.serial & access.walks)
-        ]
+        )
 
-    def _serial_stride(self, access: Access, axis: int) -> list[str]:
+    def _serial_stride(self, access: Access, axis: int) -> list[Tile]:
         """The factors of the step along an axis that a lane walks, as it stands in the tensor."""
         d, dim = next((d, dim) for d, dim in enumerate(access.dims) if axis in dim)
         within = [self._size_of(a) for a in dim[dim.index(axis) + 1 :]]
-        if access.tensor.stride[d] == 1:
-            return within
-        name = f"{self.tensors[access.name]}_stride_{d}"
-        self.strides.setdefault(name, (access, d))
-        return [name, *within]
+        return within if access.tensor.stride[d] == 1 else [self._stride(access, d), *within]
 
-    def _offset_within(self, access: Access, groups: Sequence[Group], linear: str) -> str:
+    def _offset_within(self, access: Access, groups: Sequence[Group], linear: str) -> Terms:
         if access.pulled and self.several and groups == self.step.outer:
             access = self._read_plainly(access)
         steps = gaps(access, self.step.groups)
         if not any(group.name in steps for group in groups):
-            return ""
+            return ()
         if (after := stepped_over(steps, groups)) is not None:
-            return self._times(self._linear(linear), after)
-        terms: list[str] = []
+            return (self._times(self._linear(linear), after),)
+        terms: list[Tile] = []
         for group in groups:
             if group.name not in steps:
                 continue
             place, later = self.coordinate(group, groups, linear), steps[group.name]
             within = self._within_dimension(access, group)
             if within is not None:
-                terms.append(f"{place} * {within}")
+                terms.append(place * within)
             elif later is None:
                 name = f"{self.tensors[access.name]}_stride_{group.name}"
                 self.strides.setdefault(name, (access, group))
-                terms.append(f"{place} * {name}")
+                terms.append(place * Name(name))
             else:
                 terms.append(self._times(place, later))
-        return " + ".join(terms)
+        return tuple(terms)
 
     def _read_plainly(self, access: Access) -> Access:
         """Another access of the same tensor, as far from row to row, of which more is known: that
@@ -215,33 +225,34 @@ class Addresses(Coordinates):
             return None
         return prod(self.region.sizes[a] for a in between)
 
-    def _times(self, place: str, groups: Sequence[Group]) -> str:
+    def _times(self, place: Tile, groups: Sequence[Group]) -> Tile:
         """A coordinate times the extents of the groups that it steps over."""
         if tuple(groups) == self.step.inner and groups:
-            return f"{place} * {self.total(groups)}"
-        return " * ".join([place, *(self.extent_of(group) for group in groups)])
+            return place * self.total(groups)
+        return product([place, *(self.extent_of(group) for group in groups)])
 
     # -- masks ---------------------------------------------------------------------------------
 
-    def mask(self, access: Access) -> str:
-        """The lanes that address an element; empty when all do."""
+    def mask(self, access: Access) -> Tile | None:
+        """The lanes that address an element; None when all do."""
         outer, inner, guard = self._addressed(access)
         if self.step.schedule == "flat":
-            masks = ["mask"] if outer else []
+            within = Name("mask") if outer else None
         elif not self.several:
-            masks = [self._within_row] if inner and self._within_row else []
+            within = self._within_row if inner else None
         elif inner and outer:
-            masks = ["mask"]
+            within = Name("mask")
         else:
-            masks = [f"{self.lane}_mask"] if inner else ["row_mask"] if outer else []
-        if guard is not None:
-            masks.append(self.text(guard))
-        return " & ".join(masks)
+            within = Name(f"{self.lane}_mask") if inner else Name("row_mask") if outer else None
+        if guard is None:
+            return within
+        chosen = self.value(guard)
+        return chosen if within is None else within & chosen
 
     @property
-    def _within_row(self) -> str:
-        """The mask of the lanes that have an element of the row; empty when all have."""
-        return f"{self.lane}_mask"
+    def _within_row(self) -> Tile | None:
+        """The mask of the lanes that have an element of the row; None when all have."""
+        return Name(f"{self.lane}_mask")
 
     def _addressed(self, access: Access) -> tuple[bool, bool, int | None]:
         """Is an element addressed by the row, and by the place within it; and the guard of the
@@ -299,21 +310,25 @@ class Addresses(Coordinates):
 
     # -- pointers ------------------------------------------------------------------------------
 
-    def _pointer(self, access: Access) -> str:
+    def _pointer(self, access: Access) -> Address:
         if self.step.ends and self._vectorized(access):
-            return f"{self.tensors[access.name]}_ptr + {self.vectors}"
+            return Address(self._base(access.name), (Name(self.vectors),))
         if self.in_vectors and access.name in self.step.copied:
-            return f"{self.tensors[copies_of(access.name, self.step.vector)]}_ptr + {self.copy}"
+            copies = copies_of(access.name, self.step.vector)
+            return Address(self._base(copies), (Name(self.copy),))
         if self.step.aloft > 1 and (walked := self._walked_from(access)):
             return walked
-        offset, pointer = self.offset(access), f"{self.tensors[access.name]}_ptr"
+        base, offset = self._base(access.name), self.offset(access)
         if self.tensors[access.name] in self.begun:
             rows = self._offset_within(access, self.step.outer, self._outer_name)
-            start = f"tl.multiple_of({pointer} + {rows}, [1, BEGUN])"
-            return " + ".join([start, *filter(None, [offset.removeprefix(rows).lstrip("+ ")])])
-        return f"{pointer} + {offset}" if offset else pointer
+            return Address(base, offset[len(rows) :], begun=rows)
+        return Address(base, offset)
 
-    def _pointer_at(self, access: Access, place: str) -> str:
+    def _base(self, name: str) -> str:
+        """The argument that is the address of a tensor's first element."""
+        return f"{self.tensors[name]}_ptr"
+
+    def _pointer_at(self, access: Access, place: str) -> Address:
         """Where a tensor has its element for one of the places that lanes may have."""
         self._place_name = place
         pointer = self._pointer(access)
@@ -338,40 +353,45 @@ class Addresses(Coordinates):
         if not self.step.vector or not self.in_vectors or access.guard is not None:
             return False
         cols = self.size(self.step.inner, self.length)
-        return self.offset(access) == f"row * {cols} + {self.lane}"
+        return self.offset(access) == (Name("row") * cols, Name(self.lane))
 
-    def _by_vectors(self, access: Access) -> str:
+    def _by_vectors(self, access: Access) -> Terms:
         """Where a tensor's whole vectors are and what lies around them, with the masks of both."""
-        pointer = f"{self.tensors[access.name]}_ptr"
-        return f"{pointer}, vectors, in_whole, {self.offset(access)}, in_end"
+        base = Name(self._base(access.name))
+        around = summed(self.offset(access))
+        return base, Name("vectors"), Name("in_whole"), around, Name("in_end")
 
-    def _walked_from(self, access: Access) -> str:
+    def _walked_from(self, access: Access) -> Address | None:
         """Where an element lies that a lane walks to: what no walk changes stands before the loops,
-        so that the compiler has all loads on their way at once. Empty where places are no sums of
+        so that the compiler has all loads on their way at once. None where places are no sums of
         steps."""
-        start, steps = [f"{self.tensors[access.name]}_ptr"], list[str]()
+        start, steps = list[Tile](), list[Tile]()
         for d, index in access.pulled.items():
             along = self._steps_along(index)
             if along is None:
-                return ""
+                return None
             stride = access.tensor.stride[d]
-            for walked, texts in ((False, start), (True, steps)):
+            for walked, found in ((False, start), (True, steps)):
                 terms = [
-                    place if step == 1 else f"{place} * {step}"
+                    place if step == 1 else place * step
                     for axis, step in along.items()
                     if (axis in self.step.serial) == walked
                     for place in [self._place((axis,))]
+                    if place is not None
                 ]
-                if terms and stride:
-                    texts.append(self._strided(" + ".join(terms), access, d))
+                if terms and stride == 1:
+                    found += terms
+                elif terms and stride:
+                    found.append(summed(terms) * self._stride(access, d))
         if access.walks & self.step.serial:
             steps += self._walked(access)
-        start += filter(None, (self._offset_within(access, *level) for level in self._levels()))
+        for level in self._levels():
+            start += self._offset_within(access, *level)
         if not steps:
-            return ""
+            return None
         name = self.names.claim(f"{self.tensors[access.name]}_first")
-        self.scopes[0].lines.append(f"{name} = {' + '.join(start)}")
-        return f"{name} + ({' + '.join(steps)})"
+        self.scopes[0].let(name, Address(self._base(access.name), tuple(start)))
+        return Address(name, (summed(steps),))
 
     def _steps_along(self, index: int) -> dict[int, int] | None:
         """How far a place is from the first, along each axis; None unless that is the same at every
@@ -389,11 +409,3 @@ class Addresses(Coordinates):
             dict.fromkeys(self.region.depends[index], 0)
         )
         return affine(self.region, index) if from_zero else None
-
-    def _strided(self, place: str, access: Access, d: int) -> str:
-        """A place along a dimension in elements."""
-        if access.tensor.stride[d] == 1:
-            return place
-        name = f"{self.tensors[access.name]}_stride_{d}"
-        self.strides.setdefault(name, (access, d))
-        return f"({place}) * {name}" if " " in place else f"{place} * {name}"

@@ -15,8 +15,8 @@ from fusion_advisor.region.region import Region
 from fusion_advisor.schedules.layout import Access
 from fusion_advisor.schedules.online import at_least_one
 
-FILLS = {0.0: "0.0", -math.inf: 'float("-inf")', math.inf: 'float("inf")'}
-"""What lanes may be filled with, as the kernel spells it; the first that serves most."""
+FILLS = {0.0: "0.0", -math.inf: "-inf", math.inf: "inf"}
+"""What lanes may be filled with, and the constant for it; the first that serves most."""
 
 _COMPUTED: dict[str, Callable[..., float]] = {
     "add": float.__add__,

@@ -1,8 +1,7 @@
-"""The body of a generated kernel: a plan's values as lines of Triton."""
+"""The tile program of a kernel, built from the values of its plan."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -11,23 +10,46 @@ from typing import Any, ClassVar, TypeVar
 from fusion_advisor.region.exprs import Expr
 from fusion_advisor.region.peephole import WITH_ONE, one_more
 from fusion_advisor.region.primitives import HELPERS, MONOIDS, PRIMITIVES
-from fusion_advisor.region.random import SHARES, kernel_helpers
+from fusion_advisor.region.random import SHARES
 from fusion_advisor.schedules.addresses import Addresses
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond, filled_beyond
-from fusion_advisor.schedules.coordinates import Scope
+from fusion_advisor.schedules.coordinates import COLS, REST, ROWS, Scope
 from fusion_advisor.schedules.joined import Joined, in_one_part, searched
 from fusion_advisor.schedules.layout import Access, reach, traced
+from fusion_advisor.schedules.names import Names
 from fusion_advisor.schedules.online import at_least_one, only_summed
 from fusion_advisor.schedules.places import PLACES
-from fusion_advisor.schedules.spelling import (
-    Names,
-    as_operand,
-    bare,
-    filled,
-    language_dtype,
-    literal,
+from fusion_advisor.tile.program import (
+    Across,
+    Address,
+    Begin,
+    Block,
+    Broadcast,
+    Cast,
+    Combine,
+    DeviceCall,
+    Do,
+    Elementwise,
+    For,
+    Full,
+    Let,
+    Literal,
+    Load,
+    Name,
+    Reduce,
+    Scan,
+    Shape,
+    Statement,
+    Store,
+    Tile,
+    Update,
+    least,
+    summed,
+    tile,
+    where,
 )
+from fusion_advisor.tile.text import shown
 
 _LIMITS = {
     "int64": ("-9223372036854775808", "9223372036854775807"),
@@ -36,8 +58,8 @@ _LIMITS = {
     "int8": ("-128", "127"),
     "uint8": ("0", "255"),
 }
-_LONGEST_PART = 60
-"""Columns; a longer part of an expression gets a line and a name of its own."""
+_LONGEST_PART = 50
+"""Letters; a longer part of an expression gets a statement and a name of its own."""
 _NUMBERS = ("const", "size", "taken", "extent")
 """Numbers, or arguments that may be one."""
 _UNMADE = ("const", "size", "taken", "extent", "place")
@@ -60,17 +82,17 @@ class Body(Addresses):
     joins: ClassVar[bool] = True
     """Does a program make the part alone that its rows of a joined value lie in?"""
 
-    def render(self) -> list[str]:
-        """Every line of the kernel."""
-        lines = self.lines()
-        return [*self._divided(), *self._apart(), *lines]
+    def program(self) -> Block:
+        """Every statement of the kernel."""
+        found = self.statements()
+        return (*self._divided(), *self._apart(), *found)
 
-    def lines(self) -> list[str]:
-        """Every line from the program's place to its last store."""
+    def statements(self) -> Block:
+        """Every statement from the program's place to its last store."""
         self.prepare()
         start = self._program()
         self._results()
-        return [*start, *self.scopes[0].block()]
+        return (*start, *self.scopes[0].block())
 
     def beside(
         self, kind: type[_Kind], step: Step, names: Names, scopes: list[Scope], **more: Any
@@ -81,7 +103,6 @@ class Body(Addresses):
             far=self.far,
             fixed=self.fixed,
             sizes=self.sizes,
-            helpers=self.helpers,
             scopes=scopes,
             tensors=self.tensors,
             names=names,
@@ -148,21 +169,21 @@ class Body(Addresses):
         """Every result, from the loads to the stores."""
         self._emit([output.value for output in self.region.outputs])
         for output, access in zip(self.region.outputs, self.step.stores, strict=True):
-            self._store(access, self.text(output.value))
+            self._store(access, self.value(output.value))
 
     # -- what is made --------------------------------------------------------------------------
 
     def known(self, number: int) -> bool:
-        return any(number in scope.texts for scope in self.scopes)
+        return any(number in scope.values for scope in self.scopes)
 
     def _emit(self, wanted: Iterable[int]) -> None:
-        """Lines for some values and what they are made from, in the order of the source."""
+        """Makes some values and what they are made from, in the order of the source."""
         for number in sorted(self._missing(wanted), key=self._rank.__getitem__):
             if not self.known(number):  # unless another one brought it
                 self._make(number)
 
     def _make(self, number: int) -> None:
-        """The line of one value, if it takes one."""
+        """Makes one value, under a name if it takes one."""
         expr = self.region.exprs[number]
         if expr.op == "load":
             self._load(number, self._access[number])
@@ -171,12 +192,12 @@ class Body(Addresses):
         elif expr.op == "reduce" and set(expr.axes) <= self.step.serial:
             self._serially(number)
         else:
-            text = self._text(number)
+            value = self._made(number)
             stored = any(output.value == number for output in self.region.outputs)
-            if self._inline(number, text) and not stored:
-                self.scope.texts[number] = text
+            if self._inline(number, value) and not stored:
+                self.scope.values[number] = value
             else:
-                self._assign(number, text)
+                self._assign(number, value)
 
     def _missing(self, wanted: Iterable[int]) -> set[int]:
         """What must be written before some values are known here, themselves included."""
@@ -224,12 +245,12 @@ class Body(Addresses):
         """Those of some values that take a line."""
         return {number for number in numbers if self.region.exprs[number].op not in _UNMADE}
 
-    def _inline(self, number: int, text: str) -> bool:
+    def _inline(self, number: int, value: Tile) -> bool:
         """Is a value written where it is used, without a name of its own?"""
         expr = self.region.exprs[number]
         if expr.op in _UNMADE:
             return True
-        if len(text) > _LONGEST_PART or expr.op in ("reduce", "scan"):
+        if len(shown(value)) > _LONGEST_PART or expr.op in ("reduce", "scan"):
             return False
         if expr.dtype == "index":
             return True
@@ -238,10 +259,8 @@ class Body(Addresses):
         alone = len(readers) == 1 and self.region.labels.get(readers[0]) == label
         return alone and number not in self.region.results
 
-    def _assign(self, number: int, text: str) -> None:
-        name = self.names.claim(self._wish(number))
-        self.scope.lines.append(f"{name} = {bare(text)}")
-        self.scope.texts[number] = name
+    def _assign(self, number: int, value: Tile) -> None:
+        self.scope.values[number] = self.scope.let(self.names.claim(self._wish(number)), value)
 
     def _wish(self, number: int) -> str:
         """What a value that has a line would be called."""
@@ -255,60 +274,56 @@ class Body(Addresses):
     def _load(self, number: int, access: Access) -> None:
         name = self.names.claim(self.tensors[access.name])
         held = self.region.exprs[number].dtype
-        converted = f".to({language_dtype(held)})" if held != access.tensor.dtype else ""
         twin = self._twins.get(number)
         if self.in_vectors and access.name in self.step.copied:
             self._await_copies()
         if twin is None:
-            text = self._read(access, held)
+            value = self._read(access, held)
         else:
             guards = () if access.guard is None else (access.guard,)
             Body._emit(self, (*self._addressed_by(twin), *guards))  # of this piece alone
-            self.scope.texts[twin] = name
-            text = self._read_either(access, self._access[twin])
-        self.scope.lines.append(f"{name} = {text}{converted}")
-        self.scope.texts[number] = name
+            self.scope.values[twin] = Name(name)
+            value = self._read_either(access, self._access[twin])
+        value = value if held == access.tensor.dtype else Cast(value, held)
+        self.scope.values[number] = self.scope.let(name, value)
 
     def _await_copies(self) -> None:
         """Wait for the copies of what all rows share, once and where every load of them follows."""
         scope = self._knowing("row")
         if "copies" not in scope.places:
-            self.helpers["copies_made"] = None
             scope.places["copies"] = "copies"
-            scope.lines.append("copies_made(EARLY)")
+            scope.body.append(Do(DeviceCall("copies_made", (Name("EARLY"),))))
 
     def _make_part(self, number: int, one: Joined) -> None:
         """The part of a joined value that the program's rows lie in."""
         group = next(group for group in self.step.outer if group.axes == one.axes)
         name, accesses, twins = self.names.claim(self._wish(number)), self._access, self._twins
-        parts: list[tuple[int, list[str]]] = []
+        parts: list[tuple[int, Block]] = []
         self._access = {n: replace(access, guard=None) for n, access in accesses.items()}
         self._twins = {}  # no guard tells here which of two is read
         for start, value in one.parts:
             self.scopes.append(Scope())
             Body._emit(self, [value])  # of this piece alone
-            made = bare(self.text(value))
-            parts.append((start, [*self.scopes.pop().block(), f"{name} = {made}"]))
+            self.scope.let(name, self.value(value))
+            parts.append((start, self.scopes.pop().block()))
         self._access, self._twins = accesses, twins
-        self.scope.lines += searched(self._first_place(group), parts)
-        self.scope.texts[number] = name
+        self.scope.body += searched(self._first_place(group), parts)
+        self.scope.values[number] = Name(name)
 
-    def _read_either(self, access: Access, other: Access) -> str:
+    def _read_either(self, access: Access, other: Access) -> Tile:
         """The elements of a tensor at one of two places, by which of two guards holds."""
         assert access.guard is not None
-        pointer, chosen = f"{self.tensors[access.name]}_ptr", self.text(access.guard)
-        here, there = self.offset(access) or "0", self.offset(other) or "0"
-        offset = f"tl.where({bare(chosen)}, {here}, {there})"
-        if len(offset) > _LONGEST_PART:
-            place = self.names.claim(f"{self.tensors[access.name]}_at")
-            self.scope.lines.append(f"{place} = {offset}")
-            offset = place
+        here, there = summed(self.offset(access)), summed(self.offset(other))
+        offset = where(self.value(access.guard), here, there)
+        if len(shown(offset)) > _LONGEST_PART:
+            offset = self.scope.let(self.names.claim(f"{self.tensors[access.name]}_at"), offset)
         if self._everywhere(access.guard):
             mask = self.mask(replace(access, guard=None))
         else:
-            mask = f"({self.mask(access)}) | ({self.mask(other)})"
-        masked = f", mask={mask}, other=0" if mask else ""
-        return f"tl.load({pointer} + {offset}{masked})"
+            one, another = self.mask(access), self.mask(other)
+            mask = one | another if one is not None and another is not None else None
+        address = Address(self._base(access.name), (offset,))
+        return Load(address, mask, None if mask is None else Literal("0"))
 
     def _everywhere(self, guard: int) -> bool:
         """Does one of two guards hold at every place, by which of two places it is?"""
@@ -316,28 +331,34 @@ class Body(Addresses):
         two = prod(self.region.sizes[axis] for axis in place.axes) == 2
         return place.op == "place" and two and self.fixed.issuperset(place.axes)
 
-    def _read(self, access: Access, held: str) -> str:
+    def _read(self, access: Access, held: str) -> Tile:
         """The elements of a tensor as they lie in memory, zero where there are none."""
         if self._vectorized(access) and not self.step.ends:
-            self.helpers["load_row"] = None
-            return f"load_row({self._by_vectors(access)})"
+            return DeviceCall("load_row", self._by_vectors(access))
         mask = self.mask(access)
         if self._by_place(access):
-            self.helpers["load_by_place"] = None
-            each, first, following = (self._pointer_at(access, at) for at in PLACES)
-            return f"load_by_place({each}, {first}, {following}, place == first, {mask}, NEAR)"
-        neutral = {"bool": "False"}.get(held, "0")
+            return DeviceCall("load_by_place", (*self._of_places(access), *self._chosen(mask)))
+        other = Literal({"bool": "False"}.get(held, "0"))
         if held in ("float32", "float64"):
-            neutral = FILLS[self._beyond.fill if filled_beyond(access, self._inner) else 0.0]
-        masked = f", mask={mask}, other={neutral}" if mask else ""
-        keeping = ', eviction_policy="evict_last"' if access.name in self.step.lasting else ""
-        keeping = ', eviction_policy="evict_first"' if access.name in self.step.passing else keeping
-        pointer = self._pointer(access)
+            fill = self._beyond.fill if filled_beyond(access, self._inner) else 0.0
+            other = Literal(FILLS[fill])
+        keep = "last" if access.name in self.step.lasting else ""
+        keep = "first" if access.name in self.step.passing else keep
+        address = self._pointer(access)
         if access.guard is not None and self._is_one(access):
             outer, inner, _ = self._addressed(access)  # a guard says which lanes load it
-            if (shape := self._shape(outer, inner)) != "()":
-                pointer = f"tl.broadcast_to({pointer}, {shape})"
-        return f"tl.load({pointer}{masked}{keeping})"
+            address = replace(address, shape=self._shape(outer, inner))
+        return Load(address, mask, None if mask is None else other, keep)
+
+    def _of_places(self, access: Access) -> tuple[Address, ...]:
+        """Where a tensor has its element for each lane, and for both places that there can be."""
+        return tuple(self._pointer_at(access, place) for place in PLACES)
+
+    def _chosen(self, mask: Tile | None) -> tuple[Tile, ...]:
+        """Which of two places a lane is at, whether it has an element, and whether there are but
+        two places."""
+        inside = Literal("True") if mask is None else mask
+        return Name(PLACES[0]).equals(Name(PLACES[1])), inside, Name("NEAR")
 
     def _is_one(self, access: Access) -> bool:
         """Do all lanes of a program address one element?"""
@@ -347,89 +368,82 @@ class Body(Addresses):
         several = self.several or self.step.schedule == "flat"
         return not any(inner or (outer and several) for outer, inner in spans)
 
-    def _store(self, access: Access, text: str) -> None:
+    def _store(self, access: Access, value: Tile) -> None:
         mask = self.mask(access)
-        masked = f", mask={mask}" if mask else ""
         if access.tensor.dtype.startswith("float8"):
-            text = self._rounded(text, access.tensor.dtype)
+            value = self._rounded(value, access.tensor.dtype)
+        stored: Statement = Store(self._pointer(access), value, mask)
         if self._vectorized(access) and not self.step.ends:
-            self.helpers["store_row"] = None
-            self.scope.lines.append(f"store_row({self._by_vectors(access)}, {bare(text)})")
-            return
-        self.scope.lines.append(f"tl.store({self._pointer(access)}, {bare(text)}{masked})")
+            stored = Do(DeviceCall("store_row", (*self._by_vectors(access), value)))
+        self.scope.body.append(stored)
 
-    def _rounded(self, text: str, dtype: str) -> str:
+    def _rounded(self, value: Tile, dtype: str) -> Tile:
         """A float32 in a narrower type; what is too large becomes what it does in torch."""
         if f"as_{dtype}" not in HELPERS:
-            return f"{as_operand(text)}.to({language_dtype(dtype)})"
-        self.helpers[f"as_{dtype}"] = None
-        text = bare(text)
-        number = re.fullmatch(r"-?[\d.e+-]+|float\(.*\)", text)
-        return f"as_{dtype}({f'tl.full((), {text}, tl.float32)' if number else text})"
+            return Cast(value, dtype)
+        if isinstance(value, Literal):
+            value = Full((), value, "float32")
+        return DeviceCall(f"as_{dtype}", (value,))
 
     # -- expressions ---------------------------------------------------------------------------
 
-    def _text(self, number: int) -> str:
+    def _made(self, number: int) -> Tile:
+        """A value of what it is made from."""
         expr = self.region.exprs[number]
         if expr.op == "const":
-            return literal(expr.literal)
+            return Literal(expr.literal)
         if expr.op in ("size", "taken", "extent"):
             return self._extent(expr)
         if expr.op == "place":
-            return self._place(expr.axes)
+            return self._place(expr.axes) or Literal("0")
         if expr.op in SHARES:
             return self._random(expr)
-        operands = [self.text(arg) for arg in expr.args]
+        operands = [self.value(arg) for arg in expr.args]
         if expr.op == "round":
-            return f"{self._rounded(operands[0], expr.to)}.to(tl.float32)"
+            return Cast(self._rounded(operands[0], expr.to), "float32")
         if expr.op == "cast":
             if self.region.exprs[expr.args[0]].op in _NUMBERS:
-                return f"tl.full((), {bare(operands[0])}, {language_dtype(expr.to)})"
-            return f"{as_operand(operands[0])}.to({language_dtype(expr.to)})"
+                return Full((), operands[0], expr.to)
+            return Cast(operands[0], expr.to)
         if expr.op == "reduce":
             return self._reduce(expr, self._operand(number))
         if expr.op == "scan":
             return self._scan(expr, self._masked(expr, operands[0]))
         return self._applied(number, expr, operands)
 
-    def _applied(self, number: int, expr: Expr, operands: list[str]) -> str:
+    def _applied(self, number: int, expr: Expr, operands: list[Tile]) -> Tile:
         """A primitive of its operands."""
-        if sums := [self.text(arg) for arg in expr.args if arg in self._one_more]:
+        if sums := [self.value(arg) for arg in expr.args if arg in self._one_more]:
             return sums[0]
         primitive = PRIMITIVES[expr.op]
         if not primitive.text.startswith("("):
             operands = [self._typed(arg) for arg in expr.args]
         held = self.region.exprs[expr.args[-1]].dtype
-        template = primitive.text
+        way = ""
         if number in self._one_more:
-            template = f"{WITH_ONE[expr.op]}({{0}})"
-        elif held == "float64" and primitive.double:
-            template = primitive.double
+            return DeviceCall(WITH_ONE[expr.op], (operands[0],))
+        if held == "float64" and primitive.double:
+            way = "double"
         elif held not in ("float32", "float64") and primitive.integer:
-            template = primitive.integer
+            way = "integer"
         elif held == "float32" and self.precise and self._is_share(expr):
-            template = "share_of({0}, {1})"
+            return DeviceCall("share_of", tuple(operands))
         elif held == "float32" and self.step.rows > 1 and self._is_mean(expr):
             count = self.region.exprs[expr.args[-1]]
             exactly = self.precise and not set(count.axes) <= self.fixed  # a literal is made so
-            one = "tl.div_rn(1.0, {1})" if exactly else "(1.0 / {1})"
-            template = f"({{0}} * {one})"  # once for all rows; eager multiplies, too
-        elif held == "float32" and self._is_shift(expr):
-            template = primitive.text
-        elif held == "float32" and number in self._terms:
-            template = primitive.text  # of a sum of at least 1, which loses no more than rounding
+            # once for all rows; eager multiplies, too
+            return operands[0] * _inverse(operands[1], "precise" if exactly else "")
+        elif held == "float32" and (self._is_shift(expr) or number in self._terms):
+            pass  # a term of a sum of at least 1 loses no more than rounding
         elif held == "float32" and self.precise and primitive.precise:
-            template = primitive.precise
+            way = "precise"
             if expr.op == "sigmoid" and self._across:  # memory binds it: see `_across`
-                template = primitive.double
+                way = "double"
         elif held == "float32" and self.precise and primitive.scalar and self._of_row(number):
-            template = primitive.scalar
+            way = "scalar"
         elif held == "float32" and expr.op == "div" and expr.args[1] in self._large:
-            template = "({0} * (1.0 / {1}))"
-        helper = template.partition("(")[0]
-        if helper in HELPERS:
-            self.helpers[helper] = None
-        return filled(template, operands)
+            return operands[0] * _inverse(operands[1])
+        return Elementwise(expr.op, tuple(operands), way)
 
     @property
     def _across(self) -> bool:
@@ -458,105 +472,93 @@ class Body(Addresses):
         whole = bool(self._inner) and self.step.rows == 1
         return whole and not self._inner & self.region.depends[number]
 
-    def _typed(self, number: int) -> str:
+    def _typed(self, number: int) -> Tile:
         """An operand of a function, to which Triton hands bare numbers as float32 or int32."""
-        expr, text = self.region.exprs[number], self.text(number)
+        expr, value = self.region.exprs[number], self.value(number)
         untyped = ("float32", "int32", "int64", "bool", "index")
         if expr.op != "const" or expr.dtype in untyped:
-            return text
-        return f"tl.full((), {text}, {language_dtype(expr.dtype)})"
+            return value
+        return Full((), value, expr.dtype)
 
-    def _extent(self, expr: Expr) -> str:
+    def _extent(self, expr: Expr) -> Tile:
         """How many elements there are along some axes: a float, or an integer of an index."""
         if expr.op == "taken":
-            share = "PART" if self.step.schedule == "blocked" else "COLS"
-            share = "(COLS + REST)" if self.step.rest else share
-            rest = f"{self.total(self.step.inner)} - part * {share}"
-            return f"(tl.minimum({rest}, {share}) * 1.0)"
+            share = Name("PART") if self.step.schedule == "blocked" else COLS
+            share = COLS + REST if self.step.rest else share
+            rest = self.total(self.step.inner) - Name("part") * share
+            return least(rest, share) * Literal("1.0")
         if set(expr.axes) <= self.fixed:
             count = prod(self.region.sizes[axis] for axis in expr.axes)
-            return str(count) if expr.op == "extent" else repr(float(count))
-        text = ""
+            return tile(count) if expr.op == "extent" else Literal(repr(float(count)))
+        found: Tile | None = None
         for groups in (self.step.inner, self.step.outer):
             if groups and {a for g in groups for a in g.axes} == set(expr.axes):
-                text = self.total(groups)
-        text = text or self._argument(tuple(expr.axes), "elements")
-        return text if expr.op == "extent" else f"({text} * 1.0)"
+                found = self.total(groups)
+        found = found or self._argument(tuple(expr.axes), "elements")
+        return found if expr.op == "extent" else found * Literal("1.0")
 
-    def _random(self, expr: Expr) -> str:
+    def _random(self, expr: Expr) -> Tile:
         """Random bits of the elements that a program has: a run of them where they lie one after
         the other, else each for itself."""
         seed, offset, element = expr.args
-        state = f"{self.text(seed)}, {self.text(offset)}, {expr.literal}"
+        state = (self.value(seed), self.value(offset), Literal(expr.literal))
         first = self._first_of_run(self.region.exprs[element].axes)
-        name = f"{expr.op}_run" if first else expr.op
-        self.helpers |= dict.fromkeys(kernel_helpers([name]))
-        if not first:
-            place = self.text(element)
-            place = f"tl.full((), {place}, tl.int32)" if place.isdigit() else place
-            return f"{name}({state}, {bare(place)})"
+        if first is None:
+            place = self.value(element)
+            place = Full((), place, "int32") if isinstance(place, Literal) else place
+            return DeviceCall(expr.op, (*state, place))
+        run = f"{expr.op}_run"
         if self.step.schedule == "flat":
-            return f"{name}({state}, {first}, BLOCK, True)"
+            return DeviceCall(run, (*state, first, Name("BLOCK"), Literal("True")))
         self.shares = True
-        return f"{name}({state}, {first}, {self.lanes}, SHARED)"
+        return DeviceCall(run, (*state, first, Name(self.lanes), Name("SHARED")))
 
     # -- reductions ----------------------------------------------------------------------------
 
-    def _neutral(self, expr: Expr) -> str:
+    def _neutral(self, expr: Expr) -> Tile:
         monoid, dtype = MONOIDS[expr.monoid], self.region.exprs[expr.args[0]].dtype
         if dtype in ("float32", "float64"):
-            return monoid.neutral
+            return Literal(monoid.neutral)
         low, high = _LIMITS[dtype]
-        return {"lowest": low, "highest": high}.get(monoid.integer_neutral, monoid.integer_neutral)
+        own = {"lowest": low, "highest": high}
+        return Literal(own.get(monoid.integer_neutral, monoid.integer_neutral))
 
-    def _masked(self, expr: Expr, operand: str) -> str:
+    def _masked(self, expr: Expr, operand: Tile) -> Tile:
         """The operand with what changes nothing in the lanes behind the row's end."""
-        if not self._within_row:
-            return operand
-        return f"tl.where({self._within_row}, {bare(operand)}, {self._neutral(expr)})"
+        within = self._within_row
+        return operand if within is None else where(within, operand, self._neutral(expr))
 
-    def _operand(self, number: int) -> str:
+    def _operand(self, number: int) -> Tile:
         """What a reduction along the row combines, neutral behind the row's end."""
         expr = self.region.exprs[number]
-        text = self.text(expr.args[0])
-        return text if number in self._beyond.neutral else self._masked(expr, text)
+        value = self.value(expr.args[0])
+        return value if number in self._beyond.neutral else self._masked(expr, value)
 
-    def _reduce(self, expr: Expr, operand: str) -> str:
-        monoid = MONOIDS[expr.monoid]
-        if monoid.helper:
-            self.helpers[monoid.helper] = None
-        template = monoid.text
+    def _reduce(self, expr: Expr, operand: Tile) -> Tile:
         outer, inner = self._spans(expr.args[0])
         rows = self.several and outer
-        if not rows:
-            template = template.replace(", keep_dims=True", "").replace("axis=1", "axis=0")
-            template = template.replace("{0}, 1,", "{0}, 0,").replace("{1}), 1,", "{1}), 0,")
-        place, shape = self.lane, f"[{self.lanes}]"
-        if rows:
-            place, shape = f"{self.lane}[None, :]", f"[ROWS, {self.lanes}]"
-        if "{1}" in template and (rows or not inner):
-            operand = f"tl.broadcast_to({bare(operand)}, {shape})"
-        return template.format(operand, f"tl.broadcast_to({place}, {shape})")
+        axis, place = 1 if rows else 0, None
+        if expr.monoid in ("argmax", "argmin"):
+            lane, lanes = Name(self.lane), Name(self.lanes)
+            shape = (ROWS, lanes) if rows else (lanes,)
+            place = Broadcast(Across(lane, 0) if rows else lane, shape)
+            operand = Broadcast(operand, shape) if rows or not inner else operand
+        return Reduce(expr.monoid, operand, axis, kept=rows, place=place)
 
-    def _scan(self, expr: Expr, operand: str) -> str:
+    def _scan(self, expr: Expr, operand: Tile) -> Tile:
         axis = 1 if self.several and self._spans(expr.args[0])[0] else 0
-        turned = ", reverse=True" if expr.reverse else ""
-        monoid = MONOIDS[expr.monoid]
-        if expr.monoid == "sum":
-            return f"tl.cumsum({operand}, axis={axis}{turned})"
-        self.helpers[monoid.helper] = None
-        return f"tl.associative_scan({operand}, {axis}, {monoid.helper}{turned})"
+        return Scan(expr.monoid, operand, axis, expr.reverse)
 
-    def _shape(self, outer: bool, inner: bool) -> str:
+    def _shape(self, outer: bool, inner: bool) -> Shape:
         """The shape of a tile of values: one column, or the columns alone, where it does not
         vary."""
         if self.step.schedule == "flat":
-            return "[BLOCK]" if outer else "()"
+            return (Name("BLOCK"),) if outer else ()
         if self.several and outer:
-            return f"[ROWS, {self.lanes if inner else '1'}]"
-        return f"[{self.lanes}]" if inner else "()"
+            return ROWS, Name(self.lanes) if inner else Literal("1")
+        return (Name(self.lanes),) if inner else ()
 
-    def _shape_of(self, number: int) -> str:
+    def _shape_of(self, number: int) -> Shape:
         return self._shape(*self._spans(number))
 
     def _spans(self, number: int) -> tuple[bool, bool]:
@@ -578,23 +580,19 @@ class Body(Addresses):
         depends = self.region.depends[number]  # less than what was combined since
         return outer and bool(rows & depends), inner and bool(self._inner & depends)
 
-    def _combined(self, expr: Expr, left: str, right: str) -> str:
+    def _combined(self, expr: Expr, left: Tile, right: Tile) -> Tile:
         """Two partial results of a reduction as one."""
-        monoid = MONOIDS[expr.monoid]
-        if monoid.helper:
-            self.helpers[monoid.helper] = None
-            return f"{monoid.helper}({left}, {bare(right)})"
-        return f"{left} + {right}"
+        return Combine(expr.monoid, left, right)
 
-    def _begin(self, number: int, wish: str = "", shape: str = "") -> str:
+    def _begin(self, number: int, wish: str = "", shape: Shape | None = None) -> Name:
         """What a reduction or a scan has so far, neutral to begin with: for each lane, unless
         another shape is asked for."""
         expr = self.region.exprs[number]
         wish = wish or f"{self.region.labels.get(number, 'value')}_{expr.monoid}s"
-        name, kind = self.names.claim(wish), language_dtype(expr.dtype)
-        shape = shape or self._shape_of(expr.args[0])
-        self.scope.lines.append(f"{name} = tl.full({shape}, {self._neutral(expr)}, {kind})")
-        return name
+        name = self.names.claim(wish)
+        shape = self._shape_of(expr.args[0]) if shape is None else shape
+        self.scope.body.append(Begin(name, Full(shape, self._neutral(expr), expr.dtype)))
+        return Name(name)
 
     # -- walks ---------------------------------------------------------------------------------
 
@@ -606,33 +604,34 @@ class Body(Addresses):
         name = self._begin(number, self.region.results.get(number) or expr.monoid)
         axes = self._by_distance(expr)
         apart = self._walked_in_a_loop(operand, axes)
-        loops: list[tuple[str, Scope]] = []
-        for some, walk in ((axes[:apart], "range"), (axes[apart:], "tl.static_range")):
+        loops: list[tuple[str, int, Scope, bool]] = []
+        for some, unrolled in ((axes[:apart], False), (axes[apart:], True)):
             if some:
-                loops.append(self._loop(some, walk))
-                self.scopes.append(loops[-1][1])
+                loops.append((*self._loop(some), unrolled))
+                self.scopes.append(loops[-1][2])
         self._emit([operand])
-        self.scope.lines.append(f"{name} = {self._combined(expr, name, self.text(operand))}")
-        for head, inside in reversed(loops):
+        combined = self._combined(expr, name, self.value(operand))
+        self.scope.body.append(Update(name.id, combined))
+        for tap, count, inside, unrolled in reversed(loops):
             self.scopes.pop()
-            self.scope.lines += [head, *inside.indented()]
-        self.scope.texts[number] = name
+            bounds = (Literal("0"), tile(count), Literal("1"))
+            self.scope.body.append(For(tap, *bounds, inside.block(), unrolled))
+        self.scope.values[number] = name
 
-    def _loop(self, axes: Sequence[int], walk: str) -> tuple[str, Scope]:
-        """The head of a loop over the places along some axes, the last one fastest, and the scope
-        that knows the place along each."""
+    def _loop(self, axes: Sequence[int]) -> tuple[str, int, Scope]:
+        """The variable of a loop over the places along some axes, the last one fastest, how many
+        there are, and the scope that knows the place along each."""
         sizes = [self.region.sizes[axis] for axis in axes]
         tap, inside = self.names.claim("tap"), Scope()
         behind = 1
         for position, (axis, size) in reversed(list(enumerate(zip(axes, sizes, strict=True)))):
-            text = tap if behind == 1 else f"{tap} // {behind}"
-            if position:
-                text = f"{text} % {size}"
+            along = Name(tap) if behind == 1 else Name(tap) // behind
+            along = along % size if position else along
             place = self.names.claim(f"{tap}_{position}")
-            inside.head.insert(0, f"{place} = {self.wide(text)}")
+            inside.head.insert(0, Let((place,), self.wide(along)))
             inside.places[f"axis {axis}"] = place
             behind *= size
-        return f"for {tap} in {walk}({prod(sizes)}):", inside
+        return tap, prod(sizes), inside
 
     def _by_distance(self, expr: Expr) -> list[int]:
         """The axes of a walk, from those that step furthest in memory to the nearest."""
@@ -655,3 +654,8 @@ class Body(Addresses):
             apart -= 1
             held *= self.region.sizes[axes[apart]]
         return apart
+
+
+def _inverse(value: Tile, way: str = "") -> Tile:
+    """1 over a value."""
+    return Elementwise("div", (Literal("1.0"), value), way)

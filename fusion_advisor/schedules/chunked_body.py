@@ -7,10 +7,33 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fusion_advisor.schedules.body import Body
-from fusion_advisor.schedules.coordinates import Scope
+from fusion_advisor.schedules.coordinates import COLS, ROWS, Scope
 from fusion_advisor.schedules.layout import reach, traced
 from fusion_advisor.schedules.online import Moments, Pass, Rescaled, passes
-from fusion_advisor.schedules.spelling import bare, language_dtype
+from fusion_advisor.tile.program import (
+    Across,
+    Begin,
+    Cast,
+    Elementwise,
+    For,
+    Full,
+    Lanes,
+    Let,
+    Literal,
+    Name,
+    ProgramId,
+    Shape,
+    Statement,
+    Tile,
+    Update,
+    least,
+    most,
+    quotient,
+    where,
+)
+
+PART, CHUNK, START = map(Name, ("PART", "chunk", "start"))
+LOWEST, ZERO = Literal("-inf"), Literal("0.0")
 
 
 @dataclass
@@ -19,26 +42,27 @@ class ChunkedBody(Body):
 
     fills: ClassVar[bool] = False  # a loop's loads are on their way before it
 
-    start: ClassVar[str] = "start"
-    _carried: dict[int, str] = field(default_factory=dict[int, str])
+    start: ClassVar[Tile] = START
+    _carried: dict[int, Name] = field(default_factory=dict[int, Name])
     """What a walk over the row carries for each scan."""
 
     def prepare(self) -> None:
         super().prepare()
         self.whole = bool(self.step.parts) and self.step.stages == 1 and not self.step.vector
 
-    def _program(self) -> list[str]:
-        lines = self._row(self._number)
+    def _program(self) -> list[Statement]:
+        found = self._row(self._number)
         if self.step.part:
-            lines.append(f"part = {self.wide('tl.program_id(1)')}")
+            found.append(Let(("part",), self.wide(ProgramId(1))))
         if self.several:
-            lines.append(f"row_mask = row < {self.size(self.step.outer, 'rows')}")
-        return lines
+            within = Name("row") < self.size(self.step.outer, "rows")
+            found.append(Let(("row_mask",), within))
+        return found
 
     def _make(self, number: int) -> None:
         if number in self._carried:
             expr = self.region.exprs[number]
-            self._carry(number, self._masked(expr, self.text(expr.args[0])))
+            self._carry(number, self._masked(expr, self.value(expr.args[0])))
         else:
             super()._make(number)
 
@@ -51,7 +75,7 @@ class ChunkedBody(Body):
         along = [(o, a) for o, a in pairs if self._inner & region.depends[o.value]]
         self._emit([output.value for output, _ in apart])
         for output, access in apart:
-            self._store(access, self.text(output.value))
+            self._store(access, self.value(output.value))
         if not along:
             return
         self._hoist(self._of_rows([output.value for output, _ in along]))
@@ -59,7 +83,7 @@ class ChunkedBody(Body):
         inside = self._open()
         self._emit([output.value for output, _ in along])
         for output, access in along:
-            self._store(access, self.text(output.value))
+            self._store(access, self.value(output.value))
         scans = {region.exprs[n].reverse for n in self._carried}
         again = not scans and any(passes(region, self._inner))
         self._close(inside, backwards=again or True in scans)
@@ -75,50 +99,48 @@ class ChunkedBody(Body):
         return self._worked_out({number for number in ends if not self.known(number)})
 
     def _hoist(self, wanted: set[int]) -> None:
-        """Lines in front of a loop: each value has a name, so that it is not made in every lane."""
+        """Values in front of a loop: each has a name, so that it is not made in every lane."""
         self._emit(wanted)
         for number in sorted(wanted, key=self._rank.__getitem__):
-            if not self.text(number).isidentifier():
-                self._assign(number, self.text(number))
+            if not isinstance(self.value(number), Name):
+                self._assign(number, self.value(number))
 
     def _open(self) -> Scope:
         inside = Scope(places={"col": "col"})
-        inside.head += self._columns("start + ", " | WHOLE" if self.whole else "")
+        inside.head += self._columns(START, always=self.whole)
         if self.several:
-            inside.head.append("mask = row_mask & col_mask")
+            inside.head.append(Let(("mask",), Name("row_mask") & Name("col_mask")))
         self.scopes.append(inside)
         return inside
 
-    def _begin_scan(self, number: int) -> str:
+    def _begin_scan(self, number: int) -> Name:
         """What the chunks walked so far add to each element of the next."""
         return self._begin(number, f"{self.region.labels[number]}_carried", self._row_shape())
 
-    def _carry(self, number: int, operand: str) -> None:
+    def _carry(self, number: int, operand: Tile) -> None:
         """A scan of one chunk, on from what was carried there; the chunk's own total joins it."""
         expr, name = self.region.exprs[number], self._carried[number]
-        scanned = self.names.claim(f"{self.region.labels[number]}_chunk")
-        self.scope.lines.append(f"{scanned} = {operand}")
-        here = self._combined(expr, name, self._scan(expr, scanned))
-        self._assign(number, here)
-        total = self._combined(expr, name, self._reduce(expr, scanned))
-        self.scope.lines.append(f"{name} = {total}")
+        chunk = self.scope.let(self.names.claim(f"{self.region.labels[number]}_chunk"), operand)
+        self._assign(number, self._combined(expr, name, self._scan(expr, chunk)))
+        total = self._combined(expr, name, self._reduce(expr, chunk))
+        self.scope.body.append(Update(name.id, total))
 
     def _close(self, inside: Scope, *, backwards: bool = False) -> None:
         """The loop over the row's chunks; `backwards` begins with those that the L2 still holds."""
         self.scopes.pop()
-        cols = self.size(self.step.inner, "cols")
-        staged = f", num_stages={self.step.stages}" if self.step.stages > 1 else ""
+        cols, stages = self.size(self.step.inner, "cols"), self.step.stages
         if backwards:
-            self.scope.lines += [
-                f"for chunk in tl.range(0, tl.cdiv({cols}, COLS){staged}):",
-                f"    start = (tl.cdiv({cols}, COLS) - 1 - chunk) * COLS",
-                *inside.indented(),
-            ]
+            chunks = quotient(cols, COLS)
+            start = Let(("start",), (chunks - 1 - CHUNK) * COLS)
+            bounds = (Literal("0"), chunks, Literal("1"))
+            body = (start, *inside.block())
+            self.scope.body.append(For("chunk", *bounds, body, stages=stages))
             return
-        bounds = f"0, {self.wide(cols)}"
+        begin, end = Literal("0"), self.wide(cols)
         if self.step.part:
-            bounds = f"part * PART, tl.minimum(part * PART + PART, {cols})"
-        self.scope.lines += [f"for start in tl.range({bounds}, COLS{staged}):", *inside.indented()]
+            begin = Name("part") * PART
+            end = least(begin + PART, cols)
+        self.scope.body.append(For("start", begin, end, COLS, inside.block(), stages=stages))
 
     def _pass(self, one: Pass) -> None:
         """A loop that carries what the reductions of one pass have so far."""
@@ -136,8 +158,8 @@ class ChunkedBody(Body):
         for number, name in totals.items():
             expr = region.exprs[number]
             self._emit(expr.args)
-            value = self._masked(expr, self.text(expr.args[0]))
-            inside.lines.append(f"{name} = {self._combined(expr, name, value)}")
+            value = self._masked(expr, self.value(expr.args[0]))
+            inside.body.append(Update(name.id, self._combined(expr, name, value)))
         for number, name in peaks.items():
             self._grow(number, name, [r for r in one.rescaled if r.peak == number], sums)
         for moments, spread in spreads:
@@ -146,7 +168,7 @@ class ChunkedBody(Body):
         for number, name in totals.items():
             self._assign(number, self._reduce(region.exprs[number], name))
         for number, name in peaks.items():
-            self.scope.texts[number] = name
+            self.scope.values[number] = name
         for rescaled in one.rescaled:
             self._finish_rescaled(rescaled, sums[rescaled.total])
         for moments, spread in spreads:
@@ -155,116 +177,120 @@ class ChunkedBody(Body):
     def _made_from(self, numbers: set[int]) -> set[int]:
         return {n for n in self.region.live if numbers & reach(self.region, n)}
 
-    def _row_shape(self) -> str:
-        return "[ROWS, 1]" if self.several else "()"
+    def _row_shape(self) -> Shape:
+        return (ROWS, Literal("1")) if self.several else ()
 
-    def _begin_peak(self, number: int) -> str:
+    def _begin_peak(self, number: int) -> Name:
         wish = f"{self.region.labels.get(number, 'value')}_max"
         return self._begin(number, self.region.results.get(number) or wish, self._row_shape())
 
     def _grow(
-        self, peak: int, name: str, followers: Sequence[Rescaled], sums: dict[int, str]
+        self, peak: int, name: Name, followers: Sequence[Rescaled], sums: dict[int, Name]
     ) -> None:
         """A running maximum, and the sums whose terms it scales."""
-        region, lines = self.region, self.scope.lines
+        region, scope = self.region, self.scope
         expr = region.exprs[peak]
         self._emit(expr.args)
-        chunk = self._reduce(expr, self._masked(expr, self.text(expr.args[0])))
-        grown = self.names.claim(f"{name}_grown")
-        lines.append(f"{grown} = {self._combined(expr, name, chunk)}")
+        chunk = self._reduce(expr, self._masked(expr, self.value(expr.args[0])))
+        grown = self.names.claim(f"{name.id}_grown")
+        higher = scope.let(grown, self._combined(expr, name, chunk))
         for rescaled in followers:
-            before = self._shift(rescaled, name)
+            before = self._shift(rescaled, name.id)
             after = self._shift(rescaled, grown)
-            scale = self.names.claim("scale")
-            power = f"tl.exp({before} - {after})"
-            lines.append(f'{scale} = tl.where({name} == float("-inf"), 0.0, {power})')
+            power = Elementwise("exp", (before - after,), "plain")
+            scaled = where(name.equals(LOWEST), ZERO, power)
+            scale = scope.let(self.names.claim("scale"), scaled)
             total = region.exprs[rescaled.total]
-            self.scopes.append(Scope(texts={rescaled.shift: after}))
+            self.scopes.append(Scope(values={rescaled.shift: after}))
             self._emit(total.args)
             inner = self.scopes.pop()
-            lines += inner.block()
-            term = self._masked(total, inner.texts[total.args[0]])
+            scope.body += inner.block()
+            term = self._masked(total, inner.values[total.args[0]])
             held = sums[rescaled.total]
-            lines.append(f"{held} = {held} * {scale} + {term}")
-        lines.append(f"{name} = {grown}")
+            scope.body.append(Update(held.id, held * scale + term))
+        scope.body.append(Update(name.id, higher))
 
-    def _shift(self, rescaled: Rescaled, peak: str) -> str:
+    def _shift(self, rescaled: Rescaled, peak: str) -> Tile:
         """What a maximum makes the terms shift by; 0 while there is none."""
-        safe = self.names.claim(f"{peak}_safe")
-        line = f'{safe} = tl.where({peak} == float("-inf"), 0.0, {peak})'
-        self.scope.lines.append(line)
+        there = Name(peak)
+        safe = self.scope.let(
+            self.names.claim(f"{peak}_safe"), where(there.equals(LOWEST), ZERO, there)
+        )
         if rescaled.shift == rescaled.peak:
             return safe
-        self.scopes.append(Scope(texts={rescaled.peak: safe}))
+        self.scopes.append(Scope(values={rescaled.peak: safe}))
         self._emit([rescaled.shift])
         inner = self.scopes.pop()
-        self.scope.lines += inner.block()
-        return inner.texts[rescaled.shift]
+        self.scope.body += inner.block()
+        return inner.values[rescaled.shift]
 
-    def _finish_rescaled(self, rescaled: Rescaled, name: str) -> None:
-        text = self._reduce(self.region.exprs[rescaled.total], name)
+    def _finish_rescaled(self, rescaled: Rescaled, name: Name) -> None:
+        value = self._reduce(self.region.exprs[rescaled.total], name)
         if rescaled.shift == rescaled.peak:
-            peak = self.text(rescaled.peak)
-            text = f'tl.where({peak} == float("-inf"), float("nan"), {text})'
-        self._assign(rescaled.total, text)
+            peak = self.value(rescaled.peak)
+            value = where(peak.equals(LOWEST), Literal("nan"), value)
+        self._assign(rescaled.total, value)
 
     def _begin_moments(self, moments: Moments) -> tuple[str, str, str]:
         """For each lane how many elements it has seen, their mean, their squared deviations."""
         label = self.region.labels.get(moments.squares, "value")
         shape = self._shape_of(moments.value)
-        kind = language_dtype(self.region.exprs[moments.squares].dtype)
+        kind = self.region.exprs[moments.squares].dtype
         names = tuple(self.names.claim(f"{label}_{what}") for what in ("seen", "mean", "spread"))
         carried = names if self.step.vector else names[1:]
-        self.scope.lines += [f"{name} = tl.full({shape}, 0.0, {kind})" for name in carried]
+        self.scope.body += [Begin(name, Full(shape, ZERO, kind)) for name in carried]
         return names[0], names[1], names[2]
 
     def _deviate(self, moments: Moments, names: tuple[str, str, str]) -> None:
         """Welford's update in each lane. In the n-th chunk all lanes have their n-th element, but
         for those behind the row's end, which do not deviate; where lanes take whole vectors, each
         counts for itself."""
-        seen, mean, spread = names
+        seen, mean, spread = map(Name, names)
         self._emit([moments.value])
         value, apart = self.names.claim("element"), self.names.claim("apart")
-        moved = f"{apart} / tl.maximum({seen}, 1.0)"
-        counted = [f"{seen} = {seen} + tl.where(col_mask, 1.0, 0.0)"]
+        deviation, inside = Name(apart), Name("col_mask")
+        one = Literal("1.0")
+        moved = deviation / most(seen, one)
+        counted: Statement = Update(seen.id, seen + where(inside, one, ZERO))
         if not self.step.vector:
-            share, since = self.names.claim("share"), "start"
+            share, since = self.names.claim("share"), START
             if self.step.part:
-                since = "start - part * PART"
-            kind = language_dtype(self.region.exprs[moments.squares].dtype)
-            counted = [f"{share} = tl.full((), COLS, {kind}) / ({since} + COLS)"]
-            moved = f"{apart} * {share}"
-        self.scope.lines += [
-            f"{value} = tl.where(col_mask, {bare(self.text(moments.value))}, {mean})",
-            *counted,
-            f"{apart} = {value} - {mean}",
-            f"{mean} = {mean} + {moved}",
-            f"{spread} = {spread} + {apart} * ({value} - {mean})",
+                since = START - Name("part") * PART
+            kind = self.region.exprs[moments.squares].dtype
+            counted = Let((share,), Full((), COLS, kind) / (since + COLS))
+            moved = deviation * Name(share)
+        element = self.scope.let(value, where(inside, self.value(moments.value), mean))
+        self.scope.body += [
+            counted,
+            Let((apart,), element - mean),
+            Update(mean.id, mean + moved),
+            Update(spread.id, spread + deviation * (element - mean)),
         ]
 
-    def _count_seen(self, moments: Moments, seen: str) -> str:
+    def _count_seen(self, moments: Moments, seen: str) -> Statement:
         """How many elements of the row each lane has had."""
         length = self.size(self.step.inner, "cols")
         if self.step.part:
-            length = f"tl.minimum({length} - part * PART, PART)"
-        across = "[None, :]" if self.several and self._spans(moments.value)[0] else ""
-        kind = language_dtype(self.region.exprs[moments.squares].dtype)
-        return f"{seen} = tl.cdiv({length} - tl.arange(0, COLS){across}, COLS).to({kind})"
+            length = least(length - Name("part") * PART, PART)
+        lanes: Tile = Lanes(COLS)
+        if self.several and self._spans(moments.value)[0]:
+            lanes = Across(lanes, 0)
+        kind = self.region.exprs[moments.squares].dtype
+        return Let((seen,), Cast(quotient(length - lanes, COLS), kind))
 
     def _finish_moments(self, moments: Moments, names: tuple[str, str, str]) -> None:
         """The lanes' means and deviations moved to the mean of the row."""
-        seen, mean, spread = names
+        seen, mean, spread = map(Name, names)
         expr = self.region.exprs[moments.squares]
         if not self.step.vector:
-            self.scope.lines.append(self._count_seen(moments, seen))
-        self._assign(moments.total, self._reduce(expr, f"{seen} * {mean}"))
-        total = self.text(moments.total)
+            self.scope.body.append(self._count_seen(moments, seen.id))
+        self._assign(moments.total, self._reduce(expr, seen * mean))
+        total = self.value(moments.total)
         count, centre = self.names.claim("count"), self.names.claim("centre")
-        moved = f"{spread} + {seen} * ({mean} - {centre}) * ({mean} - {centre})"
-        self.scope.lines += [
-            f"{count} = {self._reduce(expr, seen)}",
-            f"{centre} = {total} / {count}",
-        ]
+        away = mean - Name(centre)
+        moved = spread + seen * away * away
+        self.scope.let(count, self._reduce(expr, seen))
+        self.scope.let(centre, total / Name(count))
         self._assign(moments.squares, self._reduce(expr, moved))
         if moments.rest is not None:
-            self.scope.texts[moments.rest] = "0.0"
+            self.scope.values[moments.rest] = ZERO

@@ -10,12 +10,30 @@ from fusion_advisor.region.exprs import Expr
 from fusion_advisor.schedules.base import Step, words
 from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond
 from fusion_advisor.schedules.body import Body
-from fusion_advisor.schedules.coordinates import Scope
+from fusion_advisor.schedules.coordinates import COLS, REST, Scope
 from fusion_advisor.schedules.exchange import WAYS
 from fusion_advisor.schedules.layout import Access, reach
 from fusion_advisor.schedules.pieced_body import Ends, InPieces, Rest
 from fusion_advisor.schedules.places import PLACES
-from fusion_advisor.schedules.spelling import language_dtype
+from fusion_advisor.tile.program import (
+    Address,
+    Cast,
+    DeviceCall,
+    Do,
+    If,
+    Lanes,
+    Let,
+    Name,
+    Statement,
+    Store,
+    Tile,
+    most,
+    tile,
+)
+
+STEP, PART, PEER = map(Name, ("STEP", "part", "peer"))
+WAITS = STEP < 0
+"""Does the launch hold all phases, so that programs wait for each other?"""
 
 HEAD = 16
 """Words of the workspace before the first that is exchanged: the ticket has 128 bytes, a line of
@@ -33,19 +51,19 @@ class _Shared:
     results: frozenset[str] = frozenset()
     """What the kernel leaves in memory, results and what a later kernel finishes: all else that a
     phase gives stays in registers."""
-    left: dict[str, str] = field(default_factory=dict[str, str])
+    left: dict[str, Tile] = field(default_factory=dict[str, Tile])
     """What earlier phases left in registers, by the name that it would have in memory."""
     fill: float = 0.0
     """What lanes behind the row's end are filled with."""
-    loads: dict[int, str] = field(default_factory=dict[int, str])
+    loads: dict[int, Tile] = field(default_factory=dict[int, Tile])
     """What they loaded, as it lies in memory where that is narrow."""
-    scalars: dict[str, str] = field(default_factory=dict[str, str])
+    scalars: dict[Address, Tile] = field(default_factory=dict[Address, Tile])
     """What they loaded for all lanes, by its pointer."""
-    both: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    both: dict[Address, tuple[Tile, Tile]] = field(default_factory=dict[Address, tuple[Tile, Tile]])
     """What they loaded for lanes at one place or the next, by the pointer to the first."""
     walks: int = 0
     """How often the part of the row was walked over."""
-    lanes: str = ""
+    lanes: Tile | None = None
     """Of a whole part, where rows begin anywhere and parts have as many of whole vectors."""
 
 
@@ -63,30 +81,30 @@ class CooperativeBody(Body):
         )
         self.whole = masked and not self.step.ends
 
-    def _program(self) -> list[str]:
-        self.helpers["ticket"] = None
+    def _program(self) -> list[Statement]:
         parts = self._parts
         columns = self._lanes_of(self)
         if self.step.rest:
             columns += self._lanes_of(self.beside(_Second, self.step, self.names, self.scopes))
+        ticket = DeviceCall("ticket", (Name("workspace_ptr"), WAITS))
         return [
-            f"program = {self.wide('ticket(workspace_ptr, STEP < 0)')}",
-            f"row = program // {parts}",
-            f"part = program % {parts}",
+            Let(("program",), self.wide(ticket)),
+            Let(("row",), Name("program") // parts),
+            Let(("part",), Name("program") % parts),
             *columns,
         ]
 
-    def _lanes_of(self, piece: Body) -> list[str]:
+    def _lanes_of(self, piece: Body) -> list[Statement]:
         """The places of the lanes of one piece of the program's part."""
-        start, ends = self._first_of_part, "end, end_mask"
+        start, ends = self._first_of_part, ("end", "end_mask")
         if piece is not self:
-            start, ends = f"{start} + COLS", "_, _"
+            start, ends = start + COLS, ("_", "_")
         if self.step.ends:
             return piece._around_vectors(start, ends)
-        return piece._columns(f"{start} + ", " | WHOLE" if self.whole else "")
+        return piece._columns(start, always=self.whole)
 
     @property
-    def _parts(self) -> str:
+    def _parts(self) -> Tile:
         assert self.step.parts is not None
         return self.size((self.step.parts,), "parts")
 
@@ -95,7 +113,8 @@ class CooperativeBody(Body):
         apart = {total: exprs[exprs[term].args[0]] for total, term in self._large.items()}
         large = {t: (expr.args[0], expr.args[1]) for t, expr in apart.items() if expr.op == "sub"}
         results = frozenset(store.name for store in self.step.stores)
-        lanes = ("COLS + REST" if self.step.rest else "COLS") if self.step.ends else ""
+        lanes = COLS + REST if self.step.rest else COLS
+        lanes = lanes if self.step.ends else None
         shared = _Shared(len(exprs), large, results, fill=self._fill, lanes=lanes)
         second, ends = replace(shared, loads={}), replace(shared, loads={})
         before, first = 0, True
@@ -106,7 +125,7 @@ class CooperativeBody(Body):
                 others = [body.other(_Second, shared=second)] if self.step.rest else []
                 others += [body.other(_Ends, shared=ends)] if self.step.ends else []
                 body.others = tuple(others)
-            self.scope.lines += body.lines()
+            self.scope.body += body.statements()
             self.near |= body.near
             if phase.parts:
                 self._load_ahead(phase, places, shared)
@@ -114,7 +133,9 @@ class CooperativeBody(Body):
                 before, first = before + words(phase), False
         while len(self.scopes) > 1:
             inside = self.scopes.pop()
-            self.scope.lines += inside.indented()
+            *before, exchanged = self.scope.body
+            assert isinstance(exchanged, If), "a launch ends behind an exchange, or goes on"
+            self.scope.body = [*before, replace(exchanged, body=inside.block())]
 
     def _load_ahead(self, before: Step, places: dict[str, str], shared: _Shared) -> None:
         """What the phases after the last exchange load for all lanes, on its way while the program
@@ -124,11 +145,14 @@ class CooperativeBody(Body):
         ahead = Scope()
         for phase in self.step.phases[self.step.phases.index(before) + 1 :]:
             body = self.beside(_Ahead, phase, self.names, [Scope(places=places)], shared=shared)
-            ahead.lines += body.lines()
+            body.statements()
+            (made,) = body.scopes
+            self.scope.body += made.head  # places, which later phases know, too
+            ahead.body += made.body
             self.near |= body.near
-        if ahead.lines:
+        if ahead.body:
             number = len(self.step.exchanges) - 1
-            self.scope.lines += [f"if STEP != {number}:", *ahead.indented()]
+            self.scope.body.append(If(STEP.differs(number), ahead.block()))
 
     def _phase(self, phase: Step, places: dict[str, str], shared: _Shared) -> _Phase:
         """What writes a phase."""
@@ -139,33 +163,36 @@ class CooperativeBody(Body):
         """Leave the part's results, and go on with those of all parts, unless this is the last
         thing that the launch does."""
         number = self.step.exchanges.index(phase)
-        self.helpers["publish"] = self.helpers["published"] = None
         total = sum(words(each) for each in self.step.exchanges)
-        rank = f"row * {total} + {before}" if total > 1 else "row"
+        rank = Name("row") * total + before if total > 1 else Name("row")
         pairs = [
             [store.name for store in phase.stores[2 * n : 2 * n + 2]] for n in range(words(phase))
         ]
         parts = self._parts
         line = f"words_{number}" if number else "words"
-        start = f"({rank})" if total > 1 else rank
-        self.scope.lines += [
-            f"{line} = workspace_ptr + {HEAD} + {start}.to(tl.int64) * {parts}",
-            f"if STEP <= {number}:",
-        ]
-        for n, pair in enumerate(pairs):
-            given = [shared.left[name] for name in (pair[0], pair[-1])]
-            where = f"{line} + part" if not n else f"{line} + {n} * {parts} + part"
-            self.scope.lines.append(f"    publish({where}, {', '.join(given)}, STEP < 0)")
-        self.scope.lines.append(f"if STEP != {number}:")
+        start = Cast(rank, "int64") * parts
+        self.scope.let(line, Address("workspace_ptr", (tile(HEAD), start)))
+
+        def word(n: int, place: Tile) -> Address:
+            return Address(line, (tile(n) * parts, place) if n else (place,))
+
+        given = [tuple(shared.left[name] for name in (pair[0], pair[-1])) for pair in pairs]
+        left = (
+            Do(DeviceCall("publish", (word(n, PART), *two, WAITS))) for n, two in enumerate(given)
+        )
+        self.scope.body.append(If(number >= STEP, tuple(left)))
+        self.scope.body.append(If(STEP.differs(number), ()))  # whose body is what follows
         self.scopes.append(Scope())
         if first:
-            self.scope.lines += ["peer = tl.arange(0, PEERS)", f"peer_mask = peer < {parts}"]
+            self.scope.let("peer", Lanes(Name("PEERS")))
+            self.scope.let("peer_mask", parts > PEER)
         for n, pair in enumerate(pairs):
-            for name in pair:
-                shared.left[name] = self.names.claim(f"{self.tensors[name]}")
-            found = [shared.left[name] for name in pair] + ["_"] * (2 - len(pair))
-            where = f"{line} + peer" if not n else f"{line} + {n} * {parts} + peer"
-            self.scope.lines.append(f"{', '.join(found)} = published({where}, peer_mask, STEP < 0)")
+            found = [self.names.claim(self.tensors[name]) for name in pair]
+            for name, text in zip(pair, found, strict=True):
+                shared.left[name] = Name(text)
+            found += ["_"] * (2 - len(pair))
+            call = DeviceCall("published", (word(n, PEER), Name("peer_mask"), WAITS))
+            self.scope.body.append(Let(tuple(found), call))
 
 
 @dataclass
@@ -178,7 +205,7 @@ class _Phase(Body):
     number: ClassVar[str] = "part"
     """Which part of the row lanes work on."""
 
-    def _program(self) -> list[str]:
+    def _program(self) -> list[Statement]:
         return []
 
     def _filling(self) -> Beyond:
@@ -206,43 +233,46 @@ class _Phase(Body):
     def _of_row(self, number: int) -> bool:
         return False  # a slow one is a call, and what is kept of the row has to make room for it
 
-    def _extent(self, expr: Expr) -> str:
-        if expr.op != "taken" or not self.shared.lanes:
+    def _extent(self, expr: Expr) -> Tile:
+        if expr.op != "taken" or self.shared.lanes is None:
             return super()._extent(expr)
-        self.helpers["taken_by"] = None
         cols = self._argument(tuple(expr.axes), "cols")
-        taken = f"taken_by(row * {cols}, {cols}, {self.number}, {self.shared.lanes}, ENDS)"
+        given = (Name("row") * cols, cols, Name(self.number), self.shared.lanes, Name("ENDS"))
+        taken: Tile = DeviceCall("taken_by", given)
         if self.number == "part":  # what a part without any would divide by
-            taken = f"tl.maximum({taken}, 1)"
-        return f"{taken}.to({language_dtype(expr.dtype)})"
+            taken = most(taken, 1)
+        return Cast(taken, expr.dtype)
 
     def _addressed_by(self, number: int) -> tuple[int, ...]:
-        return () if self._kept(number) else super()._addressed_by(number)
+        kept = self._kept(number) is not None
+        return () if kept else super()._addressed_by(number)
 
-    def _kept(self, number: int) -> str:
-        """What an earlier phase loaded, or left, for a load of this one."""
-        return self.shared.left.get(self._access[number].name) or self.shared.loads.get(number, "")
+    def _kept(self, number: int) -> Tile | None:
+        """What an earlier phase loaded, or left, for a load of this one; None without."""
+        left = self.shared.left.get(self._access[number].name)
+        return self.shared.loads.get(number) if left is None else left
 
     def _load(self, number: int, access: Access) -> None:
         kept = self._kept(number)
-        if kept:
-            self.scope.texts[number] = kept
+        if kept is not None:
+            self.scope.values[number] = kept
             return
-        pointer = "" if self.region.depends[number] & self._inner else self._pointer(access)
+        along = self.region.depends[number] & self._inner
+        pointer = None if along else self._pointer(access)
         if pointer in self.shared.scalars:
-            self.scope.texts[number] = self.shared.scalars[pointer]
+            self.scope.values[number] = self.shared.scalars[pointer]
             return
         super()._load(number, access)
-        if pointer:
-            self.shared.scalars[pointer] = self.text(number)
+        if pointer is not None:
+            self.shared.scalars[pointer] = self.value(number)
         if number < self.shared.known:
-            self.shared.loads[number] = self.text(number)
+            self.shared.loads[number] = self.value(number)
 
-    def _store(self, access: Access, text: str) -> None:
+    def _store(self, access: Access, value: Tile) -> None:
         if access.name in self.shared.results:
-            super()._store(access, text)
+            super()._store(access, value)
         else:
-            self.shared.left[access.name] = text
+            self.shared.left[access.name] = value
 
 
 class _Ahead(_Phase):
@@ -251,7 +281,7 @@ class _Ahead(_Phase):
     def _results(self) -> None:
         for number in sorted(self._access, key=self._rank.__getitem__):
             access = self._access[number]
-            own = number < self.shared.known and not self._kept(number)
+            own = number < self.shared.known and self._kept(number) is None
             if not own or access.guard is not None or access.pulled:
                 continue
             if self._by_place(access):
@@ -265,10 +295,9 @@ class _Ahead(_Phase):
         if first not in self.shared.both:
             name = self.tensors[access.name]
             names = self.names.claim(f"{name}_first"), self.names.claim(f"{name}_following")
-            self.helpers["load_both"] = None
-            line = f"{', '.join(names)} = load_both({first}, {following}, NEAR)"
-            self.scope.lines.append(line)
-            self.shared.both[first] = names
+            call = DeviceCall("load_both", (first, following, Name("NEAR")))
+            self.scope.body.append(Let(names, call))
+            self.shared.both[first] = Name(names[0]), Name(names[1])
 
 
 class _Kept(_Phase):
@@ -286,26 +315,21 @@ class _Kept(_Phase):
         if number not in shared.loads:
             if access.name in self.step.copied:
                 self._await_copies()
-            shared.loads[number] = self.names.claim(self.tensors[access.name])
-            self.scope.lines.append(f"{shared.loads[number]} = {self._read(access, 'float32')}")
+            name = self.names.claim(self.tensors[access.name])
+            shared.loads[number] = self.scope.let(name, self._read(access, "float32"))
+        kept, way = shared.loads[number], shared.walks % WAYS
         name = self.names.claim(f"{self.tensors[access.name]}_wide")
-        way = shared.walks % WAYS
-        text = f"{shared.loads[number]}.to(tl.float32)"
-        if way:
-            self.helpers[f"widened_{way}"] = None
-            text = f"widened_{way}({shared.loads[number]}, STEP < 0)"
-        self.scope.lines.append(f"{name} = {text}")
-        self.scope.texts[number] = name
+        wide = DeviceCall(f"widened_{way}", (kept, WAITS)) if way else Cast(kept, "float32")
+        self.scope.values[number] = self.scope.let(name, wide)
 
-    def _read(self, access: Access, held: str) -> str:
+    def _read(self, access: Access, held: str) -> Tile:
         if not self._by_place(access):
             return super()._read(access, held)
-        each, place = self._pointer_at(access, PLACES[0]), self._pointer_at(access, PLACES[1])
+        each, place, _ = self._of_places(access)
         if place not in self.shared.both:
             return super()._read(access, held)
-        self.helpers["by_place"] = None
-        found = ", ".join(self.shared.both[place])
-        return f"by_place({each}, {found}, place == first, {self.mask(access)}, NEAR)"
+        given = (*self.shared.both[place], *self._chosen(self.mask(access)))
+        return DeviceCall("by_place", (each, *given))
 
     def _narrow(self, number: int, access: Access) -> bool:
         along = bool(self.region.depends[number] & self._inner) and number < self.shared.known
@@ -327,10 +351,10 @@ class _Along(InPieces, _Kept):
         self.scopes.append(Scope())
         self._emit(wanted)
         inside = self.scopes.pop()
-        self.scope.lines += inside.block()
-        self.scope.texts |= {
-            number: text
-            for number, text in inside.texts.items()
+        self.scope.body += inside.block()
+        self.scope.values |= {
+            number: value
+            for number, value in inside.values.items()
             if not self.region.depends[number] & self._inner
         }
         for body in (self, *self.others):
@@ -378,14 +402,14 @@ class _Whole(_Phase):
     length: ClassVar[str] = "parts"
     number: ClassVar[str] = "peer"
 
-    def _inline(self, number: int, text: str) -> bool:
-        return self.region.exprs[number].op != "taken" and super()._inline(number, text)
+    def _inline(self, number: int, value: Tile) -> bool:
+        return self.region.exprs[number].op != "taken" and super()._inline(number, value)
 
     def _filling(self) -> Beyond:
         return Beyond()  # words that are not there are 0
 
-    def _store(self, access: Access, text: str) -> None:
+    def _store(self, access: Access, value: Tile) -> None:
         if access.name in self.shared.results:
-            self.scope.lines.append(f"tl.store({self._pointer(access)}, {text}, mask=part == 0)")
+            self.scope.body.append(Store(self._pointer(access), value, PART.equals(0)))
         else:
-            super()._store(access, text)
+            super()._store(access, value)

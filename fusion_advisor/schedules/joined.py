@@ -25,6 +25,7 @@ from fusion_advisor.schedules.layout import (
     reach,
     traced,
 )
+from fusion_advisor.tile.program import Block, If, Tile
 
 MOST_PLACES = 1 << 16
 """Places along the joined axes that are looked at one by one."""
@@ -180,21 +181,10 @@ def _guards(region: Region, value: int, accesses: Mapping[int, Access]) -> set[i
     return {load.guard for load in loads if load.guard is not None}
 
 
-def searched(
-    place: str, starts: Sequence[tuple[int, Sequence[str]]], word: str = "if"
-) -> list[str]:
-    """Blocks of lines of which one is done: the last that starts at a place or before it, found by
-    halves."""
+def searched(place: Tile, starts: Sequence[tuple[int, Block]]) -> Block:
+    """Blocks of which one is done: the last that starts at a place or before; found by halves."""
     if len(starts) == 1:
-        return [*starts[0][1]]
+        return starts[0][1]
     half = len(starts) // 2
-    behind = starts[half:]
-    return [
-        f"{word} {place} < {behind[0][0]}:",
-        *(f"    {line}" for line in searched(place, starts[:half])),
-        *(
-            searched(place, behind, "elif")
-            if len(behind) > 1
-            else ["else:", *(f"    {line}" for line in behind[0][1])]
-        ),
-    ]
+    before, behind = starts[:half], starts[half:]
+    return (If(place < behind[0][0], searched(place, before), searched(place, behind)),)

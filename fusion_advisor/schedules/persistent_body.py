@@ -6,11 +6,23 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from fusion_advisor.region.exprs import Expr
-from fusion_advisor.region.primitives import MONOIDS
 from fusion_advisor.schedules.body import Body
-from fusion_advisor.schedules.coordinates import Scope
+from fusion_advisor.schedules.coordinates import ROWS, Scope
 from fusion_advisor.schedules.layout import traced
-from fusion_advisor.schedules.spelling import as_operand, bare
+from fusion_advisor.tile.program import (
+    Across,
+    Cast,
+    For,
+    Lanes,
+    Let,
+    Name,
+    ProgramId,
+    Reduce,
+    Statement,
+    Tile,
+    Update,
+    where,
+)
 
 
 class PersistentBody(Body):
@@ -18,10 +30,10 @@ class PersistentBody(Body):
 
     fills: ClassVar[bool] = False  # a loop's loads are on their way before it
 
-    def _program(self) -> list[str]:
-        columns = self._columns("")
+    def _program(self) -> list[Statement]:
+        columns = self._columns(None)
         columns = columns[:1] if self.step.vector else columns
-        return [f"part = {self.wide('tl.program_id(0)')}", *columns]
+        return [Let(("part",), self.wide(ProgramId(0))), *columns]
 
     def _results(self) -> None:
         region, step = self.region, self.step
@@ -37,39 +49,36 @@ class PersistentBody(Body):
         rows = self.size(step.outer, "rows")
         if self.several:
             inside.head += [
-                "row = start + tl.arange(0, ROWS)[:, None]",
-                f"row_mask = row < {rows}",
-                "mask = row_mask & col_mask",
+                Let(("row",), Name("start") + Across(Lanes(ROWS), 1)),
+                Let(("row_mask",), Name("row") < rows),
+                Let(("mask",), Name("row_mask") & Name("col_mask")),
             ]
         if step.vector:
-            inside.head += self._in_vectors("")
+            inside.head += self._in_vectors(None)
         self.scopes.append(inside)
         self._emit(wanted)
         for number, name in names.items():
             expr = region.exprs[number]
-            value = self.text(expr.args[0])
+            value = self.value(expr.args[0])
             if self.several:
                 if expr.dtype == "int64" and expr.monoid in ("max", "min"):  # of int32 places, say
-                    value = f"{as_operand(value)}.to(tl.int64)"
-                value = f"tl.where(row_mask, {bare(value)}, {self._neutral(expr)})"
-            combines = MONOIDS[expr.monoid].helper
-            combined = f"= {self._combined(expr, name, value)}" if combines else f"+= {value}"
-            inside.lines.append(f"{name} {combined}")
+                    value = Cast(value, "int64")
+                value = where(Name("row_mask"), value, self._neutral(expr))
+            inside.body.append(Update(name.id, self._combined(expr, name, value)))
         for output, access in early:
-            self._store(access, self.text(output.value))
+            self._store(access, self.value(output.value))
         self.scopes.pop()
-        bounds = f"part, {rows}, tl.num_programs(0)"
+        every, part = ProgramId(0, all=True), Name("part")
+        bounds, walked = (part, rows, every), "row"
         if self.several:
-            bounds = f"part * ROWS, {rows}, tl.num_programs(0) * ROWS"
-        walked = "start" if self.several else "row"
-        staged = f", num_stages={step.stages}" if step.stages > 1 else ""
-        self.scope.lines += [f"for {walked} in tl.range({bounds}{staged}):", *inside.indented()]
+            bounds, walked = (part * ROWS, rows, every * ROWS), "start"
+        self.scope.body.append(For(walked, *bounds, inside.block(), stages=step.stages))
         for output, access in pairs:
             if output.value in names:
-                text = names[output.value]
+                value: Tile = names[output.value]
                 if self.several:
-                    text = self._down(region.exprs[output.value], text)
-                self._store(access, text)
+                    value = self._down(region.exprs[output.value], value)
+                self._store(access, value)
 
     def _apart_from(self, wanted: Iterable[int], axes: frozenset[int]) -> set[int]:
         """What some values are made from that does not vary along some axes."""
@@ -81,12 +90,6 @@ class PersistentBody(Body):
 
         return self._worked_out(traced(wanted, further).ends)
 
-    def _down(self, expr: Expr, operand: str) -> str:
+    def _down(self, expr: Expr, operand: Tile) -> Tile:
         """The rows of a tile combined: in each column, or to one number."""
-        monoid = MONOIDS[expr.monoid]
-        if monoid.helper:
-            self.helpers[monoid.helper] = None
-        axis = "0" if self._spans(expr.args[0])[1] else "None"
-        template = monoid.text.replace("axis=1, keep_dims=True", f"axis={axis}")
-        template = template.replace("{0}, 1, ", f"{{0}}, {axis}, ").replace(", keep_dims=True", "")
-        return template.format(operand)
+        return Reduce(expr.monoid, operand, 0 if self._spans(expr.args[0])[1] else None)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fusion_advisor.schedules.body import Body
-from fusion_advisor.schedules.coordinates import Scope
+from fusion_advisor.schedules.coordinates import COLS, Scope
 from fusion_advisor.schedules.layout import Group
-from fusion_advisor.schedules.spelling import Names
+from fusion_advisor.schedules.names import Names
+from fusion_advisor.tile.program import Let, ProgramId, Statement, Tile
 
 
 @dataclass
@@ -78,10 +79,10 @@ class InPieces(Body):
             for output, access in zip(region.outputs, self.step.stores, strict=True):
                 for body in bodies if self._inner & access.walks else ():
                     with self._piece(body):
-                        body._store(access, body.text(output.value))
+                        body._store(access, body.value(output.value))
         for output, access in zip(region.outputs, self.step.stores, strict=True):
             if not self._inner & access.walks:
-                self._store(access, self.text(output.value))
+                self._store(access, self.value(output.value))
 
     def other(self, kind: type[Later], **more: Any) -> Later:
         """What writes another piece beside this one; `more` is what its kind has besides."""
@@ -103,7 +104,7 @@ class InPieces(Body):
             return
         whole, self._pieces = self.scope, (self, *self.others)
         self._own = {
-            id(body): Scope(places={body.lane: body.lane}, head=whole.head, lines=whole.lines)
+            id(body): Scope(places={body.lane: body.lane}, head=whole.head, body=whole.body)
             for body in self._pieces
         }
         for number in sorted(self._missing(wanted), key=self._rank.__getitem__):
@@ -121,22 +122,24 @@ class InPieces(Body):
         yield
         body.scopes.pop()
 
-    def _of_all(self, number: int) -> str:
+    def _of_all(self, number: int) -> Tile:
         """A reduction along the row."""
-        expr, found = self.region.exprs[number], ""
+        expr = self.region.exprs[number]
+        found: Tile | None = None
         for first, *others in self._alike():
             part = self._operand_of(first, number)
             for body in others:
                 part = self._combined(expr, part, self._operand_of(body, number))
             part = first._reduce(expr, part)
-            found = self._combined(expr, found, part) if found else part
+            found = part if found is None else self._combined(expr, found, part)
+        assert found is not None, "a row has a piece at the least"
         return found
 
     def _alike(self) -> Iterable[tuple[Body, ...]]:
         """Pieces of as many lanes, which are combined lane by lane."""
         return ((body,) for body in self._pieces)
 
-    def _operand_of(self, body: Body, number: int) -> str:
+    def _operand_of(self, body: Body, number: int) -> Tile:
         """What a reduction combines of one piece."""
         with self._piece(body):
             return body._operand(number)
@@ -145,18 +148,19 @@ class InPieces(Body):
 class PiecedBody(InPieces):
     """A program has all pieces of its row, or of its part of one."""
 
-    def _program(self) -> list[str]:
-        lines = self._row(self._number)
+    def _program(self) -> list[Statement]:
+        found = self._row(self._number)
         rest = self.other(Rest) if self.step.rest else None
         ends = self.other(Ends) if self.step.ends else None
         self.others = tuple(body for body in (rest, ends) if body)
         if ends:
-            part = [f"part = {self.wide('tl.program_id(1)')}"] if self.step.part else []
-            lines += [*part, *self._around_vectors(self._first_of_part)]
-            return [*lines, *rest._around_vectors(self.lanes, "_, _")] if rest else lines
-        lines.append(self._columns("")[0])
-        return [*lines, *rest._columns(f"{self.lanes} + ")] if rest else lines
+            if self.step.part:
+                found.append(Let(("part",), self.wide(ProgramId(1))))
+            found += self._around_vectors(self._first_of_part)
+            return [*found, *rest._around_vectors(COLS, ("_", "_"))] if rest else found
+        found.append(self._columns(None)[0])
+        return [*found, *rest._columns(COLS)] if rest else found
 
     @property
-    def _within_row(self) -> str:
-        return super()._within_row if self.step.ends else ""  # no row is shorter than that piece
+    def _within_row(self) -> Tile | None:
+        return super()._within_row if self.step.ends else None  # no row is shorter than that piece

@@ -22,13 +22,14 @@ support
 ir           support
 rulebook     support ir
 region       ir rulebook
+tile
 ops          ir region
 frontend     support ir rulebook ops
 cost         ir rulebook region ops
-schedules    ir rulebook region
+schedules    ir rulebook region tile
 perfmodel    ir rulebook region ops cost schedules
 fusion       ir rulebook region ops cost schedules
-codegen      support ir rulebook region ops cost schedules fusion
+codegen      support ir rulebook region tile ops cost schedules fusion
 verify       support ir rulebook cost codegen
 measure      support ir rulebook frontend cost schedules fusion codegen verify
 advice       ir rulebook ops cost

@@ -47,7 +47,7 @@ def blocked_kernel(
         mul = args_0 * 2.0
         cumsum_chunk = tl.where(col_mask, mul, 0.0)
         cumsum = cumsum_carried + tl.cumsum(cumsum_chunk, axis=0)
-        cumsum_carried = cumsum_carried + tl.sum(cumsum_chunk, axis=0)
+        cumsum_carried += tl.sum(cumsum_chunk, axis=0)
         tl.store(cumsum_out_ptr + row * cols + col, cumsum, mask=col_mask)
 
 

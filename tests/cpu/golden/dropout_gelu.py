@@ -105,7 +105,7 @@ def dropout_gelu_kernel(
     index = wide(tl.program_id(0), FAR) * BLOCK + tl.arange(0, BLOCK)
     mask = index < count
     args_0 = tl.load(args_0_ptr + index, mask=mask, other=0.0).to(tl.float32)
-    gelu = (args_0 * 0.5) * one_plus_erf(args_0 * 0.7071067811865476)
+    gelu = args_0 * 0.5 * one_plus_erf(args_0 * 0.7071067811865476)
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)
     dropout_bits = random16_run(seed, offset, 0, wide(tl.program_id(0), FAR) * BLOCK, BLOCK, True)

@@ -66,11 +66,12 @@ def mean_loss_parts_kernel(
             max_nan,
             keep_dims=True,
         )
-        cross_entropy_loss_log_softmax_part = tl.exp2(
-            (args_0 - cross_entropy_loss_log_softmax_max) * 1.44269504
-        )
         cross_entropy_loss_log_softmax_sum = tl.sum(
-            tl.where(col_mask, cross_entropy_loss_log_softmax_part, 0.0),
+            tl.where(
+                col_mask,
+                tl.exp2((args_0 - cross_entropy_loss_log_softmax_max) * 1.44269504),
+                0.0,
+            ),
             axis=1,
             keep_dims=True,
         )
@@ -81,12 +82,19 @@ def mean_loss_parts_kernel(
             mask=row_mask & cross_entropy_loss_nll_loss_forward_part,
             other=0.0,
         )
-        cross_entropy_loss_log_softmax_part_1 = (
-            args_0_1 - cross_entropy_loss_log_softmax_max
-        ) - libdevice.log(cross_entropy_loss_log_softmax_sum)
+        cross_entropy_loss_log_softmax_part = (
+            args_0_1
+            - cross_entropy_loss_log_softmax_max
+            - libdevice.log(cross_entropy_loss_log_softmax_sum)
+        )
         cross_entropy_loss_nll_loss_forward_part_1 = tl.where(
             cross_entropy_loss_nll_loss_forward_part,
-            -cross_entropy_loss_log_softmax_part_1,
+            -cross_entropy_loss_log_softmax_part,
+            0.0,
+        )
+        cross_entropy_loss_nll_loss_forward_part_2 = tl.where(
+            cross_entropy_loss_nll_loss_forward_part,
+            1.0,
             0.0,
         )
         cross_entropy_loss_nll_loss_forward_sums += tl.where(
@@ -96,7 +104,7 @@ def mean_loss_parts_kernel(
         )
         cross_entropy_loss_nll_loss_forward_sums_1 += tl.where(
             row_mask,
-            tl.where(cross_entropy_loss_nll_loss_forward_part, 1.0, 0.0),
+            cross_entropy_loss_nll_loss_forward_part_2,
             0.0,
         )
     tl.store(

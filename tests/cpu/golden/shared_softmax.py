@@ -193,11 +193,12 @@ def shared_softmax_kernel(
         peer_mask = peer < parts
         max_1_parts, sum_1_parts = published(words + peer, peer_mask, STEP < 0)
         max_1_max_1 = tl.reduce(tl.where(peer_mask, max_1_parts, float("-inf")), 0, max_nan)
-        value_part = sum_1_parts * tl.exp2((max_1_parts - max_1_max_1) * 1.44269504)
-        value_sum = tl.sum(
-            tl.where(peer_mask, tl.where(max_1_parts == float("-inf"), 0.0, value_part), 0.0),
-            axis=0,
+        value_part = tl.where(
+            max_1_parts == float("-inf"),
+            0.0,
+            sum_1_parts * tl.exp2((max_1_parts - max_1_max_1) * 1.44269504),
         )
+        value_sum = tl.sum(tl.where(peer_mask, value_part, 0.0), axis=0)
         value_part_1 = tl.where(max_1_max_1 == float("-inf"), float("nan"), value_sum)
         args_0_wide_2 = widened_2(args_0, STEP < 0)
         sub_part_1 = args_0_wide_2 - max_1_max_1

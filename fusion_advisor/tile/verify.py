@@ -1,0 +1,186 @@
+"""Rules that every tile program keeps, checked before it is spelled.
+
+- A name is an argument or begins once on each path, before it is used.
+- Variables are begun before they are updated, and nothing else is.
+- Where the address of a load or a store differs from lane to lane, its mask does, too: along every
+  constant that lanes count to, but those of which each lane has an element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from fusion_advisor.tile.program import (
+    Address,
+    Begin,
+    Block,
+    DeviceCall,
+    Do,
+    For,
+    If,
+    Lanes,
+    Let,
+    Load,
+    Multiple,
+    Name,
+    Node,
+    Statement,
+    Store,
+    Tile,
+    Update,
+    parts,
+    walk,
+)
+
+_UNIFORM = {"rows_of_plane": (0,), "rows_of_tile": (0,)}
+"""Results of device functions that are one number for all lanes, by their place."""
+_COUNTS = frozenset(("ROWS", "COLS", "REST", "ENDS", "PEERS", "BLOCK"))
+"""Constants that lanes count to, wherever a device function takes them."""
+
+
+class Malformed(ValueError):
+    """A tile program breaks a rule; the text says which, and where."""
+
+
+_Lanes = frozenset[str]
+"""Constants that the lanes count to along which a value differs."""
+
+
+@dataclass
+class _Known:
+    """Names that are known at a place, with the lanes along which each differs."""
+
+    names: dict[str, _Lanes]
+    variables: set[str] = field(default_factory=set[str])
+    begun: set[str] = field(default_factory=set[str])
+    """Every name that began anywhere."""
+    under: dict[Tile, dict[str, _Lanes]] = field(default_factory=dict[Tile, dict[str, _Lanes]])
+    """Names that began where a condition held, which is the same wherever it is asked."""
+
+
+def verify(program: Block, arguments: Collection[str], whole: Collection[str]) -> None:
+    """Raises Malformed where statements with some arguments break a rule. `whole` are the constants
+    of which each lane has an element."""
+    known = _Known(dict.fromkeys(arguments, frozenset[str]()))
+    _Verifier(frozenset(arguments), frozenset(whole)).block(program, known)
+
+
+@dataclass
+class _Verifier:
+    arguments: frozenset[str]
+    whole: frozenset[str]
+
+    def block(self, block: Block, known: _Known) -> None:
+        for statement in block:
+            self.statement(statement, known)
+
+    def statement(self, statement: Statement, known: _Known) -> None:
+        match statement:
+            case Let(names, value):
+                spread = self.value(value, known)
+                uniform = _UNIFORM.get(value.function, ()) if isinstance(value, DeviceCall) else ()
+                for place, name in enumerate(names):
+                    self.begin(name, frozenset() if place in uniform else spread, known)
+            case Multiple(name, divisor):
+                self.use(name, known)
+                self.use(divisor, known)
+                if name not in self.arguments:
+                    raise Malformed(f"{name}: told to be a multiple, and is no argument")
+            case Begin(name, value):
+                self.begin(name, self.value(value, known), known)
+                known.variables.add(name)
+            case Update(name, value):
+                if name not in known.variables:
+                    raise Malformed(f"{name}: updated, and was not begun")
+                known.names[name] |= self.value(value, known)
+            case Store(address, value, mask):
+                self.value(value, known)
+                self.guarded("store", address, mask, known)
+            case Do(call):
+                self.value(call, known)
+            case For(name, start, stop, step, body):
+                for bound in (start, stop, step):
+                    if self.value(bound, known):
+                        raise Malformed(f"{name}: bounds of a loop differ from lane to lane")
+                inside = self.inner(known)
+                self.begin(name, frozenset(), inside)
+                self.block(body, inside)
+            case If(condition, body, otherwise):
+                if self.value(condition, known):
+                    raise Malformed("a branch hangs on what differs from lane to lane")
+                self.branches(condition, body, otherwise, known)
+            case _:
+                raise Malformed(f"{type(statement).__name__} is no statement")
+
+    def branches(self, condition: Tile, body: Block, otherwise: Block, known: _Known) -> None:
+        """Both sides of a branch; what both begin is known behind it, and what one begins where the
+        condition, if it hangs on arguments alone, is asked again."""
+        sides: list[_Known] = []
+        fixed = self.arguments.issuperset(_names([condition]))
+        for side in (body, otherwise):
+            inside = self.inner(known)
+            if side is body and fixed:
+                inside.names |= known.under.get(condition, {})
+            self.block(side, inside)
+            sides.append(inside)
+        if fixed:
+            known.under[condition] = sides[0].names
+        one, other = (side.names for side in sides)
+        for name in one.keys() & other.keys() - known.names.keys():
+            known.names[name] = one[name] | other[name]
+        known.begun |= sides[0].begun | sides[1].begun
+
+    @staticmethod
+    def inner(known: _Known) -> _Known:
+        return _Known(dict(known.names), known.variables, set(known.begun), dict(known.under))
+
+    def begin(self, name: str, spread: _Lanes, known: _Known) -> None:
+        if name == "_":
+            return
+        if name in known.begun or name in self.arguments:
+            raise Malformed(f"{name}: begins twice")
+        known.begun.add(name)
+        known.names[name] = spread
+
+    def use(self, name: str, known: _Known) -> _Lanes:
+        if name not in known.names:
+            raise Malformed(f"{name}: used before it begins")
+        return known.names[name]
+
+    def value(self, value: Tile, known: _Known) -> _Lanes:
+        """Lanes along which a value differs; what it is made of is checked."""
+        match value:
+            case Name(name):
+                return self.use(name, known)
+            case Lanes(count):
+                self.value(count, known)
+                return frozenset(_names([count]))
+            case Load(address, mask):
+                self.guarded("load", address, mask, known)
+            case Address(base):
+                self.use(base, known)
+            case _:
+                pass
+        found = frozenset[str]()
+        for part in parts(value):
+            assert isinstance(part, Tile)
+            found |= self.value(part, known)
+        return found | self.counted(value) if isinstance(value, DeviceCall) else found
+
+    @staticmethod
+    def counted(call: DeviceCall) -> _Lanes:
+        """Constants that lanes of a device function's results count to: those that it is given."""
+        return frozenset(name for name in _names(call.args) if name in _COUNTS)
+
+    def guarded(self, what: str, address: Tile, mask: Tile | None, known: _Known) -> None:
+        """Lanes that have no element must be masked."""
+        asked = self.value(address, known) - self.whole
+        held = frozenset[str]() if mask is None else self.value(mask, known)
+        if open_ := sorted(asked - held):
+            where = address.base if isinstance(address, Address) else "an address"
+            raise Malformed(f"{what} of {where}: no mask along {', '.join(open_)}")
+
+
+def _names(nodes: Iterable[Node]) -> list[str]:
+    return [node.id for node in walk(nodes) if isinstance(node, Name)]
