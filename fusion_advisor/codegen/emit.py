@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from fusion_advisor.codegen.eager_reference import reference_lines
@@ -17,7 +17,6 @@ from fusion_advisor.codegen.host_launcher import launcher, support
 from fusion_advisor.codegen.kernel_file import (
     JitFunction,
     KernelFile,
-    Together,
     far,
     fixed_axes,
     origins,
@@ -62,28 +61,21 @@ def emit(
 
     Raises ValueError for a group without a plan, and for a name that every file has a use for.
     """
-    subject = decision.subject
-    plan, expressed = subject.plan, subject.expressed
-    if plan is None or expressed is None:
-        raise ValueError(f"{name}: a group without a plan cannot be emitted")
-    unrolled = [_unrolled(step, subject.device, rulebook) for step in plan.steps]
-    file = _prepare(name, plan, expressed, unrolled)
-    file = replace(file, held=_held(file, flow, rulebook))
+    file = written(flow, decision, name, rulebook)
     helpers = dict.fromkeys(["wide", *(h for k in file.kernels for h in k.helpers)])
     known = HELPERS | EXCHANGE | VECTORS | PLACES
     calls, reference = launcher(file), _reference(file, flow)
     code = "\n\n\n".join(
         (
             *(known[helper].rstrip() for helper in helpers),
-            *(_kernel(kernel) for kernel in file.kernels),
-            *([_together(file.together)] if file.together else []),
+            *map(Triton().function, file.functions),
             calls,
             reference,
             support(file, calls),
         )
     )
     made = cases(file, rulebook, full_size)
-    header = _header(file, flow, decision)
+    header = _header(file, flow, decision, code)
     end = alone(file, at_odd_sizes(made), code, framework, rulebook)
     lines = f"{code}\n\n\n{end}".splitlines()
     text = "\n".join([header, "", "", *(part for line in lines for part in fitted(line))])
@@ -94,11 +86,25 @@ def emit(
         entry=name,
         text=text + "\n",
         inputs=file.input_names,
-        outputs=tuple(output.tensor.dtype for output in plan.region.outputs),
+        outputs=tuple(output.tensor.dtype for output in file.region.outputs),
         cases=made,
         launches=launches(file),
         yardstick=reference,
     )
+
+
+def written(flow: Dataflow, decision: Decision, name: str, rulebook: Rulebook) -> KernelFile:
+    """Tile programs of an accepted group, with every name of their file.
+
+    Raises ValueError for a group without a plan.
+    """
+    subject = decision.subject
+    plan, expressed = subject.plan, subject.expressed
+    if plan is None or expressed is None:
+        raise ValueError(f"{name}: a group without a plan cannot be emitted")
+    unrolled = [_unrolled(step, subject.device, rulebook) for step in plan.steps]
+    file = _prepare(name, plan, expressed, unrolled)
+    return replace(file, held=_held(file, flow, rulebook))
 
 
 def attempt(
@@ -169,9 +175,9 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int
         called = f"{name}{kind}_kernel"
         if step.beside:
             called = names.claim(f"{name}_{tensors[step.stores[0].name]}")
-        kernel = JitFunction(called, step, body, body.program())
-        verify(kernel.program, kernel.arguments, kernel.filled)
-        kernels.append(kernel)
+        kernels.append(JitFunction(called, step, body, body.program(), _note(step)))
+        for function in kernels[-1].functions:
+            verify(function, kernels[-1].filled)
     return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, strides, whole)
 
 
@@ -215,7 +221,7 @@ def _origins(
     return {axis: (inputs[n], d) for axis, (n, d) in origins(plan.region, fixed).items()}
 
 
-def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> str:
+def _header(file: KernelFile, flow: Dataflow, decision: Decision, code: str) -> str:
     subject, plan = decision.subject, file.plan
     launches = [flow.nodes[i] for i in subject.launches]
     places = dict.fromkeys(
@@ -248,13 +254,11 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> str:
         "import triton",
         "import triton.language as tl",
     ]
-    written = [line for kernel in file.kernels for line in kernel.lines]
-    written += [HELPERS.get(h, "") for kernel in file.kernels for h in kernel.helpers]
     imports += [
         "from torch.utils._python_dispatch import TorchDispatchMode",
         "from torch.utils._pytree import tree_map",
     ]
-    if any("libdevice." in line for line in written):
+    if "libdevice." in code:
         imports.append("from triton.language.extra import libdevice")
     return "\n".join([LICENSE, *_wrapped(doc), "", *imports])
 
@@ -299,65 +303,6 @@ def _note(step: Step) -> str:
         rows = "several whole rows" if step.rows > 1 else "one whole row"
         rows = f"{rows} in pieces" if step.rest or step.ends else rows
     return _NOTES[step.schedule].format(rows=rows)
-
-
-def _kernel(kernel: JitFunction) -> str:
-    body = kernel.body
-    program = ["program"] if kernel.step.beside else []
-    workspace = ["workspace_ptr"] if kernel.step.phases else []
-    arguments = [*kernel.pointers, *workspace, *body.sizes, *body.strides]
-    note, lines, before = f"# {_note(kernel.step)}", kernel.lines, ""
-    if kernel.step.unmasked:
-        before, lines = f"{_block(kernel, arguments)}\n\n\n", _in_blocks(kernel, arguments)
-    return before + _jit(kernel.name, [*program, *arguments], kernel.constants, [note, *lines])
-
-
-def _block(kernel: JitFunction, arguments: Sequence[str]) -> str:
-    """The function that makes one block of elements."""
-    note = "# The elements from `start` on; whole vectors of a WHOLE block, which needs no mask."
-    constants = [*kernel.constants, "WHOLE"]
-    return _jit(kernel.block, ["start", *arguments], constants, [note, *kernel.lines])
-
-
-def _in_blocks(kernel: JitFunction, arguments: Sequence[str]) -> list[str]:
-    """What calls it: the last block may have less than a whole one."""
-    given = ", ".join(["start", *arguments, *kernel.constants])
-    count = Triton().whole(kernel.body.total(kernel.step.outer))
-    return [
-        f"start = {Triton().whole(kernel.body.block_start)}",
-        f"if start <= {count} - BLOCK:",
-        f"    {kernel.block}({given}, True)",
-        "else:",
-        f"    {kernel.block}({given}, False)",
-    ]
-
-
-def _jit(
-    name: str, arguments: Sequence[str], constants: Iterable[str], lines: Sequence[str]
-) -> str:
-    """A jit function of some run-time arguments and constants."""
-    arguments = [*arguments, *(f"{constant}: tl.constexpr" for constant in constants)]
-    signature = "\n".join(f"    {argument}," for argument in arguments)
-    content = "\n".join(f"    {line}" for line in lines)
-    return f"@triton.jit\ndef {name}(\n{signature}\n):\n{content}"
-
-
-def _together(together: Together) -> str:
-    """The kernel whose programs are those of several functions, one behind the other."""
-    numbers = [{**side.body.sizes, **side.body.strides} for side in together.sides]
-    arguments = [*together.pointers, *together.ends, *together.own(numbers)]
-    lines = [
-        "# Side by side: the programs of each result follow those of the one before.",
-        "program = tl.program_id(0)",
-    ]
-    for number, side in enumerate(together.sides):
-        own = [f"{name}_{number}" for name in (*numbers[number], *side.constants)]
-        start = f" - {together.ends[number - 1]}" if number else ""
-        given = [f"program{start}", *side.pointers, *own]
-        begins = f"{'el' if number else ''}if program < end_{number}:"
-        lines += [begins if number < len(together.ends) else "else:", f"    {side.name}("]
-        lines += [*(f"        {argument}," for argument in given), "    )"]
-    return _jit(together.name, arguments, together.constants, lines)
 
 
 def _reference(file: KernelFile, flow: Dataflow) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import gcd, prod
 from typing import TypeVar
 
-from fusion_advisor.codegen.triton import Triton, functions
+from fusion_advisor.codegen.triton import called
 from fusion_advisor.fusion.lower import Expressed
 from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.region.axes import AxisList, Dims
@@ -20,11 +20,24 @@ from fusion_advisor.schedules.layout import Access, Group, accesses
 from fusion_advisor.schedules.layout import access as laid_over
 from fusion_advisor.schedules.places import MOST_PLANES
 from fusion_advisor.schedules.vectors import copies_of
-from fusion_advisor.tile.program import Block
+from fusion_advisor.tile.program import (
+    Block,
+    DeviceCall,
+    Do,
+    If,
+    Let,
+    Literal,
+    Name,
+    ProgramId,
+    TileFunction,
+)
 
 INT32_MAX = 2**31 - 1
 MOST_LANES = 2**20
 """Elements of a block, in Triton."""
+
+_BLOCK = "The elements from `start` on; whole vectors of a WHOLE block, which needs no mask."
+_TOGETHER = "Side by side: the programs of each result follow those of the one before."
 
 _Value = TypeVar("_Value")
 
@@ -38,32 +51,44 @@ class JitFunction:
     body: Body
     program: Block
     """What it does."""
+    note: str
+    """Words for the work of one of its programs."""
 
     @cached_property
-    def lines(self) -> list[str]:
-        """Its statements in Triton."""
-        return Triton().block(self.program)
+    def functions(self) -> tuple[TileFunction, ...]:
+        """Functions that it is written as, what is launched last: where a whole block needs no
+        mask, that calls one that makes a block."""
+        arguments = (*self.pointers, *self.body.sizes, *self.body.strides)
+        constants = tuple(self.constants)
+        if self.step.unmasked:
+            given, whole = ("start", *arguments), (*constants, "WHOLE")
+            block = TileFunction(self.block, given, whole, self.program, f"{_BLOCK}\n{self.note}")
+            calls = self._in_blocks((*given, *constants))
+            return block, TileFunction(self.name, arguments, constants, calls, self.note)
+        if self.step.phases:
+            arguments = (*self.pointers, "workspace_ptr", *self.body.sizes, *self.body.strides)
+        if self.step.beside:
+            arguments = ("program", *arguments)
+        return (TileFunction(self.name, arguments, constants, self.program, self.note),)
+
+    def _in_blocks(self, given: Iterable[str]) -> Block:
+        """Calls of what makes a block; the last block may have less than a whole one."""
+        start, count = Name("start"), self.body.total(self.step.outer)
+        whole, rest = (
+            (Do(DeviceCall(self.block, (*map(Name, given), Literal(held)))),)
+            for held in ("True", "False")
+        )
+        held = start <= count - Name("BLOCK")
+        return Let(("start",), self.body.block_start), If(held, whole, rest)
 
     @cached_property
     def helpers(self) -> list[str]:
         """Device functions that it calls, or that are launched before it."""
-        found = dict.fromkeys(functions(self.program))
+        found = dict.fromkeys(called(self.program))
         if self.step.copied:
             found["copies_kernel"] = None
         random = [name for name in found if name in KERNEL_HELPERS]
         return [*(name for name in found if name not in random), *kernel_helpers(random)]
-
-    @property
-    def arguments(self) -> list[str]:
-        """Names that its statements may use from the start."""
-        named = [*self.pointers, *self.body.sizes, *self.body.strides, *self.constants]
-        given = {
-            "workspace_ptr": bool(self.step.phases),
-            "program": self.step.beside,
-            "start": self.step.unmasked,
-            "WHOLE": self.step.unmasked,
-        }
-        return [*named, *(name for name, there in given.items() if there)]
 
     @property
     def filled(self) -> tuple[str, ...]:
@@ -228,6 +253,23 @@ class Together:
     def contracts(self) -> bool:
         return all(side.contracts for side in self.sides)
 
+    @property
+    def function(self) -> TileFunction:
+        """Kernel whose programs are those of the functions, one behind the other."""
+        program = Name("program")
+        numbers = [{**side.body.sizes, **side.body.strides} for side in self.sides]
+        calls = list[DeviceCall]()
+        for n, side in enumerate(self.sides):
+            own = (f"{name}_{n}" for name in (*numbers[n], *side.constants))
+            first = program - Name(self.ends[n - 1]) if n else program
+            calls.append(DeviceCall(side.name, (first, *map(Name, (*side.pointers, *own)))))
+        found: Block = (Do(calls.pop()),)
+        for end, call in zip(reversed(self.ends), reversed(calls), strict=True):
+            found = (If(program < Name(end), (Do(call),), found),)
+        body = (Let(("program",), ProgramId(0)), *found)
+        arguments = (*self.pointers, *self.ends, *self.own(numbers))
+        return TileFunction(self.name, arguments, tuple(self.constants), body, _TOGETHER)
+
 
 @dataclass(frozen=True)
 class KernelFile:
@@ -264,6 +306,12 @@ class KernelFile:
     def together(self) -> Together | None:
         """What launches all kernels as one, where the plan does."""
         return Together(f"{self.name}_kernel", self.kernels) if self.plan.together else None
+
+    @property
+    def functions(self) -> tuple[TileFunction, ...]:
+        """Every function of the file's kernels, each behind those that it calls."""
+        found = [function for kernel in self.kernels for function in kernel.functions]
+        return (*found, *([self.together.function] if self.together else []))
 
     @property
     def first(self) -> str:

@@ -29,6 +29,7 @@ from fusion_advisor.tile.program import (
     Statement,
     Store,
     Tile,
+    TileFunction,
     Update,
     walk,
 )
@@ -42,7 +43,15 @@ _WHOLE = re.compile(r"(?<=[(,])\s*\{(\d)\}(?=[,)])")
 
 
 class Triton(Text):
-    """Spells programs as bodies of `@triton.jit` functions."""
+    """Spells programs as `@triton.jit` functions."""
+
+    def function(self, function: TileFunction) -> str:
+        """Text of a function, of one line an argument and a statement."""
+        constants = [f"{constant}: tl.constexpr" for constant in function.constants]
+        signature = "\n".join(f"    {each}," for each in (*function.arguments, *constants))
+        note = [f"# {line}" for line in function.note.splitlines()]
+        content = "\n".join(f"    {line}" for line in [*note, *self.block(function.body)])
+        return f"@triton.jit\ndef {function.name}(\n{signature}\n):\n{content}"
 
     def lines(self, statement: Statement) -> list[str]:
         match statement:
@@ -159,7 +168,7 @@ def _template(op: str, way: str) -> str:
     return ways[way] or primitive.text
 
 
-def functions(program: Block) -> Iterator[str]:
+def called(program: Block) -> Iterator[str]:
     """Device functions that a program calls, in the order of their first use."""
     for node in walk(program):
         match node:

@@ -297,6 +297,24 @@ class If(Statement):
     otherwise: Block = ()
 
 
+@dataclass(frozen=True, slots=True)
+class TileFunction:
+    """Function of a tile program: a kernel, or what kernels call as a device function."""
+
+    name: str
+    arguments: tuple[str, ...]
+    constants: tuple[str, ...]
+    """Arguments of which each value is compiled anew; they follow the others."""
+    body: Block
+    note: str = ""
+    """Words for the work of one program."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All arguments."""
+        return (*self.arguments, *self.constants)
+
+
 Node = Tile | Statement
 
 

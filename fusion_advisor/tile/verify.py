@@ -28,6 +28,7 @@ from fusion_advisor.tile.program import (
     Statement,
     Store,
     Tile,
+    TileFunction,
     Update,
     parts,
     walk,
@@ -59,11 +60,14 @@ class _Known:
     """Names that began where a condition held, which is the same wherever it is asked."""
 
 
-def verify(program: Block, arguments: Collection[str], whole: Collection[str]) -> None:
-    """Raises Malformed where statements with some arguments break a rule. `whole` are the constants
-    of which each lane has an element."""
-    known = _Known(dict.fromkeys(arguments, frozenset[str]()))
-    _Verifier(frozenset(arguments), frozenset(whole)).block(program, known)
+def verify(function: TileFunction, whole: Collection[str] = ()) -> None:
+    """Raises Malformed where a function breaks a rule. `whole` are the constants of which each lane
+    has an element."""
+    known = _Known(dict.fromkeys(function.names, frozenset[str]()))
+    try:
+        _Verifier(frozenset(function.names), frozenset(whole)).block(function.body, known)
+    except Malformed as fault:
+        raise Malformed(f"{function.name}: {fault}") from fault
 
 
 @dataclass
