@@ -31,6 +31,7 @@ from fusion_advisor.tile.program import (
     Statement,
     Store,
     Tile,
+    TileFunction,
     Unary,
     Update,
 )
@@ -52,6 +53,12 @@ _UNARY, _ATOM = 8, 9
 
 class Text:
     """Spells programs; a printer of a language overrides what it spells otherwise."""
+
+    def function(self, function: TileFunction) -> str:
+        """Text of a function."""
+        given = ", ".join(function.arguments) + "; " + ", ".join(function.constants)
+        note = [f"    # {line}" for line in function.note.splitlines()]
+        return "\n".join([f"{function.name}({given}):", *note, *self._inside(function.body)])
 
     def block(self, statements: Block) -> list[str]:
         """Lines of some statements."""

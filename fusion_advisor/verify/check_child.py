@@ -27,12 +27,12 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_map
@@ -382,11 +382,24 @@ def _launch_twice(kernel: Kernel, module: ModuleType, inputs: Tensors) -> Tensor
     return ours
 
 
+class Counted(Protocol):
+    """Traffic of the launches of a check: distinct bytes, and elements, repeats counted."""
+
+    loaded: int
+    stored: int
+    loads: int
+    stores: int
+
+
 @dataclass(frozen=True)
-class _Run:
+class Run:
+    """One draw of a case's inputs, and how its launches run: on a GPU, or interpreted, which counts
+    their traffic; None: it is not held to the plan's."""
+
     seed: int
     device: str
     criterion: Criterion
+    counting: Callable[[], AbstractContextManager[Counted | None]] = nullcontext
 
     @property
     def distribution(self) -> str:
@@ -398,41 +411,39 @@ class _Run:
 
 
 def _judge(
-    yardstick: Callable[..., Any], case: Case, run: _Run, inputs: Tensors, ours: Tensors
+    yardstick: Callable[..., Any], case: Case, run: Run, inputs: Tensors, ours: Tensors
 ) -> Error:
     """Compare results with eager and float64, and with further draws of eager's."""
     further = (truth(yardstick, run.inputs(case, 1000 * draw)) for draw in count(1))
     return compare(ours, truth(yardstick, inputs), run.criterion, case.summed, further)
 
 
-def _check_once(
-    kernel: Kernel, module: ModuleType, yardstick: Callable[..., Any], case: Case, run: _Run
+def check_once(
+    kernel: Kernel, module: ModuleType, yardstick: Callable[..., Any], case: Case, run: Run
 ) -> Error:
+    """Check one case with one draw. Raises KernelFault where something is wrong."""
     inputs = run.inputs(case)
     try:
         if run.device != "cpu":
-            ours = _launch_twice(kernel, module, inputs)
-            error = _judge(yardstick, case, run, inputs, ours)
-            _check_layouts(yardstick, inputs, ours)
-            return error
-        from fusion_advisor.verify.interpreter import counting
-
-        with counting() as traffic:
-            ours = _launch(module, kernel.entry, inputs)
+            ours, traffic = _launch_twice(kernel, module, inputs), None
+        else:
+            with run.counting() as traffic:
+                ours = _launch(module, kernel.entry, inputs)
         error = _judge(yardstick, case, run, inputs, ours)
         _check_layouts(yardstick, inputs, ours)
-        _check_traffic(case, traffic.loaded, traffic.stored)
-        _check_requests(case, traffic.loads, traffic.stores)
+        if traffic:
+            _check_traffic(case, traffic.loaded, traffic.stored)
+            _check_requests(case, traffic.loads, traffic.stores)
         return error
     except KernelFault as fault:
         raise KernelFault(f"{_drawn(case, run)}: {fault}") from fault
 
 
-def _drawn(case: Case, run: _Run) -> str:
+def _drawn(case: Case, run: Run) -> str:
     return f"case {case.name}, seed {run.seed} ({run.distribution})"
 
 
-def _yardstick(kernel: Kernel, module: ModuleType) -> Callable[..., Any]:
+def yardstick_of(kernel: Kernel, module: ModuleType) -> Callable[..., Any]:
     """Computation of the model's graph. Raises KernelFault where the file's `reference` is
     another one."""
     if not kernel.yardstick:
@@ -477,16 +488,19 @@ def check(
     passed = Check(kernel.name, where, True, tuple(_describe(case) for case in kernel.cases), seeds)
     worst, at = Error(), ""
     stepped = 0.0
+    counting: Any = nullcontext
+    if device == "cpu":
+        from fusion_advisor.verify.interpreter import counting
     try:
         module = load_module(kernel.text, folder)
         if not kernel.cases or seeds < 1:
             raise KernelFault("nothing to check: no cases or no seeds")
-        yardstick = _yardstick(kernel, module)
+        yardstick = yardstick_of(kernel, module)
         for case in kernel.cases:
             drawn = min(seeds, 2) if case.costly and device == "cpu" else seeds
             for seed in range(drawn):
-                run = _Run(seed, device, criterion)
-                error = _check_once(kernel, module, yardstick, case, run)
+                run = Run(seed, device, criterion, counting)
+                error = check_once(kernel, module, yardstick, case, run)
                 stepped = max(stepped, error.stepped)
                 if error.ours >= worst.ours:
                     worst, at = error, _drawn(case, run)
