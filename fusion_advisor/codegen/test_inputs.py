@@ -22,7 +22,7 @@ from fusion_advisor.codegen.kernel_file import (
 from fusion_advisor.codegen.spelling import TRITON_DTYPES
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case, Kernel, Launch
-from fusion_advisor.region.index_range import data_below
+from fusion_advisor.region.index_range import data_below, never
 from fusion_advisor.region.random import STATE
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Rulebook, Verify
@@ -163,7 +163,7 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     divided = first.schedule == "blocked" or first.part > 0
     long = divided and fixed_row * rows > most
     row = _shortened(row_free, hints, (2 * unit + 77) // fixed) if long else {}
-    odd = _shortened(row_free, hints, (unit + 77) // fixed) if divided else {}
+    odd = _one_more(row_free, hints, unit // fixed) if divided else {}
     chosen = {
         "graph's rows": {**hints, **_shrunk(outer_free, hints, rows), **row},
         ODD_SIZES: {
@@ -255,6 +255,16 @@ def _shortened(axes: Sequence[int], hints: Mapping[int, int], wanted: int) -> di
     return found
 
 
+def _one_more(axes: Sequence[int], hints: Mapping[int, int], wanted: int) -> dict[int, int]:
+    """Sizes of a row's axes with one element more than is wanted, or as few more as there can be,
+    whether or not the graph's rows are as long: the last part then has one element."""
+    found = _shortened(axes, hints, wanted + 1)
+    if axes and prod(found.values()) <= wanted:
+        first, *rest = axes
+        found[first] = wanted // prod(found[axis] for axis in rest) + 1
+    return found
+
+
 def _odd(size: int) -> int:
     """A smaller size that is no power of two and leaves a tail."""
     return 77 if size > 128 else max(1, size - 1 if size % 2 == 0 else size - 2)
@@ -340,7 +350,8 @@ def _inputs(file: KernelFile, name: str, sizes: Mapping[int, int], most: int) ->
             tensors[given] = dense(access.tensor, shape)
     inputs = tuple(tensors[given] for given in file.input_names)
     ranges = [_range(file, number, tensors, sizes) for number in range(len(inputs))]
-    return Case(name=name, inputs=inputs, ranges=tuple(_in_common(inputs, ranges)))
+    rare = tuple(_compared(file, number, sizes, ranges[number]) for number in range(len(inputs)))
+    return Case(name=name, inputs=inputs, ranges=tuple(_in_common(inputs, ranges)), rare=rare)
 
 
 def _in_common(
@@ -457,6 +468,44 @@ def _range(
     if not found and number in region.bounds:  # what it indexes is not needed by the kernels
         found.append(region.bounds[number])
     return (0, min(found)) if found else None
+
+
+def _compared(
+    file: KernelFile, number: int, sizes: Mapping[int, int], bounds: tuple[int, int] | None
+) -> tuple[int, ...]:
+    """Constants that the integers of an input are compared with. One that is no index of what they
+    index is left out, unless nothing is loaded by it: the class that a loss ignores, say."""
+    region = file.region
+    exprs = region.exprs
+
+    def holds(value: int) -> Iterator[int]:
+        return (i for i in reach(region, value) if exprs[i].op == "load")
+
+    def given(value: int) -> bool:
+        return all(exprs[i].input == number for i in holds(value))
+
+    found: dict[int, None] = {}
+    for at in region.live:
+        if exprs[at].op in ("eq", "ne"):
+            for value, other in (exprs[at].args, exprs[at].args[::-1]):
+                constant = exprs[other].number
+                if constant is not None and any(holds(value)) and given(value):
+                    found[constant] = None
+    guards = [exprs[load].guard for load in region.all("load") if given_by(region, load, number)]
+    return tuple(
+        constant
+        for constant in found
+        if bounds is None
+        or bounds[0] <= constant < bounds[1]
+        or all(g is not None and given(g) and never(exprs, g, constant, sizes) for g in guards)
+    )
+
+
+def given_by(region: Region, load: int, number: int) -> bool:
+    """Does an input's data say where a load reads?"""
+    exprs = region.exprs
+    behind = {i for index in exprs[load].indices for i in reach(region, index)}
+    return any(exprs[i].op == "load" and exprs[i].input == number for i in behind)
 
 
 def _resized(

@@ -24,7 +24,8 @@ class Case:
     `loaded_bytes` and `stored_bytes` are the plan's prediction: for each launch, distinct addresses
     × itemsize, summed over the storages of the arguments; None: no comparison. `ranges` bounds the
     values of integer inputs, half open (indices into a table); empty or None: the checker chooses
-    small values.
+    small values. `rare` are integers that the kernel compares those of an input with, of which a
+    few elements have one each.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Case:
     loaded_bytes: int | None = None
     stored_bytes: int | None = None
     ranges: tuple[tuple[int, int] | None, ...] = ()
+    rare: tuple[tuple[int, ...], ...] = ()
     costly: bool = False
     """Whether the interpreter takes long for the case: then only the first two seeds are
     checked."""

@@ -33,6 +33,11 @@ def data_below(
     return None
 
 
+def never(exprs: Sequence[Expr], condition: int, stored: int, sizes: Mapping[int, int]) -> bool:
+    """Is a condition false wherever the integers in memory are a number?"""
+    return _Bounds(exprs, (stored, stored), sizes).of(condition) == (0, 0)
+
+
 class _Bounds:
     """Interval arithmetic over index expressions; None is unknown."""
 
@@ -129,6 +134,14 @@ def _above(a: Interval, b: Interval) -> Interval:
     return _below(b, a)
 
 
+def _equal(a: Interval, b: Interval) -> Interval:
+    return int(a == b and a[0] == a[1]), int(a[0] <= b[1] and b[0] <= a[1])
+
+
+def _turned(a: Interval, _: Interval) -> Interval:
+    return 1 - a[1], 1 - a[0]
+
+
 _OPS: dict[str, _Operation] = {
     "cast": _same,
     "neg": _negated,
@@ -142,4 +155,10 @@ _OPS: dict[str, _Operation] = {
     "mod": _remainder,
     "lt": _below,
     "gt": _above,
+    "le": lambda a, b: _turned(_above(a, b), a),
+    "ge": lambda a, b: _turned(_below(a, b), a),
+    "eq": _equal,
+    "ne": lambda a, b: _turned(_equal(a, b), a),
+    "and": lambda a, b: (a[0] & b[0], a[1] & b[1]),
+    "or": lambda a, b: (a[0] | b[0], a[1] | b[1]),
 }

@@ -51,6 +51,8 @@ is on one side of zero, in `across` each column."""
 
 _GUARD = 64
 """Poisoned elements around each input on a GPU, where addresses cannot be checked."""
+_RARE = 8
+"""Of so many integers one is a number that the kernel compares them with."""
 _ALIGNMENT = 64
 """Alignment of inputs in elements: a multiple of the alignment of every load."""
 
@@ -92,12 +94,20 @@ def _sprinkle(values: torch.Tensor, gen: torch.Generator) -> None:
     flat[rows, columns] = odd[rows // 2 % 3]
 
 
-def _integers(spec: Tensor, bounds: tuple[int, int] | None, gen: torch.Generator) -> torch.Tensor:
+def _integers(
+    spec: Tensor, bounds: tuple[int, int] | None, rare: Sequence[int], gen: torch.Generator
+) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
     if dtype == torch.bool:
         return _flags(spec.shape, gen)
     low, high = bounds or ((0, 8) if spec.dtype.startswith("u") else (-8, 8))
-    return torch.randint(low, high, spec.shape, generator=gen, device=gen.device).to(dtype)
+    values = torch.randint(low, high, spec.shape, generator=gen, device=gen.device)
+    if rare and values.numel():
+        drawn = torch.tensor(rare, device=gen.device)
+        which = torch.randint(0, len(rare), spec.shape, generator=gen, device=gen.device)
+        some = torch.randint(0, _RARE, spec.shape, generator=gen, device=gen.device) == 0
+        values = torch.where(some, drawn[which], values)
+    return values.to(dtype)
 
 
 def _flags(shape: tuple[int, ...], gen: torch.Generator) -> torch.Tensor:
@@ -146,9 +156,10 @@ def build_inputs(case: Case, distribution: str, seed: int, device: str = "cpu") 
     bounds = case.ranges or (None,) * len(case.inputs)
     held: dict[object, torch.Tensor] = {}
     made: list[torch.Tensor] = []
-    for spec, limit in zip(case.inputs, bounds, strict=True):
+    rare = case.rare or ((),) * len(case.inputs)
+    for spec, limit, few in zip(case.inputs, bounds, rare, strict=True):
         floats = getattr(torch, spec.dtype).is_floating_point
-        values = _floats(spec, distribution, gen) if floats else _integers(spec, limit, gen)
+        values = _floats(spec, distribution, gen) if floats else _integers(spec, limit, few, gen)
         alike = (spec.storage, spec.dtype)
         others = [x for x in case.inputs if x.storage >= 0 and (x.storage, x.dtype) == alike]
         made.append(_lay_out(spec, others or [spec], values, held))

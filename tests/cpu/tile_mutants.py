@@ -95,7 +95,10 @@ def _changed(node: ir.Node) -> Iterator[tuple[str, ir.Node]]:
             yield "tail lost", left < right - 1
             yield "one too many", left <= right
         case ir.Binary("<=" | "==" | "!=" as sign, left, right):
-            yield "other comparison", ir.Binary({"<=": "<", "==": "!="}.get(sign, "=="), left, right)
+            yield (
+                "other comparison",
+                ir.Binary({"<=": "<", "==": "!="}.get(sign, "=="), left, right),
+            )
         case ir.Binary("+", left, right):
             yield "term lost", left
             yield "term lost", right
