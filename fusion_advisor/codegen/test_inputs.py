@@ -41,6 +41,12 @@ FULL_SIZE = "the graph's sizes"
 """Name of the case that is as large as the graph."""
 ODD_SIZES = "odd sizes"
 """Name of the case with no size that fits a kernel's tiles."""
+SQUARE = "a square"
+"""Name of the case with as many rows as there are elements in each."""
+
+
+_ROWS, _SIDE = 7, 32
+"""Rows that an odd case has at least, and the side of a square one."""
 
 
 def at_full_size(kernel: Kernel) -> Case:
@@ -138,8 +144,10 @@ def _values(kernel: JitFunction) -> dict[str, int]:
 
 
 def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, ...]:
-    """Sizes to check: rows as long as the graph's with few of them, odd sizes throughout, one row,
-    and what takes the other way of a kernel that has two; the graph's own on request."""
+    """Sizes to check, on both sides of what a kernel's tiles divide: rows as long as the graph's
+    with few of them; one row and one element more than tiles and parts hold; one row alone; as many
+    rows as elements in each, a power of two; and what takes the other way of a kernel that has two.
+    The graph's own on request."""
     numbers = rulebook.verify
     hints = file.region.sizes
     free = set(file.free)
@@ -168,11 +176,13 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
         "graph's rows": {**hints, **_shrunk(outer_free, hints, rows), **row},
         ODD_SIZES: {
             **hints,
-            **_shrunk(outer_free, hints, max(rows - 1, 3)),
+            **_shrunk(outer_free, hints, max(rows - 1, _ROWS)),
             **(odd or {a: _odd(hints[a]) for a in row_free}),
         },
         "one row": {**hints, **dict.fromkeys(outer_free, 1), **row},
     }
+    if alike := _alike(outer_free, row_free):
+        chosen[SQUARE] = {**chosen[ODD_SIZES], **dict.fromkeys(outer_free, 2), **alike}
     if crowded := _crowded(file, free):
         chosen["lanes at many places"] = {**chosen[ODD_SIZES], **crowded}
     if crossing := _crossing(file, free):
@@ -266,8 +276,15 @@ def _one_more(axes: Sequence[int], hints: Mapping[int, int], wanted: int) -> dic
 
 
 def _odd(size: int) -> int:
-    """A smaller size that is no power of two and leaves a tail."""
-    return 77 if size > 128 else max(1, size - 1 if size % 2 == 0 else size - 2)
+    """A smaller size that leaves a tail of one in lanes that are a power of two."""
+    return 1 + 2 ** min((size - 2).bit_length() - 1, 6) if size > 2 else 1
+
+
+def _alike(outer: Sequence[int], inner: Sequence[int]) -> dict[int, int]:
+    """Sizes at which two axes are as long, one of the rows and one along them; of a kernel without
+    rows the last two. None where there is only one."""
+    both = (outer[0], inner[-1]) if outer and inner else (outer or inner)[:2]
+    return dict.fromkeys(both, _SIDE) if len(both) == 2 else {}
 
 
 def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify) -> Case:
@@ -275,7 +292,7 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
     sizes = {**sizes, **_parts(file, sizes)}
     loaded: int | None = 0
     stored = loads_asked = stores_asked = 0
-    tensors = _laid_out(file, sizes, most)
+    tensors = _laid_out(file, sizes, most, apart=name in (ODD_SIZES, SQUARE))
     for kernel in file.kernels:
         step = kernel.step
         rows, cols = (
@@ -338,7 +355,7 @@ def _in_one_launch(file: KernelFile) -> list[Access]:
 def _inputs(file: KernelFile, name: str, sizes: Mapping[int, int], most: int) -> Case:
     """The inputs at some sizes, and the values that integers among them may have."""
     sizes = {**sizes, **_parts(file, sizes)}
-    read = _laid_out(file, sizes, most)
+    read = _laid_out(file, sizes, most, apart=name in (ODD_SIZES, SQUARE))
     tensors: dict[str, Tensor] = {}
     for number, given in enumerate(file.input_names):
         if f"in{number}" in read:
@@ -368,24 +385,28 @@ def _in_common(
         yield (max(v[0] for v in alike), min(v[1] for v in alike)) if alike else own
 
 
-def _laid_out(file: KernelFile, sizes: Mapping[int, int], most: int) -> dict[str, Tensor]:
+def _laid_out(
+    file: KernelFile, sizes: Mapping[int, int], most: int, *, apart: bool
+) -> dict[str, Tensor]:
     """Every tensor that a kernel reads at some sizes, by the name of its accesses: those of one
-    storage where they lie in it."""
+    storage where they lie in it; `apart`, rows of no two others are as far from each other."""
     tensors: dict[str, Tensor] = {}
+    every = [load for kernel in file.kernels for load in kernel.step.loads]
+    shared = [{load.name for load in views} for views in by_storage(every)]
+    shared = [names for names in shared if len(names) > 1]
     for kernel in file.kernels:
-        for name, loads in by_tensor(kernel.step.loads).items():
-            tensor = _resized(file, kernel, loads, sizes, most)
+        for place, (name, loads) in enumerate(by_tensor(kernel.step.loads).items()):
+            alone = apart and not any(name in names for names in shared)
+            tensor = _resized(file, kernel, loads, sizes, most, place if alone else 0)
             if tensors.setdefault(name, tensor) != tensor:  # kernels that ask for different
                 tensors[name] = _following(loads[0].tensor, tensor.shape)
     of_graph = {f"in{n}": tensor for n, tensor in enumerate(file.region.inputs)}
-    for views in by_storage([load for kernel in file.kernels for load in kernel.step.loads]):
-        names = {load.name for load in views}
-        if len(names) > 1:
-            first = min(of_graph[name].offset for name in names)
-            for name in names:
-                offset = _moved(of_graph[name], tensors[name], of_graph[name].offset - first)
-                storage = of_graph[name].storage
-                tensors[name] = replace(tensors[name], storage=storage, offset=offset)
+    for names in shared:
+        first = min(of_graph[name].offset for name in names)
+        for name in names:
+            offset = _moved(of_graph[name], tensors[name], of_graph[name].offset - first)
+            storage = of_graph[name].storage
+            tensors[name] = replace(tensors[name], storage=storage, offset=offset)
     return tensors
 
 
@@ -514,21 +535,26 @@ def _resized(
     loads: Sequence[Access],
     sizes: Mapping[int, int],
     most: int,
+    further: int,
 ) -> Tensor:
-    """A tensor at other sizes, laid out as the launcher expects: free strides stay. A dimension
-    that only data indexes is cut short unless the sizes are the graph's."""
+    """A tensor at other sizes, laid out as the launcher expects: free strides stay, but the longest
+    is so many elements further. A dimension that only data indexes is cut short unless the sizes
+    are the graph's."""
     access = min(loads, key=lambda load: len(load.pulled))
     region = kernel.step.region
     dims = region.dims_of(access.name)
     steps = gaps(access, kernel.step.groups)
     stride_of: dict[int, int] = {}
+    free = [g.step(access) for g in kernel.step.groups if steps.get(g.name, ()) is None]
+    longest = max(free, default=0)
     for group in kernel.step.groups:
         if group.name not in steps:
             continue
-        later = steps[group.name]
-        step = (
-            group.step(access) if later is None else prod(sizes[a] for g in later for a in g.axes)
-        )
+        later, step = steps[group.name], group.step(access)
+        if later is not None:
+            step = prod(sizes[a] for g in later for a in g.axes)
+        elif step == longest:
+            step += further
         for axis in reversed(group.axes):
             stride_of[axis] = step
             step *= sizes[axis]

@@ -1,16 +1,20 @@
 """Mutants of tile programs and of launches: one node of a program, or one argument, is another.
 
-`mutants` gives all of a function, each with its kind and with what stands there instead. The check
-has to find every one that differs; those of `EQUIVALENT` do not, each with the argument why.
+`mutants` gives all of a function, `launch_mutants` all of its launches, each with its kind and with
+what stands there instead. A check has to find every one that differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any
 
 from fusion_advisor.tile import program as ir
 from fusion_advisor.tile.text import Text, shown
+
+from .tile_interpreter import Change, Launched
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,15 @@ class Mutant:
     kind: str
     told: str
     function: ir.TileFunction
+
+
+@dataclass(frozen=True)
+class LaunchMutant:
+    """A launch of a function with one argument changed."""
+
+    kind: str
+    told: str
+    change: Change
 
 
 def mutants(function: ir.TileFunction) -> Iterator[Mutant]:
@@ -156,6 +169,68 @@ def _changed(node: ir.Node) -> Iterator[tuple[str, ir.Node]]:
         case ir.If(_, body, otherwise):
             yield "branch turned", replace(node, body=otherwise, otherwise=body)
         case ir.Literal(text) if "." in text and float(text) not in (0.0, 1.0):
-            yield "constant changed", ir.Literal(repr(float(text) * 1.001))
+            yield "constant changed", ir.Literal(repr(float(text) * 1.05))
         case _:
             pass
+
+
+def launch_mutants(function: ir.TileFunction) -> Iterator[LaunchMutant]:
+    """Every mutant of a function's launches. `WHOLE` and `NEAR` only ever allow less where they are
+    false, `FAR` where it is true, and lanes beyond the last are masked, so the other way round a
+    launch is as good."""
+    name = function.name
+    for axis in range(3):
+        yield LaunchMutant("grid short", f"{name}: dimension {axis}", _on(name, _short, axis))
+    numbers = [n for n in function.arguments if not n.endswith("_ptr")]
+    for one in numbers:
+        yield LaunchMutant("number off by one", f"{name}: {one}", _on(name, _more, one))
+    strides = [n for n in numbers if "stride" in n]
+    for one, other in pairwise(strides):
+        told = f"{name}: {one}, {other}"
+        yield LaunchMutant("numbers exchanged", told, _on(name, _exchanged, (one, other)))
+    pointers = [n for n in function.arguments if n.endswith("_ptr")]
+    for one, other in pairwise(pointers):
+        told = f"{name}: {one}, {other}"
+        yield LaunchMutant("tensors exchanged", told, _on(name, _exchanged, (one, other)))
+    for one in function.constants:
+        if one in ("WHOLE", "NEAR"):
+            yield LaunchMutant("flag set", f"{name}: {one}", _on(name, _set, one))
+        elif one in ("DIVISOR", "BEGUN"):
+            yield LaunchMutant("divisor doubled", f"{name}: {one}", _on(name, _doubled, one))
+        elif one in ("COLS", "REST", "ENDS", "PEERS", "ROWS", "BLOCK"):
+            yield LaunchMutant("tile halved", f"{name}: {one}", _on(name, _halved, one))
+
+
+def _on(name: str, change: Callable[[Launched, Any], Launched], what: Any) -> Change:
+    return lambda launched, given: change(given, what) if launched == name else given
+
+
+def _short(given: Launched, axis: int) -> Launched:
+    grid = [*given.grid]
+    grid[axis] -= grid[axis] > 1
+    return replace(given, grid=tuple(grid))
+
+
+def _with(given: Launched, **changed: Any) -> Launched:
+    return replace(given, named={**given.named, **changed})
+
+
+def _more(given: Launched, name: str) -> Launched:
+    return _with(given, **{name: given.named[name] + 1})
+
+
+def _exchanged(given: Launched, names: tuple[str, str]) -> Launched:
+    one, other = names
+    return _with(given, **{one: given.named[other], other: given.named[one]})
+
+
+def _set(given: Launched, name: str) -> Launched:
+    return _with(given, **{name: True})
+
+
+def _doubled(given: Launched, name: str) -> Launched:
+    return _with(given, **{name: given.named[name] * 2})
+
+
+def _halved(given: Launched, name: str) -> Launched:
+    return _with(given, **{name: max(given.named[name] // 2, 1)})
