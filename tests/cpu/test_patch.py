@@ -22,8 +22,8 @@ from fusion_advisor.workflows.patch import Patched, patched
 
 from . import spawned
 from .checks import CRITERION
-from .forks import run_script
 from .in_process import captured
+from .spawned import run_script
 
 HEAD = """
 import torch
