@@ -31,15 +31,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support import forkserver, worker
 
 HERE = Path(__file__).resolve()
+EXAMPLE = HERE.parents[2] / "examples" / "softmax.py"
 IMPORTED = {
     "commands": (
         "torch._dynamo", "torch.export._trace", "fusion_advisor.cli.app",
         "fusion_advisor.frontend.loading", "fusion_advisor.workflows.patch",
     ),
-    "compiler": ("fusion_advisor.verify.compile_child", "fusion_advisor.rulebook.load"),
+    "compiler": ("fusion_advisor.verify.compile_child",),
     "interpreter": (
         "torch._dynamo", "torch.export._trace", "transformers.modeling_utils",
         "fusion_advisor.measure.child", "fusion_advisor.sourcepatch.trial_child",
@@ -268,6 +271,9 @@ def _serve(name: str, number: int) -> None:
     forkserver.end_with_parent()
     for module in IMPORTED[name]:
         importlib.import_module(module)
+    load_rulebook()
+    if name == "commands":  # the first capture fills caches that all others read
+        importlib.import_module("tests.cpu.in_process").captured(str(EXAMPLE), Scenario())
     forkserver.serve(number, _work)
 
 
