@@ -78,7 +78,8 @@ def main() -> None:
 
 def _prepared(words: list[str]) -> AbstractContextManager[None]:
     """While options are read, a child already imports torch for the commands that capture."""
-    if not words or words[0] not in ("analyze", "emit", "patch") or "--help" in words:
+    captures = bool(words) and words[0] in ("analyze", "emit", "patch")
+    if not captures or not {"--check", "--help"}.isdisjoint(words):
         return nullcontext()
     from fusion_advisor.frontend.child import prepared
     from fusion_advisor.ir.recording_file import names_json

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +25,7 @@ from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
 
-from .forks import run_script
+from .spawned import run, run_script
 
 RULES = load_rulebook()
 H200 = RULES.device("h200")
@@ -226,11 +225,10 @@ def ptx_of(kernel: Kernel, launch: Launch, folder: Path, **constants: object) ->
         {**dict(launch.constants), **constants}, launch.divisible, launch.num_warps,
     )  # fmt: skip
     environment = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
+    done = run(
         [sys.executable, "-c", _PTX.format(given=given)],
-        capture_output=True,
+        cwd=folder,
         env={**environment, "TRITON_CACHE_DIR": str(folder)},
-        check=True,
-        text=True,
     )
+    assert done.returncode == 0, done.stderr
     return done.stdout

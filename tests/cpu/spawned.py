@@ -1,10 +1,10 @@
 """Python processes that begin with torch imported: forks in place of what `Popen` would start.
 
-Most of what a command or a check costs in a test is `import torch`, in two or three processes.
-`popen` takes such commands as `[sys.executable, "-P", "-m", "module", ...]` and `[..., "-c", ...]`
-and has them run in a fork of one process that has imported what they need; what these start in turn
-is forked from the same one. Other commands go to `subprocess`. Each of them has its own
-environment, folder and descriptors, and nothing of the test's process.
+Most of what a command or a check costs in a test is the import of torch and Triton, in two or three
+processes. `popen` takes such commands as `[sys.executable, "-P", "-m", "module", ...]` and
+`[..., "-c", ...]` and has them run in a fork of a process that has imported what they need; what
+these start in turn is forked in the same way. Other commands go to `subprocess`. Each of them has
+its own environment, folder and descriptors, and nothing of the test's process.
 
 Processes as users start them are tested by test_same_bytes, test_docs, test_wheel and others.
 """
@@ -31,18 +31,30 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from fusion_advisor.ir.scenario import Scenario
+from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support import forkserver, worker
 
 HERE = Path(__file__).resolve()
+EXAMPLE = HERE.parents[2] / "examples" / "softmax.py"
 IMPORTED = {
-    "-c": ("torch", "fusion_advisor.ir.kernel", "fusion_advisor.rulebook.load"),
-    "-m": (
+    "commands": (
         "torch._dynamo", "torch.export._trace", "fusion_advisor.cli.app",
-        "fusion_advisor.frontend.loading", "fusion_advisor.workflows.analyze",
+        "fusion_advisor.frontend.loading", "fusion_advisor.workflows.patch",
+    ),
+    "compiler": ("fusion_advisor.verify.compile_child",),
+    "interpreter": (
+        "torch._dynamo", "torch.export._trace", "transformers.modeling_utils",
+        "fusion_advisor.measure.child", "fusion_advisor.sourcepatch.trial_child",
     ),
 }  # fmt: skip
-"""By how a process is started: commands and captures; and workers, which import Triton themselves,
-in the mode that they need."""
+"""Modules of each process that is forked: for commands and captures, for kernels that are compiled,
+and for kernels that Triton's interpreter runs, whose mode is fixed when Triton is imported."""
+INTERPRETED = (
+    "fusion_advisor.measure.child", "fusion_advisor.sourcepatch.trial_child",
+    "fusion_advisor.verify.check_child",
+)  # fmt: skip
+"""Workers that run kernels; on a GPU where their words say `gpu`."""
 _FREE = 200
 """Descriptors from here on collide with none that a command names."""
 _telling: dict[str, socket.socket] = {}
@@ -69,14 +81,16 @@ class Spawned:
 
 
 @functools.cache
-def _template(how: str) -> forkserver.Forks:
+def _template(name: str) -> forkserver.Forks:
     """It ends with this process."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON")}
+    if name == "interpreter":
+        environment["TRITON_INTERPRET"] = "1"
     environment["PYTHONPATH"] = str(HERE.parents[2])
     # forkserver's own `subprocess`, which `install` replaces, is not the one to start it
     started, forkserver.subprocess = forkserver.subprocess, subprocess
     try:
-        return forkserver.Forks([sys.executable, "-W", "ignore", str(HERE), how], environment)
+        return forkserver.Forks([sys.executable, "-W", "ignore", str(HERE), name], environment)
     finally:
         forkserver.subprocess = started
 
@@ -87,15 +101,22 @@ def begin() -> None:
 
 
 def _sockets() -> dict[str, socket.socket]:
-    return _telling or {how: _template(how)._socket for how in IMPORTED}
+    return _telling or {name: _template(name)._socket for name in IMPORTED}
 
 
-def _fork(how: str, *descriptors: int) -> forkserver.Fork:
+def _template_for(words: Sequence[str], how: str, environment: Mapping[str, str]) -> str:
+    if how == "-m":
+        return "commands"
+    runs = not {*INTERPRETED}.isdisjoint(words) and "gpu" not in words
+    return "interpreter" if runs or environment.get("TRITON_INTERPRET") == "1" else "compiler"
+
+
+def _fork(name: str, *descriptors: int) -> forkserver.Fork:
     sockets = _sockets()
     others = [sockets[name].fileno() for name in IMPORTED]
     news, told = os.pipe()
     try:
-        socket.send_fds(sockets[how], [b"f"], [told, *others, *descriptors])
+        socket.send_fds(sockets[name], [b"f"], [told, *others, *descriptors])
     finally:
         os.close(told)
     return forkserver.Fork(news)
@@ -121,9 +142,10 @@ def popen(
             command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd,
             pass_fds=pass_fds, start_new_session=start_new_session,
         )  # fmt: skip
+    environment = dict(os.environ if env is None else env)
     job = {
         "how": how, "words": words[2 + len(options) :], "safe": bool(options),
-        "folder": str(cwd or Path.cwd()), "environment": dict(os.environ if env is None else env),
+        "folder": str(cwd or Path.cwd()), "environment": environment,
         "descriptors": list(pass_fds),
     }  # fmt: skip
     with contextlib.ExitStack() as ours:
@@ -147,7 +169,8 @@ def popen(
                 opened.append(None)
                 theirs = given.fileno()
             ends.append(theirs)
-        fork = _fork(how, asked.fileno(), *ends, *pass_fds)
+        name = _template_for(words, how, environment)
+        fork = _fork(name, asked.fileno(), *ends, *pass_fds)
         return Spawned(fork, opened[0], opened[1])
 
 
@@ -170,6 +193,14 @@ def command(
     return run(called, cwd=cwd, env={**os.environ, **(env or {})})
 
 
+def run_script(script: str, *arguments: str, folder: Path | None = None, **environment: str) -> str:
+    """What a script prints under Triton's interpreter, which has to end well."""
+    own = {**os.environ, **environment, "TRITON_INTERPRET": "1"}
+    done = run([sys.executable, "-c", script, *arguments], cwd=folder or Path.cwd(), env=own)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def install() -> Callable[[], None]:
     """The package's children are forks from now on; what undoes that."""
     before = worker.subprocess, forkserver.subprocess
@@ -186,9 +217,9 @@ def install() -> Callable[[], None]:
 
 
 def _work(*given: int) -> NoReturn:
-    for how in IMPORTED:
+    for name in IMPORTED:
         first, *given = given
-        _telling[how] = socket.socket(fileno=fcntl.fcntl(first, fcntl.F_DUPFD, _FREE))
+        _telling[name] = socket.socket(fileno=fcntl.fcntl(first, fcntl.F_DUPFD, _FREE))
         os.close(first)
     asked, *given = given
     moved = [fcntl.fcntl(number, fcntl.F_DUPFD, _FREE) for number in given]
@@ -235,11 +266,14 @@ def _ended(job: dict[str, Any]) -> int:
     return 0
 
 
-def _serve(how: str, number: int) -> None:
+def _serve(name: str, number: int) -> None:
     """The life of the process that is forked."""
     forkserver.end_with_parent()
-    for name in IMPORTED[how]:
-        importlib.import_module(name)
+    for module in IMPORTED[name]:
+        importlib.import_module(module)
+    load_rulebook()
+    if name == "commands":  # the first capture fills caches that all others read
+        importlib.import_module("tests.cpu.in_process").captured(str(EXAMPLE), Scenario())
     forkserver.serve(number, _work)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fusion_advisor.workflows.apply import Applied
 
-from .forks import run_script
+from .spawned import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 Facts = dict[str, Any]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .forks import run_script
+from .spawned import run_script
 
 MODEL = """
 import torch

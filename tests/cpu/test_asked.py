@@ -18,10 +18,10 @@ from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.worker import Worker
 
 from .checks import checked
-from .forks import run_script
 from .generated import FUNCTIONS, SCHEDULES, kernel
 from .regions import PACKED, SHARING, kernel_of
 from .sample_kernels import masked_softmax, softmax, swiglu
+from .spawned import run_script
 
 EVERY = [*FUNCTIONS, *SCHEDULES]
 BOUNDED = {

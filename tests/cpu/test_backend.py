@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from fusion_advisor.dynamo.weigh import Weighed, weigh
 from fusion_advisor.fusion.decide import decide
 
-from .forks import run_script
 from .regions import RULES, flow_of
+from .spawned import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 Facts = dict[str, Any]

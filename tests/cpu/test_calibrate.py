@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,8 @@ from fusion_advisor.measure.protocol import Ceilings
 from fusion_advisor.rulebook import local_gpu as machine
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.errors import UsageError
+
+from . import spawned
 
 RULES = load_rulebook()
 FOUND = Ceilings(
@@ -61,10 +61,10 @@ def test_a_report_states_the_calibration(here: None, tmp_path: Path) -> None:
         "    def forward(self, x):\n        return torch.softmax(x.sin() * 2, -1)\n\n\n"
         "def get_inputs():\n    return [torch.randn(4096, 4096)]\n"
     )
-    command = f"{sys.executable} -m fusion_advisor analyze model.py --device l4"
-    command += " --no-verify --no-compile --out"
-    for words in (f"{command} plain", f"{command} measured --rules {file}"):
-        subprocess.run(words.split(), cwd=tmp_path, check=True, capture_output=True)
+    words = ("analyze", "model.py", "--device", "l4", "--no-verify", "--no-compile", "--out")
+    for more in (("plain",), ("measured", "--rules", file)):
+        done = spawned.command(*words, *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
     plain, measured = (
         json.loads((tmp_path / out / "report.json").read_text()) for out in ("plain", "measured")
     )

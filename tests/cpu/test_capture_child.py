@@ -105,7 +105,7 @@ def test_one_line_names_the_place(tmp_path: Path, text: str, expected: str) -> N
     assert re.search(expected, message), message
 
 
-HANG = HEAD + FORWARD + "\n        while True:\n            pass" + TAIL
+HANG = HEAD + FORWARD + "import time\n        while True:\n            time.sleep(0.01)" + TAIL
 
 
 def test_a_hang_is_ended_and_named(tmp_path: Path) -> None:

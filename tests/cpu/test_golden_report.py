@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from . import spawned
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,13 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("report") / "report.json"
-    subprocess.run(
-        f"{sys.executable} -m fusion_advisor analyze examples/norm_silu.py --device h200"
-        f" --no-verify --no-compile --json {file}".split(),
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
+    options = ("--device", "h200", "--no-verify", "--no-compile", "--json", file)
+    done = spawned.command("analyze", "examples/norm_silu.py", *options, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     return file
 
 
@@ -74,11 +70,6 @@ def test_the_parts_of_the_time_add_up(report: Path) -> None:
 
 
 def test_markdown_is_the_golden_one(report: Path, golden: Callable[[str, str], None]) -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "fusion_advisor", "report", str(report), "--format", "md"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    shown = spawned.command("report", report, "--format", "md", cwd=ROOT)
+    assert shown.returncode == 0, shown.stderr
     golden("norm_silu_report.md", TIMES.sub(MASK, shown.stdout))

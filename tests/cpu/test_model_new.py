@@ -20,9 +20,9 @@ from fusion_advisor.workflows.patch import Patched, patched
 
 from . import spawned
 from .checks import CRITERION
-from .forks import run_script
 from .generated import kernel
 from .in_process import captured
+from .spawned import run_script
 
 CROWDED = '''
 """A problem whose names are those of emitted files."""

@@ -14,8 +14,8 @@ from fusion_advisor.sourcepatch.editing.rewrite import KernelCall, NotPlaced
 from fusion_advisor.sourcepatch.equivalence import missing
 from fusion_advisor.workflows.patch import Patched, patched
 
-from .forks import run_script
 from .in_process import captured
+from .spawned import run_script
 
 MODEL = """
 import torch

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,8 +21,8 @@ from fusion_advisor.workflows.patch import Patched, patched
 
 from . import spawned
 from .checks import CRITERION
-from .forks import run_script
 from .in_process import captured
+from .spawned import run_script
 
 HEAD = """
 import torch
@@ -777,10 +776,6 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_what_has_no_source_is_refused(tmp_path: Path) -> None:
-    program = Path(sys.executable).parent / "fusion-advisor"
-    done = subprocess.run(
-        [program, "patch", "model.pt2", "--out", str(tmp_path / "x")],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    done = spawned.command("patch", "model.pt2", "--out", tmp_path / "x", cwd=tmp_path)
     assert done.returncode == 2
     assert "only a model in a .py file" in done.stderr

@@ -7,12 +7,13 @@ import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 from pathlib import Path
 
 import pytest
+
+from . import spawned
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = 60
@@ -27,11 +28,11 @@ def shown(tmp_path: Path, **environment: str) -> str:
     kept = {name: text for name, text in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
     own = {"PYTHONPATH": str(ROOT), "FUSION_ADVISOR_CACHE": str(tmp_path), "TERM": "xterm"}
     options = ("--no-verify", "--no-compile", "--device", "h200")
-    run = subprocess.Popen(
-        [sys.executable, "-m", "fusion_advisor", "analyze", "examples/softmax.py", *options],
-        cwd=ROOT, env={**kept, **own, **environment}, stderr=its, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    os.close(its)
+    with os.fdopen(its, "wb") as terminal:
+        run = spawned.popen(
+            [sys.executable, "-m", "fusion_advisor", "analyze", "examples/softmax.py", *options],
+            cwd=ROOT, env={**kept, **own, **environment}, stderr=terminal,
+        )  # fmt: skip
     parts: list[bytes] = []
     while part := _read(ours):
         parts.append(part)

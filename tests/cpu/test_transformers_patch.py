@@ -14,7 +14,7 @@ from fusion_advisor.support.errors import UsageError
 from fusion_advisor.workflows.patch import Patched
 from fusion_advisor.workflows.patch_transformers import patched_family
 
-from .forks import run_script
+from .spawned import run_script
 
 LLAMA: dict[str, object] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4,

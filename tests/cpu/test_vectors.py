@@ -23,8 +23,8 @@ from fusion_advisor.schedules.vectors import HELPERS
 from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import collect_check, submit_check
 
-from .forks import run_script
 from .regions import PACKED, RULES, SHARING, decided, flow_of, kernel_of, ptx_of
+from .spawned import run_script
 
 LANES = 64
 CHILD = """
