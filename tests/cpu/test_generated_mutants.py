@@ -1,164 +1,222 @@
-"""The checker is checked on generated kernels: every mutant that differs is caught.
+"""The checks are checked: mutants of tile programs and launches of generated kernels are found.
 
-A few mutants of each kernel are drawn, evenly over the kinds; PER_KERNEL of them in the deep tests,
-and with FUSION_ADVISOR_SLOW_TESTS in the environment all.
+What a mutant computes is told by the NumPy meaning of tile programs, at the cases and by the
+criterion of the checking child. A mutant that comes to the same has its argument in `EQUIVALENT`;
+in the deep tests no other one lives, and some are printed and go through the child itself.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from zlib import crc32
 
 import pytest
 
+from fusion_advisor.codegen.spelling import fitted
+from fusion_advisor.codegen.triton import Triton
+from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.support.worker import Worker
+from fusion_advisor.tile.program import TileFunction
 from fusion_advisor.verify.driver import collect_check, submit_check
 
-from .generated import FUNCTIONS, SCHEDULES, kernel
-from .mutating import Mutant, all_mutants, mutants
-from .regions import decided, flow_of
+from .generated import FUNCTIONS, SCHEDULES
+from .tile_checks import fault, programs
+from .tile_interpreter import Launched
+from .tile_mutants import LaunchMutant, Mutant, launch_mutants, mutants
 
-WANTED = 200
-SLOW = "FUSION_ADVISOR_SLOW_TESTS" in os.environ
-PER_KERNEL = 1000 if SLOW else 40
-FEW = 2
-PER_SCHEDULE = 1000 if SLOW else 12
-"""Of kernels with long rows, which take longer, and of the equivalent ones."""
-SEEDS = 5
+ALL = [*FUNCTIONS, *SCHEDULES]
+FEW = 12
+"""Mutants of each kernel in the fast tests, and of those that the checking child is given."""
 KINDS = {
-    "mask dropped", "mask widened", "tail lost", "one too many", "neutral element",
-    "stride changed", "cast dropped", "cast narrowed", "missing store", "wrong axis",
-    "other reduction", "operands swapped", "sign changed", "constant changed", "grid short",
-    "wrong offset", "wrong tile", "NaN dropped",
+    "missing statement", "mask dropped", "mask widened", "tail lost", "one too many",
+    "other filling", "term lost", "factor lost", "factor changed", "wrong offset", "stride changed",
+    "wrong program", "choice lost", "other function", "operands swapped", "other reduction",
+    "wrong axis", "part lost", "branch turned", "constant changed", "grid short",
+    "number off by one", "numbers exchanged", "tensors exchanged", "tile halved", "divisor doubled",
 }  # fmt: skip
 
-
-def passing(worker: Worker, chosen: dict[str, list[Mutant]], seeds: int = SEEDS) -> list[str]:
-    """The mutants that the checker lets pass."""
-    pending = [
-        (mutant, name, submit_check(worker, replace(kernel(name), text=mutant.text), seeds=seeds))
-        for name, group in chosen.items()
-        for mutant in group
-    ]
-    return [
-        f"{name}: {mutant.kind}: {mutant.description}"
-        for mutant, name, answer in pending
-        if collect_check(kernel(name), answer).passed
-    ]
-
-
-def averages_out(name: str, mutant: Mutant) -> bool:
-    """A known gap: the sums of the parts of a row, rounded to two bits each, are off in both
-    directions, and the row's sum stays within what a row may be off."""
-    return name == "shared_softmax" and mutant.kind == "result narrowed"
-
-
-def stays_lowest(name: str, mutant: Mutant) -> bool:
-    """Behind the row's end a sum of two loads is -inf when either is."""
-    summed = name in ("middle_softmax", "dropped_attention")
-    return summed and mutant.kind == "neutral element" and "float('-inf') →" in mutant.description
-
-
-def only_shifts(name: str, mutant: Mutant) -> bool:
-    """What a softmax of bfloat16 is shifted by is exact without a cast, and may lose a NaN, which
-    its sum sees again; less the shift, its ends are float32 all the same."""
-    casts = ("args_0.to(tl.float32)", "tl.load(args_0_ptr + row * cols + end")
-    dropped = mutant.kind == "cast dropped" and any(c in mutant.description for c in casts)
-    return name == "shared_softmax" and (dropped or mutant.kind == "NaN dropped")
-
-
-def about_another(name: str, mutant: Mutant) -> bool:
-    """Moments are taken about an element of the row, whichever it is: one load of it serves the
-    parts and the whole."""
-    moments = name in ("shared_layer_norm", "shared_group_norm")
-    moved = mutant.kind in ("wrong offset", "stride changed")
-    return moments and moved and "args_0_stride_row" in mutant.description
-
-
-def stays_finer(name: str, mutant: Mutant) -> bool:
-    """What the parts of a row make together in float64 may stay so; and what a mean loses where it
-    is rounded, the rest of it takes back, of which a few bits do."""
-    moments = name in ("shared_layer_norm", "shared_group_norm")
-    made = re.search(r": value_part_\d+\.to\(tl\.float32\) → value_part_\d+$", mutant.description)
-    rounded = re.search(r": value_part_1[23]\.to\(tl\.float32\)", mutant.description)
-    taken_back = name == "shared_group_norm" and mutant.kind == "cast narrowed" and rounded
-    return bool(taken_back) or (moments and mutant.kind == "cast dropped" and bool(made))
+# Kernel, kind and what of the description, as patterns; and the argument.
+EQUIVALENT = [
+    ("shared_.*", "one too many", r"STEP < 0",
+     "it only says whether programs wait, which those of a launch at a time never do"),
+    ("shared_(layer|group)_norm", ".*", r"args_0_stride|^row // 2|row_1 \* 2",
+     "moments are taken about an element of the row, whichever it is"),
+    ("shared_(layer|group)_norm", "operands swapped", r"value_part_[12] - value_part_[12]|_8",
+     "a difference that is only ever squared"),
+    ("shared_group_norm", ".*", r"value_part_12|value_part_13|group_norm_part",
+     "the mean's remainder is taken back from the deviations, to within a rounding"),
+    ("shared_group_norm", ".*", r"part \* COLS|first \+ 1|NEAR",
+     "no row has more than two runs of lanes, so the first of both is the first there is"),
+    ("group_norm", ".*", r"^sum\(args_0 over|group_norm_sum|^div.precise|^cols \* 1.0",
+     "the mean's remainder is taken back from the deviations, to within a rounding"),
+    ("shared_softmax", "terms narrowed", "",
+     "the sum of many rounded terms is off both ways, within 16 bits of the result"),
+    ("shared_softmax", "choice lost", "-inf, nan",
+     "where the row's maximum is -inf, every exponential is NaN by itself"),
+    ("residual_rms_norm", "cast dropped", r"bfloat16\(mul\)",
+     "a rounding less is nearer to float64"),
+    ("long_runs", "factor changed", "start // n_1_size",
+     "a block has two runs at most, and the next one is found from the first"),
+    ("long_runs", "other comparison", "count - BLOCK",
+     "a block that fits is as right under a mask"),
+    ("masked_count|mean_loss", "terms narrowed", "",
+     "ones are exact in eight bits, and few enough are added"),
+    ("masked_count|carried|blocked", "choice lost", "mask",
+     "what the lanes behind the end hold is neutral already"),
+    ("dropout_gelu", "constant changed", "0.70710",
+     "less than a rounding of the largest result, by which the criterion measures"),
+    ("dropout_gelu", "factor changed", "BLOCK",
+     "random bits begin at a whole block, the same one for the programs of the cases"),
+    ("drop.*", "other function", "_bits >=",
+     "random bits equal the threshold once in 2**32 draws"),
+    ("residual_rms_norm", "tensors exchanged", "args_0_ptr, args_1_ptr", "they are added"),
+    ("swiglu", "numbers exchanged", "stride", "both are views of one tensor, with its strides"),
+    ("shared_softmax", "tile halved", "ENDS", "shorter vectors leave longer ends"),
+    ("mean_loss|carried", "tile halved", "ROWS",
+     "a program walks rows as far as programs are apart, whatever that is"),
+    ("blocked", "tile halved", "COLS", "a program walks its row as far as a chunk is long"),
+    ("persistent", "grid short", "", "a program walks rows as far as programs are apart"),
+]  # fmt: skip
+UNMET = [
+    ("mean_loss|carried", ".*", r"programs\(0\) \* ROWS|_sums(_1)?,",
+     "no case has more rows than all programs have tiles, so that one walks to a second"),
+]  # fmt: skip
+"""Mutants that no case finds."""
 
 
-def none_left_out(name: str, mutant: Mutant) -> bool:
-    """No class that is drawn says that its row is left out."""
-    return (
-        name == "mean_loss" and mutant.kind == "mask widened" and "row_mask &" in mutant.description
+def known(name: str, mutant: Mutant | LaunchMutant) -> str:
+    """The argument why a mutant need not be found; "" without one."""
+    for kernels, kind, told, why in (*EQUIVALENT, *UNMET):
+        here = re.fullmatch(kernels, name) and re.fullmatch(kind, mutant.kind)
+        if here and re.search(told, mutant.told):
+            return why
+    return ""
+
+
+@cache
+def of_programs(name: str) -> tuple[tuple[int, Mutant], ...]:
+    """The mutants of a kernel's functions, each once, with the number of its function; in an order
+    that hangs on what they change."""
+    found: dict[TileFunction, tuple[int, Mutant]] = {}
+    for number, function in enumerate(programs(name).file.functions):
+        for mutant in mutants(function):
+            found.setdefault(mutant.function, (number, mutant))
+    real = [each for each in found.values() if not known(name, each[1])]
+    return tuple(sorted(real, key=lambda each: crc32(each[1].told.encode())))
+
+
+def drawn(name: str) -> list[tuple[int, Mutant]]:
+    """A few of them, in turn of each kind."""
+    kinds: dict[str, list[tuple[int, Mutant]]] = defaultdict(list)
+    for each in of_programs(name):
+        kinds[each[1].kind].append(each)
+    rounds = [each for n in range(FEW) for kind in kinds.values() for each in kind[n : n + 1]]
+    return rounds[:FEW]
+
+
+def with_function(name: str, number: int, other: TileFunction) -> list[TileFunction]:
+    functions = [*programs(name).file.functions]
+    functions[number] = other
+    return functions
+
+
+def lives(name: str, number: int, mutant: Mutant, seeds: int) -> bool:
+    """Does nothing find a mutant?"""
+    made, functions = programs(name), with_function(name, number, mutant.function)
+    if _found(name, functions, seeds, together=False):
+        return False
+    if made.exchanges and _found(name, functions, seeds, together=True):
+        return False
+    # What nothing reads comes to the same where it is poison, too.
+    return not mutant.unfilled or _found(name, with_function(name, number, mutant.unfilled), seeds)
+
+
+def _found(name: str, functions: list[TileFunction], seeds: int, *, together: bool = False) -> bool:
+    try:
+        return bool(fault(programs(name), functions, seeds=seeds, together=together))
+    except (ArithmeticError, IndexError, TypeError, ValueError):
+        return True  # a program that means nothing
+
+
+def surviving(name: str, chosen: Iterator[tuple[int, Mutant]], seeds: int) -> list[str]:
+    return [f"{m.kind}: {m.told}" for number, m in chosen if lives(name, number, m, seeds)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_few_mutants_of_each_kernel_are_found(name: str) -> None:
+    assert surviving(name, iter(drawn(name)), 5) == []
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ALL)
+def test_every_mutant_is_found(name: str) -> None:
+    assert surviving(name, iter(of_programs(name)), 5) == []
+
+
+def test_there_are_mutants_of_every_kind_and_few_that_need_an_argument() -> None:
+    made = [(n, m) for n in ALL for f in programs(n).file.functions for m in _all_of(f)]
+    assert len(made) > 1500
+    assert {mutant.kind for _, mutant in made} >= KINDS
+    exempt = [known(name, mutant) for name, mutant in made]
+    assert sum(map(bool, exempt)) < 0.05 * len(made)
+    unmet = [why for why in exempt if why in {row[-1] for row in UNMET}]
+    assert len(unmet) < 0.01 * len(made)
+
+
+def _all_of(function: TileFunction) -> Iterator[Mutant | LaunchMutant]:
+    yield from mutants(function)
+    yield from launch_mutants(function)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_mutant_of_a_launch_is_found(name: str) -> None:
+    """Those that change some launch: grids have a dimension or three, say."""
+    left: list[str] = []
+    for function in programs(name).file.functions:
+        for mutant in launch_mutants(function):
+            changes = False
+
+            def change(launched: str, given: Launched, mutant: LaunchMutant = mutant) -> Launched:
+                nonlocal changes
+                other = mutant.change(launched, given)
+                changes |= other != given
+                return other
+
+            found = fault(programs(name), seeds=2, change=change)
+            if changes and not found and not known(name, mutant):
+                left.append(f"{mutant.kind}: {mutant.told}")
+    assert left == []
+
+
+# --- the checking child --------------------------------------------------------------------------
+
+
+def printed(name: str, number: int, mutant: Mutant) -> Kernel:
+    """A kernel whose file has a mutant's function in the place of its own."""
+    made = programs(name)
+    old, new = (
+        "\n".join(part for line in Triton().function(f).splitlines() for part in fitted(line))
+        for f in (made.file.functions[number], mutant.function)
     )
-
-
-def seen_by_the_sum(name: str, mutant: Mutant) -> bool:
-    """What a softmax is shifted by may lose a NaN, which its sum sees again."""
-    return name == "mean_loss" and mutant.kind == "NaN dropped"
-
-
-def real(name: str) -> list[Mutant]:
-    known = (
-        averages_out, stays_lowest, only_shifts, about_another, stays_finer, none_left_out,
-        seen_by_the_sum,
-    )  # fmt: skip
-    chosen = mutants(kernel(name), 0, PER_KERNEL)
-    return [m for m in chosen if m.equivalent is None and not any(k(name, m) for k in known)]
-
-
-def equivalent(name: str) -> list[Mutant]:
-    return [m for m in all_mutants(kernel(name)) if m.equivalent is not None]
+    assert old in made.kernel.text
+    return replace(made.kernel, text=made.kernel.text.replace(old, new))
 
 
 def test_the_unchanged_kernels_pass(worker: Worker) -> None:
-    pending = {n: submit_check(worker, kernel(n), seeds=SEEDS) for n in FUNCTIONS}
-    checks = [collect_check(kernel(n), answer) for n, answer in pending.items()]
+    pending = {n: submit_check(worker, programs(n).kernel) for n in FUNCTIONS}
+    checks = [collect_check(programs(n).kernel, answer) for n, answer in pending.items()]
     assert [check.failure for check in checks if not check.passed] == []
 
 
-def test_enough_mutants_of_every_kind() -> None:
-    kinds = Counter(mutant.kind for name in FUNCTIONS for mutant in real(name))
-    assert kinds.total() >= WANTED
-    assert set(kinds) >= KINDS, KINDS - set(kinds)
-
-
-HALVES = [list(FUNCTIONS)[::2], list(FUNCTIONS)[1::2]]
-
-
-def test_a_few_real_mutants_of_each_kernel_are_caught(worker: Worker) -> None:
-    assert passing(worker, {name: real(name)[:FEW] for name in FUNCTIONS}) == []
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("names", HALVES, ids=["even", "odd"])
-def test_every_real_mutant_is_caught(names: list[str], worker: Worker) -> None:
-    assert passing(worker, {name: real(name) for name in names}) == []
-
-
-@pytest.mark.deep
-def test_equivalent_ones_are_few_and_pass(worker: Worker) -> None:
-    chosen = {name: equivalent(name) for name in FUNCTIONS}
-    total = sum(map(len, chosen.values()))
-    assert total <= 0.2 * sum(len(all_mutants(kernel(name))) for name in FUNCTIONS)
-    drawn = {name: group[:: -(-len(group) // PER_SCHEDULE) or 1] for name, group in chosen.items()}
-    assert len(passing(worker, drawn, seeds=2)) == sum(map(len, drawn.values()))
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule_has_mutants_that_are_caught(name: str, worker: Worker) -> None:
-    function, inputs = SCHEDULES[name]
-    plan = decided(flow_of(function, *inputs)).subject.plan
-    assert plan is not None
-    assert plan.schedule == name
-    chosen = [m for m in mutants(kernel(name), 0, PER_SCHEDULE) if m.equivalent is None]
-    assert len(chosen) > 5
-    assert passing(worker, {name: chosen[:FEW]}) == []
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_more_mutants_of_every_schedule_are_caught(name: str, worker: Worker) -> None:
-    chosen = [m for m in mutants(kernel(name), 0, PER_SCHEDULE) if m.equivalent is None]
-    assert passing(worker, {name: chosen[FEW:]}) == []
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", ALL)
+def test_the_child_finds_what_the_programs_meaning_tells(name: str, worker: Worker) -> None:
+    chosen = [(m, printed(name, number, m)) for number, m in drawn(name)]
+    chosen = [(m, kernel) for m, kernel in chosen if m.kind != "other filling"]
+    pending = [(m, kernel, submit_check(worker, kernel)) for m, kernel in chosen]
+    checks = [(m, collect_check(kernel, answer)) for m, kernel, answer in pending]
+    assert [f"{m.kind}: {m.told}" for m, check in checks if check.passed] == []

@@ -24,6 +24,8 @@ class Mutant:
     kind: str
     told: str
     function: ir.TileFunction
+    unfilled: ir.TileFunction | None = None
+    """Of another filling: the function that fills nothing there."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,14 @@ class LaunchMutant:
 
 def mutants(function: ir.TileFunction) -> Iterator[Mutant]:
     """Every mutant of a function."""
+    made: list[Mutant] = []
     for kind, told, body in _of_block(function.body):
-        yield Mutant(kind, told, replace(function, body=body))
+        changed = replace(function, body=body)
+        if kind == "filling lost":  # follows another filling of the same load
+            made[-1] = replace(made[-1], unfilled=changed)
+        else:
+            made.append(Mutant(kind, told, changed))
+    yield from made
 
 
 _Found = Iterator[tuple[str, str, ir.Node]]
@@ -99,6 +107,7 @@ def _changed(node: ir.Node) -> Iterator[tuple[str, ir.Node]]:
                 yield "mask dropped", replace(node, mask=None, other=None)
             if isinstance(other, ir.Literal) and other.text in _FILLS:
                 yield "other filling", replace(node, other=ir.Literal(_FILLS[other.text]))
+                yield "filling lost", replace(node, other=None)
         case ir.Store(_, _, mask) if mask is not None:
             yield "mask dropped", replace(node, mask=None)
         case ir.Binary("&", left, right):
