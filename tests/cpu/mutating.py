@@ -40,6 +40,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.shipped.files import DEVICE, HOST, texts
 
 ALWAYS_TRUE = "the tile is one row high, so the row mask is true in every program"
 UNREAD = "masked lanes of this load reach only masked stores and re-masked reductions"
@@ -641,11 +642,11 @@ def _nan_rules(function: ast.FunctionDef, scopes: list[_Scope]) -> Iterator[_Edi
 
 def _grids(tree: ast.Module, jitted: set[str]) -> Iterator[_Edit]:
     """The launch short by one program along each axis of its grid: `kernel[grid]`, or in emitted
-    files `launch(kernel, grid, ...)`."""
+    files `host.launch(kernel, grid, ...)`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript):
             kernel, grid = node.value, node.slice
-        elif isinstance(node, ast.Call) and _callee(node) == "launch":
+        elif isinstance(node, ast.Call) and _callee(node) in ("launch", f"{HOST}.launch"):
             kernel, grid = node.args[:2]
         else:
             continue
@@ -676,6 +677,27 @@ _MUTATIONS: tuple[Callable[[_Scope], Iterator[_Edit]], ...] = (
     _signs,
     _constants,
 )
+
+
+def with_device_functions(text: str) -> str:
+    """An emitted file with the shared device functions that it calls in place of their import."""
+    device = ast.parse(texts()[f"{DEVICE}.py"])
+    known = {node.name: node for node in device.body if isinstance(node, ast.FunctionDef)}
+
+    def called(names: set[str]) -> set[str]:
+        inside = {n.id for name in names for n in ast.walk(known[name]) if isinstance(n, ast.Name)}
+        further = inside & known.keys() - names
+        return called(names | further) if further else names
+
+    tree, found = ast.parse(text), list[ast.stmt]()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module, node.level) == (DEVICE, 1):
+            names = called({each.name for each in node.names})
+            found += [ast.parse("from triton.language.extra import libdevice").body[0]]
+            found += [known[name] for name in known if name in names]
+        else:
+            found.append(node)
+    return ast.unparse(ast.Module(found, []))
 
 
 # --- applying ------------------------------------------------------------------------------------
@@ -749,7 +771,7 @@ def _scope(function: ast.FunctionDef, kernel: Kernel) -> _Scope:
 @cache
 def all_mutants(kernel: Kernel) -> tuple[Mutant, ...]:
     """Every mutant there is, in the order of the file; the equivalent ones with their argument."""
-    tree = ast.parse(kernel.text)
+    tree = ast.parse(with_device_functions(kernel.text))
     parts = _Parts.of(tree)
     found: dict[str, Mutant] = {}
     for edit in _edits(tree, kernel):
