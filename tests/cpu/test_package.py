@@ -198,7 +198,7 @@ def test_what_kernels_share_is_looked_at_too(folder: Path) -> None:
         "fused_runtime.py": "is not as this version of fusion-advisor writes it"
     }
     made = brought_up(folder)
-    assert [path.name for path in made.patch.after] == ["fused_runtime.py"]
+    assert runtime in made.patch.after
     assert runtime.read_text() == texts()["fused_runtime.py"]
     assert (reasons(folder), aged(folder)) == ({}, {})
     runtime.unlink()
