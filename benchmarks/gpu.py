@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fusion_advisor.support.load_kernel_file import cause
+from fusion_advisor.support.kernel_fault import cause
 
 if TYPE_CHECKING:
     from fusion_advisor.measure.clocks import Clock

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from fusion_advisor.support.load_kernel_file import cause
+from fusion_advisor.support.kernel_fault import cause
 
 from ..counters import case, number, rows
 from ..gpu import counted

@@ -42,7 +42,8 @@ from torch import Tensor
 from fusion_advisor.ir.graph import Arg, Graph, Ref, Symbol
 from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
 from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.support.load_kernel_file import KernelFault, cause, load_module
+from fusion_advisor.shipped.load import load_module
+from fusion_advisor.support.kernel_fault import KernelFault, cause
 
 from ..gpu import ahead, clock, copy_bandwidth, heading, lost, machine, resources
 from .patterns import CLOSE, Function, Pattern, patterns

@@ -25,8 +25,9 @@ from fusion_advisor.ir.graph import Graph, Ref
 from fusion_advisor.ir.graph_json import graph_from_json
 from fusion_advisor.measure.clocks import Clock
 from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.shipped.load import load_module
 from fusion_advisor.support.codec import to_json
-from fusion_advisor.support.load_kernel_file import KernelFault, cause, load_module
+from fusion_advisor.support.kernel_fault import KernelFault, cause
 
 from ..gpu import ahead, counted, lost, resources
 from ..gpu import clock as clock_of

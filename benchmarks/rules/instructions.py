@@ -28,7 +28,7 @@ import torch
 
 from fusion_advisor.region.peephole import WITH_ONE
 from fusion_advisor.region.primitives import HELPERS, PRIMITIVES, Primitive
-from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.shipped.load import load_module
 
 FEW, MANY = 64, 256
 """Applications of the primitive in the two kernels."""

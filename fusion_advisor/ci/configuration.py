@@ -112,8 +112,8 @@ class ScenarioTable(_Table):
 
 class Thresholds(_Table):
     """Thresholds: a group that saves less than `saved_us` microseconds or `share` of the step is no
-    finding. `coverage` is what `--fail-on coverage` needs, `regression` the growth that `--fail-on
-    regression` allows."""
+    finding, and no patch puts it into the source. `coverage` is what `--fail-on coverage` needs,
+    `regression` the growth that `--fail-on regression` allows."""
 
     saved_us: Growth = 0.0
     share: Share = 0.0

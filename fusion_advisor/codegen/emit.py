@@ -1,19 +1,20 @@
-"""Stage: an accepted group as a file of Triton that stands alone, with the cases to check it on.
+"""Stage: an accepted group as a file of Triton, with the cases to check it on.
 
 The file holds the kernel, a launcher that checks what it is given, the eager reference it falls
-back to, and above them what it replaces and how it was made.
+back to, and above them what it replaces and how it was made. What all such files share stands
+beside it (`shipped`), and is imported.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from fusion_advisor.codegen.eager_reference import reference_lines
 from fusion_advisor.codegen.held import held
-from fusion_advisor.codegen.host_launcher import launcher, support
+from fusion_advisor.codegen.host_launcher import launcher
 from fusion_advisor.codegen.kernel_file import (
     JitFunction,
     KernelFile,
@@ -21,7 +22,7 @@ from fusion_advisor.codegen.kernel_file import (
     fixed_axes,
     origins,
 )
-from fusion_advisor.codegen.selftest import alone
+from fusion_advisor.codegen.selftest import selftest
 from fusion_advisor.codegen.spelling import fitted, quoted
 from fusion_advisor.codegen.test_inputs import at_odd_sizes, cases, launches
 from fusion_advisor.codegen.triton import Triton
@@ -32,16 +33,13 @@ from fusion_advisor.fusion.lower import Expressed
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.kernel import LICENSE, Kernel
 from fusion_advisor.region.axes import NotExpressible
-from fusion_advisor.region.primitives import HELPERS
-from fusion_advisor.region.random import STATE, reference_helpers
+from fusion_advisor.region.random import REFERENCE_RANDOM, STATE
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.bodies import body_of
-from fusion_advisor.schedules.exchange import EXCHANGE
 from fusion_advisor.schedules.names import Names
-from fusion_advisor.schedules.places import HELPERS as PLACES
-from fusion_advisor.schedules.vectors import HELPERS as VECTORS
 from fusion_advisor.schedules.vectors import copies_of
+from fusion_advisor.shipped.files import DEVICE, HOST, IMPORT, RUNTIME, version
 from fusion_advisor.tile.verify import verify
 
 
@@ -59,28 +57,21 @@ def emit(
     `name` is a Python identifier, `framework` PyTorch's own op for the same where there is one.
     With `full_size` the graph's own sizes are among the cases: for a GPU.
 
-    Raises ValueError for a group without a plan, and for a name that every file has a use for.
+    Raises ValueError for a group without a plan, and for a name that its file has another use for.
     """
     file = written(flow, decision, name, rulebook)
-    helpers = dict.fromkeys(["wide", *(h for k in file.kernels for h in k.helpers)])
-    known = HELPERS | EXCHANGE | VECTORS | PLACES
-    calls, reference = launcher(file), _reference(file, flow)
-    code = "\n\n\n".join(
-        (
-            *(known[helper].rstrip() for helper in helpers),
-            *map(Triton().function, file.functions),
-            calls,
-            reference,
-            support(file, calls),
-        )
-    )
+    reference = _reference(file, flow)
+    jits = "\n\n\n".join(map(Triton().function, file.functions))
     made = cases(file, rulebook, full_size)
-    header = _header(file, flow, decision, code)
-    end = alone(file, at_odd_sizes(made), code, framework, rulebook)
-    lines = f"{code}\n\n\n{end}".splitlines()
-    text = "\n".join([header, "", "", *(part for line in lines for part in fitted(line))])
-    if len(re.findall(rf"^(?:def|class) {name}\b", text, re.MULTILINE)) > 1:
-        raise ValueError(f"{name}: a function that every emitted file has; choose another name")
+    trial = selftest(file, at_odd_sizes(made), framework, rulebook)
+    content = "\n\n\n".join((jits, launcher(file), reference, trial))
+    lines = [part for line in content.splitlines() for part in fitted(line)]
+    shared = _shared(file, content)
+    own = {HOST, "reference", *(function.name for function in file.functions)}
+    if name in own.union(*shared.values()) or f"{HOST}.{name}(" in content:
+        raise ValueError(f"{name}: means something else in its file; choose another name")
+    imports = _imports(name, shared, library="libdevice." in content)
+    text = "\n".join([*_header(file, flow, decision), "", *imports, "", "", *lines])
     return Kernel(
         name=name,
         entry=name,
@@ -221,7 +212,8 @@ def _origins(
     return {axis: (inputs[n], d) for axis, (n, d) in origins(plan.region, fixed).items()}
 
 
-def _header(file: KernelFile, flow: Dataflow, decision: Decision, code: str) -> str:
+def _header(file: KernelFile, flow: Dataflow, decision: Decision) -> list[str]:
+    """Licence and docstring of a file."""
     subject, plan = decision.subject, file.plan
     launches = [flow.nodes[i] for i in subject.launches]
     places = dict.fromkeys(
@@ -243,24 +235,39 @@ def _header(file: KernelFile, flow: Dataflow, decision: Decision, code: str) -> 
         *(_RANDOM if file.random else ["Deterministic: bitwise the same from run to run."]),
         '"""',
     ]
-    imports = [
-        "import argparse",
-        "import math",
-        "import os",
-        "import sys",
-        "import warnings",
+    return [LICENSE, *_wrapped(doc)]
+
+
+def _shared(file: KernelFile, content: str) -> dict[str, list[str]]:
+    """Functions that a file names of the modules beside it, by the module."""
+    device = frozenset[str]().union(*(kernel.helpers for kernel in file.kernels))
+    drawn = {n for n in REFERENCE_RANDOM if re.search(rf"(?<!def )(?<![\w.]){n}\(", content)}
+    return {DEVICE: sorted(device), RUNTIME: sorted(drawn)}
+
+
+def _imports(name: str, shared: Mapping[str, Sequence[str]], *, library: bool) -> list[str]:
+    """Imports of a file: torch, Triton, and what it takes of the modules beside it."""
+    return [
+        *("import torch", "import triton", "import triton.language as tl"),
+        *(["from triton.language.extra import libdevice"] if library else []),
         "",
-        "import torch",
-        "import triton",
-        "import triton.language as tl",
+        "if not __package__:",
+        '    raise (SystemExit if __name__ == "__main__" else ImportError)(',
+        f'        "{name}.py is one of a package: import that, or run {RUNTIME}.py beside it"',
+        "    )",
+        IMPORT,
+        *(line for module, names in shared.items() for line in _import_from(module, names)),
+        "",
+        f"{HOST}.require({version()})",
     ]
-    imports += [
-        "from torch.utils._python_dispatch import TorchDispatchMode",
-        "from torch.utils._pytree import tree_map",
-    ]
-    if "libdevice." in code:
-        imports.append("from triton.language.extra import libdevice")
-    return "\n".join([LICENSE, *_wrapped(doc), "", *imports])
+
+
+def _import_from(module: str, names: Sequence[str]) -> list[str]:
+    """Import of some names of a shipped module, of a line each where one line is too short."""
+    line = f"from .{module} import {', '.join(names)}"
+    if not names or len(line) <= 100:
+        return [line] if names else []
+    return [f"from .{module} import (", *(f"    {name}," for name in names), ")"]
 
 
 _RANDOM = (
@@ -319,6 +326,4 @@ def _reference(file: KernelFile, flow: Dataflow) -> str:
     content = "\n".join(f"    {line}" for line in [*sizes, *lines])
     head = f"def reference({', '.join(file.input_names)}):"
     what = "What eager launches" + (", on the kernels' random bits." if file.random else ".")
-    helpers = reference_helpers(["random_state()", *lines] if file.random else [])
-    texts = [text.rstrip() for text in helpers.values()]
-    return "\n\n\n".join([*texts, f'{head}\n    """{what}"""\n{content}'])
+    return f'{head}\n    """{what}"""\n{content}'

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from fusion_advisor.codegen.kernel_file import (
+    MOST_LANES,
     JitFunction,
     KernelFile,
     Together,
@@ -17,12 +19,10 @@ from fusion_advisor.codegen.kernel_file import (
 )
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.region.axes import Dims
-from fusion_advisor.schedules.base import DIVISOR, Step, words
-from fusion_advisor.schedules.cooperative import REGISTERS
+from fusion_advisor.schedules.base import Step, words
 from fusion_advisor.schedules.cooperative_body import HEAD
 from fusion_advisor.schedules.layout import Access, Group, gaps
-from fusion_advisor.schedules.places import MOST_PLANES
-from fusion_advisor.schedules.vectors import COPIED
+from fusion_advisor.shipped.files import HOST, RUNTIME, functions
 
 
 def _tuple(items: Sequence[str]) -> str:
@@ -142,7 +142,7 @@ def launcher(file: KernelFile) -> str:
     given = ", ".join(file.input_names)
     lines += [
         "if problem:",
-        f"    return fall_back(problem, {given})",
+        f"    return fall_back(problem, {file.name}, reference, {given})",
         f"if not {everything}:",
         f"    return reference({given})",
     ]
@@ -178,7 +178,12 @@ def launcher(file: KernelFile) -> str:
         tensors, state = file.input_names[:-2], ", ".join(file.input_names[-2:])
         content = f"    {state} = random_state({state}, {device}.device)\n{content}"
         parameters = ", ".join([*tensors, *(f"{name}=None" for name in file.input_names[-2:])])
+    content = _RUNTIME_CALL.sub(rf"{HOST}.\1", content)
     return f"def {file.name}({parameters}):\n{content}"
+
+
+_RUNTIME_CALL = re.compile(rf"(?<![\w.])({'|'.join(sorted(functions(RUNTIME)))})(?=\()")
+"""Call of a function of the runtime: no name of a file is that of such a function."""
 
 
 def _read(file: KernelFile, used: str) -> list[str]:
@@ -200,7 +205,8 @@ def _far(file: KernelFile) -> str:
     tensors = dict.fromkeys(
         pointer.removesuffix("_ptr") for kernel in file.kernels for pointer in kernel.pointers
     )
-    return f"far = beyond_int32({', '.join([_tuple([*tensors]), *file.counted])})"
+    behind = [f"behind={file.behind}"] if file.behind != MOST_LANES else []
+    return f"far = beyond_int32({', '.join([_tuple([*tensors]), *file.counted, *behind])})"
 
 
 def _count_parts(file: KernelFile, step: Step) -> str:
@@ -228,7 +234,8 @@ def _copied(file: KernelFile) -> list[str]:
     """What makes those copies, directly before what reads them: each launch may begin before the
     last has ended, but the first one of the call."""
     made = [
-        f"{copies}, {copies}_made = copies({name}, {vector}, early{', **early' if place else ''})"
+        f"{copies}, {copies}_made = copies(copies_kernel, {name}, {vector}, early"
+        f"{', **early' if place else ''})"
         for place, (copies, (name, vector)) in enumerate(_copies(file).items())
     ]
     if not made:
@@ -418,306 +425,3 @@ def _exchanged(file: KernelFile, kernel: JitFunction) -> list[str]:
         "# elsewhere one launch leaves the words for the next.",
         f"together{number} = {step.waiting} * {parts} <= resident({device}, {step.warps})",
     ]
-
-
-def support(file: KernelFile, launched: str) -> str:
-    """The functions that a launcher calls."""
-    known: list[str] = []
-    copying = [_COPIES.format(block=COPIED).strip()] if _copies(file) else []
-    for name, text in _ROUNDING.items():
-        if f"{name}(" in "".join([launched, *known, *copying]):
-            known.append(text.strip())
-    known += copying
-    known += [_LAUNCH.strip(), _REPEAT.strip(), _SUPPORT.format(name=file.name).strip()]
-    if any(kernel.step.phases for kernel in file.kernels):
-        known.append(_RESIDENT.format(registers=REGISTERS).strip())
-    known.insert(0, _REACH.format(behind=file.behind).strip())
-    return "\n\n\n".join(known)
-
-
-_REACH = '''
-def beyond_int32(tensors, *counted):
-    """Is an offset in one of the tensors too large for 32 bits, or a number that is counted to?"""
-    most = [*counted]
-    for tensor in tensors:
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        most.append(sum([(size - 1) * step for size, step in steps]))
-    return max(most) >= 2**31 - {behind}
-'''
-
-
-_RESIDENT = '''
-def resident(device, warps):
-    """Programs that the device holds at once at the least; 0 where they run one by one."""
-    if device.type != "cuda":
-        return 0
-    has, threads = torch.cuda.get_device_properties(device), 32 * warps
-    fit = min(
-        has.regs_per_multiprocessor // ({registers} * threads),
-        has.max_threads_per_multi_processor // threads,
-    )
-    return has.multi_processor_count * max(fit, 1)
-'''
-
-
-_COPIES = '''
-def overlapping(device):
-    """How a kernel is launched that may begin before the one ahead of it has ended: it waits for
-    that itself, where the device can."""
-    if torch.compiler.is_compiling() or device.type != "cuda" or torch.version.hip:
-        return {{}}
-    return {{"launch_pdl": True}} if torch.cuda.get_device_capability(device) >= (9, 0) else {{}}
-
-
-def copies(values, vector, early, **options):
-    """As many copies of some values as a vector has elements, each of which begins one further on:
-    of one or another, whole vectors are wanted from wherever on. And what makes them."""
-    count = values.numel()
-    made = torch.empty(
-        (vector, cdiv(count, vector) * vector),
-        dtype=values.dtype,
-        device=values.device,
-    )
-    step = launch(
-        copies_kernel,
-        (cdiv(count, {block}), vector),
-        (values, made),
-        (count,),
-        BLOCK={block},
-        VECTOR=vector,
-        EARLY=bool(early),
-        **options,
-    )
-    return made, step
-'''
-
-
-_LAUNCH = '''
-launched = {}
-
-
-def launch(kernel, grid, tensors, numbers, **constants):
-    """`kernel[grid](...)`. What Triton compiled for such arguments before is launched directly;
-    then what launches it, the tensors and the other arguments are given back."""
-    if torch.compiler.is_compiling() or torch.version.hip:
-        kernel[grid](*tensors, *numbers, **constants)
-        return None
-    device = tensors[0].get_device()
-    if device >= 0 and device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return launch(kernel, grid, tensors, numbers, **constants)
-    odd = tuple(tensor.data_ptr() % 16 for tensor in tensors)
-    key = id(kernel), device, grid, numbers, odd, *constants.values()
-    known = launched.get(key)
-    if known is not None:
-        start, values = known
-        start(*tensors, *values)
-        return None if any(odd) else (start, tensors, values)
-    compiled = kernel[grid](*tensors, *numbers, **constants)
-    if compiled is not None:  # the interpreter compiles nothing
-        if len(launched) == 4096:  # sizes keep changing
-            launched.clear()
-        values = [constants[name] for name in kernel.arg_names if name in constants]
-        launched[key] = starter(compiled, (*grid, 1, 1)[:3], device), (*numbers, *values)
-    return None
-
-
-def starter(compiled, grid, device):
-    """What launches a compiled kernel as `compiled[grid]` does, in half of the host's time: what
-    hooks are told is put together only where there are hooks. Pointers may be numbers."""
-    told, run = compiled[grid], compiled.run
-    function, packed = compiled.function, compiled.packed_metadata
-    hooks, stream_of = triton.knobs.runtime, triton.runtime.driver.active.get_current_stream
-
-    def start(*arguments):
-        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
-            told(*arguments)
-        else:
-            run(*grid, stream_of(device), function, packed, None, None, None, *arguments)
-
-    return start
-'''
-
-
-_REPEAT = '''
-plans = {}
-
-
-def plan_of(kernel, *tensors):
-    """What a launcher asks of its tensors; and where they lie, with what it did for others that are
-    the same in that: how it allocated and what it launched. None where it has to ask."""
-    if torch.compiler.is_compiling():
-        return None, None
-    layout = [id(kernel)]
-    for tensor in tensors:
-        layout += tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
-        layout.append(tensor.requires_grad)
-    layout = tuple(layout)
-    plan = plans.get(layout)
-    if plan is None:
-        return layout, None
-    ends, pointers = 0, [tensor.data_ptr() for tensor in tensors]
-    for pointer in pointers:
-        ends |= pointer
-    graded = True in layout[5::5] and torch.is_grad_enabled()
-    if ends % 16 or graded or layout[4] != torch.cuda.current_device():
-        return None, None
-    return layout, (pointers, *plan)
-
-
-def do_again(plan, *tensors):
-    """Allocate and launch as before."""
-    pointers, made, zeroed, steps, results = plan
-    held = []  # what is made begins at multiples of 16, as all that is allocated on a GPU
-    for like, sizes, options in made:
-        if like is None:
-            held.append(torch.empty_strided(*sizes, **options))
-        else:
-            held.append(torch.empty_like(tensors[like]))
-    for size, options in zeroed:
-        held.append(torch.zeros(size, **options))
-    for each in held:
-        pointers.append(each.data_ptr())
-    for start, places, values in steps:
-        start(*[pointers[place] for place in places], *values)
-    return held[0] if results == 1 else tuple(held[:results])
-
-
-def remember(layout, tensors, results, steps, scratch=(), zeroed=()):
-    """Keep what was done for tensors of a layout, if it can be done again."""
-    if layout is None or None in steps:
-        return
-    held = [*map(id, (*tensors, *results, *scratch, *zeroed))]
-    if len(held) > len({*held}):  # one tensor for two would be taken for both
-        return
-    if len(plans) == 4096:  # sizes keep changing
-        plans.clear()
-    made = [allocation(each, tensors) for each in (*results, *scratch)]
-    zeros = [(each.shape, {"dtype": each.dtype, "device": each.device}) for each in zeroed]
-    again = [
-        (start, [held.index(id(tensor)) for tensor in taken], values)
-        for start, taken, values in steps
-    ]
-    plans[layout] = made, zeros, again, len(results)
-
-
-def allocation(tensor, others):
-    """How to make such a tensor: as one of the others is, which is quicker, or by sizes."""
-    shape, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
-    for place, other in enumerate(others):
-        if other.shape == shape and other.stride() == stride and other.dtype == dtype:
-            if torch.empty_like(other).stride() == stride:
-                return place, (), {}
-    return None, (shape, stride), {"dtype": dtype, "device": tensor.device}
-'''
-
-
-_ROUNDING = {
-    "beginning": f'''
-def beginning(*tensors):
-    """A number that no larger power of two divides than where some tensors begin, up to
-    {DIVISOR}; an odd one where they are only traced."""
-    if torch.compiler.is_compiling():
-        return 1
-    found = {DIVISOR}
-    for tensor in tensors:
-        found |= tensor.data_ptr()
-    return found
-''',
-    "held_to": '''
-def held_to(name, tensor, dim, size):
-    """An error where a dimension has another size than was captured: numbers here, and in the
-    reference, may have been made of that."""
-    if tensor.dim() > dim and tensor.shape[dim] != size:
-        raise ValueError(
-            f"{name} has {tensor.shape[dim]} in dimension {dim}, and this was made for {size}, "
-            "which its numbers may follow from: run the model's own statements, or make it anew"
-        )
-''',
-    "divisor": f'''
-def divisor(count):
-    """The largest power of two up to {DIVISOR} that divides it."""
-    return min(count & -count, {DIVISOR})
-''',
-    "cdiv": '''
-def cdiv(count, size):
-    """How many blocks of a size hold so many."""
-    return -(-count // size)
-''',
-    "in_planes": f'''
-def in_planes(planes, tiles, parts):
-    """The grid of so many tiles in each plane, which lie one behind the other where a grid does not
-    have as many."""
-    return (tiles, parts, planes) if planes <= {MOST_PLANES} else (planes * tiles, parts)
-''',
-    "second_piece": '''
-def second_piece(count):
-    """What is held beside the first piece: half as many where that is enough, else as many."""
-    first = first_piece(count)
-    return first // 2 if first < count <= first + first // 2 else first
-''',
-    "first_piece": '''
-def first_piece(count):
-    """The larger of two powers of two that hold so many."""
-    return max(power_of_two(count) // 2, 1)
-''',
-    "power_of_two": '''
-def power_of_two(count):
-    """The least one that is as large."""
-    return 1 << (count - 1).bit_length()
-''',
-}
-"""What Triton's own functions of these kinds take the host longer for than a launch does; those
-that use others first."""
-
-
-_SUPPORT = '''
-def ranked(numbers, rank):
-    """A tensor's sizes or strides; none that fits where it has another number of dimensions."""
-    return numbers if len(numbers) == rank else (-1,) * rank
-
-
-fallbacks = 0
-
-
-def serves(name, tensor, dtype, shape, stride):
-    """Why the kernel cannot take this tensor; None when it can."""
-    if (
-        tensor.is_cuda
-        and tensor.dtype is dtype
-        and tensor.shape == shape
-        and tensor.stride() == stride
-        and not (tensor.requires_grad and torch.is_grad_enabled())
-    ):
-        return None
-    if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
-        return f"{{name}} is on {{tensor.device}}"
-    if tensor.dim() != len(shape):
-        return f"{{name}} has {{tensor.dim()}} dimensions, not {{len(shape)}}"
-    if torch.is_grad_enabled() and tensor.requires_grad:
-        return f"{{name}} requires a gradient"
-    if tensor.dtype != dtype:
-        return f"{{name}} has dtype {{tensor.dtype}}, not {{dtype}}"
-    if tuple(tensor.shape) != tuple(shape):
-        return f"{{name}} has shape {{tuple(tensor.shape)}}, not {{tuple(shape)}}"
-    steps = zip(shape, tensor.stride(), stride, strict=True)
-    if tensor.numel() and any(n > 1 and have != want for n, have, want in steps):
-        return f"{{name}} has strides {{tensor.stride()}}, not {{tuple(stride)}}"
-    return None
-
-
-def fall_back(problem, *tensors):
-    """Run the reference instead, once with a warning; an error in strict mode."""
-    global fallbacks
-    if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
-        raise RuntimeError(f"{name}: {{problem}}")
-    if not fallbacks:
-        warnings.warn(f"{name}: {{problem}}; running eager instead", stacklevel=3)
-    fallbacks += 1
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return reference(*tensors)
-    with torch.autocast(device, enabled=False):  # the casts are made already
-        return reference(*tensors)
-'''

@@ -12,7 +12,7 @@ from fusion_advisor.codegen.triton import called
 from fusion_advisor.fusion.lower import Expressed
 from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.region.axes import AxisList, Dims
-from fusion_advisor.region.random import KERNEL_HELPERS, SHARES, kernel_helpers
+from fusion_advisor.region.random import SHARES
 from fusion_advisor.region.region import Region
 from fusion_advisor.schedules.base import DIVISOR, Plan, Step, power_of_two
 from fusion_advisor.schedules.body import Body
@@ -20,6 +20,7 @@ from fusion_advisor.schedules.layout import Access, Group, accesses
 from fusion_advisor.schedules.layout import access as laid_over
 from fusion_advisor.schedules.places import MOST_PLANES
 from fusion_advisor.schedules.vectors import copies_of
+from fusion_advisor.shipped.files import DEVICE, functions
 from fusion_advisor.tile.program import (
     Block,
     DeviceCall,
@@ -82,13 +83,11 @@ class JitFunction:
         return Let(("start",), self.body.block_start), If(held, whole, rest)
 
     @cached_property
-    def helpers(self) -> list[str]:
-        """Device functions that it calls, or that are launched before it."""
-        found = dict.fromkeys(called(self.program))
-        if self.step.copied:
-            found["copies_kernel"] = None
-        random = [name for name in found if name in KERNEL_HELPERS]
-        return [*(name for name in found if name not in random), *kernel_helpers(random)]
+    def helpers(self) -> frozenset[str]:
+        """Shared device functions that it calls, or that are launched before it."""
+        found = {name for function in self.functions for name in called(function.body)}
+        found |= {"copies_kernel"} if self.step.copied else set()
+        return functions(DEVICE) & found
 
     @property
     def filled(self) -> tuple[str, ...]:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from fusion_advisor.codegen.header import edited, fingerprint, read_stamp, same_rules
 from fusion_advisor.ir.kernel import LICENSE
+from fusion_advisor.shipped.files import IMPORT, RUNTIME, SHIPPED, texts
 from fusion_advisor.support.errors import UsageError
 
-_SAYS = '"""Kernels written by fusion-advisor. Each file stands alone."""'
+_BEGINS = '"""Kernels written by fusion-advisor.'
+_SAYS = f'{_BEGINS} What they share is in fused_*.py."""'
 
 _TEST = f'''{LICENSE}
 """Each kernel here against float64: on the GPU, else on Triton's interpreter."""
@@ -23,12 +25,14 @@ from pathlib import Path
 
 import pytest
 
-FILES = [file for file in sorted(Path(__file__).parent.glob("[!_]*.py")) if file.name != "{{name}}"]
+HERE = Path(__file__).parent
+NAMES = [file.stem for file in sorted(HERE.glob("*.py")) if not file.name.startswith({{apart}})]
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_kernel(file):
-    done = subprocess.run([sys.executable, file, "--check"], capture_output=True, text=True)
+@pytest.mark.parametrize("name", NAMES)
+def test_kernel(name):
+    command = [sys.executable, HERE / "{RUNTIME}.py", name, "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 '''
 
@@ -44,7 +48,7 @@ def read_package(folder: Path) -> dict[Path, str]:
     if not folder.exists():
         return {}
     opening = folder / "__init__.py"
-    if not opening.is_file() or not _text(opening).removeprefix(f"{LICENSE}\n").startswith(_SAYS):
+    if not opening.is_file() or not _text(opening).removeprefix(f"{LICENSE}\n").startswith(_BEGINS):
         raise UsageError(f"{folder}: is there and not a package of fusion-advisor's; rename it")
     return {file: _text(file) for file in sorted(folder.glob("*.py"))}
 
@@ -54,12 +58,12 @@ def kernels_of(files: Mapping[Path, str]) -> dict[str, str]:
     return {
         file.stem: text
         for file, text in files.items()
-        if file.name not in ("__init__.py", _test_name(file.parent))
+        if file.name not in ("__init__.py", _test_name(file.parent), *SHIPPED)
     }
 
 
 def package_files(folder: Path, kernels: Mapping[str, str]) -> dict[Path, str]:
-    """The files of a package: one that stands alone for each kernel, by its name, what the package
+    """The files of a package: one for each kernel, by its name, what they share, what the package
     offers, and the test of all."""
     names = sorted(kernels)
     lines = [LICENSE, _SAYS, "", *(f"from .{name} import {name}" for name in names)]
@@ -68,14 +72,16 @@ def package_files(folder: Path, kernels: Mapping[str, str]) -> dict[Path, str]:
     return {
         **{folder / f"{name}.py": kernels[name] for name in names},
         folder / "__init__.py": "\n".join([*lines, "", f"__all__ = [{listed}]", ""]),
-        folder / test: _TEST.format(name=test),
+        folder / test: _TEST.format(apart=("__", "test_", *SHIPPED)),
+        **{folder / name: text for name, text in texts().items()},
     }
 
 
 def stale(folder: Path) -> Iterator[tuple[Path, str]]:
     """Kernels of a package that differ from what a patch left, or whose sources do, with
-    each reason."""
-    for name, text in kernels_of(read_package(folder)).items():
+    each reason; and what they share where it is gone."""
+    standing = read_package(folder)
+    for name, text in kernels_of(standing).items():
         stamp = read_stamp(text)
         if stamp is None:
             yield folder / f"{name}.py", "does not say what wrote it"
@@ -88,12 +94,16 @@ def stale(folder: Path) -> Iterator[tuple[Path, str]]:
         ]
         if reasons:
             yield folder / f"{name}.py", "; ".join(reasons)
+    for path in _shared(standing, folder):
+        if path not in standing:
+            yield path, "is gone, and kernels import it"
 
 
 def older(folder: Path, tool: str, rules: str) -> Iterator[tuple[Path, str]]:
     """Kernels of a package that another version of this tool or other rules wrote, with that
-    version; they are still valid."""
-    for name, text in kernels_of(read_package(folder)).items():
+    version; they are still valid. And what they share where it is not as this version writes it."""
+    standing = read_package(folder)
+    for name, text in kernels_of(standing).items():
         stamp = read_stamp(text)
         if stamp is None:
             continue
@@ -104,6 +114,16 @@ def older(folder: Path, tool: str, rules: str) -> Iterator[tuple[Path, str]]:
             by.append(f"rules {stamp.rules}, these are {rules[:12]}")
         if by:
             yield folder / f"{name}.py", f"written by {'; by '.join(by)}"
+    for path, text in _shared(standing, folder).items():
+        if standing.get(path, text) != text:
+            yield path, "is not as this version of fusion-advisor writes it"
+
+
+def _shared(standing: Mapping[Path, str], folder: Path) -> dict[Path, str]:
+    """Files that the kernels of a package share, as this version writes them; none where every
+    kernel is of an earlier version, and stands alone."""
+    importing = any(IMPORT in text for text in kernels_of(standing).values())
+    return {folder / name: text for name, text in texts().items()} if importing else {}
 
 
 def mark_of(file: Path) -> str:

@@ -45,7 +45,7 @@ from fusion_advisor.frontend.aot import lower
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device
-from fusion_advisor.support.load_kernel_file import cause
+from fusion_advisor.support.kernel_fault import cause
 
 _log = logging.getLogger("fusion_advisor")
 

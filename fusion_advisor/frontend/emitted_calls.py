@@ -3,7 +3,8 @@
 An emitted file has its launcher beside the eager reference that the launcher falls back to. While
 it is traced it never launches: its guards are asked, but for the device, and where they hold the
 call becomes `fusion_advisor::<name>`, which reads its inputs and writes its results as the kernel
-does.
+does. The guards and the fallback are those of the runtime beside the file; files of earlier
+versions stand alone, and have their own.
 """
 # torch.library has no types for made-up schemas, emitted files none at all.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -22,11 +23,13 @@ from unittest import mock
 import torch
 
 from fusion_advisor.ir.graph import OWN_OPS
+from fusion_advisor.shipped.files import RUNTIME
 
 NAMESPACE = OWN_OPS.removesuffix(".")
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _DEFINED: dict[str, Any] = {}
-_PARTS = ("reference", "serves", "fall_back", "fallbacks")
+Call = Callable[..., Any]
+_PARTS = ("serves", "fall_back", "fallbacks")
 
 
 class _Served(Exception):
@@ -42,13 +45,12 @@ def own_kernels(besides: str | None = None) -> Generator[None, None, None]:
     """While active, calls of emitted kernels are operators; kernels of the package `besides` run
     their references, as all do outside."""
     with ExitStack() as stack:
-        for module in [*_emitted()]:
+        for module in [*_hosts()]:
             plain = bool(besides) and module.__name__.startswith(f"{besides}.")
-            instead = _reference(module) if plain else _traced(module)
-            stack.enter_context(mock.patch.object(module, "serves", _never))
-            stack.enter_context(mock.patch.object(module, "fall_back", instead))
-            if "plan_of" in vars(module):  # earlier versions wrote none
-                stack.enter_context(mock.patch.object(module, "plan_of", _no_plan))
+            instead = _reference if plain else _traced(module)
+            patch = mock.patch.object(module, "fall_back", _called_as_it_is_by(module, instead))
+            stack.enter_context(patch)
+            _asked_always(module, stack)
         yield
 
 
@@ -57,11 +59,16 @@ def references() -> Generator[None, None, None]:
     """While active, emitted kernels run their references, as for tensors that they do not serve."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(os.environ, {"FUSION_ADVISOR_STRICT": "0"}))
-        for module in [*_emitted()]:
-            stack.enter_context(mock.patch.object(module, "serves", _never))
-            if "plan_of" in vars(module):
-                stack.enter_context(mock.patch.object(module, "plan_of", _no_plan))
+        for module in [*_hosts()]:
+            _asked_always(module, stack)
         yield
+
+
+def _asked_always(module: ModuleType, stack: ExitStack) -> None:
+    """Let launchers of a host serve nothing, and look nothing up."""
+    stack.enter_context(mock.patch.object(module, "serves", _never))
+    if "plan_of" in vars(module):  # earlier versions wrote none
+        stack.enter_context(mock.patch.object(module, "plan_of", _no_plan))
 
 
 def _never(*_: Any) -> str:
@@ -74,38 +81,61 @@ def _no_plan(*_: Any) -> tuple[None, None]:
     return None, None
 
 
-def _reference(module: ModuleType) -> Callable[..., Any]:
+def _reference(problem: str, launcher: Call, reference: Call, *tensors: Any) -> Any:
+    del problem, launcher
+    return reference(*tensors)
+
+
+def _called_as_it_is_by(module: ModuleType, instead: Call) -> Call:
+    """Fallback as the launchers of a host call it: files that stand alone have one launcher, and do
+    not name it."""
+    own = _launcher(module)
+    if own is None:
+        return instead
+
     def called(problem: str, *tensors: Any) -> Any:
-        del problem
-        return vars(module)["reference"](*tensors)
+        return instead(problem, own, vars(module)["reference"], *tensors)
 
     return called
 
 
-def _emitted() -> Iterator[ModuleType]:
-    """Modules of emitted files that the model imported, each named as its launcher."""
+def _launcher(module: ModuleType) -> Call | None:
+    """Launcher of a file that stands alone, named as its module; None for the runtime of many."""
+    name = module.__name__.rpartition(".")[2]
+    return vars(module)[name] if name != RUNTIME else None
+
+
+def _hosts() -> Iterator[ModuleType]:
+    """Modules with the guards of kernels that the model imported: runtimes, and files of earlier
+    versions, each named as its launcher."""
     for module in [*sys.modules.values()]:
         name = getattr(module, "__name__", "").rpartition(".")[2]
         parts = getattr(module, "__dict__", {})
-        if all(part in parts for part in _PARTS) and callable(parts.get(name)):
+        if all(part in parts for part in _PARTS) and (
+            name == RUNTIME or ("reference" in parts and callable(parts.get(name)))
+        ):
             yield module
 
 
-def _traced(module: ModuleType) -> Callable[..., Any]:
+def _traced(module: ModuleType) -> Call:
     plain: Any = vars(module)["fall_back"]
     serves: Any = vars(module)["serves"]
 
-    def called(problem: str, *tensors: Any) -> Any:
-        problem = _guarded(module, serves, tensors) or ""
-        return plain(problem, *tensors) if problem else _operator(module, len(tensors))(*tensors)
+    def called(problem: str, launcher: Call, reference: Call, *tensors: Any) -> Any:
+        problem = _guarded(module, serves, launcher, tensors) or ""
+        if not problem:
+            return _operator(launcher, reference, len(tensors))(*tensors)
+        named = () if _launcher(module) else (launcher, reference)
+        return plain(problem, *named, *tensors)
 
     return called
 
 
-def _guarded(module: ModuleType, serves: Any, tensors: tuple[Any, ...]) -> str | None:
-    """The reason that a launcher does not serve some tensors, whatever their device; None where it
+def _guarded(
+    module: ModuleType, serves: Any, launcher: Call, tensors: tuple[Any, ...]
+) -> str | None:
+    """Reason why a launcher does not serve some tensors, whatever their device; None where it
     serves them."""
-    name = module.__name__.rpartition(".")[2]
 
     def refuse(problem: str, *_: Any) -> NoReturn:
         raise _Refused(problem)
@@ -121,7 +151,7 @@ def _guarded(module: ModuleType, serves: Any, tensors: tuple[Any, ...]) -> str |
         mock.patch.object(torch, "empty_strided", allocate),
     ):
         try:
-            vars(module)[name](*tensors)
+            launcher(*tensors)
         except _Served:
             return None
         except _Refused as refused:
@@ -129,11 +159,10 @@ def _guarded(module: ModuleType, serves: Any, tensors: tuple[Any, ...]) -> str |
     return "it has nothing to do"
 
 
-def _operator(module: ModuleType, count: int) -> Any:
+def _operator(launcher: Call, reference: Call, count: int) -> Any:
     """The operator of an emitted file, with as many results as its reference."""
-    name = module.__name__.replace(".", "_")
+    name = launcher.__module__.replace(".", "_")
     if name not in _DEFINED:
-        reference: Any = vars(module)["reference"]
         inputs = ", ".join(f"Tensor in{index}" for index in range(count))
         _LIBRARY.define(f"{name}({inputs}) -> Tensor[]")
 

@@ -13,7 +13,7 @@ import torch
 from fusion_advisor.frontend.replay import operator_of, replayed
 from fusion_advisor.ir.graph import Graph, Mask, MaskSays, Node, Ref
 from fusion_advisor.ops.attention import mask_of
-from fusion_advisor.support.load_kernel_file import KernelFault
+from fusion_advisor.support.kernel_fault import KernelFault
 
 _MOST_NAMED = 3
 """Names of inputs and parameters that a mask depends on, at most; inputs go first."""

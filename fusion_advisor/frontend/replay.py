@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Symbol, Tensor, iter_refs
-from fusion_advisor.support.load_kernel_file import KernelFault
+from fusion_advisor.support.kernel_fault import KernelFault
 
 NODE = "fusion_advisor.node"
 """Key in an fx node's meta for the record that it replays; for a launcher, the record of its first

@@ -145,6 +145,24 @@ def identify(
     return Identified(named, candidates, grouping.gap, grouping.saveable_bytes)
 
 
+def step_us(flow: Dataflow, groups: Iterable[Finding]) -> dict[str, float]:
+    """Eager time of the step, us: of each launch by its name, and of the call itself under the
+    empty name. Launches of a group find in the L2 what the launches before left there; elsewhere
+    that is not counted."""
+    costs = flow.annotated.costs
+    times = {name: cost.time_us for name, cost in costs.items() if cost.launches}
+    if not times:
+        return {}
+    call = flow.annotated.device.times.call.value
+    for finding in groups:
+        decision = finding.decision
+        alone = sum(decision.subject.cost(i).time_us for i in decision.subject.launches)
+        for name in (flow.nodes[i].name for place in finding.instances for i in place):
+            if name in times:
+                times[name] *= (decision.unfused_us - call) / alone
+    return {"": call, **times}
+
+
 def with_registers(found: Identified, registers: Mapping[str, tuple[int, ...]]) -> Identified:
     """Groups predicted anew with their kernels' registers per thread, by id, and ranked by the new
     prediction; the ids stay."""

@@ -79,6 +79,15 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Least:
+    """Least saving of a group that is worth an edit: microseconds, and share of the step (0 to 1),
+    of all its places together."""
+
+    saved_us: float = 0.0
+    share: float = 0.0
+
+
+@dataclass(frozen=True)
 class Request:
     """Request for an analysis: the model, the device, and how far to prove the kernels. `folder` is
     the kernels' folder in the report, None when they are not written; `command` is the command line
@@ -101,6 +110,8 @@ class Request:
     measurement sets this: a report or a patch of anything else is the same on every machine."""
     proofs: Path | None = None
     """Cache of check and compile results; None where each is done anew."""
+    least: Least = field(default_factory=Least)
+    """Saving below which a patch leaves the source as it is."""
 
 
 def named_by(model: str) -> str:

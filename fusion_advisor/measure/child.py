@@ -49,13 +49,8 @@ from fusion_advisor.measure.protocol import (
     Way,
 )
 from fusion_advisor.rulebook.local_gpu import version
-from fusion_advisor.support.load_kernel_file import (
-    KernelFault,
-    cause,
-    lasting_folder,
-    load_module,
-    spoiled,
-)
+from fusion_advisor.shipped.load import load_module
+from fusion_advisor.support.kernel_fault import KernelFault, cause, lasting_folder, spoiled
 from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.check_child import build_inputs, poisoned_outputs, truth
 from fusion_advisor.verify.stepping import LaunchMode, as_tuple

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from fusion_advisor.measure.protocol import Timing, TimingRules
-from fusion_advisor.support.load_kernel_file import KernelFault
+from fusion_advisor.support.kernel_fault import KernelFault
 
 
 class Clock(Protocol):

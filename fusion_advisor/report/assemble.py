@@ -15,7 +15,7 @@ from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.cost.times import time_model
 from fusion_advisor.cost.totals import least_us, peak_activation_bytes
 from fusion_advisor.fusion.decide import Decision
-from fusion_advisor.fusion.findings import Finding, Identified
+from fusion_advisor.fusion.findings import Finding, Identified, step_us
 from fusion_advisor.fusion.route import action, fix
 from fusion_advisor.fusion.verdict import GateResult
 from fusion_advisor.ir.faults import Faults
@@ -83,7 +83,7 @@ def assemble(
     faults = faults or Faults(strict=True)
     annotated = flow.annotated
     graph = annotated.graph
-    eager_us = _eager_us(flow, found.groups)
+    eager_us = step_us(flow, found.groups)
     total_us = sum(eager_us.values())
 
     def rows(findings: Iterable[Finding]) -> list[GroupRow]:
@@ -499,24 +499,6 @@ def _totals(
         faults=faults,
         condition=_UNDER_NO_GRAD if gradients else "",
     )
-
-
-def _eager_us(flow: Dataflow, groups: Iterable[Finding]) -> dict[str, float]:
-    """Eager time of the model, us: of each launch by its name, and of the call itself under the
-    empty name. Launches of a group find in the L2 what the launches before left there; elsewhere
-    that is not counted."""
-    costs = flow.annotated.costs
-    times = {name: cost.time_us for name, cost in costs.items() if cost.launches}
-    if not times:
-        return {}
-    call = flow.annotated.device.times.call.value
-    for finding in groups:
-        decision = finding.decision
-        alone = sum(decision.subject.cost(i).time_us for i in decision.subject.launches)
-        for name in (flow.nodes[i].name for place in finding.instances for i in place):
-            if name in times:
-                times[name] *= (decision.unfused_us - call) / alone
-    return {"": call, **times}
 
 
 def _ratio(over: float, under: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from fusion_advisor.region.exprs import Expr
 from fusion_advisor.region.peephole import WITH_ONE, one_more
-from fusion_advisor.region.primitives import HELPERS, MONOIDS, PRIMITIVES
+from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.region.random import SHARES
 from fusion_advisor.schedules.addresses import Addresses
 from fusion_advisor.schedules.base import Step
@@ -378,12 +378,14 @@ class Body(Addresses):
         self.scope.body.append(stored)
 
     def _rounded(self, value: Tile, dtype: str) -> Tile:
-        """A float32 in a narrower type; what is too large becomes what it does in torch."""
-        if f"as_{dtype}" not in HELPERS:
+        """A float32 in a narrower type; what is too large becomes what it does in torch: infinite
+        in e5m2, where the hardware stops at the largest number. In e4m3fn torch stops there too,
+        from 2.12 on (its pull request 178817); before, eager gave NaN."""
+        if dtype != "float8_e5m2":
             return Cast(value, dtype)
         if isinstance(value, Literal):
             value = Full((), value, "float32")
-        return DeviceCall(f"as_{dtype}", (value,))
+        return DeviceCall("as_float8_e5m2", (value,))
 
     # -- expressions ---------------------------------------------------------------------------
 

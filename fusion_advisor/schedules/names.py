@@ -7,9 +7,9 @@ import keyword
 import re
 from dataclasses import dataclass, field
 
-from fusion_advisor.region.random import NAMES, STATE
+from fusion_advisor.shipped.files import DEVICE, HOST, RUNTIME, functions
 
-_RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
+_RESERVED = frozenset({HOST, *keyword.kwlist, *dir(builtins)}) | frozenset(
     [
         "row",
         "col",
@@ -36,38 +36,16 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "torch",
         "triton",
         "libdevice",
-        "os",
-        "warnings",
         "reference",
-        "serves",
-        "cdiv",
-        "fall_back",
-        "launch",
-        "launched",
-        "power_of_two",
-        "divisor",
         "APART",
         "BEGUN",
-        "beginning",
         "DIVISOR",
-        "first_piece",
-        "second_piece",
-        "fallbacks",
         "problem",
-        "in_planes",
         "PLANES",
-        "beyond_int32",
         "far",
         "FAR",
-        "wide",
-        "ranked",
         "layout",
         "plan",
-        "plans",
-        "plan_of",
-        "do_again",
-        "remember",
-        *(NAMES - set(STATE)),
         "program",
         "peer",
         "peer_mask",
@@ -75,10 +53,6 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "workspace",
         "step",
         "steps",
-        "resident",
-        "ticket",
-        "publish",
-        "published",
         "STEP",
         "PEERS",
         "WHOLE",
@@ -86,45 +60,31 @@ _RESERVED = frozenset({*keyword.kwlist, *dir(builtins)}) | frozenset(
         "vectors",
         "in_whole",
         "in_end",
-        "in_vectors",
-        "around_vectors",
         "end",
         "end_mask",
         "ENDS",
         "rest_vectors",
         "shared",
         "rest_shared",
-        "in_copy",
-        "copies_kernel",
-        "copies_made",
-        "copies",
-        "taken_by",
         "early",
-        "overlapping",
         "EARLY",
-        "load_row",
-        "store_row",
         "first",
         "following",
         "place",
-        "place_of",
-        "rows_of_plane",
-        "rows_of_tile",
         "tile",
         "parts",
-        "load_by_place",
-        "load_both",
-        "by_place",
     ]
 )
-"""What a generated name must not hide."""
+"""What a generated name must not hide, besides the functions of the shipped files."""
 
 
 @dataclass
 class Names:
     """Names that are unique within one file."""
 
-    used: set[str] = field(default_factory=lambda: set(_RESERVED))
+    used: set[str] = field(
+        default_factory=lambda: {*_RESERVED, *functions(RUNTIME), *functions(DEVICE)}
+    )
 
     def claim(self, wish: str) -> str:
         name = re.sub(r"\W", "_", wish).strip("_") or "value"

@@ -33,7 +33,7 @@ from fusion_advisor.frontend.emitted_calls import references
 from fusion_advisor.frontend.user_model import OnHost, defaults, found_in, leading_sizes, resized
 from fusion_advisor.ir.scenario import Scenario, Sizes
 from fusion_advisor.measure.protocol import Ran, RunJob
-from fusion_advisor.support.load_kernel_file import KernelFault, cause
+from fusion_advisor.support.kernel_fault import KernelFault, cause
 from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.check_child import Float64Mode, prepare
 from fusion_advisor.verify.launch_counter import counted

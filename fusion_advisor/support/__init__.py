@@ -6,7 +6,7 @@ OFFERS = (
     "files",
     "forkserver",
     "kept",
-    "load_kernel_file",
+    "kernel_fault",
     "worker",
 )
 """The modules that other rooms may import."""

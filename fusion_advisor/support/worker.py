@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
 
 from fusion_advisor.support.codec import from_data, to_data, to_json
-from fusion_advisor.support.load_kernel_file import KernelFault, cause, spoiled
+from fusion_advisor.support.kernel_fault import KernelFault, cause, spoiled
 
 _Reply = TypeVar("_Reply")
 

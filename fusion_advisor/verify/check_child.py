@@ -39,7 +39,8 @@ from torch.utils._pytree import tree_map
 
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case, Check, CheckJob, Criterion, Kernel
-from fusion_advisor.support.load_kernel_file import KernelFault, cause, lasting_folder, load_module
+from fusion_advisor.shipped.load import load_module
+from fusion_advisor.support.kernel_fault import KernelFault, cause, lasting_folder
 from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.stepping import LaunchMode, as_tuple, truth_of
 from fusion_advisor.verify.tolerance import Error, Tensors, Truth, compare

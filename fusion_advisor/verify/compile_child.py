@@ -23,13 +23,8 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from fusion_advisor.ir.kernel import Compiled, CompileJob, Kernel, Launch, Resources
-from fusion_advisor.support.load_kernel_file import (
-    KernelFault,
-    cause,
-    kernels_alone,
-    lasting_folder,
-    load_module,
-)
+from fusion_advisor.shipped.load import kernels_alone, load_module
+from fusion_advisor.support.kernel_fault import KernelFault, cause, lasting_folder
 from fusion_advisor.support.worker import serve
 
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 
 from fusion_advisor.ir.kernel import Criterion
-from fusion_advisor.support.load_kernel_file import KernelFault
+from fusion_advisor.support.kernel_fault import KernelFault
 
 Tensors = tuple[torch.Tensor, ...]
 

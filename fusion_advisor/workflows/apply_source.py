@@ -39,11 +39,12 @@ from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.kernel import Check, Kernel
-from fusion_advisor.ir.scenario import Scenario, Sizes
+from fusion_advisor.ir.scenario import Least, Scenario, Sizes
 from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device, gpu_names
 from fusion_advisor.rulebook.schema import Device, Rulebook
+from fusion_advisor.shipped.load import load_module
 from fusion_advisor.sourcepatch.editing.renames import renamed
 from fusion_advisor.sourcepatch.function_copies import (
     Copies,
@@ -57,7 +58,7 @@ from fusion_advisor.sourcepatch.function_copies import (
 from fusion_advisor.sourcepatch.other_sizes import Resized, seen_at
 from fusion_advisor.sourcepatch.placement import Patch
 from fusion_advisor.support.errors import CaptureError
-from fusion_advisor.support.load_kernel_file import lasting_folder, load_module
+from fusion_advisor.support.kernel_fault import lasting_folder
 from fusion_advisor.verify.driver import Provers, provers
 from fusion_advisor.workflows.apply import Applied
 from fusion_advisor.workflows.patch import other_scenarios, put
@@ -166,12 +167,14 @@ def placed(
     accepted: Callable[[FunctionType], bool] = lambda function: True,
     *,
     objects: bool = True,
+    least: Least | None = None,
 ) -> Placed:
     """Put a model's groups into the functions that it runs, as far as these functions are accepted.
 
     Without `objects` no function is changed that is only found in a table or by a call of an
-    object. Nothing is changed yet. The kernels are those of a package called `fused_<name>`. Raises
-    CaptureError, and UsageError where a file is not what was imported.
+    object. Nothing is changed yet; groups that save less than `least` are left. The kernels are
+    those of a package called `fused_<name>`. Raises CaptureError, and UsageError where a file is
+    not what was imported.
     """
 
     def graph(scenario: Scenario, given: _Given = (args, kwargs or {})) -> Graph:
@@ -201,7 +204,7 @@ def placed(
     at_sizes, batch = seen_at(originals[0][2], lambda wanted: [*map(at, wanted)])
     decided = deciding(originals[0][2], rulebook, Faults())
     made, kernels, unplaced = put(
-        originals, decided, rulebook, editable, name, children, at_sizes, batch
+        originals, decided, rulebook, editable, name, children, at_sizes, batch, least
     )
     holding = (functions.holding(e.file, e.lines[0]) for each in made.puts for e in each.edits)
     changed = {this for this in holding if this is not None}

@@ -46,7 +46,7 @@ from fusion_advisor.report.schema import CheckRow, GroupRow, Report, WayRow, loa
 from fusion_advisor.rulebook.local_gpu import version
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.errors import UsageError
-from fusion_advisor.support.load_kernel_file import OUT_OF_MEMORY
+from fusion_advisor.support.kernel_fault import OUT_OF_MEMORY
 from fusion_advisor.support.worker import Worker, WorkerError
 from fusion_advisor.verify.driver import (
     Provers,

@@ -36,6 +36,7 @@ from fusion_advisor.report.formats import EXTENSIONS, render
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device, gpu_names, require_triton
 from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.shipped.files import write_kernel
 from fusion_advisor.support.errors import AdvisorError, PatchError, UsageError, one_of
 from fusion_advisor.support.files import require_folder, write
 from fusion_advisor.workflows.analyze import analyze as analyzed
@@ -69,7 +70,7 @@ class Report(report.Report):
             write(place / f"report.{extension}", render(without, name))
         for group in self.groups:
             if group.kernel.text and group.kernel.file:
-                write(place / group.kernel.file, group.kernel.text)
+                write_kernel(place / group.kernel.file, group.kernel.text)
 
     def __str__(self) -> str:
         return render(self, "text")

@@ -17,12 +17,12 @@ from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.frontend.child import capture
 from fusion_advisor.fusion.components import group
 from fusion_advisor.fusion.decide import Decision, deciding
-from fusion_advisor.fusion.findings import Finding, Identified, fuse, identify
+from fusion_advisor.fusion.findings import Finding, Identified, fuse, identify, step_us
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.kernel import Check, Kernel
-from fusion_advisor.ir.scenario import Moved, Request, Scenario, Sizes
+from fusion_advisor.ir.scenario import Least, Moved, Request, Scenario, Sizes
 from fusion_advisor.measure.search import Searched, Searcher
 from fusion_advisor.report.assemble import Proof
 from fusion_advisor.report.formats import wording
@@ -174,6 +174,7 @@ def patched(
         at = widened(flow, None if operators or batch is None else batch.flow, rulebook)
         placement = replace(placement, batch=batch, general=at)
         found = _named_apart(_cut(placement, decided, rulebook), kernels_of(standing), at, rulebook)
+        found, small = _worthwhile(flow, found, request.least)
         general = tuple(replace(each, decision=at(each.decision)) for each in found.groups)
         listener.stage("emit")
         full_size = searcher is not None and bool(request.gpus)
@@ -201,6 +202,7 @@ def patched(
             }
             searches = {name: proof.searched for name, proof in proofs.items() if proof.searched}
         made = patch(placement, found.groups, proven, model, only_dtype, standing, stamps)
+        made.refused |= small
         own = Patch()
         if model_new:
             within = replace(placement, editable=_within(model, folder))
@@ -453,13 +455,14 @@ def put(
     children: Provers,
     resized: Sequence[Resized] = (),
     batch: Resized | None = None,
+    least: Least | None = None,
 ) -> tuple[Patch, dict[Kernel, Check | None], dict[str, str]]:
     """Put the groups of a live model into its source as it ran: the edited texts, the kernels that
     they call, of a package called `fused_<name>`, with their checks, and the sets that the source
     cannot express.
 
     Nothing is written. `resized` is the model at other sizes, `batch` the one of them at a larger
-    batch.
+    batch, `least` the saving that a group needs.
     """
     (said, asked, flow), *others = originals
     flow = replace(flow, varied=varied(flow, resized))
@@ -468,13 +471,14 @@ def put(
         _placement([(said, asked, flow), *others], editable, resized),
         wary=True, batch=batch, general=at,
     )  # fmt: skip
-    found = _cut(placement, decided, rulebook)
+    found, small = _worthwhile(flow, _cut(placement, decided, rulebook), least or Least())
     decisions = {f.name: at(f.decision) for f in found.groups}
     made = {n: attempt(d.subject.flow, d, n, rulebook) for n, d in decisions.items()}
     kernels = {name: each for name, each in made.items() if isinstance(each, Kernel)}
     checks = tested(kernels, children)
     proven = {name: kernels[name] for name in checks}
     done = patch(placement, found.groups, proven, Path(f"{name}.py"))
+    done.refused |= small
     names = [each.finding.name for each in done.puts]
     return done, {proven[name]: checks[name] for name in names}, _unplaced(flow, found)
 
@@ -511,6 +515,24 @@ def _named_apart(
         return replace(finding, name=next(name for name in names if free(finding, name)))
 
     return replace(found, groups=[*map(named, found.groups)])
+
+
+def _worthwhile(
+    flow: Dataflow, found: Identified, least: Least
+) -> tuple[Identified, dict[str, str]]:
+    """Groups that save enough to be put into the source; and of the others, by id, what they
+    save."""
+    total = sum(step_us(flow, found.groups).values())
+    small: dict[str, str] = {}
+    for each in found.groups:
+        saved = each.saved_us_total
+        if saved < least.saved_us:
+            at_least = wording.time(least.saved_us)
+            small[each.id] = f"it saves {wording.time(saved)}, the threshold is {at_least}"
+        elif saved < least.share * total:
+            share = f"{saved / total:.2%} of the step"
+            small[each.id] = f"it saves {share}, the threshold is {least.share:.2%}"
+    return replace(found, groups=[each for each in found.groups if each.id not in small]), small
 
 
 def _unplaced(flow: Dataflow, found: Identified) -> dict[str, str]:

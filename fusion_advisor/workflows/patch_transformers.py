@@ -76,7 +76,7 @@ def patched_family(request: Request, root: Path, listener: Listener | None = Non
         listener.stage("group")
         found = placed(
             loaded.module, loaded.args, loaded.kwargs, request.scenario, device, rulebook, name,
-            children, _stands_alone, objects=False,
+            children, _stands_alone, objects=False, least=request.least,
         )  # fmt: skip
     signed = {
         kernel.entry: stamped(kernel.text, stamp_of(request, check, rulebook))

@@ -19,8 +19,9 @@ from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.fusion.lower import Expressed, boundary, express
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.region.exprs import INDEX, Expr
-from fusion_advisor.region.random import NAMES, SHARES, STATE, reference_helpers
+from fusion_advisor.region.random import REFERENCE_RANDOM, SHARES, STATE
 from fusion_advisor.region.region import Output, Region
+from fusion_advisor.shipped import fused_runtime
 
 from .regions import Tape, launches
 
@@ -177,10 +178,7 @@ SCANS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def reference_functions() -> dict[str, Any]:
     """What an emitted file's reference draws with."""
-    found: dict[str, Any] = {"torch": torch}
-    for text in reference_helpers([f"{name}()" for name in NAMES]).values():
-        exec(text, found)
-    return found
+    return {"torch": torch} | {name: getattr(fused_runtime, name) for name in REFERENCE_RANDOM}
 
 
 def drawn_reference(flow: Dataflow, found: Expressed, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -24,6 +24,7 @@ from fusion_advisor.ir.kernel import Kernel, Launch
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.shipped.files import write_kernel
 
 from .spawned import run, run_script
 
@@ -194,21 +195,19 @@ def interpreted(kernel: Kernel, script: str, folder: Path) -> Any:
     """What a script prints as JSON, in a process under the interpreter: its argument is the path
     of the kernel's file."""
     file = folder / f"{kernel.name}.py"
-    file.write_text(kernel.text)
+    write_kernel(file, kernel.text)
     return json.loads(run_script(script, str(file)))
 
 
 _PTX = """
-import importlib.util, sys
+import importlib, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 path, name, signature, constants, divisible, warps = {given!r}
-spec = importlib.util.spec_from_file_location("emitted", path)
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-function = getattr(module, name)
+sys.path.insert(0, path)
+function = getattr(importlib.import_module("emitted.kernel"), name)
 multiples = {{(function.arg_names.index(one),): [["tt.divisibility", 16]] for one in divisible}}
 source = ASTSource(function, signature, constexprs=constants, attrs=multiples)
 made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={{"num_warps": warps}})
@@ -218,10 +217,9 @@ print(made.asm["ptx"])
 
 def ptx_of(kernel: Kernel, launch: Launch, folder: Path, **constants: object) -> str:
     """What one launch of a kernel compiles to for Hopper, with other constants where given."""
-    path = folder / "emitted.py"
-    path.write_text(kernel.text)
+    write_kernel(folder / "emitted" / "kernel.py", kernel.text)
     given = (
-        str(path), launch.jit_name, dict(launch.signature),
+        str(folder), launch.jit_name, dict(launch.signature),
         {**dict(launch.constants), **constants}, launch.divisible, launch.num_warps,
     )  # fmt: skip
     environment = {key: text for key, text in os.environ.items() if key != "TRITON_INTERPRET"}

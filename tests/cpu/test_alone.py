@@ -1,10 +1,13 @@
-"""Emitted files by themselves: their check, their command line, and their stamp."""
+"""Emitted files with the runtime beside them and nothing else: their check, their command line,
+and their stamp."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,20 +22,32 @@ from fusion_advisor.codegen.header import (
     stamped,
     unstamped,
 )
-from fusion_advisor.ir.kernel import Check
+from fusion_advisor.ir.kernel import Check, Kernel
+from fusion_advisor.shipped.files import write_kernel
 
 from .generated import kernel
 
+EARLIER = Path(__file__).resolve().parents[1] / "fixtures" / "2026-11-24" / "kernels.patch"
+
 
 def run(text: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """A file's own command line, in a folder where nothing else is."""
-    file = folder / "kernel.py"
-    file.write_text(text)
+    """The command line of the runtime beside a file, in a folder where nothing else is."""
+    write_kernel(folder / "kernel.py", text)
+    return started(folder / "fused_runtime.py", *options)
+
+
+def started(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         [sys.executable, "-I", "-W", "error::UserWarning", str(file), *options],
-        capture_output=True, text=True, check=False, env=environment, cwd=folder,
+        capture_output=True, text=True, check=False, env=environment, cwd=file.parent,
     )  # fmt: skip
+
+
+def named(name: str) -> Kernel:
+    """A kernel whose launcher is called as its file."""
+    made = kernel(name)
+    return replace(made, text=re.sub(rf"\b{name}\b(?!\.)", "kernel", made.text))
 
 
 ALONE = ("softmax", "masked_count", "residual_rms_norm", "dropped_attention", "shared_layer_norm")
@@ -41,17 +56,30 @@ ALONE = ("softmax", "masked_count", "residual_rms_norm", "dropped_attention", "s
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ALONE)
-def test_without_a_gpu_a_file_checks_itself_on_the_interpreter(name: str, tmp_path: Path) -> None:
-    made = kernel(name)
-    done = run(made.text, tmp_path, "--check")
+def test_without_a_gpu_a_file_is_checked_on_the_interpreter(name: str, tmp_path: Path) -> None:
+    made = named(name)
+    done = run(made.text, tmp_path, "kernel", "--check")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == len(made.outputs)
+    assert all(line.startswith("kernel: [") for line in lines)
     assert all("eager's" in line and line.endswith("near enough") for line in lines)
 
 
+def test_all_kernels_of_a_folder_are_checked(tmp_path: Path) -> None:
+    """One of an earlier version, which stands alone, by its own command line."""
+    old = ["git", "apply", "--include", "fused_model/swiglu.py", str(EARLIER)]
+    subprocess.run(old, cwd=tmp_path, check=True)
+    write_kernel(tmp_path / "fused_model" / "softmax.py", kernel("softmax").text)
+    done = started(tmp_path / "fused_model" / "fused_runtime.py")
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert [line.partition(" torch.")[0] for line in lines] == ["[5, 7, 45]", "softmax: [3, 77]"]
+    assert all(line.endswith("near enough") for line in lines)
+
+
 def test_a_wrong_kernel_is_too_far(tmp_path: Path) -> None:
-    text = kernel("softmax").text
+    text = named("softmax").text
     wrong = text.replace("share_of(exp, sum_1)", "share_of(exp, sum_1 + 1e-3)")
     assert wrong != text
     done = run(wrong, tmp_path, "--check")
@@ -60,10 +88,26 @@ def test_a_wrong_kernel_is_too_far(tmp_path: Path) -> None:
 
 
 def test_times_need_a_gpu(tmp_path: Path) -> None:
-    done = run(kernel("softmax").text, tmp_path, "--bench")
+    done = run(named("softmax").text, tmp_path, "--bench")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert done.stderr == "softmax: --bench times on a GPU, and there is none here\n"
+    assert done.stderr == "kernel: --bench times on a GPU, and there is none here\n"
+
+
+def test_a_kernel_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    done = run(named("softmax").text, tmp_path, "gelu", "--check")
+    assert done.returncode == 1
+    assert done.stderr == "gelu: is no kernel of this folder, which has kernel\n"
+
+
+def test_a_file_without_its_package_is_one_line(tmp_path: Path) -> None:
+    write_kernel(tmp_path / "softmax.py", kernel("softmax").text)
+    said = "softmax.py is one of a package: import that, or run fused_runtime.py beside it"
+    done = started(tmp_path / "softmax.py")
+    assert (done.returncode, done.stderr) == (1, f"{said}\n")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import softmax"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == f"ImportError: {said}"
 
 
 def test_beside_eager_stands_pytorchs_own_op() -> None:
@@ -103,7 +147,7 @@ def test_a_stamp_is_read_back_and_taken_off() -> None:
 def test_what_is_edited_shows() -> None:
     made = stamped(kernel("softmax").text, STAMP)
     assert not edited(made)
-    assert edited(made.replace("tl.div_rn", "tl.fdiv"))
+    assert edited(made.replace("share_of(exp, sum_1)", "exp / sum_1"))
     assert edited(made.replace("0.1.0", "0.2.0")), "the stamp itself, too"
     assert edited(kernel("softmax").text), "nothing says what was written"
 

@@ -35,7 +35,7 @@ _COUNT = """
 import json, sys
 from pathlib import Path
 from fusion_advisor.verify.check_child import _launch, build_inputs
-from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.shipped.load import load_module
 from fusion_advisor.verify.interpreter import counting, install
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.support.codec import from_json

@@ -30,7 +30,7 @@ from fusion_advisor.measure.protocol import (
     Timing,
     Way,
 )
-from fusion_advisor.support.load_kernel_file import KernelFault
+from fusion_advisor.support.kernel_fault import KernelFault
 from fusion_advisor.verify.stepping import as_tuple
 from fusion_advisor.verify.tolerance import Truth, compare
 from fusion_advisor.workflows.recommend import bench_row, way_row

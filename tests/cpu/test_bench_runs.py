@@ -37,9 +37,10 @@ from fusion_advisor.measure.protocol import (
 from fusion_advisor.report.assemble import assemble
 from fusion_advisor.report.formats import markdown, render, text
 from fusion_advisor.report.schema import Report
+from fusion_advisor.shipped.load import load_module
 from fusion_advisor.support.codec import from_json
 from fusion_advisor.support.errors import UsageError
-from fusion_advisor.support.load_kernel_file import OUT_OF_MEMORY, cause, load_module, spoiled
+from fusion_advisor.support.kernel_fault import OUT_OF_MEMORY, cause, spoiled
 from fusion_advisor.support.worker import WorkerError, replied, request
 from fusion_advisor.workflows import bench as running
 from fusion_advisor.workflows.bench import BenchRun, bench

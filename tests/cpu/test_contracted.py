@@ -61,7 +61,7 @@ import json, sys
 import torch
 from fusion_advisor.verify.interpreter import install
 install()
-from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.shipped.load import load_module
 from pathlib import Path
 module = load_module(Path(sys.argv[1]).read_text(), Path(sys.argv[1]).parent)
 inf, nan = float("inf"), float("nan")

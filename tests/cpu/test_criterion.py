@@ -8,7 +8,7 @@ from itertools import repeat
 import pytest
 import torch
 
-from fusion_advisor.support.load_kernel_file import KernelFault
+from fusion_advisor.support.kernel_fault import KernelFault
 from fusion_advisor.verify.stepping import as_tuple, truth_of
 from fusion_advisor.verify.tolerance import TooFew, Truth, compare, ulp, ulps_of
 

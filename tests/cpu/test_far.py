@@ -57,7 +57,7 @@ _ASKED = """
 import json, os, sys
 from pathlib import Path
 import torch
-from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.shipped.load import load_module
 
 os.environ["FUSION_ADVISOR_STRICT"] = "1"
 file = Path(sys.argv[1])
@@ -146,7 +146,7 @@ _AROUND = """
 import json, os, sys
 from pathlib import Path
 import torch
-from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.shipped.load import load_module
 
 os.environ["FUSION_ADVISOR_STRICT"] = "1"
 file = Path(sys.argv[1])

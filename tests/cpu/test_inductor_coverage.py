@@ -29,7 +29,7 @@ from fusion_advisor.measure.protocol import (
     Replacement,
 )
 from fusion_advisor.report.schema import GroupRow
-from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.shipped.load import load_module
 from fusion_advisor.workflows.inductor_overlap import overlapping_kernels
 from fusion_advisor.workflows.recommend import way_row
 

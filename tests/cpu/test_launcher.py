@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 
-from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.shipped.load import load_module
 
 from .generated import kernel
 
@@ -67,13 +67,13 @@ def _loaded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """SwiGLU's; `asked` counts what is asked of tensors one by one."""
     module = _loaded("swiglu", tmp_path, monkeypatch)
-    module.asked, serves = 0, module.serves
+    module.asked, serves = 0, module.host.serves
 
     def counted(*given: Any) -> str | None:
         module.asked += 1
         return serves(*given)
 
-    module.serves = counted
+    module.host.serves = counted
     with torch.no_grad():
         yield module
 
@@ -136,7 +136,7 @@ def test_one_tensor_given_twice_says_nothing_of_two(file: Any) -> None:
     same = torch.zeros(2, 3, 8, dtype=torch.bfloat16)
     for _ in range(3):
         file.swiglu(same, same)
-    assert not file.plans
+    assert not file.host.plans
     other = torch.zeros(2, 3, 8, dtype=torch.bfloat16)
     file.swiglu(same, other)
     assert file.calls[-1][1][1] is other
@@ -188,7 +188,7 @@ def test_drawn_seeds_are_given_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for _ in range(4):
         file.dropout_gelu(values)
     assert [how for how, _ in file.calls] == ["function", "run", "run", "run"]
-    assert len(file.plans) == 1
+    assert len(file.host.plans) == 1
     assert len({given[1] for _, given in file.calls[2:]}) == 2, "seeds of two calls"
 
 
@@ -196,15 +196,15 @@ def test_a_compiler_traces_past_it(file: Any) -> None:
     """While Dynamo traces, nothing is looked up or kept, and no graph breaks."""
     for _ in range(3):
         file.swiglu(*halves())
-    file.plans.clear()
-    file.serves = lambda *_: None
+    file.host.plans.clear()
+    file.host.serves = lambda *_: None
 
     def launch(kernel: Any, grid: Any, tensors: Any, *_: Any, **__: Any) -> None:
         del kernel, grid
         tensors[2].copy_(tensors[0])
 
-    file.launch = launch
+    file.host.launch = launch
     traced = torch.compile(file.swiglu, fullgraph=True, dynamic=True, backend="eager")
     one, two = halves()
     assert torch.equal(traced(one + 1, two), one + 1)
-    assert not file.plans
+    assert not file.host.plans

@@ -13,9 +13,10 @@ import pytest
 
 from fusion_advisor.codegen.header import body, read_stamp, stamped
 from fusion_advisor.codegen.kernel_package import kernels_of, older, read_package, stale
-from fusion_advisor.ir.scenario import Request, Scenario
+from fusion_advisor.ir.scenario import Least, Request, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import version
+from fusion_advisor.shipped.files import SHIPPED, texts
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.workflows.patch import Patched, patched
 from fusion_advisor.workflows.update import Updated, updated
@@ -51,11 +52,12 @@ MORE = """\
 TOOL, RULES = version("fusion-advisor") or "unknown", load_rulebook().hash
 
 
-def again(folder: Path) -> Patched:
+def again(folder: Path, least: Least | None = None) -> Patched:
     """The patch of the model in a folder as it is now, kernels unchecked."""
     request = Request(
-        str(folder / "model.py"), Scenario(), device="h200", verify=False, compile=False
-    )
+        str(folder / "model.py"), Scenario(), device="h200", verify=False, compile=False,
+        least=least or Least(),
+    )  # fmt: skip
     return patched(request, folder.resolve(), captured=captured)
 
 
@@ -129,7 +131,10 @@ SPDX = "# SPDX-License-Identifier: 0BSD\n"
 
 def test_every_file_says_that_it_is_the_users_own(folder: Path) -> None:
     files = [*(folder / "fused_model").glob("*.py")]
-    assert {file.name for file in files} == {"__init__.py", "swiglu.py", "test_fused_model.py"}
+    assert {file.name for file in files} == {
+        *("__init__.py", "swiglu.py", "test_fused_model.py"),
+        *SHIPPED,
+    }
     assert all(file.read_text().startswith(f'{SPDX}"""') for file in files)
     assert "SPDX" not in (folder / "model.py").read_text()
 
@@ -183,6 +188,37 @@ def test_what_is_stale(folder: Path) -> None:
     kernel.write_text("def swiglu(a, b):\n    return a\n")
     assert reasons(folder) == {"swiglu.py": "does not say what wrote it"}
     assert aged(folder) == {}
+
+
+def test_what_kernels_share_is_looked_at_too(folder: Path) -> None:
+    runtime = folder / "fused_model" / "fused_runtime.py"
+    runtime.write_text(runtime.read_text() + "\n# mine\n")
+    assert reasons(folder) == {}
+    assert aged(folder) == {
+        "fused_runtime.py": "is not as this version of fusion-advisor writes it"
+    }
+    made = brought_up(folder)
+    assert runtime in made.patch.after
+    assert runtime.read_text() == texts()["fused_runtime.py"]
+    assert (reasons(folder), aged(folder)) == ({}, {})
+    runtime.unlink()
+    assert reasons(folder) == {"fused_runtime.py": "is gone, and kernels import it"}
+
+
+@pytest.mark.parametrize(
+    ("least", "why"),
+    [(Least(saved_us=1e6), "the threshold is 1"), (Least(share=1.0), "the threshold is 100.00%")],
+)
+def test_what_saves_less_than_the_thresholds_is_left(
+    tmp_path: Path, least: Least, why: str
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    made = again(tmp_path, least)
+    assert made.diff == ""
+    assert made.saved_us == 0.0
+    (said,) = made.patch.refused.values()
+    assert said.startswith("it saves ")
+    assert why in said
 
 
 def test_an_older_tool_and_other_rules_are_told_and_make_nothing_stale(folder: Path) -> None:

@@ -241,7 +241,7 @@ _CHILD = """
 import json, os, sys
 from pathlib import Path
 import torch
-from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.shipped.load import load_module
 from fusion_advisor.verify.interpreter import install
 
 os.environ["FUSION_ADVISOR_STRICT"] = "1"

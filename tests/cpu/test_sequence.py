@@ -28,8 +28,8 @@ from fusion_advisor.measure.protocol import (
     Replacement,
     Way,
 )
+from fusion_advisor.shipped.load import load_module
 from fusion_advisor.support.codec import from_json, to_json
-from fusion_advisor.support.load_kernel_file import load_module
 from fusion_advisor.support.worker import replied, request
 
 from .regions import H200, RULES, flow_of

@@ -20,8 +20,8 @@ from fusion_advisor.frontend.child import capture_module
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.scenario import Request
 from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.shipped.load import load_module
 from fusion_advisor.sourcepatch.trial import patched_copy
-from fusion_advisor.support.load_kernel_file import load_module
 from fusion_advisor.workflows.patch import Patched, patched
 
 from .in_process import captured

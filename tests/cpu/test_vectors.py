@@ -18,8 +18,6 @@ import torch
 import torch.nn.functional as F
 
 from fusion_advisor.rulebook.schema import Rulebook
-from fusion_advisor.schedules.places import HELPERS as PLACES
-from fusion_advisor.schedules.vectors import HELPERS
 from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import collect_check, submit_check
 
@@ -31,8 +29,7 @@ CHILD = """
 import json, sys
 import torch, triton
 import triton.language as tl
-
-{helpers}
+from fusion_advisor.shipped.fused_device import around_vectors, in_vectors
 
 @triton.jit
 def around(out_ptr, cols, LANES: tl.constexpr, ENDS: tl.constexpr):
@@ -77,8 +74,7 @@ print(json.dumps(found))
 @pytest.mark.parametrize("ends", ["apart", "first"])
 def test_each_column_has_one_lane(vector: int, ends: str, tmp_path: Path) -> None:
     path = tmp_path / "probe.py"
-    helpers = "\n\n".join((PLACES["wide"], HELPERS["around_vectors"], HELPERS["in_vectors"]))
-    path.write_text(CHILD.format(helpers=helpers, lanes=LANES))
+    path.write_text(CHILD.format(lanes=LANES))
     script = f"import runpy; runpy.run_path({str(path)!r})"
     for cols, by_first in json.loads(run_script(script, str(vector), ends)).items():
         for first, lanes in enumerate(by_first):
@@ -250,7 +246,7 @@ def test_what_all_rows_share_is_read_in_vectors(name: str, worker: Worker) -> No
     assert plan is not None
     assert plan.schedule == schedule
     assert plan.launches == 1 + copied
-    assert len(re.findall(r"_copies_made = copies\(", kernel.text)) == copied
+    assert len(re.findall(r"_copies_made = host\.copies\(", kernel.text)) == copied
     assert bool(re.search(r"_copies_ptr \+ shared\b", kernel.text)) == bool(copied)
     body = kernel.text[kernel.text.index("def odd_kernel(") : kernel.text.index("def odd(")]
     waits = [line.strip() for line in body.splitlines() if "copies_made(" in line]

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from fusion_advisor.ir.kernel import Kernel
-from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.shipped.load import load_module
 from fusion_advisor.verify.driver import checker
 
 from ..cpu.checks import checked

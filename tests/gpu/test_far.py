@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusion_advisor.support.load_kernel_file import load_module
+from fusion_advisor.shipped.load import load_module
 
 from ..cpu.generated import swiglu
 from ..cpu.regions import kernel_of

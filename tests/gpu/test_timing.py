@@ -11,7 +11,7 @@ import torch
 from fusion_advisor.measure.clocks import DeviceClock
 from fusion_advisor.measure.driver import timing_rules
 from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.support.load_kernel_file import KernelFault
+from fusion_advisor.support.kernel_fault import KernelFault
 
 pytestmark = pytest.mark.gpu
 MEBI = 1 << 20

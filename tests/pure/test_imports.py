@@ -19,26 +19,27 @@ PACKAGE = ROOT / "fusion_advisor"
 
 CONTRACT = """
 support
+shipped      support
 ir           support
 rulebook     support ir
 region       ir rulebook
 tile
 ops          ir region
-frontend     support ir rulebook ops
+frontend     support shipped ir rulebook ops
 cost         ir rulebook region ops
-schedules    ir rulebook region tile
+schedules    shipped ir rulebook region tile
 perfmodel    ir rulebook region ops cost schedules
 fusion       ir rulebook region ops cost schedules
-codegen      support ir rulebook region tile ops cost schedules fusion
-verify       support ir rulebook cost codegen
-measure      support ir rulebook frontend cost schedules fusion codegen verify
+codegen      support shipped ir rulebook region tile ops cost schedules fusion
+verify       support shipped ir rulebook cost codegen
+measure      support shipped ir rulebook frontend cost schedules fusion codegen verify
 advice       ir rulebook ops cost
 report       support ir rulebook ops cost fusion measure advice
 ci           support ir rulebook cost fusion report
-sourcepatch  support ir rulebook region ops frontend cost fusion codegen verify measure report
-dynamo       support ir rulebook region ops frontend cost schedules fusion codegen verify report
-workflows    support ir rulebook frontend cost fusion codegen verify measure report sourcepatch dynamo
-cli          support ir rulebook ops frontend codegen verify measure report ci workflows
+sourcepatch  support shipped ir rulebook region ops frontend cost fusion codegen verify measure report
+dynamo       support shipped ir rulebook region ops frontend cost schedules fusion codegen verify report
+workflows    support shipped ir rulebook frontend cost fusion codegen verify measure report sourcepatch dynamo
+cli          support shipped ir rulebook ops frontend codegen verify measure report ci workflows
 """  # noqa: E501
 """A room, and the rooms whose modules it imports: all of them stand above it."""
 
@@ -46,7 +47,7 @@ ALLOWED = {room: tuple(rooms) for room, *rooms in map(str.split, CONTRACT.strip(
 ENTRIES = 25
 """Most entries of the package: what one reads in a listing."""
 
-USES_TORCH = ("frontend", "verify", "measure", "sourcepatch", "dynamo", "workflows")
+USES_TORCH = ("shipped", "frontend", "verify", "measure", "sourcepatch", "dynamo", "workflows")
 """The rooms that may import torch or triton, at the top of a module or inside a function."""
 
 HEAVY = ("torch", "triton", "networkx", "pydantic", "numpy", "sympy", "transformers")

@@ -33,6 +33,7 @@ from fusion_advisor.cli.commands.outcome import (
     write_folder,
 )
 from fusion_advisor.cli.commands.output import asked_outputs, deliver, show, show_several, tell
+from fusion_advisor.shipped.files import write_kernel
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.files import require_folder, tree_of, write
 
@@ -143,7 +144,7 @@ def emit(
     with searcher_of(request, search=search) as searcher:
         analysis = analyzed(request, options.verbose, searcher)
     for kernel in analysis.kernels:
-        write(out / f"{kernel.name}.py", kernel.text)
+        write_kernel(out / f"{kernel.name}.py", kernel.text)
     from fusion_advisor.report.formats import wording
 
     for group in analysis.report.groups:

@@ -23,6 +23,7 @@ from fusion_advisor.cli.commands.outcome import (
     write_folder,
 )
 from fusion_advisor.cli.commands.output import show, tell
+from fusion_advisor.shipped.files import write_kernel
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.files import require_file, write
 
@@ -161,7 +162,7 @@ def _search(run: BenchRun, out: Path) -> dict[str, str]:
     ):
         for group, found, text in searched(run, searcher, children):
             if not found.failure:
-                write(out / str(group.kernel.file), text)
+                write_kernel(out / str(group.kernel.file), text)
                 texts[group.id] = group.kernel.text = text
             tell(f"{group.kernel.file}: {wording.named(group)}")
             for line in searched_lines(found):

@@ -136,7 +136,7 @@ class Options:
         """One scenario of the settings as a request, kernels going to `folder`; judged for the GPU
         here, if no device is asked for, where it is `measured` on that. UsageError where there are
         several scenarios and none is named."""
-        from fusion_advisor.ir.scenario import Limits, Request
+        from fusion_advisor.ir.scenario import Least, Limits, Request
         from fusion_advisor.rulebook.local_gpu import gpu_names, has_triton
 
         name = scenario or settings.only
@@ -158,6 +158,7 @@ class Options:
             debug=self.debug,
             strict=self.strict,
             gpus=gpu_names() if measured else (),
+            least=Least(values.thresholds.saved_us, values.thresholds.share),
         )
 
 

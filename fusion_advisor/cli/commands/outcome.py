@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fusion_advisor.cli.commands.options import rulebook_of
 from fusion_advisor.cli.commands.output import following, tell
+from fusion_advisor.shipped.files import write_kernel
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.files import require_file, require_folder, write
 
@@ -156,7 +157,7 @@ def write_folder(out: Path, outcome: AnalysisOutcome) -> None:
     write(out / "graph.json", dumps(outcome.graph))
     stale = _kernel_files(out)
     for name, text in outcome.kernels.items():
-        write(out / "kernels" / f"{name}.py", text)
+        write_kernel(out / "kernels" / f"{name}.py", text)
     for file in stale - {f"{name}.py" for name in outcome.kernels}:
         (out / "kernels" / file).unlink(missing_ok=True)
     for name, extension in EXTENSIONS.items():

@@ -1,8 +1,8 @@
 """A patched model as one file: the kernels in it, and its class called `ModelNew`.
 
-Emitted files stand alone, so two of them, or one and the model's own file, may give one name to
-different things. What a launcher needs of its file is taken under names that mean nothing else;
-helpers that several files share word for word stand once.
+Two emitted files, or one and the model's own file, may give one name to different things. What a
+launcher needs of its file and of the runtime beside it is taken under names that mean nothing else;
+what several files share word for word stands once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import libcst as cst
 from libcst.metadata import Assignment, MetadataWrapper, ScopeProvider
 
 from fusion_advisor.ir.kernel import LICENSE
+from fusion_advisor.shipped.files import DEVICE, HOST, RUNTIME, texts
 from fusion_advisor.support.errors import UsageError
 
 _GIVEN, _MADE = "Model", "ModelNew"
@@ -58,6 +59,55 @@ def require_model(text: str) -> None:
         raise UsageError(f"{_MADE} is made of a class {_GIVEN}, which the file has to define once")
     if _MADE in model.identifiers:
         raise UsageError(f"{_MADE} cannot be made: the file uses that name already")
+
+
+def _in_one(text: str) -> str:
+    """The text of an emitted file with what it imports of the files beside it in its place: the
+    definitions of all of them, which give no name to two things."""
+    module = cst.parse_module(text)
+    host = cst.parse_module(texts()[f"{RUNTIME}.py"])
+    device = cst.parse_module(texts()[f"{DEVICE}.py"])
+    own = [s for s in module.body if not _of_the_package(s)]
+    if len(own) == len(module.body):
+        return text  # of an earlier version, which stood alone
+    named = {s.name.value for s in own if isinstance(s, cst.FunctionDef)}
+    shared = [
+        s
+        for each in (host, device)
+        for s in each.body
+        if not _of_the_package(s) and not (isinstance(s, cst.FunctionDef) and s.name.value in named)
+    ]
+    said, rest = own[:1], own[1:]
+    return module.with_changes(body=[*said, *shared, *rest]).visit(_Unhosted()).code
+
+
+def _of_the_package(statement: cst.CSTNode) -> bool:
+    """Whether a statement is what a file does as one of a package: its relative imports, `if`, and
+    what it requires of the runtime."""
+    if isinstance(statement, cst.If):
+        return True
+    small = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
+    match small:
+        case [cst.ImportFrom(relative=[_, *_])]:
+            return True
+        case [cst.Expr(value=cst.Call(func=cst.Attribute(value=cst.Name(value=name))))]:
+            return name == HOST
+        case _:
+            return False
+
+
+class _Unhosted(cst.CSTTransformer):
+    """Spells `host.NAME` as NAME."""
+
+    def leave_Attribute(
+        self, original_node: cst.Attribute, updated_node: cst.Attribute
+    ) -> cst.BaseExpression:
+        value = updated_node.value
+        return (
+            updated_node.attr
+            if isinstance(value, cst.Name) and value.value == HOST
+            else updated_node
+        )
 
 
 class _File:
@@ -153,7 +203,7 @@ class _Library:
 
     def add(self, launcher: str, text: str) -> str:
         """Takes in a launcher with what it needs of its file; its name here."""
-        file = _File(text)
+        file = _File(_in_one(text))
         self._taken |= file.identifiers - set(file.names)
         start = len(self._body)
         name = self._definition(file, launcher, launcher, {})

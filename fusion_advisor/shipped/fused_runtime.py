@@ -1,0 +1,595 @@
+# SPDX-License-Identifier: 0BSD
+"""Runtime of the kernels beside this file: guards, launches, fallback, self-check and bench.
+
+Written by fusion-advisor, the same in every folder. It needs torch and Triton alone.
+
+    python FOLDER/fused_runtime.py [NAME ...] --check --bench
+"""
+
+import argparse
+import importlib
+import math
+import os
+import subprocess
+import sys
+import types
+import warnings
+from pathlib import Path
+
+import torch
+import triton
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+VERSION = 1
+"""Grows with what kernel files may ask of this one; a later version serves them all."""
+
+if __package__ and os.environ.get("TRITON_INTERPRET") == "1":
+    from . import fused_interpreter
+
+    fused_interpreter.install()
+
+
+def require(version):
+    """Raise ImportError where a kernel file was written for a later runtime."""
+    if version > VERSION:
+        raise ImportError(
+            f"{__file__} is version {VERSION} and a kernel beside it needs {version}: "
+            "take all files of the folder from one fusion-advisor (patch MODEL --update)"
+        )
+
+
+# -- numbers that launchers ask for ----------------------------------------------------------------
+
+# Where Triton has functions of these kinds, they take the host longer than a launch does.
+
+
+def cdiv(count, size):
+    """Number of blocks of a size that hold so many."""
+    return -(-count // size)
+
+
+def power_of_two(count):
+    """Least power of two that is as large."""
+    return 1 << (count - 1).bit_length()
+
+
+def first_piece(count):
+    """The larger of two powers of two that hold so many."""
+    return max(power_of_two(count) // 2, 1)
+
+
+def second_piece(count):
+    """Elements held beside the first piece: half as many where that is enough, else as many."""
+    first = first_piece(count)
+    return first // 2 if first < count <= first + first // 2 else first
+
+
+DIVISOR = 16
+"""Bytes of a whole vector, and the largest power of two that is looked for."""
+
+
+def divisor(count):
+    """The largest power of two up to DIVISOR that divides a number."""
+    return min(count & -count, DIVISOR)
+
+
+def beginning(*tensors):
+    """A number that no larger power of two divides than where some tensors begin, up to DIVISOR; an
+    odd one where they are only traced."""
+    if torch.compiler.is_compiling():
+        return 1
+    found = DIVISOR
+    for tensor in tensors:
+        found |= tensor.data_ptr()
+    return found
+
+
+MOST_PLANES = 65535
+"""Along the third dimension of a CUDA grid."""
+
+
+def in_planes(planes, tiles, parts):
+    """The grid of so many tiles in each plane, which lie one behind the other where a grid does not
+    have as many."""
+    return (tiles, parts, planes) if planes <= MOST_PLANES else (planes * tiles, parts)
+
+
+BEHIND = 2**20
+"""Lanes that a kernel may count behind its last element: as many as a block has."""
+
+
+def beyond_int32(tensors, *counted, behind=BEHIND):
+    """Whether an offset in one of the tensors is too large for 32 bits, or a number counted to."""
+    most = [*counted]
+    for tensor in tensors:
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        most.append(sum([(size - 1) * step for size, step in steps]))
+    return max(most) >= 2**31 - behind
+
+
+REGISTERS = 256
+"""Registers of a thread, at the most, in a kernel whose programs wait for each other."""
+
+
+def resident(device, warps):
+    """Programs that the device holds at once at the least; 0 where they run one by one."""
+    if device.type != "cuda":
+        return 0
+    has, threads = torch.cuda.get_device_properties(device), 32 * warps
+    fit = min(
+        has.regs_per_multiprocessor // (REGISTERS * threads),
+        has.max_threads_per_multi_processor // threads,
+    )
+    return has.multi_processor_count * max(fit, 1)
+
+
+# -- guards ----------------------------------------------------------------------------------------
+
+
+def ranked(numbers, rank):
+    """A tensor's sizes or strides; none that fits where it has another number of dimensions."""
+    return numbers if len(numbers) == rank else (-1,) * rank
+
+
+def held_to(name, tensor, dim, size):
+    """Raise ValueError where a dimension has another size than was captured: numbers in the
+    kernel's file may have been made of that."""
+    if tensor.dim() > dim and tensor.shape[dim] != size:
+        raise ValueError(
+            f"{name} has {tensor.shape[dim]} in dimension {dim}, and this was made for {size}, "
+            "which its numbers may follow from: run the model's own statements, or make it anew"
+        )
+
+
+def serves(name, tensor, dtype, shape, stride):
+    """Reason why a kernel cannot take this tensor; None when it can."""
+    if (
+        tensor.is_cuda
+        and tensor.dtype is dtype
+        and tensor.shape == shape
+        and tensor.stride() == stride
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+    ):
+        return None
+    if not (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+        return f"{name} is on {tensor.device}"
+    if tensor.dim() != len(shape):
+        return f"{name} has {tensor.dim()} dimensions, not {len(shape)}"
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        return f"{name} requires a gradient"
+    if tensor.dtype != dtype:
+        return f"{name} has dtype {tensor.dtype}, not {dtype}"
+    if tuple(tensor.shape) != tuple(shape):
+        return f"{name} has shape {tuple(tensor.shape)}, not {tuple(shape)}"
+    steps = zip(shape, tensor.stride(), stride, strict=True)
+    if tensor.numel() and any(n > 1 and have != want for n, have, want in steps):
+        return f"{name} has strides {tensor.stride()}, not {tuple(stride)}"
+    return None
+
+
+fallbacks = {}
+"""Calls of each launcher that eager ran instead."""
+
+
+def fall_back(problem, launcher, reference, *tensors):
+    """Run the reference instead, once with a warning; RuntimeError in strict mode."""
+    name = launcher.__name__
+    if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
+        raise RuntimeError(f"{name}: {problem}")
+    place = f"{launcher.__module__}.{name}"
+    if place not in fallbacks:
+        warnings.warn(f"{name}: {problem}; running eager instead", stacklevel=3)
+    fallbacks[place] = fallbacks.get(place, 0) + 1
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return reference(*tensors)
+    with torch.autocast(device, enabled=False):  # the casts are made already
+        return reference(*tensors)
+
+
+# -- launches --------------------------------------------------------------------------------------
+
+DIRECT = (3, 6) <= tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 9)
+"""Whether this Triton is one whose compiled kernels are known to be launched as `starter` does."""
+
+launched = {}
+"""Functions that launch what Triton compiled, by the arguments that it was compiled for."""
+
+
+def launch(kernel, grid, tensors, numbers, **constants):
+    """Call `kernel[grid](...)`. What Triton compiled for such arguments before is launched
+    directly; then what launches it, the tensors and the other arguments are given back."""
+    if not DIRECT or torch.compiler.is_compiling() or torch.version.hip:
+        kernel[grid](*tensors, *numbers, **constants)
+        return None
+    device = tensors[0].get_device()
+    if device >= 0 and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return launch(kernel, grid, tensors, numbers, **constants)
+    odd = tuple(tensor.data_ptr() % 16 for tensor in tensors)
+    key = id(kernel), device, grid, numbers, odd, *constants.values()
+    known = launched.get(key)
+    if known is not None:
+        start, values = known
+        start(*tensors, *values)
+        return None if any(odd) else (start, tensors, values)
+    compiled = kernel[grid](*tensors, *numbers, **constants)
+    if compiled is not None:  # the interpreter compiles nothing
+        if len(launched) == 4096:  # sizes keep changing
+            launched.clear()
+        values = [constants[name] for name in kernel.arg_names if name in constants]
+        start = starter(compiled, (*grid, 1, 1)[:3], device)
+        start.kernel = kernel  # kept alive, for its id is a key here and in `plans`
+        launched[key] = start, (*numbers, *values)
+    return None
+
+
+def starter(compiled, grid, device):
+    """Function that launches a compiled kernel as `compiled[grid]` does, in half of the host's
+    time: what hooks are told is put together only where there are hooks. Pointers may be
+    numbers."""
+    told, run = compiled[grid], compiled.run
+    function, packed = compiled.function, compiled.packed_metadata
+    hooks, stream_of = triton.knobs.runtime, triton.runtime.driver.active.get_current_stream
+
+    def start(*arguments):
+        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+            told(*arguments)
+        else:
+            run(*grid, stream_of(device), function, packed, None, None, None, *arguments)
+
+    return start
+
+
+plans = {}
+"""Allocations and launches of a call, by the kernel and the layout of what it was given."""
+
+
+def plan_of(kernel, *tensors):
+    """Layout of what a launcher was given; and where the tensors lie, with what was done for others
+    of that layout: allocations and launches. None where the launcher has to ask."""
+    if torch.compiler.is_compiling():
+        return None, None
+    layout = [id(kernel)]
+    for tensor in tensors:
+        layout += tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
+        layout.append(tensor.requires_grad)
+    layout = tuple(layout)
+    plan = plans.get(layout)
+    if plan is None:
+        return layout, None
+    ends, pointers = 0, [tensor.data_ptr() for tensor in tensors]
+    for pointer in pointers:
+        ends |= pointer
+    graded = True in layout[5::5] and torch.is_grad_enabled()
+    if ends % 16 or graded or layout[4] != torch.cuda.current_device():
+        return None, None
+    return layout, (pointers, *plan)
+
+
+def do_again(plan, *tensors):
+    """Allocate and launch as before."""
+    pointers, made, zeroed, steps, results = plan
+    held = []  # what is made begins at multiples of 16, as all that is allocated on a GPU
+    for like, sizes, options in made:
+        if like is None:
+            held.append(torch.empty_strided(*sizes, **options))
+        else:
+            held.append(torch.empty_like(tensors[like]))
+    for size, options in zeroed:
+        held.append(torch.zeros(size, **options))
+    for each in held:
+        pointers.append(each.data_ptr())
+    for start, places, values in steps:
+        start(*[pointers[place] for place in places], *values)
+    return held[0] if results == 1 else tuple(held[:results])
+
+
+def remember(layout, tensors, results, steps, scratch=(), zeroed=()):
+    """Keep what was done for tensors of a layout, if it can be done again."""
+    if layout is None or None in steps:
+        return
+    held = [*map(id, (*tensors, *results, *scratch, *zeroed))]
+    if len(held) > len({*held}):  # one tensor for two would be taken for both
+        return
+    if len(plans) == 4096:  # sizes keep changing
+        plans.clear()
+    made = [allocation(each, tensors) for each in (*results, *scratch)]
+    zeros = [(each.shape, {"dtype": each.dtype, "device": each.device}) for each in zeroed]
+    again = [
+        (start, [held.index(id(tensor)) for tensor in taken], values)
+        for start, taken, values in steps
+    ]
+    plans[layout] = made, zeros, again, len(results)
+
+
+def allocation(tensor, others):
+    """Way to make such a tensor: as one of the others is, which is quicker, or by sizes."""
+    shape, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
+    for place, other in enumerate(others):
+        same = other.shape == shape and other.stride() == stride and other.dtype == dtype
+        if same and torch.empty_like(other).stride() == stride:
+            return place, (), {}
+    return None, (shape, stride), {"dtype": dtype, "device": tensor.device}
+
+
+def overlapping(device):
+    """Options of a launch that may begin before the one ahead of it has ended, for which its kernel
+    waits itself; none where the device cannot."""
+    if torch.compiler.is_compiling() or device.type != "cuda" or torch.version.hip:
+        return {}
+    return {"launch_pdl": True} if torch.cuda.get_device_capability(device) >= (9, 0) else {}
+
+
+COPIED = 1024
+"""Elements that one program copies of what all rows share."""
+
+
+def copies(copies_kernel, values, vector, early, **options):
+    """As many copies of some values as a vector has elements, each of which begins one further on:
+    of one or another, whole vectors are wanted from wherever on. And what makes them."""
+    count = values.numel()
+    made = torch.empty(
+        (vector, cdiv(count, vector) * vector),
+        dtype=values.dtype,
+        device=values.device,
+    )
+    step = launch(
+        copies_kernel,
+        (cdiv(count, COPIED), vector),
+        (values, made),
+        (count,),
+        BLOCK=COPIED,
+        VECTOR=vector,
+        EARLY=bool(early),
+        **options,
+    )
+    return made, step
+
+
+# -- random numbers, as the kernels make them ------------------------------------------------------
+
+
+def random_state(seed, offset, device):
+    """Seed and offset as the kernels read them: one int64 each, on the device."""
+    if seed is None:
+        seed, _, drawn = torch.randint(2**63 - 1, (3,), device=device)  # 16 bytes apart
+        offset = drawn if offset is None else offset
+    offset = 0 if offset is None else offset
+    state = (seed, offset)
+    return [
+        s.reshape(()) if isinstance(s, torch.Tensor) else torch.full((), s, device=device)
+        for s in state
+    ]
+
+
+def philox(seed, offset, stream, number):
+    """The four words of some blocks, as the kernels make them."""
+    low = 2**32 - 1
+    a, b = number & low, (number >> 32) + (stream << 16)
+    c, d = offset & low, offset >> 32 & low
+    left, right = seed & low, seed >> 32 & low
+    for _ in range(7):
+        first, second = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b = (second >> 32 & low) ^ b ^ left, second & low
+        c, d = (first >> 32 & low) ^ d ^ right, first & low
+        left, right = (left + 0x9E3779B9) & low, (right + 0xBB67AE85) & low
+    return torch.stack([a, b, c, d], -1)
+
+
+def random_bits(shape, share, seed, offset, stream, device):
+    """The kernels' random bits, `share` elements to a block, as signed 32-bit numbers."""
+    count = torch.Size(shape).numel()
+    number = torch.arange(-(-count // share), device=device)
+    words = philox(seed, offset, stream, number)
+    if share == 8:
+        words = torch.stack([words, (words << 16 | words >> 16) & (2**32 - 1)], -1)
+    return ((words.flatten()[:count] ^ 2**31) - 2**31).reshape(shape)
+
+
+def laid_out(values, x, dtype):
+    """Values in another dtype, in memory as x is."""
+    return torch.empty_like(x, dtype=dtype).copy_(values)
+
+
+def dropped(x, bits, p):
+    """Zero with probability p, else divided by 1 - p; and which elements are kept."""
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    kept = laid_out(bits >= min(round(p * 2**32), 2**32 - 1) - 2**31, x, torch.bool)
+    return x * kept * (1.0 / (1.0 - p)), kept
+
+
+def chance(bits, p):
+    """True with probability p, to 2**-32."""
+    return bits >= min(round((1.0 - p) * 2**32), 2**32 - 1) - 2**31 if p else bits != bits
+
+
+def random_digits(digits, bits):
+    """Binary digits as an integer, and the dtype that holds them."""
+    if len(bits) == 1:
+        return bits[0] & 2**digits - 1, torch.float32
+    above = digits - 26
+    return (bits[0] & 2**above - 1) * 2**26 + (bits[1] & 2**26 - 1), torch.float64
+
+
+def uniform(digits, *bits):
+    """Multiples of 2**-digits from 0 to 1, 1 left out."""
+    number, dtype = random_digits(digits, bits)
+    return number.to(dtype) * 2.0**-digits
+
+
+def between(digits, *bits):
+    """Odd multiples of 2**-digits between 0 and 1."""
+    number, dtype = random_digits(digits - 1, bits)
+    return (number * 2 + 1).to(dtype) * 2.0**-digits
+
+
+def normal(radius, angle):
+    """Normal numbers from pairs of uniform ones (Box and Muller)."""
+    return torch.sqrt(torch.log(radius) * -2.0) * torch.cos(angle * (2.0 * torch.pi))
+
+
+# -- python FOLDER/fused_runtime.py [NAME ...] --check --bench -------------------------------------
+
+
+def drawn(inputs, device, seed=0):
+    """Random tensors, the same each time; of each input: shape, strides, dtype, and from where to
+    where integers go."""
+    torch.manual_seed(seed)
+    for shape, stride, dtype, *bounds in inputs:
+        size = (1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)),)
+        made = torch.randint(*bounds, size, device=device) if bounds else None
+        made = torch.randn(size, device=device) if made is None else made
+        yield made.to(dtype).as_strided(shape, stride)
+
+
+class InFloat64(TorchDispatchMode):
+    """Mode that runs every operation in float64, whatever dtype it names."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if "_softmax" in str(function):
+            args = (*args[:2], False)  # float64 is wide enough as it is
+        args, kwargs = tree_map(widened, (args, kwargs or {}))
+        return tree_map(widened, function(*args, **kwargs))
+
+
+def widened(value):
+    """A tensor or a dtype in float64, anything else as it is."""
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value.is_floating_point else value
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.double() if floating else value
+
+
+def results(function, tensors):
+    """Results of a call as a tuple."""
+    found = function(*tensors)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def truth(reference, number, inputs, device, seed):
+    """A result of the reference as it is and in float64."""
+    tensors = [*drawn(inputs, device, seed)]
+    eager = results(reference, tensors)[number]
+    with InFloat64():
+        return eager, results(reference, [*map(widened, tensors)])[number]
+
+
+def apart(found, exact):
+    """The largest error, among what is finite."""
+    error = (found.double() - exact.double()).abs()
+    return torch.where(error.isfinite(), error, 0.0).max().item()
+
+
+def rounded(dtype, exact, tolerance):
+    """Error that roundings to the dtype may make of the largest result."""
+    ulps = tolerance.get(str(dtype).removeprefix("torch."), tolerance["narrow"])
+    top = apart(exact, torch.zeros_like(exact)) or torch.finfo(dtype).tiny
+    return ulps * torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(top))
+
+
+def check(name, kernel, inputs, device):
+    """Print a kernel's errors beside eager's, both against float64; does each of its own hold?"""
+    holds, tolerance = True, kernel.TOLERANCE
+    factor, least = tolerance["factor"], tolerance["elements"]
+    for number, ours in enumerate(results(getattr(kernel, name), [*drawn(inputs, device)])):
+        eager, exact = truth(kernel.reference, number, inputs, device, 0)
+        error, own, seen = apart(ours, exact), apart(eager, exact), eager.numel()
+        if ours.dtype.is_floating_point:
+            wrong = ~ours.double().isfinite() & exact.isfinite() & eager.double().isfinite()
+            slack = rounded(ours.dtype, exact, tolerance)
+        else:
+            wrong, slack = (ours != exact) & (ours != eager), math.inf
+        while error > factor * own + slack and seen < least:  # eager alone is drawn again
+            further = apart(*truth(kernel.reference, number, inputs, device, seen))
+            own, seen = max(own, further), seen + eager.numel()
+        allowed = factor * own + slack
+        near = error <= allowed and not wrong.any()
+        print(f"{name}: {[*ours.shape]} {ours.dtype}: error {error:.3g},", end=" ")
+        print(f"eager's {own:.3g}, allowed {allowed:.3g}:", end=" ")
+        print("near enough" if near else "TOO FAR")
+        holds = holds and near
+    return holds
+
+
+def bench(name, kernel):
+    """Print how long a call of each way keeps the GPU busy at the graph's sizes, with a cold L2."""
+    tensors = [*drawn(kernel.FULL, "cuda")]
+    ways = {
+        "kernel": getattr(kernel, name),
+        "eager": kernel.reference,
+        **getattr(kernel, "BESIDE", {}),
+        "torch.compile": torch.compile(kernel.reference, dynamic=False),
+    }
+    cold = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    for way, call in ways.items():
+        call(*tensors)
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(33)]
+        torch.cuda._sleep(2**27)  # cycles, in which all runs are queued
+        for start, end in pairs:
+            cold.zero_()
+            start.record()
+            call(*tensors)
+            end.record()
+        torch.cuda.synchronize()
+        middle = sorted(start.elapsed_time(end) for start, end in pairs)[16]
+        print(f"{name}: {way}: {1e3 * middle:.2f} us")
+
+
+def kernels_beside():
+    """Names of the kernels beside this file: those that import it, and those of earlier versions,
+    which stand alone."""
+    marks = ("from . import fused_runtime as host\n", "# -- python FILE --check --bench ")
+    files = (file for file in sorted(Path(__file__).parent.glob("*.py")) if file.stem != FILE)
+    return [file.stem for file in files if any(mark in file.read_text("utf-8") for mark in marks)]
+
+
+FILE = Path(__file__).stem
+
+
+def main():
+    """Run the command line. Without a GPU the check runs through Triton's interpreter."""
+    parser = argparse.ArgumentParser(description="the kernels of this folder beside eager")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a kernel (default: all)")
+    parser.add_argument("--check", action="store_true", help="errors against float64 (default)")
+    parser.add_argument("--bench", action="store_true", help="times on a GPU")
+    asked, known = parser.parse_args(), kernels_beside()
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    for name in asked.names:
+        if name not in known:
+            sys.exit(f"{name}: is no kernel of this folder, which has {', '.join(known) or 'none'}")
+    if not interpreted and not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    os.environ["FUSION_ADVISOR_STRICT"] = "1"  # the kernel's own answer, or none
+    near = True
+    with torch.no_grad():
+        for name in asked.names or known:
+            near = checked(name, asked, interpreted) and near
+    sys.exit(not near)
+
+
+def checked(name, asked, interpreted):
+    """Check and time one kernel as the command line asks; does it hold?"""
+    kernel = importlib.import_module(f"{__package__}.{name}")
+    if hasattr(kernel, "main"):  # of an earlier version
+        options = [f"--{each}" for each in ("check", "bench") if getattr(asked, each)]
+        return not subprocess.run([sys.executable, kernel.__file__, *options]).returncode
+    near = True
+    if asked.check or not asked.bench:
+        near = check(name, kernel, kernel.SMALL, "cpu" if interpreted else "cuda")
+        near = near and (interpreted or check(name, kernel, kernel.FULL, "cuda"))
+    if asked.bench and interpreted:
+        sys.exit(f"{name}: --bench times on a GPU, and there is none here")
+    if asked.bench:
+        bench(name, kernel)
+    return near
+
+
+if __name__ == "__main__":  # the kernels import this file as one of a package
+    package = sys.modules["fused_kernels"] = types.ModuleType("fused_kernels")
+    package.__path__ = [str(Path(__file__).resolve().parent)]
+    importlib.import_module(f"fused_kernels.{FILE}").main()

@@ -1,0 +1,80 @@
+"""Loader of an emitted file as a module of its own, with the runtime beside it, for the processes
+that check, compile, time and call it."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from functools import cache
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+
+from fusion_advisor.shipped.files import DEVICE, write_beside
+from fusion_advisor.support.kernel_fault import KernelFault, cause
+
+_modules, _packages = count(), count()
+
+
+def load_module(text: str, folder: Path, name: str = "") -> ModuleType:
+    """Load an emitted file as a module of a package of kernels; jit functions need their source on
+    disk. With `name`, such as `package.kernel`, the module is registered as imported under that
+    name; else the package is that of all kernels of the folder."""
+    package, _, stem = name.rpartition(".")
+    package = _package(folder / package, package) if package else _nameless(folder)
+    stem = stem or f"emitted_{next(_modules)}"
+    path = Path(sys.modules[package].__path__[0], f"{stem}.py")
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(f"{package}.{stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise KernelFault(f"the file does not import: {cause(error)}") from error
+    if name:
+        sys.modules[name] = module
+    return module
+
+
+@cache
+def _nameless(folder: Path) -> str:
+    """Package of the kernels of a folder that have no names."""
+    return _package(folder, f"emitted_kernels_{next(_packages)}")
+
+
+def _package(folder: Path, name: str) -> str:
+    """Package in a folder, with the runtime in it; its name."""
+    if name not in sys.modules:
+        write_beside(folder)
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = [str(folder)]
+    return name
+
+
+def kernels_alone(text: str) -> str:
+    """Text of the file without the parts that need torch: its jit functions, and the imports that
+    they use. Line numbers stay, so that a compiler's message points into the file."""
+    lines = text.splitlines()
+    kept = [""] * len(lines)
+    for node in ast.parse(text).body:
+        if _of_the_device(node):
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+            last = node.end_lineno or node.lineno
+            kept[first - 1 : last] = lines[first - 1 : last]
+    return "\n".join(kept) + "\n"
+
+
+def _of_the_device(node: ast.stmt) -> bool:
+    """Whether a statement defines a jit function, or imports what such a function uses."""
+    match node:
+        case ast.FunctionDef(decorator_list=decorators):
+            return bool(decorators)
+        case ast.ImportFrom(module=module, level=1):
+            return module == DEVICE
+        case ast.Import() | ast.ImportFrom():
+            return "triton" in ast.unparse(node)
+        case _:
+            return False
