@@ -34,7 +34,7 @@ def data_below(
 
 
 def never(exprs: Sequence[Expr], condition: int, stored: int, sizes: Mapping[int, int]) -> bool:
-    """Is a condition false wherever the integers in memory are a number?"""
+    """Whether a condition is false wherever the integers in memory are a number."""
     return _Bounds(exprs, (stored, stored), sizes).of(condition) == (0, 0)
 
 

@@ -53,7 +53,7 @@ is on one side of zero, in `across` each column."""
 _GUARD = 64
 """Poisoned elements around each input on a GPU, where addresses cannot be checked."""
 _RARE = 8
-"""Of so many integers one is a number that the kernel compares them with."""
+"""Integers of which one, on average, is a number that the kernel compares them with."""
 _ALIGNMENT = 64
 """Alignment of inputs in elements: a multiple of the alignment of every load."""
 

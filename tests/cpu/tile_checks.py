@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from types import ModuleType
 
 import pytest
 
 from fusion_advisor.codegen.emit import emit, written
 from fusion_advisor.codegen.kernel_file import KernelFile
 from fusion_advisor.ir.kernel import Kernel
-from fusion_advisor.support.load_kernel_file import KernelFault, load_module
+from fusion_advisor.shipped.load import load_module
+from fusion_advisor.support.kernel_fault import KernelFault, lasting_folder
 from fusion_advisor.tile.program import TileFunction
 from fusion_advisor.verify import check_child
 
@@ -59,8 +59,8 @@ def fault(
     """What the check finds wrong; "" where nothing is. Other `functions` are checked in the place
     of the kernel's own, and `change` makes another launch of each."""
     functions = made.file.functions if functions is None else tuple(functions)
-    with _interpreted(), TemporaryDirectory() as folder:
-        module = load_module(made.kernel.text, Path(folder))
+    module = _module(made.kernel.text)
+    with _interpreted():
         yardstick = check_child.yardstick_of(made.kernel, module)
         for case in made.kernel.cases:
             for seed in range(seeds):
@@ -72,6 +72,12 @@ def fault(
                 except KernelFault as found:
                     return str(found)
     return ""
+
+
+@cache
+def _module(text: str) -> ModuleType:
+    """An emitted file; its jit functions are to be replaced."""
+    return load_module(text, lasting_folder())
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusion_advisor.support.load_kernel_file import KernelFault
+from fusion_advisor.support.kernel_fault import KernelFault
 from fusion_advisor.tile import program as ir
 
 from .tile_memory import FREE, Counts, Memory, Pointer, Value
@@ -399,6 +399,5 @@ def interpret(
     for name, function in known.items():
         if hasattr(module, name):
             setattr(module, name, Interpreted(function, known, counts, order, change))
-    if together and hasattr(module, "resident"):
-        setattr(module, "resident", lambda device, warps: 2**20)  # noqa: B010
+    module.host.resident = lambda device, warps: 2**20 * together
     return counts

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fusion_advisor.support.load_kernel_file import KernelFault
+from fusion_advisor.support.kernel_fault import KernelFault
 
 Value = Any
 """A NumPy array or scalar, or a `Pointer`."""
