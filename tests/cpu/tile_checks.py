@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
 
@@ -55,9 +55,12 @@ def fault(
     seeds: int = 2,
     together: bool = False,
     change: Change | None = None,
+    elements: int = CRITERION.eager_elements,
 ) -> str:
     """What the check finds wrong; "" where nothing is. Other `functions` are checked in the place
-    of the kernel's own, and `change` makes another launch of each."""
+    of the kernel's own, `change` makes another launch of each, and eager's error is taken over so
+    many `elements`."""
+    criterion = replace(CRITERION, eager_elements=elements)
     functions = made.file.functions if functions is None else tuple(functions)
     module = _module(made.kernel.text)
     with _interpreted():
@@ -66,7 +69,7 @@ def fault(
             for seed in range(seeds):
                 traffic = interpret(module, functions, seed, together=together, change=change)
                 counted = None if together else traffic  # words travel otherwise than by the plan
-                run = check_child.Run(seed, "cpu", CRITERION, lambda c=counted: nullcontext(c))
+                run = check_child.Run(seed, "cpu", criterion, lambda c=counted: nullcontext(c))
                 try:
                     check_child.check_once(made.kernel, module, yardstick, case, run)
                 except KernelFault as found:
