@@ -33,7 +33,7 @@ from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.annotate import Annotated
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.frontend.child import capture_here
-from fusion_advisor.fusion.components import Found, Grouping
+from fusion_advisor.fusion.components import DecidedSet, Grouping
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.rulebook.load import load_rulebook
@@ -135,7 +135,7 @@ def _too_long(*_: Any) -> None:
     raise TimeoutError(f"longer than {2 * capture.SECONDS} s")
 
 
-def _describe(audit: Audit, annotated: Annotated, grouping: Grouping[Found]) -> None:
+def _describe(audit: Audit, annotated: Annotated, grouping: Grouping[DecidedSet]) -> None:
     costs = annotated.costs.values()
     total = sum(cost.time_us for cost in costs)
     audit.kernels = sum(cost.launches for cost in costs)

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fusion_advisor.frontend.child import Scenario, capture_here
-from fusion_advisor.ir.graph_json import graph_to_json
+from fusion_advisor.support.codec import to_json
 from fusion_advisor.support.errors import AdvisorError
 from fusion_advisor.support.files import write
 
@@ -299,7 +299,7 @@ def _capture(job: Job) -> Row:
         inputs = {t.storage for n in graph.nodes if n.kind != "call" for t in n.outputs if t}
         row.kernels = _kernels(graph.nodes, inputs)
         if job.keep is not None:
-            write(job.keep / job.file, graph_to_json(graph).decode())
+            write(job.keep / job.file, to_json(graph))
     row.seconds = time.perf_counter() - started
     return row
 

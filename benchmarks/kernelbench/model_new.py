@@ -38,7 +38,7 @@ from unittest import mock
 
 from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.support.errors import AdvisorError
-from fusion_advisor.workflows.patch import patched
+from fusion_advisor.workflows.patch import patch_model
 from tests.cpu.in_process import captured
 
 from ..gpu import heading
@@ -62,15 +62,15 @@ def make(options: argparse.Namespace) -> None:
 
 
 def _tried(file: Path, request: Request, out: Path) -> dict[str, Any]:
-    """What `patched` makes of one problem in a folder of its own; a file with `ModelNew` that holds
-    goes to `out`."""
+    """What `patch_model` makes of one problem in a folder of its own; a file with `ModelNew` that
+    holds goes to `out`."""
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder).resolve() / f"{file.stem}.py"
         shutil.copyfile(file, model)
         try:
             request = replace(request, model=str(model))
-            made = patched(request, model.parent, captured, diff=False, model_new=True)
+            made = patch_model(request, model.parent, captured, diff=False, model_new=True)
         except AdvisorError as error:
             return {"error": str(error).replace(f"{folder}/", "")}
     if made.model_new and not made.wrong:

@@ -40,9 +40,9 @@ import torch
 from torch import Tensor
 
 from fusion_advisor.ir.graph import Arg, Graph, Ref, Symbol
-from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.shipped.load import load_module
+from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.kernel_fault import KernelFault, cause
 
 from ..gpu import ahead, clock, copy_bandwidth, heading, lost, machine, resources
@@ -157,7 +157,7 @@ def _analyse(pattern: Pattern, job: Job, device: str) -> None:
     with HostFakeMode():
         inputs = pattern.build("cpu")
     graph = capture_module(module, inputs)
-    job["graph"] = graph_to_json(graph).decode()
+    job["graph"] = to_json(graph)
     flow = dataflow(graph, rules.device(device))
     tensors = flow.annotated.tensors
     job["ideal_bytes"] = sum(given.bytes for given in pattern.inputs) + sum(
@@ -236,7 +236,7 @@ class Whole:
 
     def __init__(self, job: Job, folder: Path, device: str) -> None:
         self.modules: list[ModuleType] = []
-        self._graph: Graph = graph_from_json(job["graph"])
+        self._graph: Graph = from_json(Graph, job["graph"])
         self._nodes = {node.name: node for node in self._graph.nodes}
         self._device = device
         self._given = [node.name for node in self._graph.nodes if node.kind == "input"]

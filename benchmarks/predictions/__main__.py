@@ -7,7 +7,7 @@
     python -m benchmarks.predictions fit cases.jsonl times.jsonl --out rules/predict.toml
     python -m benchmarks.predictions table cases.jsonl times.jsonl [--counts FILE] [--out FILE]
 
-GRAPHS is a folder of captured graphs (`NAME.json`, as `graph_to_json` writes them, or pickles).
+GRAPHS is a folder of captured graphs (`NAME.json`, as `codec.to_json` writes them, or pickles).
 A case is a part of one of them that stands alone: an accepted group, a rejected candidate that has
 a plan, or a single launch of either or of a memory-bound problem. The goal set, KernelBench level 1
 and 2 and five families, is what `table` judges and `fit` never sees: that has the other graphs of

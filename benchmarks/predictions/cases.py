@@ -26,11 +26,10 @@ from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.fusion.lower import boundary
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Tensor
-from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
-from fusion_advisor.support.codec import from_json
+from fusion_advisor.support.codec import from_json, to_json
 
 from . import series
 
@@ -128,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _further(case: Case, alike: dict[tuple[str, ...], int]) -> bool:
     """Is it a kernel, and one of the first few of its problem with the same operators?"""
-    nodes = graph_from_json(case.graph).nodes
+    nodes = from_json(Graph, case.graph).nodes
     key = (case.problem, case.schedule, *(node.op for node in nodes if node.kind == "call"))
     alike[key] = alike.get(key, 0) + 1
     return bool(case.text) and alike[key] <= ALIKE
@@ -159,7 +158,7 @@ def _cases_of(source: Source) -> tuple[str, list[tuple[Case, str]], str]:
 def _graph_of(source: Source) -> Graph:
     if isinstance(source, Path):
         content = source.read_bytes()
-        return pickle.loads(content) if source.suffix == ".pkl" else graph_from_json(content)
+        return pickle.loads(content) if source.suffix == ".pkl" else from_json(Graph, content)
     import torch
 
     from fusion_advisor.frontend.child import capture_module
@@ -209,7 +208,7 @@ def _case(
 ) -> tuple[Case, str]:
     subject = decision.subject
     part, renamed = _cut(flow, subject.launches)
-    graph = graph_to_json(part).decode()
+    graph = to_json(part)
     made: dict[str, Any] = {}
     inputs: tuple[Ref, ...] = ()
     several = len(subject.launches) > 1
@@ -300,5 +299,5 @@ def read(file: Path, only: str = "") -> list[Case]:
 
 def decided(case: Case, device: Device, rules: Rulebook) -> Decision:
     """Of all launches of a case, as the rules are now."""
-    flow = dataflow(graph_from_json(case.graph), device)
+    flow = dataflow(from_json(Graph, case.graph), device)
     return decide(flow, [i for i in range(len(flow.nodes)) if flow.launches(i)], rules)

@@ -22,11 +22,10 @@ import torch
 
 from fusion_advisor.frontend.replay import replayed
 from fusion_advisor.ir.graph import Graph, Ref
-from fusion_advisor.ir.graph_json import graph_from_json
 from fusion_advisor.measure.clocks import Clock
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.shipped.load import load_module
-from fusion_advisor.support.codec import to_json
+from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.kernel_fault import KernelFault, cause
 
 from ..gpu import ahead, counted, lost, resources
@@ -156,7 +155,7 @@ def _time_case(
     clock: Clock,
     record: Callable[[Timed], None],
 ) -> None:
-    graph = graph_from_json(case.graph)
+    graph = from_json(Graph, case.graph)
     inputs = _built(case, graph, "cuda")
     eager, _ = replayed(_whole(graph), (), "cuda", tuple(inputs))
     _measure(case.name, "eager", lambda: eager(*inputs), clock, record)
@@ -195,12 +194,12 @@ def _time_compiled(case: Case, folder: Path, clock: Clock, record: Callable[[Tim
     torch.compiler.reset()
     call, inputs = _compiled(case)
     _measure(case.name, "compiled", lambda: call(*inputs), clock, record)
-    given = _given(case, graph_from_json(case.graph), inputs)
+    given = _given(case, from_json(Graph, case.graph), inputs)
     _time_kernel(case, "beside", given, folder, clock, record)
 
 
 def _compiled(case: Case) -> tuple[Callable[..., Any], list[Any]]:
-    graph = graph_from_json(case.graph)
+    graph = from_json(Graph, case.graph)
     inputs = _built(case, graph, "cuda")
     eager, _ = replayed(graph, (), "cuda", tuple(inputs))
     compiled: Any = torch.compile(eager, dynamic=False)
@@ -232,7 +231,7 @@ def _rehearse(cases: Sequence[Case]) -> int:
     for case in cases:
         if case.bytes > 64 << 20:
             continue
-        graph = graph_from_json(case.graph)
+        graph = from_json(Graph, case.graph)
         try:
             with torch.no_grad():
                 inputs = _built(case, graph, "cpu")
@@ -273,7 +272,7 @@ def _run_once(given: tuple[Case, bool]) -> None:
     """A kernel once on zeros, and what torch.compile makes of its rival."""
     case, compiled = given
     with tempfile.TemporaryDirectory() as folder:
-        graph = graph_from_json(case.graph)
+        graph = from_json(Graph, case.graph)
         inputs = _built(case, graph, "cuda", random=False)
         getattr(load_module(case.text, Path(folder)), case.entry)(*_given(case, graph, inputs))
         torch.cuda.synchronize()
@@ -307,7 +306,7 @@ def count(arguments: argparse.Namespace) -> int:
                 print("out of time", file=sys.stderr, flush=True)
                 break
             try:
-                graph = graph_from_json(case.graph)
+                graph = from_json(Graph, case.graph)
                 inputs = _built(case, graph, "cuda")
                 call: Any
                 call, _ = replayed(graph, (), "cuda", tuple(inputs))
@@ -333,7 +332,7 @@ def _large(every: Iterable[Case], most: int) -> list[Case]:
     ops: dict[str, Case] = {}
     for case in cases:
         if case.launches == 1:
-            op = next(n.op for n in graph_from_json(case.graph).nodes if n.kind == "call")
+            op = next(n.op for n in from_json(Graph, case.graph).nodes if n.kind == "call")
             ops.setdefault(op, case)
     kernels = [case for case in cases if case.text and case.bytes >= 2 * least]
     step = max(1, len(kernels) // most)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from fusion_advisor.fusion.decide import fused_of
-from fusion_advisor.measure.regret import Chosen, verdicts
+from fusion_advisor.measure.regret import TimedDecision, verdicts
 from fusion_advisor.perfmodel.model import (
     Work,
     call_us,
@@ -162,7 +162,9 @@ def _decisions(samples: Sequence[Sample], device: Device) -> list[str]:
         ("time model", lambda s: speedup(s, device) > GAIN),
     )
     for who, fuse in deciders:
-        found = verdicts(Chosen(fuse(s), s.eager_us, s.kernel_us, s.case.weight) for s in samples)
+        found = verdicts(
+            TimedDecision(fuse(s), s.eager_us, s.kernel_us, s.case.weight) for s in samples
+        )
         rows.append(
             f"| {who} | {found.fused_faster} | {found.fused_slower} | {found.rejected_faster}"
             f" | {found.rejected_slower} | {100 * found.lost:.2f} % |"

@@ -16,12 +16,13 @@ from typing import Any, cast
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.faults import Faults
-from fusion_advisor.ir.graph_json import graph_from_data
+from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.report.assemble import assemble
-from fusion_advisor.report.diff import by, same_judge
+from fusion_advisor.report.diff import made_by, same_tool_and_rules
 from fusion_advisor.report.schema import Report, load_report
 from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.codec import from_data
 
 
 @dataclass(frozen=True)
@@ -34,31 +35,31 @@ class Baseline:
     note: str = ""
 
 
-def beside(old: Baseline, new: Report, rulebook: Rulebook) -> Baseline:
+def made_comparable(old: Baseline, new: Report, rulebook: Rulebook) -> Baseline:
     """An earlier report made comparable with one of these rules: itself where these rules made
     both, else judged again, else its facts alone."""
     report = old.report
-    if same_judge(report, new):
+    if same_tool_and_rules(report, new):
         return old
-    why = judged_again(report, Path(old.name), rulebook)
+    why = judge_again(report, Path(old.name), rulebook)
     if isinstance(why, Report):
-        note = f"baseline {old.name}: made by {by(report)}: judged again from its graph"
+        note = f"baseline {old.name}: made by {made_by(report)}: judged again from its graph"
         return Baseline(old.name, why, note)
     return Baseline(
         old.name, report,
-        f"baseline {old.name}: made by {by(report)}, and {why}: compared by bytes and launches "
-        "alone; make it again with analyze --out, or --json with --with-graph",
+        f"baseline {old.name}: made by {made_by(report)}, and {why}: compared by bytes and "
+        "launches alone; make it again with analyze --out, or --json with --with-graph",
     )  # fmt: skip
 
 
-def judged_again(report: Report, file: Path, rulebook: Rulebook) -> Report | str:
+def judge_again(report: Report, file: Path, rulebook: Rulebook) -> Report | str:
     """The report that this version and these rules give for the graph of an earlier one; the
     reason, where the graph is missing or another's."""
     found = _graph(report, file)
     if isinstance(found, str):
         return found
     try:
-        graph = graph_from_data(found)
+        graph = from_data(Graph, found)
     except (ValueError, KeyError, TypeError, AttributeError):
         return "its graph cannot be read"
     if not {row.name for row in report.nodes} <= {node.name for node in graph.nodes}:

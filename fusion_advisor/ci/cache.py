@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.graph_json import graph_from_data
-from fusion_advisor.ir.scenario import Request, named_by
+from fusion_advisor.ir.scenario import Request, file_or_module
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.codec import from_data
 from fusion_advisor.support.files import content_hash
 from fusion_advisor.support.kept import entry, put, read
 
@@ -42,7 +42,7 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "fusion-advisor"
 
 
-def find(folder: Path, request: Request, rulebook: Rulebook) -> AnalysisOutcome | None:
+def find_analysis(folder: Path, request: Request, rulebook: Rulebook) -> AnalysisOutcome | None:
     """Outcome of the same request, if everything that it was made from is unchanged; else None.
     None, too, for an entry that cannot be read, and where the folder is another user's."""
     try:
@@ -56,7 +56,7 @@ def find(folder: Path, request: Request, rulebook: Rulebook) -> AnalysisOutcome 
         return None
 
 
-def keep(
+def keep_analysis(
     folder: Path,
     request: Request,
     rulebook: Rulebook,
@@ -73,9 +73,9 @@ def keep(
 
 def find_graph(folder: Path, request: Request, rulebook: Rulebook) -> Graph | None:
     """The graph that a model was captured as in the same scenario, for whatever device, rules and
-    output: as `find`."""
+    output: as `find_analysis`."""
     try:
-        return graph_from_data(_unchanged(_capture(folder, request, rulebook))["graph"])
+        return from_data(Graph, _unchanged(_capture(folder, request, rulebook))["graph"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -88,7 +88,7 @@ def keep_graph(
     files: Iterable[str],
     since: float,
 ) -> None:
-    """Puts in a captured graph, as `keep`."""
+    """Puts in a captured graph, as `keep_analysis`."""
     content = {"graph": dict(graph)}
     _keep(_capture(folder, request, rulebook), content, request, rulebook, files, since)
 
@@ -109,7 +109,7 @@ def _keep(
     files: Iterable[str],
     since: float,
 ) -> None:
-    named = os.path.abspath(named_by(request.model))
+    named = os.path.abspath(file_or_module(request.model))
     marks = {name: content_hash(Path(name)) for name in sorted({*files, named})}
     if any(mark and Path(name).stat().st_mtime > since for name, mark in marks.items()):
         return

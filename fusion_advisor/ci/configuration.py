@@ -219,7 +219,7 @@ class Settings:
             yield Setting(path, value, layer)
 
 
-def settled(
+def load_settings(
     options: Tree, asked: Tree, scenario: str | None = None, folder: Path | None = None
 ) -> Settings:
     """The table that is found from `folder` (the working directory) upwards, under `options`, by

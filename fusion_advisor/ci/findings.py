@@ -10,8 +10,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fusion_advisor.ci.ignores import Ignore, ignores
-from fusion_advisor.ir.scenario import named_by
-from fusion_advisor.report.diff import asked_alike, cost_us, same_judge, unknown_to
+from fusion_advisor.ir.scenario import file_or_module
+from fusion_advisor.report.diff import (
+    cost_us,
+    new_subjects,
+    same_tool_and_rules,
+    scenario_difference,
+)
 from fusion_advisor.report.schema import (
     AdviceRow,
     FindingRow,
@@ -43,7 +48,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Candidate:
     """A group, or advice, with its saving; `names` select and ignore it."""
 
     row: GroupRow | AdviceRow
@@ -62,8 +67,8 @@ def review(
     new = _new(report, baseline)
     comments = [ignore for file in _files(report) for ignore in ignores(Path(file), file)]
     holding = [ignore for ignore in comments if not ignore.fault]
-    told = [_told(row, report) for row in report.told]
-    selected = [each for each in told if not policy.select or _is(each, policy.select)]
+    possible = [_candidate(row, report) for row in report.possible_findings]
+    selected = [each for each in possible if not policy.select or _is(each, policy.select)]
     large = [
         each
         for each in selected
@@ -88,7 +93,7 @@ def review(
             for each in large
         ],
         below=len(selected) - len(large),
-        unselected=len(told) - len(selected),
+        unselected=len(possible) - len(selected),
         unused=[
             UnusedRow(
                 source=_rooted(SourceRow(file=ignore.file, line=ignore.line), root),
@@ -101,12 +106,12 @@ def review(
     )
 
 
-def _told(row: GroupRow | AdviceRow, report: Report) -> _Told:
+def _candidate(row: GroupRow | AdviceRow, report: Report) -> _Candidate:
     if isinstance(row, GroupRow):
         names = {row.pattern, *((row.code, row.deciding.name) if row.deciding else ())}
-        return _Told(row, frozenset(names), row.impact.saved_us_total, row.impact.share)
+        return _Candidate(row, frozenset(names), row.impact.saved_us_total, row.impact.share)
     saved, total = row.saved_us or 0.0, report.totals.time_us
-    return _Told(row, frozenset({row.code}), saved, saved / total if total else 0.0)
+    return _Candidate(row, frozenset({row.code}), saved, saved / total if total else 0.0)
 
 
 def unused_in_all(reviews: Iterable[ReviewRow]) -> list[UnusedRow]:
@@ -119,9 +124,9 @@ def _new(report: Report, baseline: tuple[str, Report] | None) -> set[str] | None
     if baseline is None:
         return None
     name, old = baseline
-    if differs := asked_alike(old, report):
+    if differs := scenario_difference(old, report):
         raise UsageError(f"baseline {name}: {differs}; make it again with analyze --out")
-    return unknown_to(old, report) if same_judge(old, report) else None
+    return new_subjects(old, report) if same_tool_and_rules(old, report) else None
 
 
 def _files(report: Report) -> list[str]:
@@ -132,47 +137,47 @@ def _files(report: Report) -> list[str]:
 
 def _model_file(report: Report) -> list[SourceRow]:
     """The first line of the file that MODEL names; none where it names a module."""
-    given = named_by(report.model.source)
+    given = file_or_module(report.model.source)
     named = given.endswith((".py", ".json", ".pt2"))
     return [SourceRow(file=given, line=1)] if named else []
 
 
-def _is(told: _Told, codes: Iterable[str]) -> bool:
+def _is(candidate: _Candidate, codes: Iterable[str]) -> bool:
     """Whether a code names the gate that decides on a group, its idiom, or the kind of an
     advice."""
-    return not told.names.isdisjoint(codes)
+    return not candidate.names.isdisjoint(codes)
 
 
-def _holds(ignore: Ignore, told: _Told) -> bool:
+def _holds(ignore: Ignore, candidate: _Candidate) -> bool:
     """Whether a comment ignores a finding that has a line in its reach."""
-    reached = (s.file == ignore.file and s.line in ignore.lines for s in told.row.sources)
-    return _is(told, [ignore.code]) and any(reached)
+    reached = (s.file == ignore.file and s.line in ignore.lines for s in candidate.row.sources)
+    return _is(candidate, [ignore.code]) and any(reached)
 
 
 def _ignored(
-    told: _Told,
+    candidate: _Candidate,
     policy: Policy,
     modules: Mapping[str, str],
     comments: Iterable[Ignore],
     root: Path,
 ) -> IgnoredRow | None:
     for ignore in comments:
-        if _holds(ignore, told):
+        if _holds(ignore, candidate):
             source = _rooted(SourceRow(file=ignore.file, line=ignore.line), root)
             return IgnoredRow(code=ignore.code, reason=ignore.reason, source=source)
-    code = told.row.code
-    if _is(told, policy.ignore):
+    code = candidate.row.code
+    if _is(candidate, policy.ignore):
         return IgnoredRow(code=code, reason="ignored by the configuration", source=None)
-    nodes = told.row.nodes if isinstance(told.row, GroupRow) else []
-    for pattern in _patterns(told, policy):
+    nodes = candidate.row.nodes if isinstance(candidate.row, GroupRow) else []
+    for pattern in _patterns(candidate, policy):
         if nodes and all(_inside(modules.get(node, ""), pattern) for node in nodes):
             reason = f"ignored by the configuration in {pattern}"
             return IgnoredRow(code=code, reason=reason, source=None)
     return None
 
 
-def _patterns(told: _Told, policy: Policy) -> Iterator[str]:
-    return (pattern for pattern, codes in policy.ignore_in.items() if _is(told, codes))
+def _patterns(candidate: _Candidate, policy: Policy) -> Iterator[str]:
+    return (pattern for pattern, codes in policy.ignore_in.items() if _is(candidate, codes))
 
 
 def _inside(module: str, pattern: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fusion_advisor.ci.baseline import Baseline, beside, load_baseline
+from fusion_advisor.ci.baseline import Baseline, load_baseline, made_comparable
 from fusion_advisor.ci.conditions import Condition, parse_condition, violation
 from fusion_advisor.ci.configuration import Settings, Thresholds
 from fusion_advisor.ci.findings import Policy, review, unused_in_all
@@ -49,7 +49,7 @@ class Reviewing:
         baseline, "" without one."""
         baseline = self._baselines.get(scenario)
         if baseline is not None:
-            baseline = self._baselines[scenario] = beside(baseline, report, self._rulebook)
+            baseline = self._baselines[scenario] = made_comparable(baseline, report, self._rulebook)
         given = (baseline.name, baseline.report) if baseline else None
         report.review = review(report, self._policy, self._root, given)
         return baseline.note if baseline else ""

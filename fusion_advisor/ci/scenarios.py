@@ -33,7 +33,7 @@ class WeightedScenario:
     condition: str = ""
 
 
-def weighed(name: str, weight: float, report: Report) -> WeightedScenario:
+def weighted_scenario(name: str, weight: float, report: Report) -> WeightedScenario:
     row = report.totals
     runs = not row.condition
     return WeightedScenario(
@@ -69,7 +69,7 @@ def as_data(rows: Sequence[WeightedScenario]) -> Mapping[str, object]:
     }
 
 
-def described(rows: Sequence[WeightedScenario]) -> list[str]:
+def scenario_lines(rows: Sequence[WeightedScenario]) -> list[str]:
     """A line for each scenario and one for all."""
     lines = [f"{row.name}, weight {row.weight:g}: {_row_said(row)}" for row in rows]
     return [*lines, f"all, by weight: {_said(weighted_total(rows))}"]

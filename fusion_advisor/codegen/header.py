@@ -29,8 +29,8 @@ _LINE = re.compile(rf"^{_TEXT}.*\n", re.MULTILINE)
 class Stamp:
     """`rules` is a rulebook's hash; `sources` names the model's files that the group's lines come
     from, each with the `fingerprint` of its text; `checked`, `searched` and `command` are for
-    people. `instead` is the fingerprint of what the file does as the rules have it, where a search
-    has found another configuration."""
+    people. `replaced_kernel` is the fingerprint of the kernel in the rules' own configuration,
+    where a search has found a faster one; else empty."""
 
     tool: str
     rules: str
@@ -38,7 +38,7 @@ class Stamp:
     checked: str = "no"
     command: str = ""
     searched: str = ""
-    instead: str = ""
+    replaced_kernel: str = ""
 
 
 def fingerprint(text: str | bytes) -> str:
@@ -66,7 +66,7 @@ def stamped(text: str, stamp: Stamp) -> str:
         *(f"{_FROM}{mark} {quoted(name)}" for name, mark in stamp.sources),
         *_over_lines(f"{_CHECKED}{quoted(stamp.checked)}"),
         *_over_lines(f"{_SEARCHED}{quoted(stamp.searched)}" if stamp.searched else ""),
-        *([f"{_INSTEAD}{stamp.instead}"] if stamp.instead else []),
+        *([f"{_INSTEAD}{stamp.replaced_kernel}"] if stamp.replaced_kernel else []),
         *_over_lines(f"{_MADE}{quoted(stamp.command)}" if stamp.command else ""),
     ]
     return _signed("\n".join([head, "", *lines]), rest)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fusion_advisor.cost.times import EagerLaunch, time_model
-from fusion_advisor.ir.addressed import of_tensor, together
+from fusion_advisor.ir.addressed import addressed_bytes, of_tensor
 from fusion_advisor.ir.graph import OWN_OPS, Arg, Graph, Node, Ref, Tensor
 from fusion_advisor.ops import REGISTRY, Call, Op, state
 from fusion_advisor.region.axes import NotExpressible
@@ -217,7 +217,7 @@ def _traffic(call: Call, op: Op | None) -> tuple[int, int]:
     for tensor in call.operands:  # which of them is not told where no result is
         if tensor.storage in node.mutates and tensor.storage not in returned:
             written.append(tensor)
-    return together(call.operands), together(written)
+    return addressed_bytes(call.operands), addressed_bytes(written)
 
 
 def element_set(tensor: Tensor) -> object:

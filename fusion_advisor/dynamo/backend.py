@@ -121,14 +121,14 @@ def fusion_advisor(
     *,
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
-    told: Callable[[Outcome], None] = lambda outcome: None,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> Callable[..., Any]:
     """Compile a graph, as Dynamo calls a backend: a graph and example inputs in, a callable out. A
-    caller that binds `told` receives the outcome of each graph."""
+    caller that binds `on_outcome` receives the outcome of each graph."""
 
     def tell(outcome: Outcome) -> None:
         _tell(outcome)
-        told(outcome)
+        on_outcome(outcome)
 
     chosen = _options(mode, dict(options or {}))
     why = _not_ours(module, inputs)

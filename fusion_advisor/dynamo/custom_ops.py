@@ -35,14 +35,14 @@ from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.shipped.load import load_module
-from fusion_advisor.support.kernel_fault import lasting_folder
+from fusion_advisor.support.kernel_fault import process_folder
 
 _LIBRARY = torch.library.Library("fusion_advisor", "FRAGMENT")
 _SIZES_ALONE = ("view", "creation", "allocation")
 """Patterns of ops that take sizes for nothing but the shape of their result."""
 
 
-class Left(Exception):
+class NotReplaceable(Exception):
     """Raised where a place cannot be replaced: one line says why."""
 
 
@@ -57,7 +57,7 @@ def substitute(lowered: Lowered, flow: Dataflow, places: Sequence[Occurrence]) -
             continue
         try:
             _replace(lowered, flow, place, place.kernel)
-        except Left as why:
+        except NotReplaceable as why:
             place = replace(place, kernel=None, why=str(why))
         done.append(place)
     stable_topological_sort(lowered.module.graph)  # nothing moves behind a write, which are last
@@ -67,11 +67,14 @@ def substitute(lowered: Lowered, flow: Dataflow, places: Sequence[Occurrence]) -
 
 
 def _replace(lowered: Lowered, flow: Dataflow, place: Occurrence, kernel: Kernel) -> None:
-    """Replace one place by a call of its kernel. Raises Left before anything is changed."""
+    """Replace one place by a call of its kernel. Raises NotReplaceable before anything is
+    changed."""
     expressed = place.decision.subject.expressed
     assert expressed is not None
     if expressed.draws:
-        raise Left("draws random numbers, which torch.compile takes from torch's own generator")
+        raise NotReplaceable(
+            "draws random numbers, which torch.compile takes from torch's own generator"
+        )
     taken = [_node_of(lowered, flow, ref) for ref in expressed.inputs]
     made = [_node_of(lowered, flow, ref) for ref in expressed.outputs]
     _check_device([*taken, *made])
@@ -100,16 +103,16 @@ def _node_of(lowered: Lowered, flow: Dataflow, ref: Ref) -> torch.fx.Node:
     node = lowered.origins.get(ref)
     if node is None:
         op = flow.nodes[flow.position[ref.node]].op
-        raise Left(f"{op} is a part of one call in the graph, which cannot be cut there")
+        raise NotReplaceable(f"{op} is a part of one call in the graph, which cannot be cut there")
     return node
 
 
 def _check_device(nodes: Sequence[torch.fx.Node]) -> None:
     devices = {node.meta["val"].device for node in nodes}
     if len(devices) > 1:
-        raise Left(f"its tensors are on {' and '.join(sorted(map(str, devices)))}")
+        raise NotReplaceable(f"its tensors are on {' and '.join(sorted(map(str, devices)))}")
     if {device.type for device in devices} != {"cuda"} and not interpreted():
-        raise Left(f"its tensors are on {devices.pop()}")
+        raise NotReplaceable(f"its tensors are on {devices.pop()}")
 
 
 def interpreted() -> bool:
@@ -118,18 +121,19 @@ def interpreted() -> bool:
 
 
 def _check_layouts(flow: Dataflow, expressed: Expressed, taken: Sequence[torch.fx.Node]) -> None:
-    """Raise Left unless the graph's tensors lie as the records have them: a kernel serves one
-    pattern of strides."""
+    """Raise NotReplaceable unless the graph's tensors lie as the records have them: a kernel
+    serves one pattern of strides."""
     for ref, node in zip(expressed.inputs, taken, strict=True):
         recorded, found = flow.annotated.tensors[ref], describe(node.meta["val"])
         steps = zip(recorded.shape, recorded.stride, found.stride, strict=True)
         if recorded.shape != found.shape or any(n > 1 and a != b for n, a, b in steps):
-            raise Left(f"{ref.node} has strides {found.stride}, not {recorded.stride}")
+            raise NotReplaceable(f"{ref.node} has strides {found.stride}, not {recorded.stride}")
 
 
 def _kept_numbers(lowered: Lowered, flow: Dataflow, expressed: Expressed) -> list[torch.SymFloat]:
     """Symbolic numbers that the kernel has as constants: the numbers that the model keeps (an eps,
-    a scale). Raises Left for a number that follows from a size or that the caller gives."""
+    a scale). Raises NotReplaceable for a number that follows from a size or that the caller
+    gives."""
     kept: list[torch.SymFloat] = []
     for name in dict.fromkeys(ref.node for ref in expressed.dims if ref not in expressed.inputs):
         node = lowered.origins.get(Ref(name))
@@ -142,7 +146,9 @@ def _kept_numbers(lowered: Lowered, flow: Dataflow, expressed: Expressed) -> lis
             elif isinstance(value, torch.SymInt) and shapes:
                 continue  # `_check_sizes` has seen to it
             elif isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                raise Left(f"{name} computes with {value}, which changes from call to call")
+                raise NotReplaceable(
+                    f"{name} computes with {value}, which changes from call to call"
+                )
     return kept
 
 
@@ -158,8 +164,8 @@ def _is_kept_by_the_model(number: torch.fx.Node) -> bool:
 
 
 def _check_sizes(lowered: Lowered, place: Occurrence, expressed: Expressed) -> None:
-    """Raise Left unless every symbolic size inside is the kernel's function of its inputs' sizes,
-    for all sizes; not merely equal to it at the sizes of this call."""
+    """Raise NotReplaceable unless every symbolic size inside is the kernel's function of its
+    inputs' sizes, for all sizes; not merely equal to it at the sizes of this call."""
     plan, region = place.decision.subject.plan, expressed.region
     assert plan is not None
     nodes = {ref: lowered.origins[ref] for ref in expressed.dims if ref in lowered.origins}
@@ -179,7 +185,9 @@ def _check_sizes(lowered: Lowered, place: Occurrence, expressed: Expressed) -> N
                 continue  # nothing walks there
             here = prod(sizes[axis] for axis in dim) if dim and known else None
             if here is None or not statically_known_true(here == size):
-                raise Left(f"serves one size of {ref.node} alone, where the graph has {size}")
+                raise NotReplaceable(
+                    f"serves one size of {ref.node} alone, where the graph has {size}"
+                )
 
 
 # -- operators -------------------------------------------------------------------------------------
@@ -188,8 +196,8 @@ def _check_sizes(lowered: Lowered, place: Occurrence, expressed: Expressed) -> N
 def _fake_results(
     called: Any, taken: Sequence[torch.fx.Node], made: Sequence[torch.fx.Node]
 ) -> tuple[torch.Tensor, ...]:
-    """Results of the kernel on fake tensors. Raises Left where they differ from the graph's in
-    their place."""
+    """Results of the kernel on fake tensors. Raises NotReplaceable where they differ from
+    the graph's in their place."""
     given = [node.meta["val"] for node in taken]
     with given[0].fake_mode, enable_python_dispatcher():
         results = called(*given)
@@ -201,7 +209,7 @@ def _fake_results(
             statically_known_true(n == 1) or statically_known_true(a == b)
             for n, a, b in zip(wanted.shape, found.stride(), wanted.stride(), strict=True)
         ):
-            raise Left(f"{node.name} would be {_said(found)}, not {_said(wanted)}")
+            raise NotReplaceable(f"{node.name} would be {_said(found)}, not {_said(wanted)}")
     return results
 
 
@@ -225,7 +233,7 @@ def _operator(kernel: Kernel) -> Any:
             from fusion_advisor.verify.interpreter import install  # needs Triton
 
             install()
-        module = load_module(kernel.text, lasting_folder())
+        module = load_module(kernel.text, process_folder())
         takes = ", ".join(f"Tensor t{number}" for number in range(len(kernel.inputs)))
         gives = ", ".join("Tensor" for _ in kernel.outputs)
         gives = gives if len(kernel.outputs) == 1 else f"({gives})"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.dynamo.weigh import weigh
+from fusion_advisor.dynamo.weigh import compare_with_inductor
 from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.fusion.findings import Finding, fuse
 from fusion_advisor.fusion.route import action
@@ -91,7 +91,9 @@ def _divided(
     known: dict[object, Kernel] = {}
     for instance in finding.instances:
         decision = decide(flow, [i for i in instance if flow.launches(i)], rulebook)
-        weighed = weigh(decision, rulebook, tuned=compiler.tuned, graphed=compiler.graphed)
+        weighed = compare_with_inductor(
+            decision, rulebook, tuned=compiler.tuned, graphed=compiler.graphed
+        )
         place = Occurrence(finding.id, finding.name, str(weighed), decision)
         if not compiler.take_all and route == "inductor":
             yield replace(place, why="a short chain of pointwise ops, which Inductor fuses as well")

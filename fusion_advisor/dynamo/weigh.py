@@ -33,7 +33,7 @@ INLINED = frozenset({"pointwise", "reduction", "window", "copy", "gather", "crea
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class InductorComparison:
     """Predicted microseconds of one occurrence: of Inductor's kernel for the region, and of our
     kernel, its blocked fusions and its host overhead. `blocked_bytes` are the bytes that move only
     because the op is opaque."""
@@ -61,7 +61,9 @@ class Weighed:
         return f"{' + '.join(parts)}, Inductor {self.inductor_us:.1f} us"
 
 
-def weigh(decision: Decision, rulebook: Rulebook, *, tuned: bool, graphed: bool) -> Weighed:
+def compare_with_inductor(
+    decision: Decision, rulebook: Rulebook, *, tuned: bool, graphed: bool
+) -> InductorComparison:
     """Weigh one occurrence of an accepted group with a plan. `tuned`: Inductor measures its choices
     (max-autotune); `graphed`: launches are replayed by a CUDA graph."""
     subject, rules = decision.subject, rulebook.inductor
@@ -74,7 +76,7 @@ def weigh(decision: Decision, rulebook: Rulebook, *, tuned: bool, graphed: bool)
     blocked_us = (
         1e6 * blocked_bytes / device.bandwidth + launches * device.times.kernel_launch.value
     )
-    return Weighed(
+    return InductorComparison(
         inductor_us=least_us + max(kernel_us - least_us, 0.0) * slower,
         kernel_us=kernel_us,
         blocked_us=blocked_us,

@@ -29,14 +29,13 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from fusion_advisor.ir.frames import choose_from_dump, has_source, is_user, source_of_traceback
 from fusion_advisor.ir.graph import Graph, Node
-from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
 from fusion_advisor.ir.recording_file import names_json, recorded_graph
 from fusion_advisor.ir.scenario import (
     InputSpec,
     Limits,
     Moved,
     Scenario,
-    named_by,
+    file_or_module,
     parse_dtype,
     parse_input,
 )
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "InputSpec", "Limits", "Scenario", "capture", "capture_here", "capture_loaded",
-    "capture_module", "capturing", "graph_from_json", "graph_to_json", "parse_dtype", "parse_input",
+    "capture_module", "capturing", "parse_dtype", "parse_input",
 ]  # fmt: skip
 
 _POLL_SECONDS = 0.05
@@ -62,7 +61,7 @@ _ERRORS = {"CaptureError": CaptureError, "UsageError": UsageError}
 
 
 @dataclass(frozen=True)
-class _Request:
+class CaptureJob:
     """Request to a child, with the arguments of `capturing`."""
 
     model: str
@@ -114,7 +113,7 @@ def capturing(
     if names_json(model):
         yield lambda: recorded_graph(model)
         return
-    request = _Request(model, scenario or Scenario(), trail, references, moved, mask_elements)
+    request = CaptureJob(model, scenario or Scenario(), trail, references, moved, mask_elements)
     with _Child() as child:
         watch = _Watch(child.process, limits or Limits())
         child.ask(to_json(request))
@@ -295,7 +294,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 def _refuse_missing(model: str) -> None:
     """UsageError at once where MODEL is a file that is not there, or none with a model."""
-    path = named_by(model)
+    path = file_or_module(model)
     known = model.startswith("hf:") or path.endswith((".py", ".pt2")) or names_json(model)
     there = Path(path).is_file()
     if (there and not known) or (not there and (known or "/" in path)):
@@ -460,7 +459,7 @@ def _environment() -> dict[str, str]:
 def _read_reply(reply: bytes, model: str, code: int, verdict: str, printed: str) -> Graph:
     kind, _, body = reply.partition(b"\n")
     if kind == b"graph" and not verdict:
-        return graph_from_json(body)
+        return from_json(Graph, body)
     if kind == b"error" and not verdict:
         content = json.loads(body)
         raise _ERRORS.get(content["type"], AdvisorError)(content["message"])
@@ -521,19 +520,19 @@ def _answer_one(request: int, reply: int, imported: Callable[[], bytes]) -> NoRe
             content = asked.read()
         if not content:
             leave(0)  # nobody asks
-        answered.write(unready or _answer(from_json(_Request, content)))
+        answered.write(unready or _answer(from_json(CaptureJob, content)))
         answered.flush()
         leave(0)
 
 
-def _answer(asked: _Request) -> bytes:
+def _answer(asked: CaptureJob) -> bytes:
     if asked.moved:
         relocate(*asked.moved)
     try:
         graph = capture_here(
             asked.model, asked.scenario, asked.trail, asked.references, asked.mask_elements
         )
-        return b"graph\n" + graph_to_json(graph)
+        return b"graph\n" + to_json(graph).encode()
     except BaseException as error:  # noqa: BLE001 the parent tells the user, in one line
         return _failed(error)
 

@@ -62,12 +62,12 @@ from fusion_advisor.frontend.signature import (
 from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
 from fusion_advisor.ir.frames import is_user
 from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.graph_json import graph_to_data
 from fusion_advisor.ir.recording_file import LeftOut, RecordedCall, Recording, write_recording
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import versions
 from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.codec import to_data
 from fusion_advisor.support.errors import CaptureError, UsageError
 from fusion_advisor.support.files import content_hash, require_folder
 
@@ -312,7 +312,7 @@ def _call(name: str, seen: _Seen, counts: Counter[_Made], rulebook: Rulebook) ->
         grad=made.grad,
         autocast=made.autocast,
         signature={**arguments, "modules_in_other_mode": others},
-        graph=graph_to_data(graph) if graph else None,
+        graph=to_data(graph) if graph else None,
         failure=failure,
     )
 

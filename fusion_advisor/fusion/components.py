@@ -22,7 +22,7 @@ from fusion_advisor.fusion.partition import (
     Traffic,
     Verdict,
     compatible,
-    joined,
+    connected,
     partition,
 )
 from fusion_advisor.ir.graph import Ref
@@ -32,12 +32,12 @@ Decide = Callable[[Iterable[int]], Decision]
 
 
 @dataclass
-class Found:
+class DecidedSet:
     """Decided set with all of its occurrences, each as positions in the graph."""
 
     decision: Decision
     instances: list[tuple[int, ...]]
-    parent: Found | None = None
+    parent: DecidedSet | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +46,12 @@ class _Side:
     bit set."""
 
     place: tuple[int, ...]
-    found: Found
+    found: DecidedSet
     reads: frozenset[int]
     mask: int
 
 
-_Merged = tuple[Found, list[_Side]]
+_Merged = tuple[DecidedSet, list[_Side]]
 """Set that several instances would become, and those instances."""
 
 
@@ -75,10 +75,10 @@ def group(
     decide: Decide,
     rulebook: Rulebook,
     kind: Callable[[tuple[int, ...]], object] = lambda component: None,
-) -> Grouping[Found]:
+) -> Grouping[DecidedSet]:
     """Partition every component of a graph. Components of the same computation are cut alike,
     components of different `kind` separately."""
-    result = Grouping[Found]([], [])
+    result = Grouping[DecidedSet]([], [])
     by_shape: dict[object, list[tuple[int, ...]]] = {}
     for component in components(flow, flow.fusible):
         alike = _shape(flow, component), kind(component)
@@ -231,7 +231,7 @@ def _solve(
     occurrences: list[tuple[int, ...]],
     decide: Decide,
     rulebook: Rulebook,
-    result: Grouping[Found],
+    result: Grouping[DecidedSet],
 ) -> float:
     """Cut one component and carry the cut to its other occurrences; returns the gap."""
     numbers = occurrences[0]
@@ -252,9 +252,9 @@ def _solve(
     if legal and whole not in decisions:
         judge(whole)
 
-    def found(mask: int, parent: Found | None) -> Found:
+    def found(mask: int, parent: DecidedSet | None) -> DecidedSet:
         places = [tuple(place[i] for i in bits(mask)) for place in occurrences]
-        return Found(decisions[mask], places, parent)
+        return DecidedSet(decisions[mask], places, parent)
 
     top = found(whole, None) if legal else None
     result.groups.extend(top if top and mask == whole else found(mask, top) for mask in cut.sets)
@@ -272,13 +272,13 @@ def _tried(component: Component, decisions: dict[int, Decision]) -> list[int]:
     rejected = [
         mask
         for mask, decision in decisions.items()
-        if not decision.accepted and mask & (mask - 1) and joined(component, mask)
+        if not decision.accepted and mask & (mask - 1) and connected(component, mask)
     ]
     minimal = [mask for mask in rejected if not any(m != mask and m & mask == m for m in rejected)]
     return sorted(minimal)
 
 
-def _break_cycles(flow: Dataflow, result: Grouping[Found]) -> None:
+def _break_cycles(flow: Dataflow, result: Grouping[DecidedSet]) -> None:
     """Leave sets unfused until no cycle is left, the set that saves least first. Components are cut
     separately, so sets of two components may close a cycle together."""
     while True:
@@ -295,7 +295,7 @@ def _break_cycles(flow: Dataflow, result: Grouping[Found]) -> None:
         result.groups = [g for g in result.groups if g.instances]
 
 
-def _launch_together(flow: Dataflow, decide: Decide, result: Grouping[Found]) -> None:
+def _launch_together(flow: Dataflow, decide: Decide, result: Grouping[DecidedSet]) -> None:
     """Merge accepted groups that read one tensor and do not wait for each other into one launch,
     where the judge accepts it and predicts it to be faster: the queries and the keys of a rotary
     embedding."""
@@ -328,9 +328,9 @@ def _launch_together(flow: Dataflow, decide: Decide, result: Grouping[Found]) ->
                     sides, decision = [*sides, other], both
         if len(sides) > 1:
             place = decision.subject.launches
-            merged.append((Found(decision, [place], first.found.parent), sides))
+            merged.append((DecidedSet(decision, [place], first.found.parent), sides))
     kept = _without_cycles(flow, result, merged)
-    alike: dict[object, Found] = {}
+    alike: dict[object, DecidedSet] = {}
     for found, sides in kept:
         for side in sides:
             side.found.instances.remove(side.place)
@@ -357,14 +357,14 @@ def _beside(flow: Dataflow, one: _Side, other: _Side) -> bool:
     return not waits and not any(flow.above[number] & other.mask for number in one.place)
 
 
-def _side(flow: Dataflow, place: tuple[int, ...], found: Found) -> _Side:
+def _side(flow: Dataflow, place: tuple[int, ...], found: DecidedSet) -> _Side:
     bases = {flow.base(ref) for number in place for ref in flow.operands[number]}
     reads = {flow.elements[base] for base in bases if flow.position[base.node] not in place}
     return _Side(place, found, frozenset(reads), sum(1 << number for number in place))
 
 
 def _without_cycles(
-    flow: Dataflow, result: Grouping[Found], merged: list[_Merged]
+    flow: Dataflow, result: Grouping[DecidedSet], merged: list[_Merged]
 ) -> list[_Merged]:
     """Drop merged launches until the rest leaves a valid order of launches."""
     while True:
@@ -377,7 +377,7 @@ def _without_cycles(
         merged = [each for n, each in enumerate(merged) if n not in stuck]
 
 
-def _lost(found: Found, result: Grouping[Found]) -> float:
+def _lost(found: DecidedSet, result: Grouping[DecidedSet]) -> float:
     """Share of the groups' fused time that leaving one instance unfused costs."""
     total = sum(g.decision.fused_us * len(g.instances) for g in result.groups)
     loss = found.decision.unfused_us - found.decision.fused_us
@@ -399,7 +399,7 @@ def _in_cycle(flow: Dataflow, blocks: list[tuple[int, ...]]) -> list[int]:
     return [n for part in tangled for n, is_block in part if is_block]
 
 
-def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping[Found]) -> None:
+def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping[DecidedSet]) -> None:
     """Record the bytes that fusing every maximal region of modelled memory-bound launches would
     save, and the candidates that reach further than a component: regions with ops that have no
     meaning, and regions with the compute-bound launches that touch them."""
@@ -409,7 +409,7 @@ def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping[Found]) ->
     wide = widened(flow, memory_bound)
     fused = {place for g in result.groups for place in g.instances}
     known = fused | {place for c in result.candidates for place in c.instances}
-    seen: dict[object, Found] = {}
+    seen: dict[object, DecidedSet] = {}
     regions = tuple(_convex_regions(wide))
     result.saveable_bytes = _saveable_bytes(wide, regions, result.groups)
     for region in regions:
@@ -421,12 +421,12 @@ def _maximal_regions(flow: Dataflow, decide: Decide, result: Grouping[Found]) ->
             if shape in seen:
                 seen[shape].instances.append(place)
             else:
-                seen[shape] = Found(decide(place), [place])
+                seen[shape] = DecidedSet(decide(place), [place])
     result.candidates.extend(f for f in seen.values() if not f.decision.accepted)
 
 
 def _saveable_bytes(
-    wide: Dataflow, regions: Sequence[tuple[int, ...]], groups: Sequence[Found]
+    wide: Dataflow, regions: Sequence[tuple[int, ...]], groups: Sequence[DecidedSet]
 ) -> int:
     """Bytes that one launch for each region would save; regions that a group spans count as one. At
     least the bytes that the groups save, since their plans may move less than the model of launches

@@ -13,7 +13,7 @@ from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.cost.times import Fused, time_model
 from fusion_advisor.fusion.gates import GATES, Subject
 from fusion_advisor.fusion.gates.traffic_saving import fused_bytes
-from fusion_advisor.fusion.lower import boundary, express
+from fusion_advisor.fusion.lower import boundary, lower_region
 from fusion_advisor.fusion.verdict import GateResult
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.region.axes import NotExpressible
@@ -104,7 +104,7 @@ def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> S
     chosen = tuple(sorted(launches))
     border = boundary(flow, chosen)
     try:
-        expressed = express(flow, border)
+        expressed = lower_region(flow, border)
     except NotExpressible as problem:
         return Subject(flow, chosen, border, None, None, problem, rulebook)
     planned = plan(expressed.region, flow.annotated.device, rulebook)

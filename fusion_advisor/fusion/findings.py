@@ -9,11 +9,11 @@ from functools import partial
 from hashlib import sha256
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.fusion.components import Found, Grouping, group
+from fusion_advisor.fusion.components import DecidedSet, Grouping, group
 from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.fusion.fingerprint import fingerprint
 from fusion_advisor.fusion.idioms import name_of
-from fusion_advisor.fusion.in_words import computed
+from fusion_advisor.fusion.in_words import describe_computation
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.fusion.lower import boundary
 from fusion_advisor.ir.faults import Faults
@@ -65,7 +65,7 @@ class FusedGraph(Grouping[Finding]):
     """Result of fusing a graph: groups and candidates, data flow and partition."""
 
     flow: Dataflow
-    grouping: Grouping[Found]
+    grouping: Grouping[DecidedSet]
 
 
 def fuse(
@@ -86,12 +86,12 @@ def fuse(
 
 
 def identify(
-    flow: Dataflow, grouping: Grouping[Found], rulebook: Rulebook, faults: Faults | None = None
+    flow: Dataflow, grouping: Grouping[DecidedSet], rulebook: Rulebook, faults: Faults | None = None
 ) -> Identified:
     """Name all groups and candidates; equal computations become one finding. With `faults`, a set
     that cannot be named is `other`, and matches no PyTorch op."""
 
-    def tried(name: Callable[[], str], found: Found, fallback: str) -> str:
+    def tried(name: Callable[[], str], found: DecidedSet, fallback: str) -> str:
         try:
             return name()
         except Exception as error:
@@ -101,12 +101,12 @@ def identify(
             faults.note(error, (flow.nodes[number].name for number in launches))
             return fallback
 
-    def mark_of(found: Found) -> str:
+    def mark_of(found: DecidedSet) -> str:
         border = boundary(flow, found.instances[0])
         own = sha256(repr(border.members).encode()).hexdigest()
         return tried(partial(fingerprint, flow, border), found, own)
 
-    def findings(letter: str, same: Mapping[str, list[Found]]) -> Iterator[Finding]:
+    def findings(letter: str, same: Mapping[str, list[DecidedSet]]) -> Iterator[Finding]:
         for rank, (mark, founds) in enumerate(same.items(), 1):
             first, subject = founds[0], founds[0].decision.subject
             pattern = tried(partial(name_of, subject, rulebook), first, "other")
@@ -121,7 +121,7 @@ def identify(
                 instances=tuple(boundary(flow, place).members for place in places),
                 parent=ids.get(id(first.parent)),
                 rank=rank,
-                computes=tried(partial(computed, subject), first, pattern),
+                computes=tried(partial(describe_computation, subject), first, pattern),
             )
 
     merged = {"g": _merged(grouping.groups, mark_of), "c": _merged(grouping.candidates, mark_of)}
@@ -180,13 +180,15 @@ def _framework(decision: Decision, pattern: str) -> str:
     return spelling.framework if spelling else ""
 
 
-def _merged(founds: Iterable[Found], mark_of: Callable[[Found], str]) -> dict[str, list[Found]]:
+def _merged(
+    founds: Iterable[DecidedSet], mark_of: Callable[[DecidedSet], str]
+) -> dict[str, list[DecidedSet]]:
     """Merge sets of the same computation by fingerprint; the set that saves most time first."""
-    found_by: dict[str, list[Found]] = {}
+    found_by: dict[str, list[DecidedSet]] = {}
     for found in founds:
         found_by.setdefault(mark_of(found), []).append(found)
 
-    def rank(same: tuple[str, list[Found]]) -> tuple[float, str]:
+    def rank(same: tuple[str, list[DecidedSet]]) -> tuple[float, str]:
         mark, (first, *others) = same
         saved_us = first.decision.unfused_us - first.decision.fused_us
         return -saved_us * sum(len(each.instances) for each in (first, *others)), mark

@@ -13,7 +13,7 @@ from itertools import groupby
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.fusion.gates import Subject
 from fusion_advisor.fusion.idioms import Form, gated, normalised, softmaxes, tanh_gelus
-from fusion_advisor.fusion.lower import Expressed, boundary, express
+from fusion_advisor.fusion.lower import Expressed, boundary, lower_region
 from fusion_advisor.ir.graph import FLOATS, Ref
 from fusion_advisor.region.axes import NotExpressible
 
@@ -48,7 +48,7 @@ class _NamedIdiom:
     end: int
 
 
-def computed(subject: Subject) -> str:
+def describe_computation(subject: Subject) -> str:
     """Words for a set of launches, in the graph's order, joined by ` + `."""
     flow, launches = subject.flow, subject.launches
     named = {i: _of_op(flow, i) for i in launches}
@@ -124,7 +124,7 @@ def _without_products(subject: Subject) -> Expressed | None:
     if not fusible or len(fusible) == len(subject.launches):
         return None
     try:
-        return express(flow, boundary(flow, fusible))
+        return lower_region(flow, boundary(flow, fusible))
     except NotExpressible:
         return None
 

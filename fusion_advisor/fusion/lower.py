@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.ir.addressed import together
+from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.ops import REGISTRY, state
 from fusion_advisor.region.axes import Dims, NotExpressible
@@ -99,7 +99,7 @@ def fused_traffic(flow: Dataflow, border: Boundary) -> int:
             if tensor is not None and Ref(node.name, i) not in kept:
                 total -= min(tensor.bytes, cost.bytes_written)
         for base, refs in _by_base(flow, number).items():
-            read = min(together(tensors[ref] for ref in refs), cost.bytes_read)
+            read = min(addressed_bytes(tensors[ref] for ref in refs), cost.bytes_read)
             if base.node in made:
                 total -= min(read, annotated.costs[base.node].bytes_written)
                 continue
@@ -113,7 +113,9 @@ def fused_traffic(flow: Dataflow, border: Boundary) -> int:
             read_of[base] = read_of.get(base, 0) + first
             seen_of.setdefault(base, []).extend(tensors[ref] for ref in refs)
     # Views that overlap, a tensor and its halves say, are read once, whichever launches read them.
-    return total - sum(max(read - together(seen_of[base]), 0) for base, read in read_of.items())
+    return total - sum(
+        max(read - addressed_bytes(seen_of[base]), 0) for base, read in read_of.items()
+    )
 
 
 def _by_base(flow: Dataflow, number: int) -> dict[Ref, list[Ref]]:
@@ -124,7 +126,7 @@ def _by_base(flow: Dataflow, number: int) -> dict[Ref, list[Ref]]:
     return found
 
 
-def express(flow: Dataflow, border: Boundary) -> Expressed:
+def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
     """Lower the nodes one after the other into one builder. Raises NotExpressible where the region
     form cannot express a node or a view."""
     builder = Builder()

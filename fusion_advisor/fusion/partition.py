@@ -89,7 +89,7 @@ def partition(component: Component, judge: Judge, exact: int, most_sets: int) ->
         return found
 
     whole = component.everything
-    if component.count > 1 and joined(component, whole) and compatible(component, whole):
+    if component.count > 1 and connected(component, whole) and compatible(component, whole):
         verdict = judged(whole)
         if verdict.accepted and verdict.time_us <= sum(component.alone_us):
             return Partition((whole,), verdict.time_us, verdict.time_us, True)
@@ -109,7 +109,7 @@ def partition(component: Component, judge: Judge, exact: int, most_sets: int) ->
     return Partition(tuple(sorted(saves)), time, bound, False)
 
 
-def joined(component: Component, mask: int) -> bool:
+def connected(component: Component, mask: int) -> bool:
     """Whether the set is connected through its own launches."""
     seen = mask & -mask
     frontier = seen
@@ -232,7 +232,7 @@ def _accepted_sets(component: Component, piece: int, judge: Judge, most_sets: in
                 if not verdict.hopeless:
                     grown.append(larger)
                 saved = _alone_us(component, larger) - verdict.time_us
-                if verdict.accepted and saved > 0 and joined(component, larger):
+                if verdict.accepted and saved > 0 and connected(component, larger):
                     saves[larger] = saved
         frontier = grown
     return _ChosenSets(saves, True)

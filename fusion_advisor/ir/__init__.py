@@ -5,7 +5,6 @@ OFFERS = (
     "faults",
     "frames",
     "graph",
-    "graph_json",
     "kernel",
     "recording_file",
     "scenario",

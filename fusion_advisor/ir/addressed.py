@@ -81,7 +81,7 @@ def of_tensor(tensor: Tensor) -> View | None:
     return view(tensor.offset, ((range(size), step) for size, step in sizes))
 
 
-def together(tensors: Iterable[Tensor]) -> int:
+def addressed_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes that some tensors address, each byte once. Where one storage has too many elements to
     distinguish, those of its largest tensor alone; tensors of two dtypes count separately."""
     total = 0
@@ -89,7 +89,7 @@ def together(tensors: Iterable[Tensor]) -> int:
         if len(of_one) == 1:
             total += of_one[0].bytes
             continue
-        found = distinct(seen for tensor in of_one if (seen := of_tensor(tensor)))
+        found = count_distinct(seen for tensor in of_one if (seen := of_tensor(tensor)))
         size = of_one[0].itemsize
         total += max(t.bytes for t in of_one) if found is None else found * size
     return total
@@ -107,7 +107,7 @@ def by_storage(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return list(found.values())
 
 
-def distinct(views: Iterable[View]) -> int | None:
+def count_distinct(views: Iterable[View]) -> int | None:
     """Number of distinct elements that some views of one storage address together; None where there
     are too many to distinguish."""
     wanted = list(dict.fromkeys(views))
@@ -227,7 +227,7 @@ def _of_levels(cut: Sequence[_Cut]) -> int | None:
     total, known = 0, dict[frozenset[View], int | None]()
     for count, here in parts:
         if here not in known:
-            known[here] = distinct(here) if here else 0
+            known[here] = count_distinct(here) if here else 0
         each = known[here]
         if each is None:
             return None

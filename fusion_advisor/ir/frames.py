@@ -100,7 +100,7 @@ def is_user(file: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def named(file: str, folder: str) -> str:
+def portable_path(file: str, folder: str) -> str:
     """Name a source file for reports, the same on every machine: relative to site-packages for an
     installed package, relative to `folder` for a file below it, else the whole path."""
     file, folder = file.replace(os.sep, "/"), folder.replace(os.sep, "/")

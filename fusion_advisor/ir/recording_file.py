@@ -8,7 +8,7 @@ One JSON object:
     calls[]            each distinct call, in the order of their first: {name, count, signatures,
                        mode, grad, autocast, signature, graph, failure}; `signatures` is how many
                        it stands for, which differ in sizes and numbers alone; `graph` is what
-                       `analyze` judges, as `graph_json` writes it, or null where `failure` says why
+                       `analyze` judges, as `codec` writes it, or null where `failure` says why
                        there is none
     left_out           {signatures, calls} that were noted and not captured
     files              the user's source files that the graphs name, each with the hash it had
@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.graph_json import graph_from_data
 from fusion_advisor.support.codec import from_data, to_data
 from fusion_advisor.support.errors import CaptureError, UsageError
 from fusion_advisor.support.files import content_hash, write
@@ -133,7 +132,7 @@ def recorded_graph(model: str) -> Graph:
     (call,) = found.captured.values()
     assert call.graph is not None  # it is captured
     try:
-        graph = graph_from_data(call.graph)
+        graph = from_data(Graph, call.graph)
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{model}: a damaged graph; record again") from error
     return replace(

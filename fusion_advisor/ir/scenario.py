@@ -114,7 +114,7 @@ class Request:
     """Saving below which a patch leaves the source as it is."""
 
 
-def named_by(model: str) -> str:
+def file_or_module(model: str) -> str:
     """File or Python module that MODEL is in."""
     in_it = "#" if model.startswith("hf:") else ":"
     return model.removeprefix("hf:").partition(in_it)[0]

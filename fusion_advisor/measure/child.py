@@ -50,7 +50,7 @@ from fusion_advisor.measure.protocol import (
 )
 from fusion_advisor.rulebook.local_gpu import version
 from fusion_advisor.shipped.load import load_module
-from fusion_advisor.support.kernel_fault import KernelFault, cause, lasting_folder, spoiled
+from fusion_advisor.support.kernel_fault import KernelFault, cause, needs_restart, process_folder
 from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.check_child import build_inputs, poisoned_outputs, truth
 from fusion_advisor.verify.stepping import LaunchMode, as_tuple
@@ -231,7 +231,7 @@ def turns(job: TurnsJob, folder: Path, clock: Clock) -> Turns:
     if not job.random:
         right(2)
     rows = tuple(series[number] for number in range(len(job.kernels)))
-    broken = next((row.failure for row in rows if row.failure and spoiled(row.failure)), None)
+    broken = next((row.failure for row in rows if row.failure and needs_restart(row.failure)), None)
     return Turns(rows, tuple(machine(clock.device).items()), broken)
 
 
@@ -492,4 +492,4 @@ def main(where: str) -> None:
         install()
     with torch.no_grad():
         after = torch.cuda.empty_cache if device == "cuda" else None
-        serve(answers(lasting_folder(), _clock(device)), after)
+        serve(answers(process_folder(), _clock(device)), after)

@@ -37,7 +37,7 @@ from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.worker import Worker, WorkerError
 from fusion_advisor.verify.driver import criterion_of
-from fusion_advisor.verify.sequence import Replaced, graph_without
+from fusion_advisor.verify.sequence import ReplacedNodes, graph_without
 
 _DTYPES = ("bfloat16", "float16", "tf32", "float32")
 """Dtypes whose matrix products are measured as ceilings."""
@@ -187,7 +187,9 @@ def model_job(
     if not replaced:
         return job
     groups = [
-        Replaced({flow.position[name] for name in one.members}, [Ref(*ref) for ref in one.inputs])
+        ReplacedNodes(
+            {flow.position[name] for name in one.members}, [Ref(*ref) for ref in one.inputs]
+        )
         for one in replaced
     ]
     rest, after = graph_without(flow, groups)

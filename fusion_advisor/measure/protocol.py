@@ -253,7 +253,7 @@ class RunJob:
 
 
 @dataclass(frozen=True)
-class Ran:
+class RunResult:
     """Result of a `RunJob`: `unfit` where the model or a kernel does not serve these sizes, or the
     model the dtype or float64; `wrong` where results differ or the patched model fails."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class TimedDecision:
     """One decision to fuse or not, with the times of eager and of the kernel; `weight` counts its
     places."""
 
@@ -29,7 +29,7 @@ class Verdicts:
     lost: float
 
 
-def verdicts(decisions: Iterable[Chosen]) -> Verdicts:
+def verdicts(decisions: Iterable[TimedDecision]) -> Verdicts:
     """Count every decision by itself, though sets may overlap."""
     cells = {(fuse, faster): 0 for fuse in (True, False) for faster in (True, False)}
     taken = best = 0.0

@@ -40,19 +40,19 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Searched:
-    """Result of a search: the kernel to write. `said` is the result in words, for the file's
-    header; `proof` is the winner's, and `instead` the fingerprint of the rules' own kernel: None
-    and empty where that kernel stays. `us` and `own_us` are the times of both. `failure` says why
-    the search has no result."""
+class SearchResult:
+    """Result of a search: the kernel to write. `summary` is the result in words, for the file's
+    header; `proof` is the winner's, and `replaced_kernel` the fingerprint of the rules' own kernel:
+    None and empty where that kernel stays. `us` and `own_us` are the times of both. `failure` says
+    why the search has no result."""
 
     kernel: Kernel
-    said: str = ""
+    summary: str = ""
     configuration: str = ""
     us: float = 0.0
     own_us: float = 0.0
     proof: Proven | None = None
-    instead: str = ""
+    replaced_kernel: str = ""
     failure: str = ""
 
 
@@ -72,11 +72,11 @@ class Searcher(Protocol):
         kernel: Kernel,
         emitted: Callable[[Decision], Kernel | str],
         proven: Callable[[Kernel], Proven],
-    ) -> Searched: ...
+    ) -> SearchResult: ...
 
 
 @contextmanager
-def searching(wanted: str | None, rulebook: Rulebook) -> Generator[Searcher]:
+def local_searcher(wanted: str | None, rulebook: Rulebook) -> Generator[Searcher]:
     """Start a searcher with a child process of its own on the local GPU. `wanted` is the device
     that kernels are judged for. Raises UsageError where there is no GPU, or another GPU than
     `wanted`."""
@@ -104,7 +104,7 @@ def searcher(worker: Worker, device: Device, rulebook: Rulebook) -> Searcher:
         kernel: Kernel,
         emitted: Callable[[Decision], Kernel | str],
         proven: Callable[[Kernel], Proven],
-    ) -> Searched:
+    ) -> SearchResult:
         def timed(kernels: Sequence[Kernel], rounds: int) -> Turns:
             return measure_turns(decision, kernels, rounds, worker, rules, timeout_s)
 
@@ -137,13 +137,13 @@ def search(
     timed: Timer,
     proven: Callable[[Kernel], Proven],
     rulebook: Rulebook,
-) -> Searched:
+) -> SearchResult:
     """Find the fastest of a kernel's configurations; `own` is the one that the rules choose."""
     numbers = rulebook.tuning
     all_in_turn = timed([each.kernel for each in (own, *others)], numbers.screened.count)
     failure = _failure(all_in_turn)
     if failure:
-        return Searched(own.kernel, failure=failure)
+        return SearchResult(own.kernel, failure=failure)
     first, *rows = all_in_turn.series
     own_us = statistics.median(first.us)
     ranked = sorted((statistics.median(row.us), n) for n, row in enumerate(rows) if row.us)
@@ -161,17 +161,17 @@ def search(
         if not holds(*proof):
             continue
         us = statistics.median(its.us)
-        said = (
+        summary = (
             f"{head}: {one.configuration}, {us:.2f} us; "
             f"the rules' own, {own.configuration}, {own_us:.2f} us"
         )
         own_text = does(own.kernel.text)
-        return Searched(one.kernel, said, one.configuration, us, own_us, proof, own_text)
-    said = (
+        return SearchResult(one.kernel, summary, one.configuration, us, own_us, proof, own_text)
+    summary = (
         f"{head}: the rules' own, {own.configuration}, {own_us:.2f} us; "
         "no other that is right is faster by more than times differ"
     )
-    return Searched(own.kernel, said, own.configuration, own_us, own_us)
+    return SearchResult(own.kernel, summary, own.configuration, own_us, own_us)
 
 
 def faster(one: Series, other: Series, tie: float) -> bool:

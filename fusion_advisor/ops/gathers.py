@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusion_advisor.ir.addressed import together
+from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.ops.registry import Call, meaning_of
 from fusion_advisor.region.axes import Dims, NotExpressible
 from fusion_advisor.region.builder import INTEGER_DTYPES, Builder, Value
@@ -23,7 +23,7 @@ def _gather(call: Call) -> tuple[int, int]:
 
 def _index(call: Call) -> tuple[int, int]:
     source = call.operand(0)
-    places = together(call.operands[1:])
+    places = addressed_bytes(call.operands[1:])
     return places + min(call.out.numel * source.itemsize, source.bytes), call.out.bytes
 
 

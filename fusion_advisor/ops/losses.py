@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusion_advisor.ir.addressed import together
+from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.ops.registry import Call, Formula, Traffic, meaning_of
 from fusion_advisor.region.builder import Builder, Value, floats_only
 
@@ -20,7 +20,7 @@ def reduced(b: Builder, loss: Value, reduction: int) -> Value:
 def _loss(position: int) -> Traffic:
     def traffic(call: Call) -> tuple[int, int]:
         """One pass that writes the elements, and one that reduces them, unless none does."""
-        read, size = together(call.operands[:2]), call.operand(0).bytes
+        read, size = addressed_bytes(call.operands[:2]), call.operand(0).bytes
         if call.arg(position, "reduction", 1) == NONE:
             return read, call.out.bytes
         return read + size, size + call.out.bytes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from fusion_advisor.ir.addressed import together
+from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.ops.registry import Call, formula
 from fusion_advisor.ops.windows import Windows
@@ -80,7 +80,7 @@ def _convolution(call: Call) -> int:
 def _windows(call: Call) -> tuple[int, int]:
     """HBM bytes: the positions of the input that some window touches; all, when transposed."""
     x, weight, out = call.operand(0), call.operand(1), call.out
-    rest = together(call.operands[1:])
+    rest = addressed_bytes(call.operands[1:])
     if call.arg(6, "transposed", False):
         return x.bytes + rest, out.bytes
     windows = Windows.laid(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusion_advisor.ir.addressed import together
+from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.ops.registry import Call, Traffic, formula
 
 # -- scatters: the places written ------------------------------------------------------------------
@@ -14,7 +14,7 @@ def _scatter_into(copied: bool) -> Traffic:
         adding also reads it."""
         target, operands = call.operand(0), call.operands[1:]
         values = operands[-1].numel if operands else 0
-        read = together(operands)
+        read = addressed_bytes(operands)
         base = target.bytes if copied else 0
         return read + base, base + values * target.itemsize
 
@@ -45,7 +45,7 @@ def _accumulate(copied: bool) -> Traffic:
         target, operands = call.operand(0), call.operands[1:]
         places = min(operands[-1].numel, target.numel) * target.itemsize
         base = target.bytes if copied else 0
-        return together(operands) + base + places, base + places
+        return addressed_bytes(operands) + base + places, base + places
 
     return traffic
 

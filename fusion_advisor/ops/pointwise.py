@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 
-from fusion_advisor.ir.addressed import together
+from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.ir.graph import Arg
 from fusion_advisor.ops.registry import Call, Meaning, meaning_of, pointwise
 from fusion_advisor.ops.views import parts
@@ -520,7 +520,7 @@ def clone(b: Builder, x: Value, memory_format: Arg = None) -> Value:
 
 def _overwritten(call: Call) -> tuple[int, int]:
     """HBM bytes of an op that writes its target and does not read it."""
-    return together(call.operands[1:]), call.operand(0).bytes
+    return addressed_bytes(call.operands[1:]), call.operand(0).bytes
 
 
 def _overwriting(name: str) -> Callable[[Meaning], Meaning]:

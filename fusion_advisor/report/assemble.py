@@ -19,11 +19,11 @@ from fusion_advisor.fusion.findings import Finding, Identified, step_us
 from fusion_advisor.fusion.route import action, fix
 from fusion_advisor.fusion.verdict import GateResult
 from fusion_advisor.ir.faults import Faults
-from fusion_advisor.ir.frames import named
+from fusion_advisor.ir.frames import portable_path
 from fusion_advisor.ir.graph import Graph, Node, Ref, Source, Tensor
 from fusion_advisor.ir.kernel import Check, Compiled, Kernel
 from fusion_advisor.ir.scenario import Scenario
-from fusion_advisor.measure.search import Searched
+from fusion_advisor.measure.search import SearchResult
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.report.schema import (
     ActionRow,
@@ -66,7 +66,7 @@ class Proof:
     check: Check | None = None
     file: str | None = None
     why: str = ""
-    searched: Searched | None = None
+    searched: SearchResult | None = None
 
 
 def assemble(
@@ -208,7 +208,7 @@ def _source(source: Source) -> SourceRow:
 
 @lru_cache(maxsize=4096)  # a layer's lines come back in every layer
 def _source_row(source: Source, folder: str) -> SourceRow:
-    return SourceRow(file=named(source.file, folder), line=source.line)
+    return SourceRow(file=portable_path(source.file, folder), line=source.line)
 
 
 def _sources(sources: Iterable[Source | None]) -> list[LineRow]:

@@ -10,9 +10,10 @@ from fusion_advisor.report.schema import AdviceRow, GroupRow, Report
 
 def compare(old: Report, new: Report) -> Iterator[str]:
     """Yield lines for people: totals that changed, then verdicts by fingerprint."""
-    if old.device.name != new.device.name or not same_judge(old, new):
+    if old.device.name != new.device.name or not same_tool_and_rules(old, new):
         yield (
-            f"not the same judge: {old.device.name} by {by(old)}, {new.device.name} by {by(new)}"
+            f"not the same judge: {old.device.name} by {made_by(old)}, "
+            f"{new.device.name} by {made_by(new)}"
         )
     before, after = dict(wording.totals(old)), dict(wording.totals(new))
     changed = [name for name in after if after[name] != before.get(name)]
@@ -23,17 +24,17 @@ def compare(old: Report, new: Report) -> Iterator[str]:
         yield "no difference in traffic or verdicts"
 
 
-def same_judge(old: Report, new: Report) -> bool:
+def same_tool_and_rules(old: Report, new: Report) -> bool:
     """Whether one version of this tool with the same rules made both reports."""
     return (old.tool.version, old.rules.hash) == (new.tool.version, new.rules.hash)
 
 
-def by(report: Report) -> str:
+def made_by(report: Report) -> str:
     """Tool and rules that made a report, in words."""
     return f"fusion-advisor {report.tool.version} with rules {report.rules.hash[:8]}"
 
 
-def asked_alike(old: Report, new: Report) -> str:
+def scenario_difference(old: Report, new: Report) -> str:
     """Reason why two reports cannot be compared, a device or a scenario; empty if they can."""
     if old.device.name != new.device.name:
         return f"it is of {old.device.name}, and this report of {new.device.name}"
@@ -48,7 +49,7 @@ def asked_alike(old: Report, new: Report) -> str:
     return ""
 
 
-def unknown_to(old: Report, new: Report) -> set[str]:
+def new_subjects(old: Report, new: Report) -> set[str]:
     """Ids of the new report's groups that the old report accepts nowhere, and of the advice that it
     does not give."""
     was, now = _paired(old, new)
@@ -98,7 +99,7 @@ def time_growth(old: Report, new: Report) -> dict[str, float]:
     """Growth of eager's predicted time, as a share; empty where another version or other rules
     predicted it."""
     was, now = old.totals.time_us, new.totals.time_us
-    return {"time": now / was - 1} if was and same_judge(old, new) else {}
+    return {"time": now / was - 1} if was and same_tool_and_rules(old, new) else {}
 
 
 def _verdicts(old: Report, new: Report) -> Iterator[str]:

@@ -485,7 +485,7 @@ class Report(_Row):
     review: ReviewRow | None = None
 
     @property
-    def told(self) -> list[GroupRow | AdviceRow]:
+    def possible_findings(self) -> list[GroupRow | AdviceRow]:
         """Rows that may be a finding: the accepted groups, and the advice whose gain is predicted.
         Advice of earlier versions has no id, and is left out."""
         return [*self.groups, *(row for row in self.advice if row.id and row.saved_us)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from fusion_advisor.ir.addressed import View, distinct, of_tensor, together
+from fusion_advisor.ir.addressed import View, addressed_bytes, count_distinct, of_tensor
 from fusion_advisor.ir.graph import DTYPE_BYTES, Tensor
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
@@ -185,7 +185,7 @@ class Step:
         for name, of_one in by_tensor(loads).items():
             places = sum(prod(self.region.sizes[a] for a in self._walked(load)) for load in of_one)
             asked += min(places * tensors[name].itemsize, tensors[name].bytes)
-        return min(asked, together(tensors.values()))
+        return min(asked, addressed_bytes(tensors.values()))
 
     def _walked(self, load: Access) -> frozenset[int]:
         axes = load.walks
@@ -299,11 +299,11 @@ def loaded_bytes(
         found = _whole(tensor) if whole else touched(region, of_one, tensor, sizes)
         if found is None:
             return None
-        count = tensor.addressed if whole else distinct(found)
+        count = tensor.addressed if whole else count_distinct(found)
         apart += tensor.numel if count is None else count
         views += found
     if len(tensors) > 1:
-        apart = min(apart, distinct(views) or apart)
+        apart = min(apart, count_distinct(views) or apart)
     return apart * loads[0].tensor.itemsize
 
 

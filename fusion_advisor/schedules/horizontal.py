@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusion_advisor.ir.addressed import together
+from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.region.exprs import INDEX
 from fusion_advisor.region.region import Output, Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
@@ -107,7 +107,7 @@ def _met(region: Region, steps: Sequence[Step], device: Device) -> int:
     found = 0
     for loads in by_storage([load for step in steps for load in step.loads]):
         tensors = {load.name: load.tensor for load in loads}
-        if together(tensors.values()) > device.memory.l2.count:
+        if addressed_bytes(tensors.values()) > device.memory.l2.count:
             continue
         each = [
             loaded_bytes(step.region, own, tensors, region.sizes)

@@ -28,7 +28,7 @@ def difference(one: Dataflow, other: Dataflow) -> str:
     return ""
 
 
-def missing(one: Dataflow, other: Dataflow, gone: Collection[str]) -> str:
+def missing_launch(one: Dataflow, other: Dataflow, gone: Collection[str]) -> str:
     """Describe a launch of the first graph that the second lacks: one that is not `gone`, with
     tensors of the same layouts, or the layout of a result; "" where nothing is missing."""
     tensors, others = one.annotated.tensors, other.annotated.tensors

@@ -34,7 +34,7 @@ Captures = Callable[[Sequence[Sizes]], Sequence[Graph | None]]
 
 
 @dataclass(frozen=True)
-class Resized:
+class ResizedModel:
     """The model as it ran at other sizes."""
 
     sizes: Sizes
@@ -59,7 +59,9 @@ class Resized:
         return bool(self.sizes.built) or any(dim for _, dim, _ in self.sizes.inputs)
 
 
-def seen_at(flow: Dataflow, captures: Captures) -> tuple[list[Resized], Resized | None]:
+def capture_resized(
+    flow: Dataflow, captures: Captures
+) -> tuple[list[ResizedModel], ResizedModel | None]:
     """A model at three other sizes of each dimension of its inputs, and at two of each number that
     it is built with, as far as it takes them; and which of them is that of a larger batch, where it
     was given a batch of one."""
@@ -107,7 +109,7 @@ def seen_at(flow: Dataflow, captures: Captures) -> tuple[list[Resized], Resized 
         capture(_varied(places, group, kind) for group in groups)
     numbers = [_varied({}, (), kind, one) for one in flow.annotated.graph.built for kind in (0, 1)]
     capture(n for n, both in zip(numbers, built, strict=True) if not taken(both))
-    found = {s: Resized(s, there) for s, there in known.items() if there is not None}
+    found = {s: ResizedModel(s, there) for s, there in known.items() if there is not None}
     return list(found.values()), found.get(first) if batch == 1 else None
 
 
@@ -127,7 +129,7 @@ def _others(size: int) -> tuple[int, int, int]:
     return (size // 2 if size % 2 == 0 else size - 1), 1, 2 * size
 
 
-def size_numbers(flow: Dataflow, resized: Sequence[Resized]) -> list[dict[str, str]]:
+def size_numbers(flow: Dataflow, resized: Sequence[ResizedModel]) -> list[dict[str, str]]:
     """For each of other sizes the nodes, by name, that compute with numbers which follow from
     sizes, and what tells: they have others there, in the same graph."""
     return [
@@ -140,7 +142,7 @@ def size_numbers(flow: Dataflow, resized: Sequence[Resized]) -> list[dict[str, s
     ]
 
 
-def _told(flow: Dataflow, other: Resized, node: Node, numbers: tuple[Numbers, Numbers]) -> str:
+def _told(flow: Dataflow, other: ResizedModel, node: Node, numbers: tuple[Numbers, Numbers]) -> str:
     """Describe in one line where a node has other numbers."""
     operand = next((ref for ref in node.refs() if ref in flow.annotated.tensors), None)
     tensors = [each.annotated.tensors for each in (flow, other.flow)]
@@ -152,7 +154,9 @@ def _told(flow: Dataflow, other: Resized, node: Node, numbers: tuple[Numbers, Nu
     return f"it has {here} for {operand.node} of {shapes[0]}, and {there} for {shapes[1]}"
 
 
-def told_sizes(flow: Dataflow, resized: Sequence[Resized]) -> list[dict[Ref, frozenset[int]]]:
+def spelled_sizes(
+    flow: Dataflow, resized: Sequence[ResizedModel]
+) -> list[dict[Ref, frozenset[int]]]:
     """For each of other sizes the results whose ops are given sizes that are others there, in the
     same graph, and in which dimensions."""
     found: list[dict[Ref, frozenset[int]]] = []
@@ -176,7 +180,7 @@ def _is_told(node: Node) -> bool:
     )
 
 
-def varied(flow: Dataflow, resized: Sequence[Resized]) -> dict[Ref, frozenset[int]]:
+def varying_dims(flow: Dataflow, resized: Sequence[ResizedModel]) -> dict[Ref, frozenset[int]]:
     """The dimensions of tensors that have another size in the same graph."""
     found: dict[Ref, frozenset[int]] = {}
     for each in resized:

@@ -28,7 +28,7 @@ from fusion_advisor.fusion.findings import Finding
 from fusion_advisor.fusion.gates import Subject
 from fusion_advisor.fusion.idioms import name_of
 from fusion_advisor.fusion.library_match import exact
-from fusion_advisor.fusion.lower import Boundary, Expressed, boundary, express
+from fusion_advisor.fusion.lower import Boundary, Expressed, boundary, lower_region
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.source_trace import Span
@@ -38,11 +38,11 @@ from fusion_advisor.sourcepatch.editing.rewrite import Edit, KernelCall, NotPlac
 from fusion_advisor.sourcepatch.editing.sources import Block, SourcePlace, Sources
 from fusion_advisor.sourcepatch.editing.splice import splice
 from fusion_advisor.sourcepatch.guards import Guards, Other, check_shared
-from fusion_advisor.sourcepatch.other_sizes import Resized, alike, size_numbers, told_sizes
+from fusion_advisor.sourcepatch.other_sizes import ResizedModel, alike, size_numbers, spelled_sizes
 
 
 @dataclass(frozen=True)
-class Put:
+class PlacedGroup:
     """A group in the source: its edits, one for each block, and how many of its occurrences they
     serve."""
 
@@ -57,7 +57,7 @@ class Patch:
     the groups that are left out, by their ids. `outdated` names for existing kernels the source
     files that have changed since."""
 
-    puts: list[Put] = field(default_factory=list[Put])
+    puts: list[PlacedGroup] = field(default_factory=list[PlacedGroup])
     refused: dict[str, str] = field(default_factory=dict[str, str])
     before: dict[Path, str] = field(default_factory=dict[Path, str])
     after: dict[Path, str] = field(default_factory=dict[Path, str])
@@ -88,9 +88,9 @@ class Placement:
     others: tuple[Other, ...] = ()
     wary: bool = False
     operators: bool = False
-    resized: tuple[Resized, ...] = ()
+    resized: tuple[ResizedModel, ...] = ()
     """The model at other sizes."""
-    batch: Resized | None = None
+    batch: ResizedModel | None = None
     """The one of these at a larger batch; None without one."""
     seen: tuple[Sources, ...] = ()
     """The source as it ran at each of the other sizes."""
@@ -110,7 +110,7 @@ class Placement:
 
     @cached_property
     def _told(self) -> list[dict[Ref, frozenset[int]]]:
-        return told_sizes(self.flow, self.resized)
+        return spelled_sizes(self.flow, self.resized)
 
     def judged(self, decision: Decision) -> Decision:
         """An accepted set with why the source cannot express it, if so."""
@@ -340,7 +340,7 @@ def patch(
                 note = _comment(finding, placement.operators)
                 noted.setdefault(edit.file, []).append((edit, note))
             result.refused.pop(finding.id, None)
-            result.puts.append(Put(finding, once, len(finding.instances)))
+            result.puts.append(PlacedGroup(finding, once, len(finding.instances)))
             waiting.remove(finding)
         if len(waiting) == before:
             break
@@ -371,7 +371,7 @@ def _new(
     result: Patch,
     placement: Placement,
     folder: Path,
-    put: Put,
+    put: PlacedGroup,
     kernel: Kernel,
     stamp: Stamp | None,
 ) -> str:
@@ -423,7 +423,7 @@ def _edits(
     found: dict[Block, dict[SourcePlace, tuple[Edit, ...]]] = {}
     for instance in finding.instances:
         border = boundary(flow, [number for number in instance if flow.launches(number)])
-        expressed = express(flow, border)
+        expressed = lower_region(flow, border)
         if served.form != expressed.form:
             raise NotPlaced("its occurrences take their operands in different orders")
         name = f"{package}.{finding.name}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.kernel import Criterion
 from fusion_advisor.ir.scenario import Moved, Scenario, Sizes
-from fusion_advisor.measure.protocol import Ran, RunJob
+from fusion_advisor.measure.protocol import RunJob, RunResult
 from fusion_advisor.support.errors import CaptureError, UsageError
 from fusion_advisor.support.worker import Worker, WorkerError
 
@@ -87,7 +87,7 @@ class Runs:
         )  # fmt: skip
 
 
-def tried(
+def run_trial(
     diff: str,
     touched: Iterable[Path],
     root: Path,
@@ -128,10 +128,10 @@ def _run(
         tempfile.TemporaryDirectory(prefix="fusion-advisor-") as folder,
     ):
 
-        def ran(sizes: _Sizes, cast: str = "", at: Sizes = _AS_ASKED) -> Ran:
+        def ran(sizes: _Sizes, cast: str = "", at: Sizes = _AS_ASKED) -> RunResult:
             """The patched model, or the original where that does not run; with further draws where
             one has too few elements. Raises WorkerError."""
-            found = Ran("")
+            found = RunResult("")
             for further in _DRAWS:
                 jobs = (
                     (original, runs.job(model, folder, sizes, None, "", cast, at, further)),
@@ -142,7 +142,7 @@ def _run(
                 )
                 for worker, job in jobs:
                     left = max(deadline - time.monotonic(), 1.0)
-                    found = worker.submit(job, Ran, left).result()
+                    found = worker.submit(job, RunResult, left).result()
                     if found.unfit or found.wrong:
                         break
                 if not found.few:
@@ -172,7 +172,7 @@ def _run(
 
 
 def _cast(
-    runs: Runs, sizes: _Sizes, ran: Callable[[_Sizes, str], Ran]
+    runs: Runs, sizes: _Sizes, ran: Callable[[_Sizes, str], RunResult]
 ) -> tuple[dict[str, str], str]:
     """Errors of the patched model where both models are cast to other dtypes; and the dtypes in
     which they ran, in words."""
@@ -183,7 +183,7 @@ def _cast(
         try:
             found = ran(sizes, dtype)
         except WorkerError as error:
-            found = Ran("", unfit=str(error))
+            found = RunResult("", unfit=str(error))
         if found.wrong:
             wrong[f"run in {dtype} at {_at(sizes)}"] = found.wrong
         elif found.unfit:
@@ -194,7 +194,7 @@ def _cast(
 
 
 def _elsewhere(
-    runs: Runs, sizes: _Sizes, ran: Callable[[_Sizes, str, Sizes], Ran]
+    runs: Runs, sizes: _Sizes, ran: Callable[[_Sizes, str, Sizes], RunResult]
 ) -> tuple[dict[str, str], str]:
     """Errors of the patched model where both models have other sizes, with as few rows as they were
     run with; and the number of these sizes at which they ran, in words."""
@@ -224,7 +224,7 @@ def _at(sizes: Sequence[tuple[int, int]]) -> str:
     return " and ".join(each or "the sizes of its inputs" for each in said)
 
 
-def tried_alone(
+def run_trial_of_file(
     text: str,
     model: Path,
     trials: Sequence[Trial],
@@ -232,8 +232,8 @@ def tried_alone(
     pool: ThreadPoolExecutor,
     runs: Runs | None = None,
 ) -> tuple[dict[str, str], str]:
-    """As `tried`, of a file with a class `ModelNew` that stands alone: it is loaded from a folder
-    of its own and gets the inputs of `model`."""
+    """As `run_trial`, of a file with a class `ModelNew` that stands alone: it is loaded from a
+    folder of its own and gets the inputs of `model`."""
     with tempfile.TemporaryDirectory(prefix="fusion-advisor-") as name:
         folder = Path(name).resolve()
         alone, problem = folder / "model_new.py", folder / "problem.py"

@@ -1,6 +1,6 @@
 """A model's file run on numbers, as a child process of `trial`: the original, or as patched.
 
-A request is a `RunJob`, a reply is a `Ran`. The original draws its inputs, and leaves its
+A request is a `RunJob`, a reply is a `RunResult`. The original draws its inputs, and leaves its
 weights and for each run inputs, results and those of a float64 run in a folder; the patched model
 takes the weights and inputs from there, and its results are held to both. Both begin every job with
 those weights. Kernels run through Triton's interpreter, with a GPU there as without one: a patch is
@@ -32,7 +32,7 @@ from fusion_advisor.frontend.child import relocate
 from fusion_advisor.frontend.emitted_calls import references
 from fusion_advisor.frontend.user_model import OnHost, defaults, found_in, leading_sizes, resized
 from fusion_advisor.ir.scenario import Scenario, Sizes
-from fusion_advisor.measure.protocol import Ran, RunJob
+from fusion_advisor.measure.protocol import RunJob, RunResult
 from fusion_advisor.support.kernel_fault import KernelFault, cause
 from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.check_child import Float64Mode, prepare
@@ -89,7 +89,7 @@ def _marked() -> Generator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
+def _original(job: RunJob, model: _Model, place: str, device: str) -> RunResult:
     """Runs the original, with the references of kernels that it has already, and leaves what the
     patched model is held to."""
     folder = Path(job.folder)
@@ -115,11 +115,11 @@ def _original(job: RunJob, model: _Model, place: str, device: str) -> Ran:
             further = [drawn(size, seed + _SEEDS_APART * draw)[1] for draw in draws]
             torch.save((given, known, further), folder / f"{job.cast}{number}.pt")
     except Exception as error:  # noqa: BLE001 the user's code, at sizes that it may not know
-        return Ran(place, unfit=f"the original does not run so: {cause(error)}")
-    return Ran(place)
+        return RunResult(place, unfit=f"the original does not run so: {cause(error)}")
+    return RunResult(place)
 
 
-def _patched(job: RunJob, model: _Model, place: str, device: str) -> Ran:
+def _patched(job: RunJob, model: _Model, place: str, device: str) -> RunResult:
     """Runs the patched model on what the original left."""
     folder = Path(job.folder)
     lenient = bool(job.cast) or job.at != Sizes()
@@ -135,14 +135,14 @@ def _patched(job: RunJob, model: _Model, place: str, device: str) -> Ran:
                 found = _results(job, module, given, device)
                 compare(found, known, job.criterion, job.summed, further)
         except KernelFault as fault:
-            return Ran(place, wrong=str(fault), few=isinstance(fault, TooFew))
+            return RunResult(place, wrong=str(fault), few=isinstance(fault, TooFew))
         except Exception as error:  # noqa: BLE001 the user's code, edited
             trace = traceback.extract_tb(error.__traceback__)
             # of several kernels in one file each has a function of its own to fall back
             if not lenient and any(frame.name.endswith("fall_back") for frame in trace):
-                return Ran(place, unfit=cause(error))
-            return Ran(place, wrong=cause(error))
-        return Ran(place, launches.total())
+                return RunResult(place, unfit=cause(error))
+            return RunResult(place, wrong=cause(error))
+        return RunResult(place, launches.total())
 
 
 _DTYPES: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
@@ -242,12 +242,12 @@ def main() -> None:
     place, device = prepare("interpreter")
     models: dict[object, _Model] = {}
 
-    def ran(job: RunJob) -> Ran:
+    def ran(job: RunJob) -> RunResult:
         try:
             if job.at.built not in models:
                 models[job.at.built] = _loaded(job, device)
         except Exception as error:  # noqa: BLE001 the user's code
-            return Ran(place, unfit=f"it cannot be built: {cause(error)}")
+            return RunResult(place, unfit=f"it cannot be built: {cause(error)}")
         with nullcontext() if job.moved else references():
             run = _patched if job.moved else _original
             return run(job, models[job.at.built], place, device)

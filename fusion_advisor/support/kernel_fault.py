@@ -26,14 +26,14 @@ def cause(error: BaseException) -> str:
     return OUT_OF_MEMORY if short else f"{type(error).__name__}: {text[:300]}"
 
 
-def spoiled(failure: str) -> bool:
+def needs_restart(failure: str) -> bool:
     """Whether a failure leaves a process that should start anew: a CUDA context does not survive a
     bad address, and the data that filled the memory may still be held."""
     return any(sign in failure for sign in ("CUDA error", "illegal memory", OUT_OF_MEMORY))
 
 
 @cache
-def lasting_folder() -> Path:
+def process_folder() -> Path:
     """Folder for emitted files as long as this process lives: Triton reads a kernel's source."""
     folder = tempfile.mkdtemp(prefix="fusion-advisor-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

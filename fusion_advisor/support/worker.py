@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
 
 from fusion_advisor.support.codec import from_data, to_data, to_json
-from fusion_advisor.support.kernel_fault import KernelFault, cause, spoiled
+from fusion_advisor.support.kernel_fault import KernelFault, cause, needs_restart
 
 _Reply = TypeVar("_Reply")
 
@@ -208,7 +208,7 @@ def serve(
             text, failure = replied(line, answers)
             replies.write(text + "\n")
             replies.flush()
-            if spoiled(failure):
+            if needs_restart(failure):
                 _restart(descriptor)
             if after is not None:
                 after()

@@ -40,7 +40,7 @@ from torch.utils._pytree import tree_map
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import Case, Check, CheckJob, Criterion, Kernel
 from fusion_advisor.shipped.load import load_module
-from fusion_advisor.support.kernel_fault import KernelFault, cause, lasting_folder
+from fusion_advisor.support.kernel_fault import KernelFault, cause, process_folder
 from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.stepping import LaunchMode, as_tuple, truth_of
 from fusion_advisor.verify.tolerance import Error, Tensors, Truth, compare
@@ -558,7 +558,7 @@ def main(where: str) -> None:
         return
 
     def checked(job: CheckJob) -> Check:
-        return check(job.kernel, job.seeds, place, device, lasting_folder(), job.criterion)
+        return check(job.kernel, job.seeds, place, device, process_folder(), job.criterion)
 
     # other children check beside this one
     serve({CheckJob: checked}, torch.cuda.empty_cache if device == "cuda" else None)

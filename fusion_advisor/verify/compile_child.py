@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 
 from fusion_advisor.ir.kernel import Compiled, CompileJob, Kernel, Launch, Resources
 from fusion_advisor.shipped.load import kernels_alone, load_module
-from fusion_advisor.support.kernel_fault import KernelFault, cause, lasting_folder
+from fusion_advisor.support.kernel_fault import KernelFault, cause, process_folder
 from fusion_advisor.support.worker import serve
 
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -87,7 +87,7 @@ class Compiler:
         """Compile every launch of a kernel. Raises KernelFault for the first launch that fails."""
         todo = [x for x in kernel.launches if (kernel.text, x, capability) not in self._done]
         try:
-            module = load_module(kernels_alone(kernel.text), lasting_folder()) if todo else None
+            module = load_module(kernels_alone(kernel.text), process_folder()) if todo else None
             for launch in todo:
                 function = getattr(module, launch.jit_name)
                 done = _compile(function, launch, capability)
@@ -103,6 +103,6 @@ def main() -> None:
     warnings.simplefilter("ignore")
     knobs.compilation.always_compile = True  # a cache hit would have no ptxas log
     knobs.nvidia.dump_ptxas_log = True
-    os.environ["TRITON_CACHE_DIR"] = str(lasting_folder() / "cache")
+    os.environ["TRITON_CACHE_DIR"] = str(process_folder() / "cache")
     compiler = Compiler()
     serve({CompileJob: lambda job: compiler.compile(job.kernel, job.capability)})

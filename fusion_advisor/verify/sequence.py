@@ -17,7 +17,7 @@ from fusion_advisor.ir.graph import Arg, Graph, Node, Ref
 
 
 @dataclass(frozen=True)
-class Replaced:
+class ReplacedNodes:
     """Nodes that a function computes, launches and the views between them, and the tensors that it
     takes."""
 
@@ -25,7 +25,7 @@ class Replaced:
     inputs: Sequence[Ref]
 
 
-def graph_without(flow: Dataflow, groups: Sequence[Replaced]) -> tuple[Graph, tuple[int, ...]]:
+def graph_without(flow: Dataflow, groups: Sequence[ReplacedNodes]) -> tuple[Graph, tuple[int, ...]]:
     """Graph without the groups' launches, its nodes in the order that they run in then; and for
     each group the number of nodes before it."""
     group_of = {

@@ -15,11 +15,11 @@ from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.fusion.findings import Finding, Identified, fuse, with_registers
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.ir.faults import Faults
-from fusion_advisor.ir.frames import named
+from fusion_advisor.ir.frames import portable_path
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.ir.scenario import Request
-from fusion_advisor.measure.search import Proven, Searched, Searcher
+from fusion_advisor.measure.search import Proven, Searcher, SearchResult
 from fusion_advisor.report.assemble import Proof, assemble
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.load import load_rulebook
@@ -57,7 +57,7 @@ class Analysis:
     report: Report
     kernels: tuple[Kernel, ...]
     flow: Dataflow
-    searches: Mapping[str, Searched] = field(default_factory=dict[str, Searched])
+    searches: Mapping[str, SearchResult] = field(default_factory=dict[str, SearchResult])
 
 
 def analyze(
@@ -92,7 +92,7 @@ def analyze(
         found = fuse(flow, rulebook, faults)
         listener.stage("emit")
         full_size = searcher is not None and bool(request.gpus)
-        proofs = emitted(request, found, rulebook, faults, full_size=full_size)
+        proofs = emit_groups(request, found, rulebook, faults, full_size=full_size)
         listener.stage("verify")
         kernels = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
         proven = verify(list(kernels.values()), children)
@@ -104,7 +104,7 @@ def analyze(
             listener.stage("search")
             for finding in found.groups:
                 proof = proofs[finding.id]
-                proofs[finding.id] = searched(finding, proof, searcher, children, rulebook)
+                proofs[finding.id] = search_kernel(finding, proof, searcher, children, rulebook)
     listener.stage("report")
     report = assemble(flow, found, proofs, request.scenario, assumed, rulebook, faults)
     signed = [
@@ -133,23 +133,24 @@ def _signed(
 
 def _beside(file: Path, home: Path) -> str:
     """Path of a source file relative to the model's folder, the same on every machine."""
-    name = named(str(file), str(home))
+    name = portable_path(str(file), str(home))
     return Path(name).name if Path(name).is_absolute() else Path(name).as_posix()
 
 
 def stamp_of(
-    request: Request, check: Check | None, rulebook: Rulebook, found: Searched | None = None
+    request: Request, check: Check | None, rulebook: Rulebook, found: SearchResult | None = None
 ) -> Stamp:
     """Header of a kernel's file: the tool that wrote and checked the kernel, and the result
     of a search."""
     tool = version("fusion-advisor") or "unknown"
     return Stamp(
         tool, rulebook.hash, checked=checked(check), command=request.command,
-        searched=found.said if found else "", instead=found.instead if found else "",
+        searched=found.summary if found else "",
+        replaced_kernel=found.replaced_kernel if found else "",
     )  # fmt: skip
 
 
-def searched(
+def search_kernel(
     finding: Finding, proof: Proof, searcher: Searcher, children: Provers, rulebook: Rulebook
 ) -> Proof:
     """Proof of a group with the fastest of its kernel's configurations; where the kernel has not
@@ -158,20 +159,20 @@ def searched(
     if kernel is None:
         return proof
     if not holds(proof.check, proof.compiled):
-        return replace(proof, searched=Searched(kernel, failure="the kernel has not passed"))
+        return replace(proof, searched=SearchResult(kernel, failure="the kernel has not passed"))
 
-    def emitted(decision: Decision) -> Kernel | str:
-        return written(replace(finding, decision=decision), rulebook, full_size=True)
+    def write(decision: Decision) -> Kernel | str:
+        return emit_group(replace(finding, decision=decision), rulebook, full_size=True)
 
     def proven(other: Kernel) -> Proven:
         return verify([other], children)[0]
 
-    found = searcher(finding.decision, kernel, emitted, proven)
+    found = searcher(finding.decision, kernel, write, proven)
     check, compiled = found.proof or (proof.check, proof.compiled)
     return replace(proof, kernel=found.kernel, check=check, compiled=compiled, searched=found)
 
 
-def emitted(
+def emit_groups(
     request: Request,
     found: Identified,
     rulebook: Rulebook,
@@ -184,7 +185,7 @@ def emitted(
     def one(finding: Finding) -> Proof:
         file = f"{request.folder}/{finding.name}.py" if request.folder is not None else None
         try:
-            kernel = written(finding, rulebook, full_size=full_size)
+            kernel = emit_group(finding, rulebook, full_size=full_size)
         except Exception as error:
             if faults is None:
                 raise
@@ -195,7 +196,7 @@ def emitted(
     return {finding.id: one(finding) for finding in found.groups}
 
 
-def written(finding: Finding, rulebook: Rulebook, *, full_size: bool) -> Kernel | str:
+def emit_group(finding: Finding, rulebook: Rulebook, *, full_size: bool) -> Kernel | str:
     """Kernel of a group, beside PyTorch's own op; or the reason why none can be written."""
     subject = finding.decision.subject
     own_op = exact(subject, finding.pattern) if finding.framework else None

@@ -144,7 +144,7 @@ def apply(
         return apply_source(model, args, kwargs, device=device, rules=paths, verify=checked)
     options = {"inner": inner or "inductor", "device": device, "rules": rules}
     done = Applied(model)
-    backend = partial(fusion_advisor, mode=mode, options=options, told=_Gathered(done).add)
+    backend = partial(fusion_advisor, mode=mode, options=options, on_outcome=_Gathered(done).add)
     if isinstance(model, torch.nn.Module):
         unapply(model)
         model.compile(backend=backend, dynamic=dynamic)

@@ -55,10 +55,10 @@ from fusion_advisor.sourcepatch.function_copies import (
     derived,
     key,
 )
-from fusion_advisor.sourcepatch.other_sizes import Resized, seen_at
+from fusion_advisor.sourcepatch.other_sizes import ResizedModel, capture_resized
 from fusion_advisor.sourcepatch.placement import Patch
 from fusion_advisor.support.errors import CaptureError
-from fusion_advisor.support.kernel_fault import lasting_folder
+from fusion_advisor.support.kernel_fault import process_folder
 from fusion_advisor.verify.driver import Provers, provers
 from fusion_advisor.workflows.apply import Applied
 from fusion_advisor.workflows.patch import other_scenarios, put
@@ -110,7 +110,7 @@ def apply_source(
     return done
 
 
-def _accepted_us(found: Placed, rulebook: Rulebook) -> float:
+def _accepted_us(found: PlacedKernels, rulebook: Rulebook) -> float:
     """Predicted saving of all accepted groups, us, wherever they are in the source."""
     flow = found.originals[0][2]
     free = fuse(flow, rulebook, decided=found.decided)
@@ -132,7 +132,7 @@ def _too_little(done: AppliedToSource) -> str:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedKernels:
     """Groups of a model put into the text of its functions: the changed functions, the new texts of
     their files, and the kernels with their checks; `originals` is the model as it ran, the scenario
     asked for first."""
@@ -146,7 +146,7 @@ class Placed:
     originals: Sequence[tuple[str, Scenario, Dataflow]]
     decided: Callable[[Iterable[int]], Decision]
     """Decisions on the first of `originals`."""
-    resized: Sequence[Resized] = ()
+    resized: Sequence[ResizedModel] = ()
     """First of `originals` at other sizes of its inputs."""
 
     @property
@@ -168,7 +168,7 @@ def placed(
     *,
     objects: bool = True,
     least: Least | None = None,
-) -> Placed:
+) -> PlacedKernels:
     """Put a model's groups into the functions that it runs, as far as these functions are accepted.
 
     Without `objects` no function is changed that is only found in a table or by a call of an
@@ -201,7 +201,7 @@ def placed(
             return graph(asked, resized((args, kwargs or {}), sizes))
         return None
 
-    at_sizes, batch = seen_at(originals[0][2], lambda wanted: [*map(at, wanted)])
+    at_sizes, batch = capture_resized(originals[0][2], lambda wanted: [*map(at, wanted)])
     decided = deciding(originals[0][2], rulebook, Faults())
     made, kernels, unplaced = put(
         originals, decided, rulebook, editable, name, children, at_sizes, batch, least
@@ -209,7 +209,9 @@ def placed(
     holding = (functions.holding(e.file, e.lines[0]) for each in made.puts for e in each.edits)
     changed = {this for this in holding if this is not None}
     texts |= {str(path): text for path, text in made.after.items() if path in made.before}
-    return Placed(functions, changed, texts, made, kernels, unplaced, originals, decided, at_sizes)
+    return PlacedKernels(
+        functions, changed, texts, made, kernels, unplaced, originals, decided, at_sizes
+    )
 
 
 def _classes(model: torch.nn.Module) -> list[type]:
@@ -218,7 +220,7 @@ def _classes(model: torch.nn.Module) -> list[type]:
     return [cls for cls in every if not cls.__module__.startswith("torch.")]
 
 
-def _put_in(model: torch.nn.Module, found: Placed, name: str) -> None:
+def _put_in(model: torch.nn.Module, found: PlacedKernels, name: str) -> None:
     """Give every module whose class leads to an edited function a class with copies of the
     functions on the way.
 
@@ -228,7 +230,7 @@ def _put_in(model: torch.nn.Module, found: Placed, name: str) -> None:
     functions, changed, callers = found.functions, found.changed, found.callers
     copies = Copies(dict(_codes(found.texts, callers, changed, name)))
     loaded = {
-        k.entry: vars(load_module(k.text, lasting_folder(), f"fused_{name}.{k.entry}"))[k.entry]
+        k.entry: vars(load_module(k.text, process_folder(), f"fused_{name}.{k.entry}"))[k.entry]
         for k in found.kernels
     }
     for this in changed | callers.keys():

@@ -14,7 +14,6 @@ from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.fusion.decide import Decision, decide
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.graph_json import graph_from_data
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.measure.driver import (
     BenchSubject,
@@ -41,10 +40,11 @@ from fusion_advisor.measure.protocol import (
     TimingRules,
     Way,
 )
-from fusion_advisor.measure.search import Proven, Searched, Searcher
+from fusion_advisor.measure.search import Proven, Searcher, SearchResult
 from fusion_advisor.report.schema import CheckRow, GroupRow, Report, WayRow, load_report
 from fusion_advisor.rulebook.local_gpu import version
 from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.support.codec import from_data
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.kernel_fault import OUT_OF_MEMORY
 from fusion_advisor.support.worker import Worker, WorkerError
@@ -92,7 +92,7 @@ class BenchRun:
     compiled: bool = True
     whole: bool = True
     rehearse: bool = False
-    told: Progress = lambda what, done, total: None
+    progress: Progress = lambda what, done, total: None
     ledger: Ledger | None = None
     ways: dict[str, list[WayRow]] = field(default_factory=dict[str, list[WayRow]])
 
@@ -118,7 +118,7 @@ def read(file: Path) -> tuple[Report, Graph, dict[str, str]]:
             f"{file}: no graph in it and no graph.json beside it; run analyze with --out again"
         )
     try:
-        graph = graph_from_data(report.graph or loads(graph_file.read_text(encoding="utf-8")))
+        graph = from_data(Graph, report.graph or loads(graph_file.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{graph_file}: not a graph of fusion-advisor; analyze again") from error
     files = {g.id: file.parent / g.kernel.file for g in report.groups if g.kernel.file}
@@ -138,7 +138,7 @@ def bench(run: BenchRun) -> Report:
     complete = True
     where = "rehearse" if run.rehearse else "gpu"
     with Worker("fusion_advisor.measure.child", where) as worker:
-        run.told("ceilings", 0, 1)
+        run.progress("ceilings", 0, 1)
         try:
             top = ceilings(worker, rules, timeout_s)
         except WorkerError as error:
@@ -162,9 +162,9 @@ def bench(run: BenchRun) -> Report:
     return run.report
 
 
-def searched(
+def search_kernels(
     run: BenchRun, searcher: Searcher, children: Provers
-) -> Iterator[tuple[GroupRow, Searched, str]]:
+) -> Iterator[tuple[GroupRow, SearchResult, str]]:
     """Search for each group that has a file; yields the group, the result and the text of the file:
     the kernel in its fastest configuration, with the file's header. A file that somebody has edited
     stays. Raises UsageError where a group is not in the graph."""
@@ -172,7 +172,7 @@ def searched(
     flow = dataflow(run.graph, device)
     groups = [group for group in _chosen(run) if group.verdict == "fuse" and group.id in run.texts]
     for number, group in enumerate(groups):
-        run.told(f"{group.id} search", number, len(groups))
+        run.progress(f"{group.id} search", number, len(groups))
         text = run.texts[group.id]
         found = _searched(run, flow, group, searcher, children)
         stamp = read_stamp(text)
@@ -182,7 +182,7 @@ def searched(
                 stamp, tool=version("fusion-advisor") or "unknown", rules=run.rulebook.hash,
                 checked=checked(check) if check else stamp.checked,
                 command=_with_search(stamp.command),
-                searched=found.said, instead=found.instead,
+                searched=found.summary, replaced_kernel=found.replaced_kernel,
             )  # fmt: skip
             text = stamped(found.kernel.text, stamp)
         yield group, found, text
@@ -195,13 +195,13 @@ def _with_search(command: str) -> str:
 
 def _searched(
     run: BenchRun, flow: Dataflow, group: GroupRow, searcher: Searcher, children: Provers
-) -> Searched:
+) -> SearchResult:
     subject = _subject(replace(run, texts={}), flow, group)
     if isinstance(subject, str):
         raise UsageError(f"{group.id}: {subject}; analyze again")
     if edited(run.texts[group.id]):
         why = f"{group.kernel.file} was edited since it was written"
-        return Searched(subject.kernel, failure=why)
+        return SearchResult(subject.kernel, failure=why)
     own_op = exact(subject.decision.subject, group.pattern)
 
     def emitted(decision: Decision) -> Kernel | str:
@@ -317,7 +317,7 @@ class _Session:
             self._model(way, replaced)
 
     def _tell(self, what: str, total: int) -> None:
-        self.run.told(what, self.done, total)
+        self.run.progress(what, self.done, total)
         self.done += 1
 
     def _checked(self, total: int) -> dict[str, Check]:

@@ -28,7 +28,6 @@ from fusion_advisor.frontend.user_model import given_inputs
 from fusion_advisor.fusion import findings
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph
-from fusion_advisor.ir.graph_json import graph_from_data, graph_to_data
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.report import schema as report
@@ -37,13 +36,14 @@ from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device, gpu_names, require_triton
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.shipped.files import write_kernel
+from fusion_advisor.support.codec import from_data, to_data
 from fusion_advisor.support.errors import AdvisorError, PatchError, UsageError, one_of
 from fusion_advisor.support.files import require_folder, write
 from fusion_advisor.workflows.analyze import analyze as analyzed
-from fusion_advisor.workflows.analyze import written
+from fusion_advisor.workflows.analyze import emit_group
 from fusion_advisor.workflows.bench import BenchRun, read
 from fusion_advisor.workflows.bench import bench as benched
-from fusion_advisor.workflows.patch import Patched, patched, tree_for
+from fusion_advisor.workflows.patch import Patched, patch_model, tree_for
 
 Mode = Literal["eval", "train"]
 
@@ -102,7 +102,7 @@ class Fusion(findings.FusedGraph):
         UsageError where there is no such group, or where it has no kernel, with the reason."""
         for finding in self.groups:
             if group in (finding.id, finding.name):
-                kernel = written(finding, self.rulebook, full_size=False)
+                kernel = emit_group(finding, self.rulebook, full_size=False)
                 if isinstance(kernel, str):
                     raise UsageError(f"{group}: {kernel}")
                 return kernel
@@ -132,7 +132,7 @@ def analyze(
         verify=verify, compile=compile, folder="kernels",
     )  # fmt: skip
     found = analyzed(request, lambda: graph).report
-    found.graph = graph_to_data(graph)
+    found.graph = to_data(graph)
     return _shown(found)
 
 
@@ -212,11 +212,11 @@ def patch(
     if model.startswith("hf:"):
         if root is None or model_new or operators:
             raise UsageError(f"patch {model}: takes a root and no other form of patch")
-        from fusion_advisor.workflows.patch_transformers import patched_family
+        from fusion_advisor.workflows.patch_transformers import patch_family
 
-        made = patched_family(request, Path(root).resolve())
+        made = patch_family(request, Path(root).resolve())
     else:
-        made = patched(
+        made = patch_model(
             request, tree_for(model, root), diff=not model_new, model_new=model_new,
             operators=operators,
         )  # fmt: skip
@@ -270,7 +270,7 @@ def _with_it(report: Report) -> tuple[Graph, dict[str, str]]:
     if report.graph is None:
         raise UsageError("bench: the report has no graph in it; give what analyze returns")
     texts = {row.id: row.kernel.text for row in report.groups if row.kernel.text}
-    return graph_from_data(report.graph), texts
+    return from_data(Graph, report.graph), texts
 
 
 def _shown(found: report.Report) -> Report:

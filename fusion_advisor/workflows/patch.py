@@ -23,7 +23,7 @@ from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.ir.scenario import Least, Moved, Request, Scenario, Sizes
-from fusion_advisor.measure.search import Searched, Searcher
+from fusion_advisor.measure.search import Searcher, SearchResult
 from fusion_advisor.report.assemble import Proof
 from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.load import load_rulebook
@@ -31,16 +31,28 @@ from fusion_advisor.rulebook.local_gpu import choose_device
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.sourcepatch.editing.inline import inline, require_model
 from fusion_advisor.sourcepatch.editing.sources import SourceFile, Sources
-from fusion_advisor.sourcepatch.equivalence import difference, missing
+from fusion_advisor.sourcepatch.equivalence import difference, missing_launch
 from fusion_advisor.sourcepatch.guards import Other
 from fusion_advisor.sourcepatch.library_call import in_dtypes, operator
-from fusion_advisor.sourcepatch.other_sizes import Resized, seen_at, varied, widened
+from fusion_advisor.sourcepatch.other_sizes import (
+    ResizedModel,
+    capture_resized,
+    varying_dims,
+    widened,
+)
 from fusion_advisor.sourcepatch.placement import Patch, Placement, patch, replaced_nodes
-from fusion_advisor.sourcepatch.trial import Runs, Trial, tried, tried_alone
+from fusion_advisor.sourcepatch.trial import Runs, Trial, run_trial, run_trial_of_file
 from fusion_advisor.support.errors import CaptureError, UsageError
 from fusion_advisor.support.files import tree_of
 from fusion_advisor.verify.driver import Provers, criterion_of, holds, provers, verify
-from fusion_advisor.workflows.analyze import Listener, Silent, emitted, searched, stamp_of, written
+from fusion_advisor.workflows.analyze import (
+    Listener,
+    Silent,
+    emit_group,
+    emit_groups,
+    search_kernel,
+    stamp_of,
+)
 
 Captured = Callable[[str, Scenario, str | None, Moved | None], Graph]
 
@@ -69,12 +81,12 @@ class Patched:
     package: str = ""
     ran: str = ""
     new_ran: str = ""
-    searches: Mapping[str, Searched] = field(default_factory=dict[str, Searched])
+    searches: Mapping[str, SearchResult] = field(default_factory=dict[str, SearchResult])
     """Results of searches, by the kernel's name."""
 
 
 STAGES = ("capture", "group", "emit", "verify", "try", "report")
-"""Stages of `patched`, in order; a search follows `verify` where one is asked for."""
+"""Stages of `patch_model`, in order; a search follows `verify` where one is asked for."""
 
 
 def source_of(model: str) -> Path:
@@ -111,7 +123,7 @@ def capturer(request: Request) -> Captured:
     return captured
 
 
-def patched(
+def patch_model(
     request: Request,
     root: Path,
     listener: Listener | None = None,
@@ -160,7 +172,7 @@ def patched(
         ThreadPoolExecutor(2) as pool,
     ):  # fmt: skip
         listener.stage("capture")
-        seen = seen_everywhere(
+        seen = capture_everywhere(
             request.scenario, lambda scenario: captured(request.model, scenario, None, None),
             device, pool, rows_of_one=not operators,
         )  # fmt: skip
@@ -178,22 +190,23 @@ def patched(
         general = tuple(replace(each, decision=at(each.decision)) for each in found.groups)
         listener.stage("emit")
         full_size = searcher is not None and bool(request.gpus)
-        each = emitted(request, replace(found, groups=general), rulebook, full_size=full_size)
+        each = emit_groups(request, replace(found, groups=general), rulebook, full_size=full_size)
         kernels = {proof.kernel.name: proof.kernel for proof in each.values() if proof.kernel}
         listener.stage("verify")
         only_dtype: frozenset[str] = frozenset()
         stamps: dict[str, Stamp] = {}
-        searches: dict[str, Searched] = {}
+        searches: dict[str, SearchResult] = {}
         if operators:
             proven, only_dtype = _proven_operators(found, kernels, children)
         else:
-            checks = tested(kernels, children)
+            checks = passing_kernels(kernels, children)
             proofs = {name: Proof(kernels[name], check=check) for name, check in checks.items()}
             if searcher:
                 listener.stage("search")
                 new = [f for f in general if f.name in proofs.keys() - kernels_of(standing).keys()]
                 proofs |= {
-                    f.name: searched(f, proofs[f.name], searcher, children, rulebook) for f in new
+                    f.name: search_kernel(f, proofs[f.name], searcher, children, rulebook)
+                    for f in new
                 }
             proven = {name: proof.kernel for name, proof in proofs.items() if proof.kernel}
             stamps = {
@@ -230,14 +243,14 @@ def patched(
         runs = runs_of(request, flow, package, rulebook, at_sizes, proven.values())
         for edited, trials in _trials(placement, originals, made, proven, model) if text else ():
             diff_of, paths = edited.diff(root), edited.after
-            found_wrong, ran = tried(
+            found_wrong, ran = run_trial(
                 diff_of, paths, root, request.model, trials, unfused, pool,
                 runs if edited is made else None,
             )  # fmt: skip
             wrong |= found_wrong
         for edited, trials in _trials(placement, originals, own, proven, model) if alone else ():
             file = _model_new(edited, signed, model)
-            found_wrong, new_ran = tried_alone(
+            found_wrong, new_ran = run_trial_of_file(
                 file, model, trials, flow_of, pool, runs if edited is own else None
             )
             wrong |= {f"ModelNew {said}": what for said, what in found_wrong.items()}
@@ -253,14 +266,14 @@ def patched(
 
 
 @dataclass(frozen=True)
-class Seen:
+class CapturedModel:
     """Model as it ran: as asked, in the other scenarios that a patch must leave as they are, and at
     other sizes; `batch` is the one of these at a larger batch. The first of `originals`, each with
     its name in words, is as asked."""
 
     originals: tuple[tuple[str, Scenario, Dataflow], ...]
-    resized: tuple[Resized, ...]
-    batch: Resized | None
+    resized: tuple[ResizedModel, ...]
+    batch: ResizedModel | None
 
     @property
     def flow(self) -> Dataflow:
@@ -274,14 +287,14 @@ class Seen:
         return [(each.said, replace(asked, sizes=each.sizes), each.flow) for each in self.resized]
 
 
-def seen_everywhere(
+def capture_everywhere(
     asked: Scenario,
     captured: Callable[[Scenario], Graph],
     device: Device,
     pool: ThreadPoolExecutor,
     *,
     rows_of_one: bool = True,
-) -> Seen:
+) -> CapturedModel:
     """Capture a model in all scenarios and at all sizes that it takes. Without `rows_of_one`, sizes
     at which a dimension shrinks to one element are left out. Raises CaptureError where the model
     cannot be captured as asked."""
@@ -299,10 +312,10 @@ def seen_everywhere(
         (said, scenario, pool.submit(flow_of, scenario))
         for said, scenario in other_scenarios(asked, _other_dtype(flow))
     ]
-    at_sizes, batch = seen_at(flow, lambda wanted: [*pool.map(resized, wanted)])
+    at_sizes, batch = capture_resized(flow, lambda wanted: [*pool.map(resized, wanted)])
     if not rows_of_one:  # PyTorch's own refuse to broadcast a weight along a row of one element
         at_sizes = [each for each in at_sizes if not each.has_one]
-    flow = replace(flow, varied=varied(flow, at_sizes))
+    flow = replace(flow, varied=varying_dims(flow, at_sizes))
     originals = [("as asked", asked, flow)]
     for said, scenario, answer in others:
         with suppress(CaptureError):  # the model does not run so: there is nothing to keep
@@ -310,7 +323,7 @@ def seen_everywhere(
             if scenario.dtype != asked.dtype and _keeps(originals[-1][2], scenario):
                 cast = replace(scenario, cast=True)
                 originals.append((f"cast to {scenario.dtype}", cast, flow_of(cast)))
-    return Seen(tuple(originals), tuple(at_sizes), batch)
+    return CapturedModel(tuple(originals), tuple(at_sizes), batch)
 
 
 def runs_of(
@@ -318,7 +331,7 @@ def runs_of(
     flow: Dataflow,
     package: str,
     rulebook: Rulebook,
-    resized: Sequence[Resized],
+    resized: Sequence[ResizedModel],
     kernels: Iterable[Kernel],
 ) -> Runs | None:
     """Runs of a patch's model on numbers: at small sizes first, since the interpreter takes its
@@ -371,7 +384,7 @@ def _trials(
     yield (
         made,
         [
-            Trial(said, at, partial(missing, flow, gone=replaced_nodes(sources, edits)))
+            Trial(said, at, partial(missing_launch, flow, gone=replaced_nodes(sources, edits)))
             for (said, at, flow), sources in zip(originals, seen, strict=True)
         ],
     )
@@ -453,8 +466,8 @@ def put(
     editable: Callable[[str, int], bool],
     name: str,
     children: Provers,
-    resized: Sequence[Resized] = (),
-    batch: Resized | None = None,
+    resized: Sequence[ResizedModel] = (),
+    batch: ResizedModel | None = None,
     least: Least | None = None,
 ) -> tuple[Patch, dict[Kernel, Check | None], dict[str, str]]:
     """Put the groups of a live model into its source as it ran: the edited texts, the kernels that
@@ -465,7 +478,7 @@ def put(
     batch, `least` the saving that a group needs.
     """
     (said, asked, flow), *others = originals
-    flow = replace(flow, varied=varied(flow, resized))
+    flow = replace(flow, varied=varying_dims(flow, resized))
     at = widened(flow, batch and batch.flow, rulebook)
     placement = replace(
         _placement([(said, asked, flow), *others], editable, resized),
@@ -475,7 +488,7 @@ def put(
     decisions = {f.name: at(f.decision) for f in found.groups}
     made = {n: attempt(d.subject.flow, d, n, rulebook) for n, d in decisions.items()}
     kernels = {name: each for name, each in made.items() if isinstance(each, Kernel)}
-    checks = tested(kernels, children)
+    checks = passing_kernels(kernels, children)
     proven = {name: kernels[name] for name in checks}
     done = patch(placement, found.groups, proven, Path(f"{name}.py"))
     done.refused |= small
@@ -483,7 +496,7 @@ def put(
     return done, {proven[name]: checks[name] for name in names}, _unplaced(flow, found)
 
 
-def tested(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Check | None]:
+def passing_kernels(kernels: Mapping[str, Kernel], children: Provers) -> dict[str, Check | None]:
     """Kernels that passed each check and compile that was asked for, with their checks."""
     answers = verify([*kernels.values()], children)
     return {
@@ -506,7 +519,7 @@ def _named_apart(
         if name not in standing:
             return True
         renamed = replace(finding, name=name, decision=at(finding.decision))
-        kernel = written(renamed, rulebook, full_size=False)
+        kernel = emit_group(renamed, rulebook, full_size=False)
         return isinstance(kernel, Kernel) and does(kernel.text) == does(standing[name])
 
     def named(finding: Finding) -> Finding:
@@ -573,7 +586,7 @@ def _within(root: Path, package: Path) -> Callable[[str, int], bool]:
 def _placement(
     originals: Sequence[tuple[str, Scenario, Dataflow]],
     editable: Callable[[str, int], bool],
-    resized: Sequence[Resized] = (),
+    resized: Sequence[ResizedModel] = (),
     *,
     operators: bool = False,
 ) -> Placement:

@@ -47,17 +47,18 @@ from fusion_advisor.sourcepatch.trial import patched_copy
 from fusion_advisor.support.errors import CaptureError, UsageError
 from fusion_advisor.verify.driver import provers
 from fusion_advisor.workflows.analyze import Listener, Silent, stamp_of
-from fusion_advisor.workflows.apply_source import Placed, placed
+from fusion_advisor.workflows.apply_source import PlacedKernels, placed
 from fusion_advisor.workflows.patch import Patched
 
 STAGES = ("capture", "group", "try", "report")
-"""Stages of `patched_family`, in order."""
+"""Stages of `patch_family`, in order."""
 
 
-def patched_family(request: Request, root: Path, listener: Listener | None = None) -> Patched:
+def patch_family(request: Request, root: Path, listener: Listener | None = None) -> Patched:
     """Patch the family of a configuration: make a diff that adds a package to the tree at `root`.
     The model that the package's `fuse` made has to give the graph of the original in each scenario.
-    Runs transformers' code in this process. Raises UsageError and CaptureError as `patched` does.
+    Runs transformers' code in this process. Raises UsageError and CaptureError as `patch_model`
+    does.
     """
     listener = listener or Silent()
     rulebook = load_rulebook(request.rules)
@@ -147,7 +148,7 @@ def _stands_alone(function: FunctionType) -> bool:
 
 
 def _package(
-    found: Placed, kernels: Mapping[str, str], model: torch.nn.Module, package: str
+    found: PlacedKernels, kernels: Mapping[str, str], model: torch.nn.Module, package: str
 ) -> dict[Path, str]:
     """Texts of the package's files, by their paths in it; `kernels` are those of the
     kernels' files."""
@@ -166,7 +167,7 @@ def _package(
 
 
 def _derived(
-    found: Placed, model: torch.nn.Module, changed: set[Key]
+    found: PlacedKernels, model: torch.nn.Module, changed: set[Key]
 ) -> dict[type, dict[str, Key]]:
     """Classes of the model's modules that change, with the functions of the attributes that do."""
     derived: dict[type, dict[str, Key]] = {}
@@ -181,7 +182,7 @@ def _derived(
 
 
 def _module(
-    found: Placed,
+    found: PlacedKernels,
     file: str,
     files: Mapping[str, str],
     changed: set[Key],
@@ -275,7 +276,7 @@ def _imports(
 
 
 def _front(
-    found: Placed,
+    found: PlacedKernels,
     changed: set[Key],
     derived: Mapping[type, Mapping[str, Key]],
     files: Mapping[str, str],

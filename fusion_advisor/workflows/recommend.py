@@ -17,7 +17,7 @@ from fusion_advisor.measure.protocol import (
     Ceilings,
     Measurement,
 )
-from fusion_advisor.measure.regret import Chosen, Verdicts, verdicts
+from fusion_advisor.measure.regret import TimedDecision, Verdicts, verdicts
 from fusion_advisor.report.schema import (
     BenchRow,
     GroupRow,
@@ -110,7 +110,8 @@ def judged(groups: Sequence[GroupRow]) -> dict[str, Verdicts]:
     }
     return {
         who: verdicts(
-            Chosen(fuse(row), eager, kernel, len(row.instances)) for row, eager, kernel in timed
+            TimedDecision(fuse(row), eager, kernel, len(row.instances))
+            for row, eager, kernel in timed
         )
         for who, fuse in deciders.items()
         if timed

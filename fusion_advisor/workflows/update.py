@@ -27,7 +27,7 @@ from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.fusion.idioms import name_of
 from fusion_advisor.fusion.library_match import exact
-from fusion_advisor.fusion.lower import boundary, express
+from fusion_advisor.fusion.lower import boundary, lower_region
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.graph import Graph, Node, Ref, Source
 from fusion_advisor.ir.kernel import Kernel
@@ -40,20 +40,26 @@ from fusion_advisor.sourcepatch.editing.sources import Sources
 from fusion_advisor.sourcepatch.equivalence import difference
 from fusion_advisor.sourcepatch.other_sizes import widened
 from fusion_advisor.sourcepatch.placement import Patch
-from fusion_advisor.sourcepatch.trial import Trial, tried
+from fusion_advisor.sourcepatch.trial import Trial, run_trial
 from fusion_advisor.verify.driver import provers
 from fusion_advisor.workflows.analyze import Listener, Silent, stamp_of
-from fusion_advisor.workflows.patch import Captured, capturer, runs_of, seen_everywhere, tested
+from fusion_advisor.workflows.patch import (
+    Captured,
+    capture_everywhere,
+    capturer,
+    passing_kernels,
+    runs_of,
+)
 
 STAGES = ("capture", "emit", "verify", "try")
-"""Stages of `updated`, in order."""
+"""Stages of `update_kernels`, in order."""
 
 _REFERENCE = "reference"
 """Name of the function of an emitted file that runs eager's launches."""
 
 
 @dataclass(frozen=True)
-class Updated:
+class UpdateResult:
     """Changed files of a package; the names of the kernels that were written anew, and for the
     others why they stay. `wrong` and `ran` are as of a patch."""
 
@@ -65,19 +71,19 @@ class Updated:
     ran: str = ""
 
 
-def updated(
+def update_kernels(
     request: Request,
     root: Path,
     listener: Listener | None = None,
     captured: Captured | None = None,
-) -> Updated:
+) -> UpdateResult:
     """Write the kernels of the package beside a model's file as this version and these rules write
     them.
 
     Each kernel is found by its calls in the model, which is captured with the kernels' references,
     and is written from the launches of its reference; then the model with the new kernels is
     compared with the model with the old ones, as a patch is. Nothing is written here. Raises
-    UsageError and CaptureError as `patched` does.
+    UsageError and CaptureError as `patch_model` does.
     """
     listener, captured = listener or Silent(), captured or capturer(request)
     model = Path(request.model.partition(":")[0]).resolve()
@@ -99,7 +105,7 @@ def updated(
         ThreadPoolExecutor(2) as pool,
     ):
         listener.stage("capture")
-        seen = seen_everywhere(request.scenario, graph_of, device, pool)
+        seen = capture_everywhere(request.scenario, graph_of, device, pool)
         flow = seen.flow
         listener.assumed((chosen, *flow.annotated.graph.assumed))
         listener.stage("emit")
@@ -123,7 +129,7 @@ def updated(
             except NotPlaced as reason:
                 left[name] = str(reason)
         listener.stage("verify")
-        checks = tested(made, children)
+        checks = passing_kernels(made, children)
         left |= dict.fromkeys(made.keys() - checks.keys(), "the new kernel is not proven")
         patch = Patch()
         texts = dict(kernels_of(standing))
@@ -141,18 +147,18 @@ def updated(
         patch.before |= {path: standing[path] for path in patch.after if path in standing}
         written = tuple(name for name in checks if folder / f"{name}.py" in patch.after)
         if not patch.after:
-            return Updated(patch, (), left)
+            return UpdateResult(patch, (), left)
         listener.stage("try")
         originals = [*seen.originals, *seen.at_sizes]
         trials = [Trial(said, at, partial(difference, flow)) for said, at, flow in originals]
         package = folder.relative_to(root).as_posix()
         new = [made[name] for name in written]
         runs = runs_of(request, flow, package, rulebook, seen.resized, new)
-        wrong, ran = tried(
+        wrong, ran = run_trial(
             patch.diff(root), patch.after, root, request.model, trials, flow_at, pool, runs
         )
     said = tuple(said for said, _, _ in originals)
-    return Updated(patch, written, left, said, wrong, ran)
+    return UpdateResult(patch, written, left, said, wrong, ran)
 
 
 def _require_ours(text: str) -> None:
@@ -195,7 +201,7 @@ class _Calls:
             said = f"{gate.code} {gate.name}" if gate else "it is one launch"
             raise NotPlaced(f"these rules do not fuse what it computes: {decision.fault or said}")
         for launches in others:
-            if express(self._flow, boundary(self._flow, launches)).form != expressed.form:
+            if lower_region(self._flow, boundary(self._flow, launches)).form != expressed.form:
                 raise NotPlaced("its calls give it tensors of different forms")
         names, results = _signature(text)
         if [*expressed.inputs] != self._given(next(iter(runs)), names):

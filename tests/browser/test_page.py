@@ -153,7 +153,7 @@ def test_the_time_before_and_after_is_one_scale(opened: Open, plain: Report) -> 
     assert wording.time(totals.time_us) in before
     assert wording.time(totals.time_us / totals.predicted_speedup) in after
     key = text(page, "#times-key")
-    beyond = dict(wording.beyond(plain))
+    beyond = dict(wording.unfusable_launches(plain))
     assert f"matrix products {wording.time(beyond['matrix products'])}, beyond fusion" in key
 
     def width(row: int) -> float:
@@ -172,7 +172,7 @@ def test_fusions_and_advice_are_one_list_and_rejections_another(
     page.get_by_role("button", name=re.compile("^saves")).click()
     head = page.locator("#todo th", has_text="saves")
     assert head.get_attribute("aria-sort") == "descending"
-    assert rows(page, "rejected") == [row.id for row in wording.apart(advised)]
+    assert rows(page, "rejected") == [row.id for row in wording.independent_candidates(advised)]
     assert page.locator("#rejected th", has_text=re.compile("save|predicted")).count() == 0
     page.fill("#search", "cos_3")
     page.locator("#found", has_text="group").wait_for()
@@ -233,7 +233,7 @@ def test_a_group_shows_its_evidence(opened: Open, plain: Report) -> None:
 
 def test_a_rejected_candidate_says_why(opened: Open, plain: Report) -> None:
     page = opened(plain)
-    candidate = wording.apart(plain)[0]
+    candidate = wording.independent_candidates(plain)[0]
     page.locator("#rejected tbody tr", has_text=candidate.id).first.click()
     assert "rejected" in text(page, "#details h2")
     assert wording.gate(candidate.deciding) in text(page, "#details")

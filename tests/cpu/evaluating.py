@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusion_advisor.codegen.eager_reference import reference_lines
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.fusion.lower import Expressed, boundary, express
+from fusion_advisor.fusion.lower import Expressed, boundary, lower_region
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.region.exprs import INDEX, Expr
 from fusion_advisor.region.random import REFERENCE_RANDOM, SHARES, STATE
@@ -233,7 +233,7 @@ def _flat(result: Any) -> list[Tensor]:
 
 def expressed_whole(flow: Dataflow) -> Expressed:
     """All launches of a graph as one region; NotExpressible where there is none."""
-    return express(flow, boundary(flow, launches(flow)))
+    return lower_region(flow, boundary(flow, launches(flow)))
 
 
 def meaning(flow: Dataflow, found: Expressed, inputs: Sequence[Tensor]) -> dict[Ref, Tensor]:

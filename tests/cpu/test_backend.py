@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.dynamo.weigh import Weighed, weigh
+from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inductor
 from fusion_advisor.fusion.decide import decide
 
 from .regions import RULES, flow_of
@@ -197,12 +197,12 @@ def test_the_entry_point_is_the_backend() -> None:
 
 def weighed(
     function: Any, *inputs: torch.Tensor, parts: slice = slice(None), **how: bool
-) -> Weighed:
+) -> InductorComparison:
     """The first launches of a function as one kernel, against Inductor's."""
     flow = flow_of(function, *inputs)
     launches = [i for i in range(len(flow.nodes)) if flow.launches(i)]
     decision = decide(flow, launches[parts], RULES)
-    return weigh(decision, RULES, **{"tuned": False, "graphed": False, **how})
+    return compare_with_inductor(decision, RULES, **{"tuned": False, "graphed": False, **how})
 
 
 def by_hand(x: torch.Tensor) -> torch.Tensor:

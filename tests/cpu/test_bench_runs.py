@@ -18,7 +18,6 @@ from fusion_advisor.cli.app import app
 from fusion_advisor.frontend.replay import ReplayedKernel, replayed
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.graph import Graph, Tensor
-from fusion_advisor.ir.graph_json import graph_to_json
 from fusion_advisor.ir.kernel import Case, Check, CheckJob, Kernel
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.measure import child as measuring
@@ -38,9 +37,9 @@ from fusion_advisor.report.assemble import assemble
 from fusion_advisor.report.formats import markdown, render, text
 from fusion_advisor.report.schema import Report
 from fusion_advisor.shipped.load import load_module
-from fusion_advisor.support.codec import from_json
+from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.errors import UsageError
-from fusion_advisor.support.kernel_fault import OUT_OF_MEMORY, cause, spoiled
+from fusion_advisor.support.kernel_fault import OUT_OF_MEMORY, cause, needs_restart
 from fusion_advisor.support.worker import WorkerError, replied, request
 from fusion_advisor.workflows import bench as running
 from fusion_advisor.workflows.bench import BenchRun, bench
@@ -242,8 +241,8 @@ def test_every_way_to_run_out_of_memory_is_called_that(error: Exception) -> None
     wrapped = RuntimeError("backend failed")
     wrapped.__cause__ = error
     assert cause(error) == cause(wrapped) == OUT_OF_MEMORY
-    assert spoiled(OUT_OF_MEMORY)
-    assert not spoiled("wrong: error 3, eager's 1")
+    assert needs_restart(OUT_OF_MEMORY)
+    assert not needs_restart("wrong: error 3, eager's 1")
 
 
 def test_the_child_names_it_and_begins_anew(tmp_path: Path) -> None:
@@ -258,7 +257,7 @@ def test_the_child_names_it_and_begins_anew(tmp_path: Path) -> None:
     assert from_json(Measurement, eager).timing
     assert not whole
     assert json.loads(failed) == why == OUT_OF_MEMORY
-    assert spoiled(why)
+    assert needs_restart(why)
 
 
 # -- rows of earlier runs --------------------------------------------------------------------------
@@ -386,7 +385,7 @@ def test_a_wrong_model_is_its_row_and_the_exit_code(
     report, graph = analysed
     file = tmp_path / "report.json"
     file.write_text(report.model_dump_json())
-    (tmp_path / "graph.json").write_bytes(graph_to_json(graph))
+    (tmp_path / "graph.json").write_text(to_json(graph))
     monkeypatch.setattr("fusion_advisor.rulebook.local_gpu.gpu_names", lambda: ["NVIDIA H200"])
     words = ["bench", str(file)]
     rival = "RuntimeError: no"

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fusion_advisor.frontend.child import InputSpec, Scenario, capture_here, capture_module
 from fusion_advisor.ir.graph import Graph, Node, Ref
-from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
+from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.errors import CaptureError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -635,7 +635,7 @@ def test_json_keeps_every_constant() -> None:
         return (x.clamp(-math.inf, 1.0) + 1).masked_fill(x > 0, math.inf).sum((0,), keepdim=True)
 
     graph = captured(forward, torch.randn(4))
-    again = graph_from_json(graph_to_json(graph))
+    again = from_json(Graph, to_json(graph))
     assert again == graph
     types = [[type(arg) for arg in n.args] for n in again.nodes]
     assert types == [[type(arg) for arg in n.args] for n in graph.nodes]

@@ -15,10 +15,11 @@ import torch
 
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.dataflow import dataflow
-from fusion_advisor.ir.graph_json import graph_from_json, graph_to_json
+from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.shipped.files import DEVICE, RUNTIME
+from fusion_advisor.support.codec import from_json, to_json
 from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import collect_check, compiler, submit_check
 
@@ -508,11 +509,11 @@ def test_launches_named_as_sizes_are(worker: Worker) -> None:
         return torch.relu(x).transpose(1, 2).reshape(x.shape[0], -1) * 2
 
     flow = flow_of(function, torch.randn(6, 5, 40))
-    text = graph_to_json(flow.annotated.graph).decode()
+    text = to_json(flow.annotated.graph)
     calls = [node.name for node in flow.nodes if node.kind == "call"]
     for number, name in enumerate(calls):
         text = text.replace(f'"{name}"', f'"n{number}"')
-    renamed = dataflow(graph_from_json(text), RULES.device("h200"))
+    renamed = dataflow(from_json(Graph, text), RULES.device("h200"))
     found = emit(renamed, decided(renamed, RULES), "k", RULES)
     assert "n0 = args_0.shape[0]" in found.text
     assert collect_check(found, submit_check(worker, found)).failure is None

@@ -73,7 +73,7 @@ def test_a_region_that_fails_costs_that_region_alone(
             gates["on-chip"] = only_softmax(gates["on-chip"])
             monkeypatch.setattr(decide, "GATES", gates)
         case "form":
-            monkeypatch.setattr(decide, "express", broken)
+            monkeypatch.setattr(decide, "lower_region", broken)
         case "plan":
             monkeypatch.setattr(decide, "plan", broken)
         case "times":
@@ -85,7 +85,7 @@ def test_a_region_that_fails_costs_that_region_alone(
         case "op":
             monkeypatch.setattr(identify, "exact", broken)
         case _:
-            monkeypatch.setattr(pipeline, "written", broken)
+            monkeypatch.setattr(pipeline, "emit_group", broken)
     done = run(model, "--out", str(tmp_path / "out"))
     assert done.return_value == 0, done.output
     report = json.loads((tmp_path / "out" / "report.json").read_text())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.fusion.components import Found, Grouping
+from fusion_advisor.fusion.components import DecidedSet, Grouping
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.support.worker import Worker
 
@@ -23,7 +23,7 @@ ROTATED = (x(2, 5, 40, 32), x(2, 3, 40, 32), x(40, 32), x(40, 32))
 
 def grouped(
     function: Callable[..., object], *inputs: torch.Tensor
-) -> tuple[Dataflow, Grouping[Found]]:
+) -> tuple[Dataflow, Grouping[DecidedSet]]:
     flow = flow_of(function, *inputs)
     return flow, fuse(flow, RULES).grouping
 

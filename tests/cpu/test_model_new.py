@@ -14,9 +14,9 @@ import pytest
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.sourcepatch.editing.inline import inline, require_model
-from fusion_advisor.sourcepatch.trial import Runs, tried_alone
+from fusion_advisor.sourcepatch.trial import Runs, run_trial_of_file
 from fusion_advisor.support.errors import UsageError
-from fusion_advisor.workflows.patch import Patched, patched
+from fusion_advisor.workflows.patch import Patched, patch_model
 
 from . import spawned
 from .checks import CRITERION
@@ -82,7 +82,7 @@ def made(file: Path, *, mode: str = "train") -> Patched:
     """The file's patch and its `ModelNew`, kernels unchecked."""
     scenario = Scenario(mode="train" if mode == "train" else "eval")
     request = Request(str(file), scenario, device="h200", verify=False, compile=False)
-    return patched(request, file.parent.resolve(), captured=captured, model_new=True)
+    return patch_model(request, file.parent.resolve(), captured=captured, model_new=True)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def run_on_numbers(model: Path, text: str) -> tuple[dict[str, str], str]:
     """What a run of a `ModelNew` beside the model says."""
     runs = Runs((((3, 0),),), Scenario(mode="train"), "fused_problem", 1, 100.0, CRITERION)
     with ThreadPoolExecutor(1) as pool:
-        return tried_alone(text, model, [], no_capture, pool, runs)
+        return run_trial_of_file(text, model, [], no_capture, pool, runs)
 
 
 def no_capture(*_: object) -> Dataflow:

@@ -11,8 +11,8 @@ from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.sourcepatch.editing.rewrite import KernelCall, NotPlaced
-from fusion_advisor.sourcepatch.equivalence import missing
-from fusion_advisor.workflows.patch import Patched, patched
+from fusion_advisor.sourcepatch.equivalence import missing_launch
+from fusion_advisor.workflows.patch import Patched, patch_model
 
 from .in_process import captured
 from .spawned import run_script
@@ -57,7 +57,7 @@ def made(folder: Path, text: str, *, verify: bool, rules: tuple[Path, ...] = ())
     file = folder / "model.py"
     file.write_text(text)
     request = Request(str(file), device="h200", verify=verify, compile=False, rules=rules)
-    return patched(request, folder.resolve(), captured=captured, operators=True, model_new=True)
+    return patch_model(request, folder.resolve(), captured=captured, operators=True, model_new=True)
 
 
 def test_statements_become_the_op_that_computes_the_same(tmp_path: Path) -> None:
@@ -147,6 +147,6 @@ def test_what_has_to_stay_is_missed(tmp_path: Path, change: tuple[str, str], why
         graph = captured(str(tmp_path / "model.py"), Scenario())
         return dataflow(graph, load_rulebook().device("h200"))
 
-    found = missing(flow(MODEL), flow(MODEL.replace(*change)), ())
+    found = missing_launch(flow(MODEL), flow(MODEL.replace(*change)), ())
     assert why in found
     assert bool(found) == bool(why)

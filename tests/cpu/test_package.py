@@ -18,8 +18,8 @@ from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import version
 from fusion_advisor.shipped.files import SHIPPED, texts
 from fusion_advisor.support.errors import UsageError
-from fusion_advisor.workflows.patch import Patched, patched
-from fusion_advisor.workflows.update import Updated, updated
+from fusion_advisor.workflows.patch import Patched, patch_model
+from fusion_advisor.workflows.update import UpdateResult, update_kernels
 
 from . import spawned
 from .in_process import captured
@@ -58,7 +58,7 @@ def again(folder: Path, least: Least | None = None) -> Patched:
         str(folder / "model.py"), Scenario(), device="h200", verify=False, compile=False,
         least=least or Least(),
     )  # fmt: skip
-    return patched(request, folder.resolve(), captured=captured)
+    return patch_model(request, folder.resolve(), captured=captured)
 
 
 def applied(folder: Path) -> Patched:
@@ -107,12 +107,12 @@ def made_older(folder: Path) -> None:
         (folder / "fused_model" / f"{name}.py").write_text(old)
 
 
-def brought_up(folder: Path) -> Updated:
+def brought_up(folder: Path) -> UpdateResult:
     """The kernels of a folder written anew, unchecked, where nothing is wrong."""
     request = Request(
         str(folder / "model.py"), Scenario(), device="h200", verify=False, compile=False
     )
-    made = updated(request, folder.resolve(), captured=captured)
+    made = update_kernels(request, folder.resolve(), captured=captured)
     assert made.wrong == {}
     for path, text in made.patch.after.items():
         path.write_text(text)

@@ -15,9 +15,9 @@ from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.sourcepatch.equivalence import difference
-from fusion_advisor.sourcepatch.trial import Runs, patched_copy, tried
+from fusion_advisor.sourcepatch.trial import Runs, patched_copy, run_trial
 from fusion_advisor.workflows.analyze import analyze
-from fusion_advisor.workflows.patch import Patched, patched
+from fusion_advisor.workflows.patch import Patched, patch_model
 
 from . import spawned
 from .checks import CRITERION
@@ -52,7 +52,7 @@ def made(folder: Path, body: str, *, mode: str = "eval", shape: str = "64, 128, 
     file.write_text(HEAD + textwrap.dedent(body) + inputs)
     scenario = Scenario(mode="train" if mode == "train" else "eval")
     request = Request(str(file), scenario, device="h200", verify=False, compile=False)
-    return patched(request, folder.resolve(), captured=captured)
+    return patch_model(request, folder.resolve(), captured=captured)
 
 
 def changed(patch: Patched) -> str:
@@ -411,11 +411,11 @@ def test_a_guard_imports_what_it_names(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text(NO_TORCH)
     request = Request(str(file), device="h200", verify=False, compile=False)
-    text = changed(patched(request, tmp_path.resolve(), captured=captured))
+    text = changed(patch_model(request, tmp_path.resolve(), captured=captured))
     assert "if torch.is_autocast_enabled()" in text
     assert "\nfrom torch.nn import functional as F\nimport torch\nimport fused_model\n" in text
     file.write_text(NO_TORCH + "\n\ntorch = None\n")
-    left = patched(request, tmp_path.resolve(), captured=captured)
+    left = patch_model(request, tmp_path.resolve(), captured=captured)
     whys = {why.partition(": ")[2] for why in left.unplaced.values()}
     assert whys == {"torch, which the edit names, is something else there"}
     assert all("torch." not in e.guard for put in left.patch.puts for e in put.edits)
@@ -644,7 +644,7 @@ def run_on_numbers(patch: Patched, folder: Path, diff: str) -> tuple[dict[str, s
     runs = Runs(sizes, Scenario(), "fused_model", 1, 600.0, CRITERION, ("bfloat16", "float16"))
     paths, model = patch.patch.after, str(folder / "model.py")
     with ThreadPoolExecutor(1) as pool:
-        return tried(diff, paths, folder.resolve(), model, [], no_capture, pool, runs)
+        return run_trial(diff, paths, folder.resolve(), model, [], no_capture, pool, runs)
 
 
 def no_capture(*_: object) -> Dataflow:

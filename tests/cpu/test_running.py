@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor.measure.protocol import Ran, RunJob
+from fusion_advisor.measure.protocol import RunJob, RunResult
 from fusion_advisor.support.worker import Worker
 
 from .checks import CRITERION
@@ -45,7 +45,7 @@ def test_memory_that_nothing_was_written_to_is_given_numbers(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         job = RunJob(str(file), str(tmp_path / name), ((0, 0),), 1, CRITERION)
         with Worker("fusion_advisor.sourcepatch.trial_child") as worker:
-            ran = worker.submit(job, Ran, 600.0).result()
+            ran = worker.submit(job, RunResult, 600.0).result()
         assert not ran.unfit
         (x, index, scale), _ = torch.load(tmp_path / name / "0.pt", weights_only=False)[0]
         weights = torch.load(tmp_path / name / "weights.pt", weights_only=False)
@@ -92,13 +92,13 @@ def test_a_single_number_is_held_to_many_draws_of_eager(
     original.write_text(SCALAR.format(body="x.exp().mean()"))
     edited.write_text(SCALAR.format(body=body))
     moved = str(tmp_path), str(edited.parent)
-    found: list[Ran] = []
+    found: list[RunResult] = []
     for file, tree in ((original, None), (edited, moved)):
         with Worker("fusion_advisor.sourcepatch.trial_child") as worker:
             job = RunJob(
                 str(file), str(tmp_path), ((0, 0),), 1, CRITERION, moved=tree, further=further
             )
-            found.append(worker.submit(job, Ran, 600.0).result())
+            found.append(worker.submit(job, RunResult, 600.0).result())
     first, second = found
     assert (first.unfit, first.wrong) == ("", "")
     assert (bool(second.wrong), second.few) == (wrong, few), second

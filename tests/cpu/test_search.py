@@ -34,12 +34,12 @@ from fusion_advisor.measure.protocol import Series, Turns, TurnsJob
 from fusion_advisor.measure.search import (
     Contender,
     Proven,
-    Searched,
+    SearchResult,
     contenders,
     faster,
+    local_searcher,
     search,
     searcher,
-    searching,
 )
 from fusion_advisor.report.assemble import Proof
 from fusion_advisor.rulebook.schema import Rulebook
@@ -49,8 +49,8 @@ from fusion_advisor.verify.driver import Provers
 from fusion_advisor.workflows import analyze as pipeline
 from fusion_advisor.workflows.analyze import Analysis, analyze
 from fusion_advisor.workflows.bench import BenchRun
-from fusion_advisor.workflows.bench import searched as in_a_folder
-from fusion_advisor.workflows.patch import Patched, patched
+from fusion_advisor.workflows.bench import search_kernels as in_a_folder
+from fusion_advisor.workflows.patch import Patched, patch_model
 
 from .checks import checked
 from .in_process import captured
@@ -189,7 +189,7 @@ class Bench:
         return Check(kernel.name, "cuda:NVIDIA H200", kernel.name not in self.wrong), None
 
 
-def found(bench: Bench) -> Searched:
+def found(bench: Bench) -> SearchResult:
     others = [each for each in (A, B, C, D) if each.kernel.name in bench.us]
     return search(OWN, others, bench.timed, bench.proven, RULES)
 
@@ -198,11 +198,11 @@ def test_the_fastest_wins_and_says_what_it_was_beside() -> None:
     bench = Bench({"own": 20.0, "a": 19.0, "b": 15.0, "c": 21.0})
     winner = found(bench)
     assert winner.kernel is B.kernel
-    assert winner.said == (
+    assert winner.summary == (
         "on NVIDIA H200, torch 2.11.0, triton 3.6.0, of 4 configurations: as b, 15.00 us; "
         "the rules' own, as own, 20.00 us"
     )
-    assert winner.instead == does(OWN.kernel.text)
+    assert winner.replaced_kernel == does(OWN.kernel.text)
     assert winner.proof is not None
     assert bench.asked == [
         (["own", "a", "b", "c"], RULES.tuning.screened.count),
@@ -213,8 +213,8 @@ def test_the_fastest_wins_and_says_what_it_was_beside() -> None:
 def test_a_gain_within_the_noise_is_none() -> None:
     winner = found(Bench({"own": 20.0, "a": 19.0}, noise=2.0))
     assert winner.kernel is OWN.kernel
-    assert "the rules' own, as own, 20.00 us; no other that is right is faster" in winner.said
-    assert (winner.proof, winner.instead) == (None, "")
+    assert "the rules' own, as own, 20.00 us; no other that is right is faster" in winner.summary
+    assert (winner.proof, winner.replaced_kernel) == (None, "")
 
 
 def test_a_gain_within_what_runs_differ_by_is_none() -> None:
@@ -249,7 +249,7 @@ def test_after_some_finalists_the_search_ends() -> None:
 
 def test_where_the_rules_own_cannot_be_timed_it_stays() -> None:
     winner = found(Bench({"own": "out of memory", "a": 1.0}))
-    assert (winner.kernel, winner.failure, winner.said) == (OWN.kernel, "out of memory", "")
+    assert (winner.kernel, winner.failure, winner.summary) == (OWN.kernel, "out of memory", "")
 
 
 def test_spread_is_between_the_quartiles() -> None:
@@ -303,8 +303,8 @@ def test_a_whole_search_in_a_child() -> None:
     with Worker("fusion_advisor.measure.child", "rehearse") as worker:
         made = searcher(worker, H200, rules)(decision, kernel, emitted, lambda _: (None, None))
     assert made.failure == ""
-    assert made.said.startswith(f"on none, torch {torch.__version__}")
-    assert f"of {len(asked) + 1} configurations" in made.said
+    assert made.summary.startswith(f"on none, torch {torch.__version__}")
+    assert f"of {len(asked) + 1} configurations" in made.summary
 
 
 # -- what is written -------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def second(
     kernel: Kernel,
     emitted: Callable[[Decision], Kernel | str],
     proven: Callable[[Kernel], Proven],
-) -> Searched:
+) -> SearchResult:
     """A GPU on which the first neighbour is the fastest."""
 
     def timed(kernels: Sequence[Kernel], rounds: int) -> Turns:
@@ -373,9 +373,9 @@ def test_a_kernel_that_has_not_passed_is_not_searched() -> None:
     (finding,) = found_in(request)
     kernel = emit(finding.decision.subject.flow, finding.decision, "softmax", RULES)
     failed = Proof(kernel, check=Check("softmax", "interpreter", False, failure="off"))
-    made = pipeline.searched(finding, failed, second, UNPROVEN, RULES)
+    made = pipeline.search_kernel(finding, failed, second, UNPROVEN, RULES)
     assert made.kernel is kernel
-    assert made.searched == Searched(kernel, failure="the kernel has not passed")
+    assert made.searched == SearchResult(kernel, failure="the kernel has not passed")
 
 
 def found_in(request: Request) -> tuple[Finding, ...]:
@@ -404,7 +404,7 @@ def test_a_folder_is_searched_without_the_model(analyses: tuple[Analysis, Analys
     old, new = read_stamp(before), read_stamp(text)
     assert old is not None
     assert new == replace(
-        old, command=f"{old.command} --search", searched=found.said, instead=does(before)
+        old, command=f"{old.command} --search", searched=found.summary, replaced_kernel=does(before)
     )
     (again,) = in_a_folder(replace(run, texts={"g1": text}), second, UNPROVEN)
     assert again[2] == text, "and from there it comes to the same"
@@ -439,7 +439,7 @@ def get_inputs():
 
 def again(folder: Path, **more: Any) -> Patched:
     request = Request(str(folder / "model.py"), device="h200", verify=False, compile=False)
-    return patched(request, folder.resolve(), captured=captured, **more)
+    return patch_model(request, folder.resolve(), captured=captured, **more)
 
 
 @pytest.mark.deep
@@ -465,13 +465,13 @@ def test_a_searched_kernel_is_not_stale_and_serves_again(tmp_path: Path) -> None
 def test_without_a_gpu_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searches, "gpu_names", tuple)
     with pytest.raises(UsageError, match="--search times kernels on a GPU and there is none"):
-        searching(None, RULES).__enter__()
+        local_searcher(None, RULES).__enter__()
 
 
 def test_for_another_gpu_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searches, "gpu_names", lambda: ("NVIDIA H200",))
     with pytest.raises(UsageError, match="on the NVIDIA H200 here, and these are for a100"):
-        searching("a100", RULES).__enter__()
+        local_searcher("a100", RULES).__enter__()
 
 
 def test_an_interrupt_leaves_what_was_there(
@@ -479,7 +479,7 @@ def test_an_interrupt_leaves_what_was_there(
 ) -> None:
     @contextmanager
     def interrupted(*_: Any, **__: Any) -> Generator[Any]:
-        def stop(*_: Any) -> Searched:
+        def stop(*_: Any) -> SearchResult:
             raise KeyboardInterrupt
 
         yield stop

@@ -22,7 +22,7 @@ from fusion_advisor.ir.scenario import Request
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.shipped.load import load_module
 from fusion_advisor.sourcepatch.trial import patched_copy
-from fusion_advisor.workflows.patch import Patched, patched
+from fusion_advisor.workflows.patch import Patched, patch_model
 
 from .in_process import captured
 
@@ -88,7 +88,7 @@ def made(folder: Path, text: str) -> Patched:
     file = folder / "model.py"
     file.write_text(text)
     request = Request(str(file), device="h200", verify=False, compile=False)
-    patch = patched(request, folder.resolve(), captured=captured)
+    patch = patch_model(request, folder.resolve(), captured=captured)
     assert patch.wrong == {}
     return patch
 

@@ -12,7 +12,7 @@ import pytest
 from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.workflows.patch import Patched
-from fusion_advisor.workflows.patch_transformers import patched_family
+from fusion_advisor.workflows.patch_transformers import patch_family
 
 from .spawned import run_script
 
@@ -31,7 +31,7 @@ def made(folder: Path, config: dict[str, object] = LLAMA) -> Patched:
         f"hf:{folder / 'config.json'}", Scenario(dtype="bfloat16", batch=2, seq=24), device="h200",
         verify=False, compile=False,
     )  # fmt: skip
-    return patched_family(request, folder)
+    return patch_family(request, folder)
 
 
 def run(folder: Path, script: str) -> None:

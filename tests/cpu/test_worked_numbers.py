@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from fusion_advisor.cost.annotate import Annotated
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.frontend.child import capture_module
-from fusion_advisor.fusion.components import Found, Grouping
+from fusion_advisor.fusion.components import DecidedSet, Grouping
 from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.scenario import Scenario
@@ -26,7 +26,7 @@ RULES = load_rulebook()
 
 def analysed(
     function: Callable[..., object], *inputs: torch.Tensor, device: str = "h200"
-) -> tuple[Annotated, Dataflow, Grouping[Found]]:
+) -> tuple[Annotated, Dataflow, Grouping[DecidedSet]]:
     with torch.no_grad():
         graph = capture_module(Of(function), inputs, {}, Scenario())
     flow = dataflow(graph, RULES.device(device))
@@ -119,7 +119,7 @@ def test_worked_number(row: Row) -> None:
     )
 
 
-def _only_candidate(grouping: Grouping[Found]) -> Decision:
+def _only_candidate(grouping: Grouping[DecidedSet]) -> Decision:
     assert not grouping.groups
     (found,) = grouping.candidates
     return found.decision

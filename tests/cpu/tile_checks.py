@@ -15,7 +15,7 @@ from fusion_advisor.codegen.emit import emit, written
 from fusion_advisor.codegen.kernel_file import KernelFile
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.shipped.load import load_module
-from fusion_advisor.support.kernel_fault import KernelFault, lasting_folder
+from fusion_advisor.support.kernel_fault import KernelFault, process_folder
 from fusion_advisor.tile.program import TileFunction
 from fusion_advisor.verify import check_child
 
@@ -80,7 +80,7 @@ def fault(
 @cache
 def _module(text: str) -> ModuleType:
     """An emitted file; its jit functions are to be replaced."""
-    return load_module(text, lasting_folder())
+    return load_module(text, process_folder())
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from fusion_advisor.codegen.emit import attempt, emit
 from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.measure.config_space import configuration
-from fusion_advisor.measure.search import Searched, searching
+from fusion_advisor.measure.search import SearchResult, local_searcher
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.verify.driver import provers, verify
 
@@ -28,7 +28,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     return 0.5 * x * (1.0 + torch.tanh(0.79788456 * (x + 0.044715 * x**3)))
 
 
-def found(rules: Rulebook) -> tuple[Decision, Kernel, Searched]:
+def found(rules: Rulebook) -> tuple[Decision, Kernel, SearchResult]:
     """A search over GELU of 128 MiB under these rules."""
     decision = decided(flow_of(gelu, torch.empty(8192, 8192, dtype=torch.bfloat16)), rules)
     flow = decision.subject.flow
@@ -38,7 +38,7 @@ def found(rules: Rulebook) -> tuple[Decision, Kernel, Searched]:
         return attempt(flow, each, "gelu", rules, full_size=True)
 
     with (
-        searching(None, rules) as searcher,
+        local_searcher(None, rules) as searcher,
         provers(90, rules.verify, check=True, compile=True, where="gpu") as children,
     ):
         made = searcher(decision, kernel, emitted, lambda each: verify([each], children)[0])
@@ -61,11 +61,11 @@ def test_a_poor_configuration_is_found_out() -> None:
     assert compiled.failure is None
     own = decision.subject.plan
     assert own is not None
-    assert f"the rules' own, {configuration(own)}" in made.said
+    assert f"the rules' own, {configuration(own)}" in made.summary
 
 
 def test_a_good_configuration_is_timed_or_beaten() -> None:
     _, kernel, made = found(RULES)
     assert made.failure == ""
-    assert f"on {torch.cuda.get_device_name()}, torch {torch.__version__}" in made.said
-    assert (made.kernel.text == kernel.text) == ("no other that is right is faster" in made.said)
+    assert f"on {torch.cuda.get_device_name()}, torch {torch.__version__}" in made.summary
+    assert (made.kernel.text == kernel.text) == ("no other that is right is faster" in made.summary)

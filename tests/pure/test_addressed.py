@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusion_advisor.ir import addressed
-from fusion_advisor.ir.addressed import Dim, View, distinct, together, view
+from fusion_advisor.ir.addressed import Dim, View, addressed_bytes, count_distinct, view
 from fusion_advisor.ir.graph import Tensor
 
 STEPS = st.sampled_from([0, 1, 2, 3, 4, 6, 7, 8, 12, 24, 48, -1, -4])
@@ -37,7 +37,7 @@ def elements(start: int, along: list[Dim]) -> set[int]:
 def test_a_union_is_that_of_all_addresses(views: list[tuple[int, list[Dim]]]) -> None:
     seen = [view(start, along) for start, along in views]
     everything = set[int]().union(*(elements(start, along) for start, along in views))
-    assert distinct(each for each in seen if each) == len(everything)
+    assert count_distinct(each for each in seen if each) == len(everything)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.lists(st.tuples(
@@ -53,7 +53,7 @@ def test_bytes_are_those_of_the_union(given_: list[tuple[int, list[tuple[int, in
     ]
     everything = set[int]().union(*(elements(*each) for each in views))
     if len(set(tensors)) > 1:
-        assert together(tensors) == 4 * len(everything)
+        assert addressed_bytes(tensors) == 4 * len(everything)
 
 
 ROWS = Tensor((1 << 20, 1000), (4000, 1), "bfloat16", 3)
@@ -62,22 +62,22 @@ ROWS = Tensor((1 << 20, 1000), (4000, 1), "bfloat16", 3)
 
 def test_large_tensors_take_no_time() -> None:
     beside = [replace(ROWS, offset=1000 * n) for n in range(4)]
-    assert together(beside) == 2 * 4000 << 20
-    assert together([ROWS, replace(ROWS, offset=500)]) == 2 * 1500 << 20
-    assert together([ROWS, replace(ROWS, offset=4000)]) == 2 * 1000 * ((1 << 20) + 1)
+    assert addressed_bytes(beside) == 2 * 4000 << 20
+    assert addressed_bytes([ROWS, replace(ROWS, offset=500)]) == 2 * 1500 << 20
+    assert addressed_bytes([ROWS, replace(ROWS, offset=4000)]) == 2 * 1000 * ((1 << 20) + 1)
     whole = Tensor((4000 << 20,), (1,), "bfloat16", 3)
-    assert together([whole, *beside]) == whole.bytes
+    assert addressed_bytes([whole, *beside]) == whole.bytes
     every_second = Tensor((1 << 31,), (2,), "int8", 3)
-    assert together([every_second, replace(every_second, offset=1)]) == 1 << 32
+    assert addressed_bytes([every_second, replace(every_second, offset=1)]) == 1 << 32
 
 
 def test_other_storages_and_dtypes_count_apart() -> None:
-    assert together([ROWS, ROWS]) == ROWS.bytes
-    assert together([ROWS, replace(ROWS, storage=4)]) == 2 * ROWS.bytes
-    assert together([ROWS, replace(ROWS, dtype="float16")]) == 2 * ROWS.bytes
+    assert addressed_bytes([ROWS, ROWS]) == ROWS.bytes
+    assert addressed_bytes([ROWS, replace(ROWS, storage=4)]) == 2 * ROWS.bytes
+    assert addressed_bytes([ROWS, replace(ROWS, dtype="float16")]) == 2 * ROWS.bytes
     unknown = replace(ROWS, storage=-1)
-    assert together([unknown, unknown]) == 2 * ROWS.bytes
-    assert together([]) == 0
+    assert addressed_bytes([unknown, unknown]) == 2 * ROWS.bytes
+    assert addressed_bytes([]) == 0
 
 
 def test_too_many_to_tell_apart_are_the_largest_alone() -> None:
@@ -86,11 +86,11 @@ def test_too_many_to_tell_apart_are_the_largest_alone() -> None:
     one = Tensor((long, long), (3, 3 * long + 1), "int8", 3)
     other = Tensor((long, long - 1), (1, 2 * long + 1), "int8", 3)
     views = [each for t in (one, other) if (each := addressed.of_tensor(t))]
-    assert distinct(views) is None
-    assert together([one, other]) == one.bytes
+    assert count_distinct(views) is None
+    assert addressed_bytes([one, other]) == one.bytes
 
 
 def test_nothing_is_addressed_by_an_empty_view() -> None:
     assert view(3, [(range(0), 1)]) is None
-    assert distinct([]) == 0
-    assert distinct([View(3, ()), View(4, ()), View(3, ())]) == 2
+    assert count_distinct([]) == 0
+    assert count_distinct([View(3, ()), View(4, ()), View(3, ())]) == 2

@@ -13,18 +13,18 @@ import pytest
 from fusion_advisor.ci.cache import (
     AnalysisOutcome,
     cache_folder,
-    find,
+    find_analysis,
     find_graph,
-    keep,
+    keep_analysis,
     keep_graph,
 )
 from fusion_advisor.ir.graph import Graph, Ref
-from fusion_advisor.ir.graph_json import graph_to_data
 from fusion_advisor.ir.kernel import Check, Compiled
 from fusion_advisor.ir.scenario import Request, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support import kept as kept_files
+from fusion_advisor.support.codec import to_data
 from fusion_advisor.verify.proofs import Proofs
 
 from .test_report import chain, mixed
@@ -47,13 +47,13 @@ def kept(model: Path, rules: Rulebook = RULES, /, **options: object) -> tuple[Pa
     folder = model.parent / "cache"
     outcome = AnalysisOutcome(mixed(), {"softmax": "text\n"}, {"nodes": []})
     files = [str(model), str(model.parent / "parts.py")]
-    keep(folder, request, rules, outcome, files, time.time() + 1)
+    keep_analysis(folder, request, rules, outcome, files, time.time() + 1)
     return folder, request
 
 
 def test_what_was_kept_is_found(model: Path) -> None:
     folder, request = kept(model)
-    found = find(folder, request, RULES)
+    found = find_analysis(folder, request, RULES)
     assert found == AnalysisOutcome(mixed(), {"softmax": "text\n"}, {"nodes": []})
     assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -63,11 +63,11 @@ def test_a_file_that_changed_is_a_miss(model: Path, name: str) -> None:
     folder, request = kept(model)
     file = model.parent / name
     file.write_text("x = 2\n")
-    assert find(folder, request, RULES) is None
+    assert find_analysis(folder, request, RULES) is None
     file.write_text("x = 1\n")
-    assert find(folder, request, RULES) is not None
+    assert find_analysis(folder, request, RULES) is not None
     file.unlink()
-    assert find(folder, request, RULES) is None
+    assert find_analysis(folder, request, RULES) is None
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_file_that_changed_is_a_miss(model: Path, name: str) -> None:
 )
 def test_another_request_is_a_miss(model: Path, options: dict[str, object]) -> None:
     folder, request = kept(model)
-    assert find(folder, replace(request, **options), RULES) is None  # type: ignore[arg-type]
+    assert find_analysis(folder, replace(request, **options), RULES) is None  # type: ignore[arg-type]
 
 
 def test_other_rules_and_versions_are_a_miss(
@@ -93,23 +93,23 @@ def test_other_rules_and_versions_are_a_miss(
     folder, request = kept(model)
     overlay = tmp_path / "mine.toml"
     overlay.write_text("[gates.traffic-saving.limits.ratio]\nvalue = 2\nunit='x'\nsource='me'\n")
-    assert find(folder, request, load_rulebook([overlay])) is None
+    assert find_analysis(folder, request, load_rulebook([overlay])) is None
     monkeypatch.setattr(kept_files, "installed", lambda: ("torch-99.dist-info",))
-    assert find(folder, request, RULES) is None
+    assert find_analysis(folder, request, RULES) is None
 
 
 def test_another_working_directory_is_a_miss(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, request = kept(model)
     (model.parent / "below").mkdir()
     monkeypatch.chdir(model.parent / "below")
-    assert find(folder, request, RULES) is None
+    assert find_analysis(folder, request, RULES) is None
 
 
 def test_a_file_written_during_the_run_keeps_nothing(model: Path) -> None:
     outcome = AnalysisOutcome(mixed(), {}, {})
     folder = model.parent / "cache"
-    keep(folder, Request("model.py"), RULES, outcome, [str(model)], time.time() - 60)
-    assert find(folder, Request("model.py"), RULES) is None
+    keep_analysis(folder, Request("model.py"), RULES, outcome, [str(model)], time.time() - 60)
+    assert find_analysis(folder, Request("model.py"), RULES) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"files": {}}', '{"files": 3}', "\0"])
@@ -117,20 +117,20 @@ def test_an_entry_that_cannot_be_read_is_a_miss(model: Path, text: str) -> None:
     folder, request = kept(model)
     (file,) = folder.glob("*.json")
     file.write_text(text)
-    assert find(folder, request, RULES) is None
+    assert find_analysis(folder, request, RULES) is None
 
 
 def test_a_folder_of_another_user_is_a_miss(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, request = kept(model)
     own = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
-    assert find(folder, request, RULES) is None
+    assert find_analysis(folder, request, RULES) is None
 
 
 def test_a_folder_that_cannot_be_made_keeps_nothing(model: Path) -> None:
     (model.parent / "cache").write_text("a file")
     folder, request = kept(model)
-    assert find(folder, request, RULES) is None
+    assert find_analysis(folder, request, RULES) is None
 
 
 def test_the_least_recently_used_entries_go_first(model: Path, tmp_path: Path) -> None:
@@ -141,10 +141,14 @@ def test_the_least_recently_used_entries_go_first(model: Path, tmp_path: Path) -
     (file,) = folder.glob("*.json")
     os.utime(file, (1, 1))
     _, second = kept(model, few, device="h100")
-    assert find(folder, first, few) is not None
+    assert find_analysis(folder, first, few) is not None
     os.utime(next(f for f in folder.glob("*.json") if f != file), (2, 2))
     _, third = kept(model, few, device="l4")
-    assert [find(folder, r, few) is None for r in (first, second, third)] == [False, True, False]
+    assert [find_analysis(folder, r, few) is None for r in (first, second, third)] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +170,7 @@ def captured(model: Path, **options: object) -> tuple[Path, Request]:
     request = replace(Request("model.py"), **options)  # type: ignore[arg-type]
     folder = model.parent / "cache"
     files = [str(model), str(model.parent / "parts.py")]
-    keep_graph(folder, request, RULES, graph_to_data(GRAPH), files, time.time() + 1)
+    keep_graph(folder, request, RULES, to_data(GRAPH), files, time.time() + 1)
     return folder, request
 
 
@@ -182,7 +186,7 @@ def test_a_graph_serves_every_device_and_output(model: Path, options: dict[str, 
     folder, request = captured(model)
     other = replace(request, **options)  # type: ignore[arg-type]
     assert find_graph(folder, other, RULES) == GRAPH
-    assert find(folder, request, RULES) is None, "nothing is known of what it came to"
+    assert find_analysis(folder, request, RULES) is None, "nothing is known of what it came to"
 
 
 def test_another_model_scenario_or_file_is_captured_anew(
@@ -206,7 +210,7 @@ def test_of_a_configuration_the_content_counts(
     file = tmp_path / "config.json"
     file.write_text('{"hidden_size": 64}')
     request, folder = Request("hf:config.json"), tmp_path / "cache"
-    keep_graph(folder, request, RULES, graph_to_data(GRAPH), [], time.time() + 1)
+    keep_graph(folder, request, RULES, to_data(GRAPH), [], time.time() + 1)
     assert find_graph(folder, request, RULES) == GRAPH
     file.write_text('{"hidden_size": 128}')
     assert find_graph(folder, request, RULES) is None

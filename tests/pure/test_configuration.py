@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.ci.configuration import Settings, settled
+from fusion_advisor.ci.configuration import Settings, load_settings
 from fusion_advisor.ir.scenario import InputSpec
 from fusion_advisor.support.errors import UsageError
 
@@ -61,7 +61,7 @@ def test_without_a_table_everything_is_the_default(
     (tmp_path / "pyproject.toml").write_text("[tool.ruff]\n")
     (tmp_path / ".git").mkdir()
     monkeypatch.chdir(tmp_path)
-    settings = settled({}, {})
+    settings = load_settings({}, {})
     assert set(origins(settings).values()) == {"default"}
     assert settings.only == "default"
     assert settings.scenarios["default"].scenario.mode == "eval"
@@ -71,7 +71,7 @@ def test_without_a_table_everything_is_the_default(
 
 @pytest.mark.usefixtures("repository")
 def test_the_table_sets_the_model_and_its_scenarios() -> None:
-    settings = settled({}, {})
+    settings = load_settings({}, {})
     assert settings.model == "models/small.py:Small"
     assert settings.rules == (Path("mine.toml"),)
     assert settings.values.thresholds.saved_us == 5
@@ -85,7 +85,7 @@ def test_the_table_sets_the_model_and_its_scenarios() -> None:
 
 @pytest.mark.usefixtures("repository")
 def test_every_value_has_its_origin() -> None:
-    found = origins(settled({"device": "h200"}, {"batch": 4}))
+    found = origins(load_settings({"device": "h200"}, {"batch": 4}))
     assert found["model"] == "pyproject.toml [tool.fusion-advisor]"
     assert found["device"] == "--device"
     assert found["thresholds.saved-us"] == "pyproject.toml [tool.fusion-advisor.thresholds]"
@@ -98,7 +98,7 @@ def test_every_value_has_its_origin() -> None:
 
 @pytest.mark.usefixtures("repository")
 def test_an_option_holds_in_every_scenario() -> None:
-    settings = settled({"fail-on": ["accepted"]}, {"seq": 16})
+    settings = load_settings({"fail-on": ["accepted"]}, {"seq": 16})
     assert [table.seq for table in settings.scenarios.values()] == [16, 16]
     assert settings.values.fail_on == ["accepted"]
     assert settings.values.device == "a100-80gb"
@@ -106,23 +106,23 @@ def test_an_option_holds_in_every_scenario() -> None:
 
 @pytest.mark.usefixtures("repository")
 def test_a_scenario_is_chosen_by_its_name() -> None:
-    assert list(settled({}, {}, "decode").scenarios) == ["decode"]
-    assert settled({}, {}, "decode").only == "decode"
+    assert list(load_settings({}, {}, "decode").scenarios) == ["decode"]
+    assert load_settings({}, {}, "decode").only == "decode"
     with pytest.raises(UsageError, match="--scenario is missing: one of prefill, decode"):
-        _ = settled({}, {}).only
+        _ = load_settings({}, {}).only
     with pytest.raises(UsageError, match="--scenario 'rain': known: prefill, decode"):
-        settled({}, {}, "rain")
+        load_settings({}, {}, "rain")
 
 
 @pytest.mark.usefixtures("repository")
 def test_another_model_has_none_of_the_tables_scenarios_and_baseline() -> None:
-    other = settled({"model": "other.py"}, {})
+    other = load_settings({"model": "other.py"}, {})
     assert (other.model, list(other.scenarios)) == ("other.py", ["default"])
     assert other.values.baseline is None
     assert other.values.device == "a100-80gb"
-    same = settled({"model": "./models/small.py:Small"}, {})
+    same = load_settings({"model": "./models/small.py:Small"}, {})
     assert list(same.scenarios) == ["prefill", "decode"]
-    chosen = settled({"model": "other.py"}, {}, "decode")
+    chosen = load_settings({"model": "other.py"}, {}, "decode")
     assert chosen.scenarios["decode"].weight == 100
 
 
@@ -130,7 +130,7 @@ def test_paths_are_seen_from_the_pyproject(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(repository / "models")
-    settings = settled({}, {})
+    settings = load_settings({}, {})
     assert settings.model == "small.py:Small"
     assert settings.rules == (Path("../mine.toml"),)
     assert settings.values.baseline == "../base"
@@ -142,7 +142,7 @@ def test_a_table_beyond_the_working_tree_is_not_read(
 ) -> None:
     (repository / "models" / ".git").mkdir()
     monkeypatch.chdir(repository / "models")
-    assert settled({}, {}).values.device is None
+    assert load_settings({}, {}).values.device is None
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_what_is_wrong_is_one_line_with_file_and_field(
 ) -> None:
     (repository / "pyproject.toml").write_text(f"[tool.fusion-advisor]\n{line}\n")
     with pytest.raises(UsageError) as caught:
-        settled({}, {})
+        load_settings({}, {})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -181,7 +181,7 @@ def test_what_is_wrong_is_one_line_with_file_and_field(
 def test_a_table_that_is_none_is_told(repository: Path) -> None:
     (repository / "pyproject.toml").write_text("tool.fusion-advisor = 3\n")
     with pytest.raises(UsageError, match=r"pyproject.toml: tool.fusion-advisor: 3; expected a"):
-        settled({}, {})
+        load_settings({}, {})
 
 
 @pytest.mark.usefixtures("repository")
@@ -197,7 +197,7 @@ def test_a_wrong_option_is_called_by_its_name(
     options: dict[str, object], asked: dict[str, object], message: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        settled(options, asked)
+        load_settings(options, asked)
     assert str(caught.value) == message
 
 
@@ -205,9 +205,9 @@ def test_of_an_exported_program_the_weight_alone_can_be_set(repository: Path) ->
     table = repository / "pyproject.toml"
     head = '[tool.fusion-advisor]\nmodel = "m.pt2"\n[tool.fusion-advisor.scenarios.one]\n'
     table.write_text(f'{head}weight = 7\nmode = "eval"\n')
-    assert settled({}, {}).scenarios["one"].weight == 7
+    assert load_settings({}, {}).scenarios["one"].weight == 7
     table.write_text(f"{head}seq = 2048\n")
     with pytest.raises(UsageError, match=r"\.one\] seq: m.pt2 is as it was exported; export it so"):
-        settled({}, {})
+        load_settings({}, {})
     with pytest.raises(UsageError, match=r"^--batch: m\.pt2 is as it was exported"):
-        settled({"model": "m.pt2"}, {"batch": 3})
+        load_settings({"model": "m.pt2"}, {"batch": 3})

@@ -6,7 +6,7 @@ import networkx as nx
 import pytest
 
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.fusion.components import Found, Grouping
+from fusion_advisor.fusion.components import DecidedSet, Grouping
 from fusion_advisor.fusion.decide import decide
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.graph import Graph, Node, Ref, Tensor
@@ -39,7 +39,7 @@ class Written:
         return start
 
 
-def crossed(first: int, second: int) -> tuple[Dataflow, Grouping[Found]]:
+def crossed(first: int, second: int) -> tuple[Dataflow, Grouping[DecidedSet]]:
     """Two chains, in the middle of each a matmul that the end of the other waits for.
 
     Each chain is convex and passes every gate. With both fused, neither kernel could start: each

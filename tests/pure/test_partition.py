@@ -13,8 +13,8 @@ from fusion_advisor.fusion.partition import (
     Traffic,
     Verdict,
     compatible,
+    connected,
     cycle,
-    joined,
     partition,
 )
 
@@ -109,7 +109,7 @@ def brute_force(component: Component, hopeless: frozenset[int]) -> float:
     best = sum(component.alone_us)
     for cut in partitions(list(range(component.count))):
         several = [mask for mask in cut if mask & (mask - 1)]
-        if not all(joined(component, m) and compatible(component, m) for m in several):
+        if not all(connected(component, m) and compatible(component, m) for m in several):
             continue
         verdicts = [judge(mask) for mask in several]
         if not all(v.accepted for v in verdicts) or cycle(component, several):
@@ -167,7 +167,7 @@ def test_a_bounded_search_is_legal_and_above_its_bound(
     assert not cycle(component, found.sets)
     for mask in found.sets:
         assert judge(mask).accepted
-        assert joined(component, mask)
+        assert connected(component, mask)
         assert compatible(component, mask)
 
 

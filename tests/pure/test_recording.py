@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fusion_advisor.ci.configuration import settled
+from fusion_advisor.ci.configuration import load_settings
 from fusion_advisor.ir.graph import Graph, Node, Ref, Tensor
-from fusion_advisor.ir.graph_json import graph_to_data
 from fusion_advisor.ir.recording_file import (
     LeftOut,
     RecordedCall,
@@ -20,6 +19,7 @@ from fusion_advisor.ir.recording_file import (
     recording_of,
     write_recording,
 )
+from fusion_advisor.support.codec import to_data
 from fusion_advisor.support.errors import CaptureError, UsageError
 
 GRAPH = Graph(
@@ -31,7 +31,7 @@ GRAPH = Graph(
     ),
     (Ref("y"),),
 )
-DATA = json.loads(json.dumps(graph_to_data(GRAPH)))
+DATA = json.loads(json.dumps(to_data(GRAPH)))
 FIRST = RecordedCall("call-1", 5, 1, "eval", False, "bfloat16", {"args": []}, DATA)
 SECOND = RecordedCall("call-2", 2, 1, "train", True, None, {"args": []}, DATA)
 FAILED = RecordedCall("call-3", 1, 1, "eval", True, None, {"args": []}, None, "it raised")
@@ -96,7 +96,7 @@ def test_without_a_captured_call_there_is_nothing_to_judge(recorded: Recording) 
 
 
 def test_the_captured_calls_are_the_scenarios(recorded: Recording) -> None:
-    settings = settled({"model": "r.json"}, {})
+    settings = load_settings({"model": "r.json"}, {})
     assert settings.recorded
     first, second = settings.scenarios["call-1"], settings.scenarios["call-2"]
     assert (first.weight, first.scenario.mode, first.scenario.autocast) == (5, "eval", "bfloat16")
@@ -109,8 +109,8 @@ def test_the_captured_calls_are_the_scenarios(recorded: Recording) -> None:
 
 def test_one_call_is_the_only_scenario(recorded: Recording) -> None:
     for settings in (
-        settled({"model": "r.json:call-2"}, {}),
-        settled({"model": "r.json"}, {}, "call-2"),
+        load_settings({"model": "r.json:call-2"}, {}),
+        load_settings({"model": "r.json"}, {}, "call-2"),
     ):
         assert settings.only == "call-2"
         assert settings.model_in(settings.only) == "r.json:call-2"
@@ -120,21 +120,21 @@ def test_of_a_recorded_call_the_weight_alone_can_be_set(recorded: Recording) -> 
     table = Path("pyproject.toml")
     head = '[tool.fusion-advisor]\nmodel = "r.json"\n[tool.fusion-advisor.scenarios.'
     table.write_text(f"{head}call-1]\nweight = 7\n")
-    assert settled({}, {}).scenarios["call-1"].weight == 7
+    assert load_settings({}, {}).scenarios["call-1"].weight == 7
     table.write_text(f"{head}call-1]\nbatch = 7\n")
     with pytest.raises(UsageError, match=r"call-1\] batch: the calls in r.json are as they were"):
-        settled({}, {})
+        load_settings({}, {})
     table.write_text(f"{head}call-9]\nweight = 7\n")
     with pytest.raises(UsageError, match=r"scenarios\] call-9: r.json has call-1, call-2"):
-        settled({}, {})
+        load_settings({}, {})
     with pytest.raises(UsageError, match=r"--mode: the calls in r.json are as they were recorded"):
-        settled({"model": "r.json"}, {"mode": "train"}, "call-1")
+        load_settings({"model": "r.json"}, {"mode": "train"}, "call-1")
 
 
 def test_a_report_is_no_recording(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     report.write_text(json.dumps({"schema_version": 1}))
     assert recording_of(str(report)) is None
-    assert not settled({"model": str(report)}, {}, folder=tmp_path).recorded
+    assert not load_settings({"model": str(report)}, {}, folder=tmp_path).recorded
     with pytest.raises(UsageError, match="is a report, not a model"):
         recorded_graph(str(report))

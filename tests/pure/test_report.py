@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from fusion_advisor.ci.findings import Policy, review
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.cost.totals import peak_activation_bytes
-from fusion_advisor.fusion.components import Found, Grouping
+from fusion_advisor.fusion.components import DecidedSet, Grouping
 from fusion_advisor.fusion.findings import Identified, fuse, with_registers
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Source, Tensor
 from fusion_advisor.ir.scenario import Scenario
@@ -92,7 +92,7 @@ def report_of_graph(graph: Graph) -> Report:
     return assemble(flow, found, {}, Scenario(), ("device=h200",), load_rulebook())
 
 
-def identified(graph: Graph) -> tuple[Dataflow, Grouping[Found], Identified]:
+def identified(graph: Graph) -> tuple[Dataflow, Grouping[DecidedSet], Identified]:
     rulebook = load_rulebook()
     flow = dataflow(graph, rulebook.device("h200"))
     found = fuse(flow, rulebook)

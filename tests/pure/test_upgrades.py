@@ -25,7 +25,7 @@ import pytest
 import typer.main
 
 import fusion_advisor
-from fusion_advisor.ci.baseline import judged_again
+from fusion_advisor.ci.baseline import judge_again
 from fusion_advisor.ci.conditions import NAMES
 from fusion_advisor.ci.configuration import Configuration, ScenarioTable, Thresholds
 from fusion_advisor.cli.app import app
@@ -106,7 +106,7 @@ def _free(path: str) -> bool:
 @each_version
 def test_a_report_of_then_is_judged_again_from_its_graph(made: Path) -> None:
     report = load_report(made / "report.json")
-    again = judged_again(report, made / "report.json", RULES)
+    again = judge_again(report, made / "report.json", RULES)
     assert isinstance(again, Report)
     assert {row.name for row in again.nodes} == {row.name for row in report.nodes}
 

@@ -24,10 +24,10 @@ from fusion_advisor.cli.commands.options import (
     takes_options,
 )
 from fusion_advisor.cli.commands.outcome import (
-    analyzed,
     outcome_of,
     prepare,
     require_room,
+    run_analysis,
     searched_lines,
     searcher_of,
     write_folder,
@@ -121,11 +121,13 @@ def analyze(
 
 def _weigh(settings: Settings, reports: Mapping[str, Report], out: Path | None, top: int) -> None:
     """Says what all scenarios come to, and leaves it beside their folders."""
-    from fusion_advisor.ci.scenarios import as_data, described, weighed
+    from fusion_advisor.ci.scenarios import as_data, scenario_lines, weighted_scenario
 
-    rows = [weighed(name, settings.scenarios[name].weight, reports[name]) for name in reports]
+    rows = [
+        weighted_scenario(name, settings.scenarios[name].weight, reports[name]) for name in reports
+    ]
     weights = {name: settings.scenarios[name].weight for name in reports}
-    show_several(weights, reports, described(rows), top)
+    show_several(weights, reports, scenario_lines(rows), top)
     if out is not None:
         write(out / "scenarios.json", dumps(as_data(rows), indent=1) + "\n")
 
@@ -142,7 +144,7 @@ def emit(
     request = options.request(options.settings(), str(out), measured=search)
     prepare(request, checks=options.verify or options.compile)
     with searcher_of(request, search=search) as searcher:
-        analysis = analyzed(request, options.verbose, searcher)
+        analysis = run_analysis(request, options.verbose, searcher)
     for kernel in analysis.kernels:
         write_kernel(out / f"{kernel.name}.py", kernel.text)
     from fusion_advisor.report.formats import wording

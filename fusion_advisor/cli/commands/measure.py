@@ -116,14 +116,14 @@ def _bench(
     with Progress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task("starting", total=None)
 
-        def told(what: str, done: int, total: int) -> None:
+        def progress(what: str, done: int, total: int) -> None:
             shown.update(task, description=what, completed=done, total=total)
 
         rulebook = rulebook_of(settings.rules)
         ledger = Ledger(out / "bench.jsonl", report, rulebook.hash, resume=resume)
         run = BenchRun(
             report, graph, rulebook, texts, tuple(only), candidates, compiled,
-            whole=whole and not rehearse, rehearse=rehearse, told=told,
+            whole=whole and not rehearse, rehearse=rehearse, progress=progress,
             ledger=None if rehearse else ledger,
         )  # fmt: skip
         if search:
@@ -149,18 +149,18 @@ def _told(failures: Iterable[tuple[str, WayRow]]) -> int:
 def _search(run: BenchRun, out: Path) -> dict[str, str]:
     """Writes each group's kernel in its fastest configuration as soon as that is found; the texts
     by the groups."""
-    from fusion_advisor.measure.search import searching
+    from fusion_advisor.measure.search import local_searcher
     from fusion_advisor.report.formats import wording
     from fusion_advisor.verify.driver import provers
-    from fusion_advisor.workflows.bench import searched
+    from fusion_advisor.workflows.bench import search_kernels
 
     device, rules = run.rulebook.device(run.report.device.name), run.rulebook.verify
     texts: dict[str, str] = {}
     with (
-        searching(device.name, run.rulebook) as searcher,
+        local_searcher(device.name, run.rulebook) as searcher,
         provers(device.capability, rules, check=True, compile=True, where="gpu") as children,
     ):
-        for group, found, text in searched(run, searcher, children):
+        for group, found, text in search_kernels(run, searcher, children):
             if not found.failure:
                 write_kernel(out / str(group.kernel.file), text)
                 texts[group.id] = group.kernel.text = text

@@ -115,7 +115,7 @@ class Options:
     def settings(self, **more: Any) -> Settings:
         """The options, and `more` of them by their keys, over what pyproject.toml has. UsageError
         for a wrong value."""
-        from fusion_advisor.ci.configuration import ScenarioTable, settled
+        from fusion_advisor.ci.configuration import ScenarioTable, load_settings
 
         asked = {name.replace("_", "-"): getattr(self, name, None) for name in _keys(ScenarioTable)}
         rules = [str(path) for path in self.rules] if self.rules else None
@@ -123,7 +123,7 @@ class Options:
             "model": self.model, "device": self.device, "rules": rules,
             "timeout": self.timeout, "memory": self.memory, **more,
         }  # fmt: skip
-        return settled(only_given(given), only_given(asked), self.scenario)
+        return load_settings(only_given(given), only_given(asked), self.scenario)
 
     def request(
         self,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fusion_advisor.ci.cache import AnalysisOutcome
     from fusion_advisor.ir.graph import Graph
     from fusion_advisor.ir.scenario import Request
-    from fusion_advisor.measure.search import Searched, Searcher
+    from fusion_advisor.measure.search import Searcher, SearchResult
     from fusion_advisor.report.schema import Report
     from fusion_advisor.workflows.analyze import Analysis
 
@@ -34,17 +34,17 @@ def outcome_of(
     from fusion_advisor.ci.cache import (
         AnalysisOutcome,
         cache_folder,
-        find,
+        find_analysis,
         find_graph,
-        keep,
+        keep_analysis,
         keep_graph,
     )
     from fusion_advisor.frontend.child import dismiss
-    from fusion_advisor.ir.frames import named
-    from fusion_advisor.ir.graph_json import graph_to_data
+    from fusion_advisor.ir.frames import portable_path
+    from fusion_advisor.support.codec import to_data
 
     rulebook, folder = rulebook_of(request.rules), cache_folder()
-    found = find(folder, request, rulebook) if cached else None
+    found = find_analysis(folder, request, rulebook) if cached else None
     if found is not None:
         dismiss()
         if assumed:
@@ -58,19 +58,19 @@ def outcome_of(
         tell(f"the model is as it was captured before: taken from {folder}")
     if cached:
         request = replace(request, proofs=folder / "proofs")
-    analysis = analyzed(request, verbose, known=known, assumed=assumed)
+    analysis = run_analysis(request, verbose, known=known, assumed=assumed)
     graph = analysis.flow.annotated.graph
     texts = {kernel.name: kernel.text for kernel in analysis.kernels}
-    alike = graph.naming(lambda file: named(file, os.getcwd()))
-    outcome = AnalysisOutcome(analysis.report, texts, graph_to_data(alike))
+    alike = graph.naming(lambda file: portable_path(file, os.getcwd()))
+    outcome = AnalysisOutcome(analysis.report, texts, to_data(alike))
     if cached and known is None:
-        keep_graph(folder, request, rulebook, graph_to_data(graph), graph.files, started)
+        keep_graph(folder, request, rulebook, to_data(graph), graph.files, started)
     if cached and not _failed_check(analysis.report) and not analysis.report.faults:
-        keep(folder, request, rulebook, outcome, graph.files, started)
+        keep_analysis(folder, request, rulebook, outcome, graph.files, started)
     return outcome
 
 
-def analyzed(
+def run_analysis(
     request: Request,
     verbose: bool,
     searcher: Searcher | None = None,
@@ -122,15 +122,15 @@ def searcher_of(request: Request, *, search: bool) -> AbstractContextManager[Sea
     """The search that `--search` asks for, on the GPU that is here; None without it."""
     if not search:
         return nullcontext()
-    from fusion_advisor.measure.search import searching
+    from fusion_advisor.measure.search import local_searcher
 
-    return searching(request.device, rulebook_of(request.rules))
+    return local_searcher(request.device, rulebook_of(request.rules))
 
 
-def searched_lines(found: Searched | None) -> Iterator[str]:
+def searched_lines(found: SearchResult | None) -> Iterator[str]:
     """Lines for the terminal on the outcome of a search."""
     if found is not None:
-        said = f"not searched: {found.failure}" if found.failure else f"searched {found.said}"
+        said = f"not searched: {found.failure}" if found.failure else f"searched {found.summary}"
         yield f"    {said}"
 
 

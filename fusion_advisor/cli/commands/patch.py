@@ -48,7 +48,7 @@ def patch(
 ) -> int:
     """Put the kernels of MODEL's groups into its source: as a diff, or as a class ModelNew."""
     from fusion_advisor.rulebook.local_gpu import require_triton
-    from fusion_advisor.workflows.patch import STAGES, patched, source_of, tree_for
+    from fusion_advisor.workflows.patch import STAGES, patch_model, source_of, tree_for
 
     settings = options.settings()
     model = settings.model
@@ -87,7 +87,7 @@ def patch(
         searcher_of(request, search=search) as searcher,
         following(stages, verbose=options.verbose) as listener,
     ):
-        made = patched(
+        made = patch_model(
             request, tree, listener,
             diff=out is not None, model_new=model_new is not None, operators=operators,
             searcher=searcher,
@@ -105,10 +105,10 @@ def _patch_family(options: Options, settings: Settings, out: Path, root: Path) -
     require_triton("patch")
     request = options.request(settings, "kernels")
     prepare(request, checks=False)
-    from fusion_advisor.workflows.patch_transformers import STAGES, patched_family
+    from fusion_advisor.workflows.patch_transformers import STAGES, patch_family
 
     with following(STAGES, verbose=options.verbose) as listener:
-        made = patched_family(request, root.resolve(), listener)
+        made = patch_family(request, root.resolve(), listener)
     return _written(made, out)
 
 
@@ -193,10 +193,10 @@ def _kernels_beside(model: Path) -> Path:
 
 def _update(request: Request, folder: Path, tree: Path, *, verbose: bool) -> int:
     """Writes the kernels beside a model anew, where they lie."""
-    from fusion_advisor.workflows.update import STAGES, updated
+    from fusion_advisor.workflows.update import STAGES, update_kernels
 
     with following(STAGES, verbose=verbose) as listener:
-        made = updated(request, tree, listener)
+        made = update_kernels(request, tree, listener)
     for name, reason in made.left.items():
         tell(f"{folder / name}.py: left as it is: {reason}")
     _refuse_wrong(made.wrong)

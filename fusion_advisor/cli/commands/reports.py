@@ -69,18 +69,18 @@ def diff(
 def _by_one_judge(old: Path, new: Path) -> tuple[Report, Report]:
     """Two reports, judged again by this version where others made them and their graphs are there;
     which those are is told."""
-    from fusion_advisor.ci.baseline import judged_again
-    from fusion_advisor.report.diff import by, same_judge
+    from fusion_advisor.ci.baseline import judge_again
+    from fusion_advisor.report.diff import made_by, same_tool_and_rules
     from fusion_advisor.report.schema import Report, load_report
 
     before, after = load_report(old), load_report(new)
-    if same_judge(before, after):
+    if same_tool_and_rules(before, after):
         return before, after
     rulebook = rulebook_of(None)
-    found = [judged_again(before, old, rulebook), judged_again(after, new, rulebook)]
+    found = [judge_again(before, old, rulebook), judge_again(after, new, rulebook)]
     for file, report, again in zip((old, new), (before, after), found, strict=True):
         said = again if isinstance(again, str) else "judged again from its graph"
-        tell(f"{file}: made by {by(report)}: {said}")
+        tell(f"{file}: made by {made_by(report)}: {said}")
     first, second = found
     if isinstance(first, Report) and isinstance(second, Report):
         return first, second

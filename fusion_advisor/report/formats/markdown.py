@@ -40,7 +40,7 @@ def _lines(report: Report, top: int) -> Iterator[str]:
         yield from _folded(f"{group.id} {wording.named(group)}: gates and kernel", _details(group))
     if report.bench:
         yield from _folded("Measured", _measured(report, report.bench, top))
-    if candidates := wording.apart(report):
+    if candidates := wording.independent_candidates(report):
         yield from _folded("Rejected", _rejected(candidates, top))
     if reasons := wording.reasons(report, top):
         rows = [(str(count), _text(reason)) for reason, count in reasons]
@@ -57,7 +57,7 @@ def _fuse(report: Report, top: int) -> Iterator[str]:
         return
     yield f"**Fuse: {len(report.groups)}**"
     yield ""
-    notes = {group.id: wording.noted(report, group) for group in report.groups}
+    notes = {group.id: wording.reviewers_note(report, group) for group in report.groups}
     yield from _table(
         ("id", "what", "saves", "kernels", "traffic", "predicted", "route", "kernel", "source"),
         [_row(group, notes[group.id]) for group in report.groups[:top]],
@@ -99,7 +99,7 @@ def _details(group: GroupRow) -> Iterator[str]:
                 _text(gate.why),
             )
             for gate in group.gates
-            for measured, needs in [wording.sides(gate)]
+            for measured, needs in [wording.reading_and_limit(gate)]
         ],
     )
 
@@ -108,10 +108,10 @@ def _measured(report: Report, bench: BenchRow, top: int) -> Iterator[str]:
     machine = ", ".join(f"{name} {value}" for name, value in bench.machine.items())
     yield f"On {_text(machine)}; copy {bench.copy_bandwidth / 1e9:.0f} GB/s, read and written."
     yield "Cold L2, medians with quartiles."
-    timed = wording.timed(report)
+    timed = wording.measured_rows(report)
     for group in timed[:top]:
         yield ""
-        yield f"**{_text(wording.marked(group))}**: {_text(wording.measured(group))}."
+        yield f"**{_text(wording.id_and_name(group))}**: {_text(wording.measured(group))}."
         yield ""
         ways = [tuple(map(_text, way)) for way in wording.ways(group)]
         yield from _table(("way", "time", "share of copy", ""), ways)
@@ -119,7 +119,7 @@ def _measured(report: Report, bench: BenchRow, top: int) -> Iterator[str]:
             yield ""
             yield from (f"- {_text(line)}" for line in made)
     yield from _more(len(timed), top)
-    if verdicts := wording.judged(report):
+    if verdicts := wording.verdict_quality(report):
         yield ""
         yield from (f"- {_text(line)}" for line in verdicts)
     yield ""

@@ -16,7 +16,7 @@ def page_data(report: Report) -> dict[str, Any]:
     theirs. Bytes are HBM bytes, `us` microseconds; a group's figures are of one instance where they
     do not say total."""
     place = {node.name: i for i, node in enumerate(report.nodes)}
-    apart = {row.id for row in wording.apart(report)}
+    apart = {row.id for row in wording.independent_candidates(report)}
     return {
         "model": report.model.source,
         "headline": _headline(report),
@@ -104,7 +104,7 @@ def _todo(report: Report) -> list[dict[str, Any]]:
                 "savedUs": todo.saved_us,
                 "share": todo.share,
                 "action": wording.remedy(row),
-                "note": wording.noted(report, row),
+                "note": wording.reviewers_note(report, row),
                 "place": wording.place(row),
                 "short": wording.short(row.sources[0]) if row.sources else "",
                 "evidence": row.evidence if advised else [],
@@ -238,7 +238,7 @@ def _group(report: Report, row: GroupRow, place: Mapping[str, int], kind: str) -
 
 
 def _gate(gate: GateResult) -> dict[str, Any]:
-    measured, needs = wording.sides(gate)
+    measured, needs = wording.reading_and_limit(gate)
     return {
         "code": gate.code,
         "name": gate.name,
@@ -284,7 +284,7 @@ def _bench(report: Report) -> dict[str, Any] | None:
         "machine": f"{machine}; copy {bench.copy_bandwidth / 1e9:.0f} GB/s",
         "ways": wording.steps(report),
         "said": f"{bench.recommended}; {bench.why}",
-        "judged": wording.judged(report),
+        "judged": wording.verdict_quality(report),
         "complete": bench.complete,
     }
 

@@ -61,7 +61,7 @@ def findings(report: Report) -> list[FindingRow]:
     in the report."""
     if report.review:
         return report.review.findings
-    return [FindingRow.about(row, row.sources) for row in report.told]
+    return [FindingRow.about(row, row.sources) for row in report.possible_findings]
 
 
 def _category(report: Report) -> str:

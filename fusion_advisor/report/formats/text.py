@@ -49,7 +49,7 @@ def document(
     summary = _Summary(
         head=[*_head(report, assumed), *_totals(report)],
         todo=[
-            _Item(todo.saved_us, todo.share, todo.row, wording.noted(report, todo.row))
+            _Item(todo.saved_us, todo.share, todo.row, wording.reviewers_note(report, todo.row))
             for todo in found[:top]
         ],
         count=len(found),
@@ -227,7 +227,7 @@ def _totals(report: Report) -> Iterator[RenderableType]:
         if name not in _SAID_BELOW and not whole:
             yield _Cropped(Text(f"{name:<11}{value}"), _INTRODUCING)
     yield from _bottlenecks(wording.bottlenecks(report))
-    if found := wording.beyond(report):
+    if found := wording.unfusable_launches(report):
         said = ", ".join(f"{name} {wording.time(us)}" for name, us in found)
         yield _Cropped(_dim(f"  beyond fusion: {said}"), 1)
 
@@ -268,7 +268,7 @@ def _rest(report: Report, top: int) -> Iterator[RenderableType]:
         yield from _section("Advice", advice)
     if report.bench:
         yield from _section("Measured", _measured(report))
-    yield from _ranked("Rejected", wording.apart(report), top, _rejected)
+    yield from _ranked("Rejected", wording.independent_candidates(report), top, _rejected)
     reasons = [(str(count), reason) for reason, count in wording.reasons(report, top)]
     if reasons:
         yield from _section("Not in a group, by reason", [_pairs(reasons)])
@@ -312,7 +312,7 @@ def _accepted(report: Report, group: GroupRow) -> Iterator[RenderableType]:
     )
     yield from _details(
         wording.gate(group.deciding),
-        *filter(None, [wording.disagreement(group), wording.noted(report, group)]),
+        *filter(None, [wording.disagreement(group), wording.reviewers_note(report, group)]),
         wording.place(group),
         f"{group.route}: {wording.action(group)}",
         f"kernel {group.kernel.file or group.kernel.entry or ''} {wording.kernel(group)}",
@@ -329,11 +329,11 @@ def _measured(report: Report) -> Iterator[RenderableType]:
     assert bench is not None
     machine = ", ".join(f"{name} {value}" for name, value in bench.machine.items())
     yield _dim(f"on {machine}; copy {bench.copy_bandwidth / 1e9:.0f} GB/s")
-    for group in wording.timed(report):
-        yield Text(f"{wording.marked(group)}: {wording.measured(group)}")
+    for group in wording.measured_rows(report):
+        yield Text(f"{wording.id_and_name(group)}: {wording.measured(group)}")
         yield _columns(wording.ways(group))
         yield from _details(*wording.inductor(group))
-    yield from map(Text, wording.judged(report))
+    yield from map(Text, wording.verdict_quality(report))
 
 
 def _columns(rows: Iterable[tuple[str, ...]]) -> RenderableType:

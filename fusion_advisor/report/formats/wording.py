@@ -57,7 +57,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 or not share else f"{100 * share:.1g} %"
 
 
-def sides(gate: GateResult) -> tuple[str, str]:
+def reading_and_limit(gate: GateResult) -> tuple[str, str]:
     """Reading of a gate, empty where it is unknown, and its limit."""
     if gate.measured is None:
         return "", f"{gate.comparison} {said(gate.limit)}"
@@ -77,7 +77,7 @@ def gate(row: GateResult | None) -> str:
         return f"{row.name}: {row.why}"
     if row.unit in _STRUCTURAL and row.why and row.outcome != "holds":
         return f"{row.name}: {row.why}"
-    measured, needs = sides(row)
+    measured, needs = reading_and_limit(row)
     return f"{row.name} {measured}, needs {needs}"
 
 
@@ -133,7 +133,7 @@ def launches(group: GroupRow) -> str:
     return f"{group.launches} kernels in {'one' if left == 1 else left}"
 
 
-def apart(report: Report) -> list[GroupRow]:
+def independent_candidates(report: Report) -> list[GroupRow]:
     """Candidates that are more than a part of a region that is fused anyway."""
     fused = [set(place) for group in report.groups for place in group.instances]
     return [
@@ -225,13 +225,13 @@ def measured(group: GroupRow) -> str:
     return f"{found.speedup:.2f}x measured, predicted {off} off; fastest: {found.best}"
 
 
-def marked(group: GroupRow) -> str:
+def id_and_name(group: GroupRow) -> str:
     """Id and name of a group, marked if it was rejected."""
     rejected = "" if group.verdict == "fuse" else ", rejected"
     return f"{group.id} {named(group)}{rejected}"
 
 
-def timed(report: Report) -> list[GroupRow]:
+def measured_rows(report: Report) -> list[GroupRow]:
     """Groups, then rejected candidates, that were measured."""
     return [row for row in (*report.groups, *report.candidates) if row.measured]
 
@@ -273,7 +273,7 @@ def _nodes(names: Iterable[str]) -> str:
     return ", ".join(names) or "no node of the graph"
 
 
-def judged(report: Report) -> list[str]:
+def verdict_quality(report: Report) -> list[str]:
     """Quality of the verdicts, over all groups and candidates that were timed."""
     rows = report.bench.verdicts if report.bench else {}
     return [
@@ -345,7 +345,7 @@ _BEYOND = {"matmul": "matrix products", "attention": "attention", "convolution":
 """Names of launches that are never fused, by their pattern."""
 
 
-def beyond(report: Report) -> list[tuple[str, float]]:
+def unfusable_launches(report: Report) -> list[tuple[str, float]]:
     """Launches that fusion cannot reach, each kind with its microseconds, the longest first."""
     times: dict[str, float] = {}
     for node in report.nodes:
@@ -360,7 +360,7 @@ def parts(report: Report) -> list[tuple[str, float, float]]:
     before = report.totals.time_us
     after = before / report.totals.predicted_speedup if report.totals.predicted_speedup else before
     fused = {name for group in report.groups for place in group.instances for name in place}
-    never = beyond(report)
+    never = unfusable_launches(report)
     rest = sum(
         node.time_us
         for node in report.nodes
@@ -374,7 +374,7 @@ def parts(report: Report) -> list[tuple[str, float, float]]:
 
 def rejections(report: Report) -> str:
     """Count of candidates that each gate rejects: `7 candidates (compute-bound 5, on-chip 2)`."""
-    rows = apart(report)
+    rows = independent_candidates(report)
     gates = Counter(row.deciding.name if row.deciding else "no gate" for row in rows)
     each = ", ".join(f"{name} {count}" for name, count in gates.most_common())
     return f"{len(rows)} candidate{'s' if len(rows) > 1 else ''} ({each})" if rows else ""
@@ -465,7 +465,7 @@ def cost(finding: FindingRow) -> str:
     return f"costs {more} than the baseline"
 
 
-def noted(report: Report, subject: GroupRow | AdviceRow) -> str:
+def reviewers_note(report: Report, subject: GroupRow | AdviceRow) -> str:
     """Reviewers' note on a group or advice beside its figures: that it is new, who ignores it."""
     found = report.review.findings if report.review else []
     key = "group" if isinstance(subject, GroupRow) else "advice"

@@ -56,7 +56,7 @@ class SourcePlace:
 
 
 @dataclass(frozen=True)
-class Standing:
+class ExpressionPosition:
     """Position of an evaluation within a place: the statement, and the expression that is the
     evaluation or the call that led to it."""
 
@@ -250,9 +250,9 @@ class Sources:
         self.trail = trail
         self.files = files
         """Source files read so far; several trails of one model share them."""
-        self.standing: list[dict[SourcePlace, Standing]] = []
+        self.standing: list[dict[SourcePlace, ExpressionPosition]] = []
         """Positions of each step, in the outermost place first."""
-        self.held: dict[SourcePlace, dict[int, Standing]] = {}
+        self.held: dict[SourcePlace, dict[int, ExpressionPosition]] = {}
         """The same by places: of the steps in each, in their order."""
         self.names: dict[SourcePlace, dict[int, dict[str, str]]] = {}
         """In a place, the words of the local names as the statement on a line begins."""
@@ -374,7 +374,7 @@ class Sources:
                 if (call.file, call.function) in evaluating:
                     self._moment(step)
                 continue
-            found: dict[SourcePlace, Standing] = {}
+            found: dict[SourcePlace, ExpressionPosition] = {}
             for activation, span in reversed([*self.chain(step.activation, step.place)]):
                 found |= self.within(activation, span)
             self.standing.append(found)
@@ -416,7 +416,7 @@ class Sources:
                 self._begun.setdefault(step.activation, place.block)
                 self.names.setdefault(place, {}).setdefault(step.line, step.names)
 
-    def within(self, activation: int, span: Span) -> dict[SourcePlace, Standing]:
+    def within(self, activation: int, span: Span) -> dict[SourcePlace, ExpressionPosition]:
         """The places of one call that hold a stretch of its function."""
         call = self.trail.activations[activation]
         if call.function.endswith(">"):  # a lambda or a comprehension
@@ -428,7 +428,7 @@ class Sources:
         node = file.outside_comprehensions(node)
         around = file.enclosing(node)
         return {
-            self._place(activation, file, around[: depth + 1]): Standing(
+            self._place(activation, file, around[: depth + 1]): ExpressionPosition(
                 span_of(statement), span_of(node)
             )
             for depth, statement in enumerate(around)
