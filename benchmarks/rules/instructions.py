@@ -27,7 +27,8 @@ from typing import Any
 import torch
 
 from fusion_advisor.region.peephole import WITH_ONE
-from fusion_advisor.region.primitives import HELPERS, PRIMITIVES, Primitive
+from fusion_advisor.region.primitives import PRIMITIVES, Primitive
+from fusion_advisor.shipped.files import DEVICE, functions
 from fusion_advisor.shipped.load import load_module
 
 FEW, MANY = 64, 256
@@ -112,13 +113,14 @@ def _text(name: str, form: str) -> str:
 
 def _module(name: str, form: str, folder: Path) -> Any:
     text = _text(name, form)
-    helpers = "\n\n".join(made for helper, made in HELPERS.items() if f"{helper}(" in text)
+    helpers = [helper for helper in sorted(functions(DEVICE)) if f"{helper}(" in text]
+    imports = f"from .{DEVICE} import {', '.join(helpers)}" if helpers else ""
     load = "tl.load(x_ptr + at) * 0.2"
     first = f"tl.abs({load}) + 1.1" if name in OF_POSITIVE else load
     if name in PRIMITIVES and PRIMITIVES[name].result == "bool":
         text = f"tl.where({text}, a, b)"
     body = KERNEL.format(text=f"({text})", first=first)
-    return load_module(f"{HEADER}\n\n{helpers}\n\n{body}", folder)
+    return load_module(f"{HEADER}{imports}\n\n\n{body}", folder)
 
 
 def _compiled(key: Key) -> None:

@@ -19,7 +19,7 @@ from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.fusion.lower import Expressed, boundary, lower_region
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.region.exprs import INDEX, Expr
-from fusion_advisor.region.random import REFERENCE_RANDOM, SHARES, STATE
+from fusion_advisor.region.random import SHARES, STATE
 from fusion_advisor.region.region import Output, Region
 from fusion_advisor.shipped import fused_runtime
 
@@ -178,7 +178,7 @@ SCANS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def reference_functions() -> dict[str, Any]:
     """What an emitted file's reference draws with."""
-    return {"torch": torch} | {name: getattr(fused_runtime, name) for name in REFERENCE_RANDOM}
+    return {**vars(fused_runtime)}
 
 
 def drawn_reference(flow: Dataflow, found: Expressed, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fusion_advisor.ir.kernel import Kernel
+from fusion_advisor.sourcepatch.editing.inline import in_one
 from fusion_advisor.support.worker import Worker
 
 from .checks import checked
@@ -29,7 +30,9 @@ def changed(made: Kernel, *edits: tuple[str, str]) -> Kernel:
 
 
 def edited(name: str, *edits: tuple[str, str]) -> Kernel:
-    return changed(kernel(name), *edits)
+    """With the runtime in its file, which an edit may be of."""
+    made = kernel(name)
+    return changed(replace(made, text=in_one(made.text)), *edits)
 
 
 def strided() -> Kernel:

@@ -300,7 +300,7 @@ def test_a_kernel_that_would_take_its_arguments_in_another_order_is_left(folder:
     assert f"def swiglu{call}" in text
     turned = text.replace(f"def swiglu{call}", "def swiglu(linear_1_view_1, linear_view_1)")
     turned = turned.replace(f"def reference{call}", "def reference(linear_1_view_1, linear_view_1)")
-    for called in ("return reference", "fall_back(problem, "):
+    for called in ("return reference", "fall_back(problem, swiglu, reference, "):
         turned = turned.replace(
             f"{called}{call[1:] if called.endswith(' ') else call}",
             f"{called}{'' if called.endswith(' ') else '('}linear_1_view_1, linear_view_1)",

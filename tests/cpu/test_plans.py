@@ -492,7 +492,7 @@ def test_a_row_that_fills_the_tile_of_most_warps_needs_no_mask(worker: Worker) -
     double = lambda a: (a * 2).softmax(-1)  # noqa: E731
     filled, not_filled = kernel_of(double, x(256, 32_768)), kernel_of(double, x(256, 32_000))
     assert "col_mask = (col < cols) | WHOLE" in filled.text
-    assert "WHOLE=n1 == power_of_two(n1)," in filled.text
+    assert "WHOLE=n1 == host.power_of_two(n1)," in filled.text
     assert "= share_of(" in filled.text
     assert "WHOLE" not in not_filled.text
     assert "share_of(" not in not_filled.text

@@ -128,8 +128,8 @@ def test_the_same_bits_where_no_program_waits(
     def too_few(device: torch.device, warps: int) -> int:
         return 0
 
-    monkeypatch.setattr(loaded.module, "resident", too_few)
-    loaded.module.plans.clear()  # what was launched before would be launched again
+    monkeypatch.setattr(loaded.module.host, "resident", too_few)
+    loaded.module.host.plans.clear()  # what was launched before would be launched again
     assert same(together, loaded.launch(*inputs))
 
 

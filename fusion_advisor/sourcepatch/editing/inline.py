@@ -61,7 +61,7 @@ def require_model(text: str) -> None:
         raise UsageError(f"{_MADE} cannot be made: the file uses that name already")
 
 
-def _in_one(text: str) -> str:
+def in_one(text: str) -> str:
     """The text of an emitted file with what it imports of the files beside it in its place: the
     definitions of all of them, which give no name to two things."""
     module = cst.parse_module(text)
@@ -203,7 +203,7 @@ class _Library:
 
     def add(self, launcher: str, text: str) -> str:
         """Takes in a launcher with what it needs of its file; its name here."""
-        file = _File(_in_one(text))
+        file = _File(in_one(text))
         self._taken |= file.identifiers - set(file.names)
         start = len(self._body)
         name = self._definition(file, launcher, launcher, {})
