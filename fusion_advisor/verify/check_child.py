@@ -39,6 +39,7 @@ from torch.utils._pytree import tree_map
 
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import PROGRAMS, Case, Check, CheckJob, Criterion, Kernel
+from fusion_advisor.shipped.files import HOST
 from fusion_advisor.shipped.load import load_module
 from fusion_advisor.support.kernel_fault import KernelFault, cause, process_folder
 from fusion_advisor.support.worker import serve
@@ -287,16 +288,18 @@ def _scanned(x: Any, dim: int, combine: Callable[[Any, Any], Any]) -> Any:
 def truth(call: Callable[..., Any], inputs: Tensors) -> Truth:
     """Reference results of a call, which kernels are compared with."""
 
-    def eagerly() -> Tensors:
-        with nullcontext() if any(tensor.is_cuda for tensor in inputs) else _AsCuda():
-            return as_tuple(call(*inputs))
-
     def exactly() -> Tensors:
         wide = [_widen_storage(tensor) for tensor in inputs]
         with Float64Mode():
             return as_tuple(call(*wide))
 
-    return truth_of(eagerly, exactly)
+    return truth_of(lambda: _eagerly(call, inputs), exactly)
+
+
+def _eagerly(call: Callable[..., Any], inputs: Tensors) -> Tensors:
+    """Results of eager, as CUDA's kernels round."""
+    with nullcontext() if any(tensor.is_cuda for tensor in inputs) else _AsCuda():
+        return as_tuple(call(*inputs))
 
 
 def _check_layouts(call: Callable[..., Any], inputs: Tensors, ours: Tensors) -> None:
@@ -358,6 +361,130 @@ def _launch(module: ModuleType, entry: str, inputs: Tensors) -> Tensors:
         if not torch.equal(after, kept):
             raise KernelFault(f"input {index} was changed by the kernel")
     return result
+
+
+# --- what a launcher refuses ---------------------------------------------------------------------
+
+
+def check_refusals(
+    kernel: Kernel, module: ModuleType, yardstick: Callable[..., Any], case: Case, run: Run
+) -> None:
+    """Hand the launcher inputs that it was not made for, one changed at a time: it refuses them, or
+    gives what the model's graph does. Raises KernelFault where it does neither."""
+    given = run.inputs(case)
+    for place, name in enumerate(kernel.inputs[: len(given)]):
+        for what, changed in _others(given[place]):
+            inputs = (*given[:place], changed, *given[place + 1 :])
+            try:
+                with _limited(module, case.programs):
+                    ours = _taken(module, kernel.entry, inputs)
+                if ours is not None:
+                    _check_agreement(yardstick, inputs, ours, run.criterion)
+            except KernelFault as fault:
+                raise KernelFault(f"{name} {what}: {fault}") from fault
+
+
+def _taken(module: ModuleType, entry: str, inputs: Tensors) -> Tensors | None:
+    """Results of a launcher for inputs that it may refuse; None where it does, however it says so.
+    Raises KernelFault where it launches something that fails."""
+    launches: list[Any] = []
+
+    def noted(launch: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **more: Any) -> Any:
+            launches.append(given)
+            return launch(*given, **more)
+
+        return call
+
+    with _instead(module, "launch", noted):
+        try:
+            return as_tuple(getattr(module, entry)(*inputs))
+        except Exception as error:
+            if not launches:  # no result, so none that is wrong
+                return None
+            raise KernelFault(f"taken, and its kernel fails: {cause(error)}") from error
+
+
+@contextmanager
+def _instead(
+    module: ModuleType, name: str, other: Callable[[Any], Any]
+) -> Generator[None, None, None]:
+    """Give a kernel's file another function of the runtime, made of its own."""
+    host: Any = getattr(module, HOST, module)
+    own = getattr(host, name)
+    setattr(host, name, other(own))
+    try:
+        yield
+    finally:
+        setattr(host, name, own)
+
+
+def check_width(
+    kernel: Kernel, module: ModuleType, yardstick: Callable[..., Any], case: Case, run: Run
+) -> None:
+    """Launch as if some offset were beyond 32 bits: the launcher asks it of every result, and its
+    kernels give the same. Raises KernelFault."""
+    inputs, asked = run.inputs(case), list[torch.Tensor]()
+
+    def beyond(tensors: Sequence[torch.Tensor], *counted: int, behind: int = 0) -> bool:
+        del counted, behind
+        asked.extend(tensors)
+        return True
+
+    with _limited(module, case.programs), _instead(module, "beyond_int32", lambda _: beyond):
+        ours = _launch(module, kernel.entry, inputs)
+    if not {tensor.data_ptr() for tensor in ours if tensor.numel()} <= {
+        x.data_ptr() for x in asked
+    }:
+        raise KernelFault("no launch asks whether offsets in a result are beyond 32 bits")
+    _check_agreement(yardstick, inputs, ours, run.criterion)
+
+
+def _others(tensor: torch.Tensor) -> Generator[tuple[str, torch.Tensor], None, None]:
+    """Tensors of the same numbers that a launcher may take for another: of a dtype, a layout, a
+    place in memory, a rank or a size of its own, or one that requires a gradient."""
+    for dtype in _OTHER_DTYPES.get(tensor.dtype, ()):
+        yield f"in {str(dtype).removeprefix('torch.')}", tensor.to(dtype)
+    if tensor.dim() and tensor.shape[-1] > 1:
+        spread = tensor.new_zeros((*tensor.shape[:-1], 2 * tensor.shape[-1]))[..., ::2]
+        yield "with gaps between its elements", spread.copy_(tensor)
+    if tensor.dim() > 1 and min(tensor.shape[-2:]) > 1:
+        turned = torch.empty_like(tensor.transpose(-1, -2), memory_format=torch.contiguous_format)
+        yield "with columns in rows' place", turned.transpose(-1, -2).copy_(tensor)
+        yield "with another row", torch.cat((tensor, tensor[..., :1, :]), -2)
+    apart = tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape)
+    yield "one element further in memory", apart.copy_(tensor)
+    yield "with a dimension more", tensor[None]
+    if tensor.is_floating_point():
+        yield "that requires a gradient", tensor.detach().clone().requires_grad_()
+
+
+_GROSS = 16
+"""Times eager's error, and ulps, beyond which a result of one small draw is another one."""
+_OTHER_DTYPES = {
+    torch.float64: (torch.float32,),
+    torch.float32: (torch.float16, torch.float64),
+    torch.bfloat16: (torch.float16, torch.float32),
+    torch.float16: (torch.bfloat16, torch.float32),
+    torch.int64: (torch.int32,),
+    torch.int32: (torch.int64,),
+}
+
+
+def _check_agreement(
+    yardstick: Callable[..., Any], inputs: Tensors, ours: Tensors, criterion: Criterion
+) -> None:
+    """Raise KernelFault where results of inputs that a launcher took are not the graph's."""
+    try:
+        eager = truth(yardstick, inputs)
+    except Exception as error:
+        raise KernelFault(f"taken, and eager refuses it: {cause(error)}") from error
+    graded = any(tensor.requires_grad for tensor in _eagerly(yardstick, inputs))
+    if graded and not any(tensor.requires_grad for tensor in ours):
+        raise KernelFault("taken, and the results have no gradient")
+    grossly = replace(criterion, factor=_GROSS, ulps=_GROSS, eager_elements=1)
+    compare(tuple(tensor.detach() for tensor in ours), eager, grossly)
+    _check_layouts(yardstick, inputs, ours)
 
 
 # --- one kernel ----------------------------------------------------------------------------------
@@ -527,6 +654,12 @@ def check(
                 stepped = max(stepped, error.stepped)
                 if error.ours >= worst.ours:
                     worst, at = error, _drawn(case, run)
+        if kernel.yardstick:  # kernels that people wrote have launchers of their own
+            small = min(kernel.cases, key=lambda case: sum(x.extent for x in case.inputs))
+            first = Run(0, device, criterion)
+            check_refusals(kernel, module, yardstick, small, first)
+            if device == "cpu":  # elsewhere the plan of a call before is taken again
+                check_width(kernel, module, yardstick, small, first)
     except KernelFault as fault:
         return replace(passed, passed=False, failure=" ".join(str(fault).split()))
     except Exception as error:  # noqa: BLE001 (the reference may raise anything: it is named)
