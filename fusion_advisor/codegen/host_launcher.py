@@ -18,6 +18,7 @@ from fusion_advisor.codegen.kernel_file import (
     spanned,
 )
 from fusion_advisor.ir.graph import Tensor
+from fusion_advisor.ir.kernel import PROGRAMS
 from fusion_advisor.region.axes import Dims
 from fusion_advisor.schedules.base import Step, words
 from fusion_advisor.schedules.cooperative_body import HEAD
@@ -179,7 +180,11 @@ def launcher(file: KernelFile) -> str:
         content = f"    {state} = random_state({state}, {device}.device)\n{content}"
         parameters = ", ".join([*tensors, *(f"{name}=None" for name in file.input_names[-2:])])
     content = _RUNTIME_CALL.sub(rf"{HOST}.\1", content)
-    return f"def {file.name}({parameters}):\n{content}"
+    constants = "".join(
+        f"# Programs at the most: each walks rows.\n{name} = {limit}\n\n\n"
+        for limit, name in limits(file).items()
+    )
+    return f"{constants}def {file.name}({parameters}):\n{content}"
 
 
 _RUNTIME_CALL = re.compile(rf"(?<![\w.])({'|'.join(sorted(functions(RUNTIME)))})(?=\()")
@@ -218,7 +223,13 @@ def _count_parts(file: KernelFile, step: Step) -> str:
 
 def _programs(file: KernelFile, step: Step) -> str:
     """How many programs walk the rows."""
-    return f"min({_tiles(file, step)}, {step.most})"
+    return f"min({_tiles(file, step)}, {limits(file)[step.most]})"
+
+
+def limits(file: KernelFile) -> dict[int, str]:
+    """Names of the constants that limit how many programs walk the rows, by the limit."""
+    most = dict.fromkeys(kernel.step.most for kernel in file.kernels if kernel.step.most)
+    return {limit: f"{PROGRAMS}{f'_{n}' if n else ''}" for n, limit in enumerate(most)}
 
 
 def _copies(file: KernelFile) -> dict[str, tuple[str, int]]:

@@ -45,8 +45,9 @@ SQUARE = "a square"
 """Name of the case with as many rows as there are elements in each."""
 
 
-_ROWS, _SIDE = 7, 32
-"""Rows that an odd case has at least, and the side of a square one."""
+_ROWS, _SIDE, _WALKING = 7, 32, 2
+"""Rows that an odd case has at least, the side of a square one, and the programs where each is to
+walk to a second tile of rows, of which one has a third."""
 
 
 def at_full_size(kernel: Kernel) -> Case:
@@ -196,7 +197,23 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     seen: dict[tuple[tuple[int, int], ...], str] = {}
     for name, sizes in chosen.items():
         seen.setdefault(tuple(sorted(sizes.items())), name)
-    return tuple(_case(file, name, dict(sizes), numbers) for sizes, name in seen.items())
+    found = [_case(file, name, dict(sizes), numbers) for sizes, name in seen.items()]
+    if first.most and (walked := _one_more(outer_free, hints, 2 * _WALKING * first.rows)):
+        narrow = _fewer(file)
+        case = _case(narrow, "programs that walk", {**chosen[ODD_SIZES], **walked}, numbers)
+        found.insert(len(found) - full_size, replace(case, programs=_WALKING))
+    return tuple(found)
+
+
+def _fewer(file: KernelFile) -> KernelFile:
+    """The file with so few programs that each walks to a second tile of rows."""
+
+    def limited(step: Step) -> Step:
+        return replace(step, most=min(step.most, _WALKING))
+
+    kernels = tuple(replace(kernel, step=limited(kernel.step)) for kernel in file.kernels)
+    plan = replace(file.plan, steps=tuple(map(limited, file.plan.steps)))
+    return replace(file, kernels=kernels, plan=plan)
 
 
 def _single(file: KernelFile, free: Set[int], made: Iterable[Mapping[int, int]]) -> dict[int, int]:

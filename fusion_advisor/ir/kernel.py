@@ -13,6 +13,10 @@ from fusion_advisor.ir.graph import Tensor
 LICENSE = "# SPDX-License-Identifier: 0BSD"
 """First line of every file written for a user: the file is the user's own, under no condition."""
 
+PROGRAMS = "PROGRAMS"
+"""Constant of an emitted file, and the beginning of the names of others: the most programs of a
+kernel whose programs walk the rows."""
+
 Constant = bool | int | float
 """Value of a `tl.constexpr` argument."""
 
@@ -42,6 +46,8 @@ class Case:
     loads: int | None = None
     """Upper limit on the elements that the kernels load, repeats counted. None: no limit is
     checked."""
+    programs: int = 0
+    """The most programs that walk the rows here; 0: as many as the file says."""
     stores: int | None = None
     """Upper limit on the elements that the kernels store, repeats counted. None: no limit
     is checked."""

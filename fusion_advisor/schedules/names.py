@@ -55,6 +55,7 @@ _RESERVED = frozenset({HOST, *keyword.kwlist, *dir(builtins)}) | frozenset(
         "steps",
         "STEP",
         "PEERS",
+        "PROGRAMS",
         "WHOLE",
         "lane",
         "vectors",

@@ -38,7 +38,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from fusion_advisor.ir.graph import Tensor
-from fusion_advisor.ir.kernel import Case, Check, CheckJob, Criterion, Kernel
+from fusion_advisor.ir.kernel import PROGRAMS, Case, Check, CheckJob, Criterion, Kernel
 from fusion_advisor.shipped.load import load_module
 from fusion_advisor.support.kernel_fault import KernelFault, cause, process_folder
 from fusion_advisor.support.worker import serve
@@ -437,9 +437,10 @@ def check_once(
     inputs = run.inputs(case)
     try:
         if run.device != "cpu":
-            ours, traffic = _launch_twice(kernel, module, inputs), None
+            with _limited(module, case.programs):
+                ours, traffic = _launch_twice(kernel, module, inputs), None
         else:
-            with run.counting() as traffic:
+            with run.counting() as traffic, _limited(module, case.programs):
                 ours = _launch(module, kernel.entry, inputs)
         error = _judge(yardstick, case, run, inputs, ours)
         _check_layouts(yardstick, inputs, ours)
@@ -449,6 +450,16 @@ def check_once(
         return error
     except KernelFault as fault:
         raise KernelFault(f"{_drawn(case, run)}: {fault}") from fault
+
+
+@contextmanager
+def _limited(module: ModuleType, programs: int) -> Generator[None, None, None]:
+    """Let no more programs walk the rows than a case says; 0: as many as the file says."""
+    own = {name: most for name, most in vars(module).items() if name.startswith(PROGRAMS)}
+    if programs:
+        vars(module).update(dict.fromkeys(own, programs))
+    yield
+    vars(module).update(own)
 
 
 def _drawn(case: Case, run: Run) -> str:

@@ -137,6 +137,10 @@ def mean_loss_results_kernel(
     tl.store(cross_entropy_loss_nll_loss_forward_out_ptr, cross_entropy_loss_nll_loss_forward_part)
 
 
+# Programs at the most: each walks rows.
+PROGRAMS = 4224
+
+
 def mean_loss(args_0, args_1):
     layout, plan = host.plan_of(mean_loss_parts_kernel, args_0, args_1)
     if plan is not None:
@@ -152,7 +156,7 @@ def mean_loss(args_0, args_1):
         return host.fall_back(problem, mean_loss, reference, args_0, args_1)
     if not n1 * 20:
         return reference(args_0, args_1)
-    parts = min(host.cdiv(n1, 32), 4224)
+    parts = min(host.cdiv(n1, 32), PROGRAMS)
     cross_entropy_loss_nll_loss_forward_parts = torch.empty_strided(
         (parts,),
         (1,),

@@ -50,6 +50,10 @@ def persistent_kernel(
         tl.store(softmax_out_ptr + row * cols + col, softmax, mask=col_mask)
 
 
+# Programs at the most: each walks rows.
+PROGRAMS = 528
+
+
 def persistent(args_0):
     layout, plan = host.plan_of(persistent_kernel, args_0)
     if plan is not None:
@@ -65,7 +69,7 @@ def persistent(args_0):
     steps = [
         host.launch(
             persistent_kernel,
-            (min(n0, 528),),
+            (min(n0, PROGRAMS),),
             (args_0, softmax_out),
             (n1, n0),
             COLS=host.power_of_two(n1),
