@@ -61,15 +61,16 @@ class JitFunction:
         mask, that calls one that makes a block."""
         arguments = (*self.pointers, *self.body.sizes, *self.body.strides)
         constants = tuple(self.constants)
+        own = ("program",) if self.step.beside else ()
         if self.step.unmasked:
             given, whole = ("start", *arguments), (*constants, "WHOLE")
             block = TileFunction(self.block, given, whole, self.program, f"{_BLOCK}\n{self.note}")
             calls = self._in_blocks((*given, *constants))
+            arguments = (*own, *arguments)
             return block, TileFunction(self.name, arguments, constants, calls, self.note)
         if self.step.phases:
             arguments = (*self.pointers, "workspace_ptr", *self.body.sizes, *self.body.strides)
-        if self.step.beside:
-            arguments = ("program", *arguments)
+        arguments = (*own, *arguments)
         return (TileFunction(self.name, arguments, constants, self.program, self.note),)
 
     def _in_blocks(self, given: Iterable[str]) -> Block:

@@ -20,11 +20,12 @@ from .regions import decided, flow_of, interpreted, kernel_of, ptx_of
 BF16 = torch.bfloat16
 COUNTS = (1, 7, 1023, 1024, 1025, 2048, 4097)
 SCRIPT = """
-import importlib.util, json, sys
+import json, sys
+from pathlib import Path
 import torch
-spec = importlib.util.spec_from_file_location("emitted", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
+from fusion_advisor.shipped.load import load_module
+file = Path(sys.argv[1])
+module = load_module(file.read_text(), file.parent)
 found = {}
 for count in COUNTS:
     x, y = (torch.randn(count + 2048) for _ in range(2))

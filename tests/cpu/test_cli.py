@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fusion_advisor.shipped.files import SHIPPED
+
 from . import spawned
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,7 +69,8 @@ def test_analyze_leaves_a_report_and_proven_kernels(softmax: tuple[Path, str]) -
     folder, _ = softmax
     files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     reports = {"report.json", "report.md", "report.html", "report.sarif", "report.explorer.json"}
-    assert files == {*reports, "graph.json", "kernels/softmax.py"}
+    kernels = {f"kernels/{name}" for name in ("softmax.py", *SHIPPED)}
+    assert files == {*reports, "graph.json", *kernels}
     report = json.loads((folder / "report.json").read_text())
     (group,) = report["groups"]
     assert (group["pattern"], group["route"]) == ("softmax", "framework")
@@ -117,7 +120,8 @@ def test_kernels_of_an_earlier_run_go_and_other_files_stay(
     done = run("analyze", str(ROOT / "examples" / "norm_silu.py"), "--out", folder, *QUICK)
     assert done.returncode == 0, done.stderr
     groups = json.loads((folder / "report.json").read_text())["groups"]
-    expected = {Path(group["kernel"]["file"]).name for group in groups} | {"mine.py"}
+    expected = {Path(group["kernel"]["file"]).name for group in groups}
+    expected |= {"mine.py", *SHIPPED}
     assert {file.name for file in (folder / "kernels").iterdir()} == expected
     assert "softmax.py" not in expected
 
@@ -140,7 +144,7 @@ def test_fail_on_accepted(tmp_path: Path) -> None:
 def test_emit_writes_the_kernels(tmp_path: Path) -> None:
     done = run("emit", SOFTMAX, "--out", tmp_path / "mine", *QUICK)
     assert done.returncode == 0, done.stderr
-    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["softmax.py"]
+    assert {file.name for file in (tmp_path / "mine").iterdir()} == {"softmax.py", *SHIPPED}
 
 
 def test_analyze_and_emit_take_the_same_scenario() -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from fusion_advisor.codegen.triton import Triton
 from fusion_advisor.schedules.joined import searched
 from fusion_advisor.support.worker import Worker
+from fusion_advisor.tile.program import Block, Let, Literal, Name
 
 from .regions import RULES, kernel_of
 from .test_emit import Tensors, checked, x
@@ -89,14 +91,17 @@ def test_all_parts_are_made_where_programs_need_several(name: str, worker: Worke
 
 
 def test_a_part_is_found_by_halves() -> None:
-    parts = [(0, ["a"]), (3, ["b"]), (5, ["c", "d"])]
-    assert searched("place", parts) == [
-        "if place < 3:", "    a", "elif place < 5:", "    b", "else:", "    c", "    d",
-    ]  # fmt: skip
-    many = [(n * n, [f"found = {n}"]) for n in range(70)]
-    lines = searched("place", many)
+    def found(*values: int) -> Block:
+        return tuple(Let(("found",), Literal(str(value))) for value in values)
+
+    place = Name("place")
+    assert Triton().block(searched(place, [(0, found(1)), (3, found(2)), (5, found(3, 4))])) == [
+        *("if place < 3:", "    found = 1", "elif place < 5:", "    found = 2", "else:"),
+        *("    found = 3", "    found = 4"),
+    ]
+    lines = Triton().block(searched(place, [(n * n, found(n)) for n in range(70)]))
     assert max(len(line) - len(line.lstrip()) for line in lines) <= 4 * 7
-    for place in (0, 1, 3, 4, 24, 25, 26, 4760, 4761, 9999):
-        known = {"place": place}
+    for at in (0, 1, 3, 4, 24, 25, 26, 4760, 4761, 9999):
+        known = {"place": at}
         exec("\n".join(lines), known)
-        assert known["found"] == min(int(place**0.5), 69)
+        assert known["found"] == min(int(at**0.5), 69)

@@ -133,7 +133,7 @@ def test_channels_last_are_walked_by_their_steps() -> None:
     turned = x(2, 12, 10, 6).permute(0, 3, 2, 1)
     text = kernel_of(lambda a: F.max_pool2d(a, 2) * 2, turned).text
     assert loops(text) == [("tl.static_range", 4)]
-    assert re.search(r"tap_1 \* \w+_stride_2 \+ tap_0 \* \w+_stride_3", text)
+    assert re.search(r"tap_1 \* \w+_stride_2\s+\+ tap_0 \* \w+_stride_3", text)
 
 
 def test_sizes_of_windows_stand_in_the_kernel() -> None:
