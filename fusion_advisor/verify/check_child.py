@@ -13,6 +13,9 @@ What is held, for each case and seed:
 - interpreter: addresses in bounds, no races, traffic equal to the plan's to the byte, and no more
   elements asked for than the plan says, repeats included;
   GPU: a second launch gives the same bits.
+
+And once for a kernel: its launcher refuses inputs that it was not made for, or gives what the graph
+does; and offsets of 64 bits come to the same.
 """
 
 # Triton and torch's dispatch types are partly untyped.
