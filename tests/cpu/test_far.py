@@ -34,6 +34,7 @@ def far(name: str) -> Kernel:
     return replace(made, text=text)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EVERY)
 def test_in_64_bits_a_kernel_does_the_same(name: str, worker: Worker) -> None:
     (check,) = checked(worker, far(name), seeds=1)

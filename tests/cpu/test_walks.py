@@ -32,7 +32,7 @@ def monoids(region: Region) -> list[str]:
 
 JOINED: dict[str, tuple[Callable[..., object], Tensors, list[str]]] = {
     "a maximum of maxima": (
-        lambda a: F.max_pool2d(F.max_pool2d(a, 2), 3), (x(2, 3, 13, 20),), ["max"],
+        lambda a: F.max_pool2d(F.max_pool2d(a, 2), 3), (x(1, 3, 13, 20),), ["max"],
     ),
     "three of them": (
         lambda a: F.max_pool1d(F.max_pool1d(F.max_pool1d(a, 2), 2), 2), (x(2, 3, 26),), ["max"],
@@ -102,8 +102,9 @@ def test_what_shares_a_line_is_loaded_back_to_back(worker: Worker) -> None:
         *(f"tap_{n}" for n in range(3)),
         *(f"tap_3_{n}" for n in range(3)),
     ]
-    for plan in range(len(plans_of(pools, x(2, 3, 12, 13, 14)))):
-        assert checked(pools, (x(2, 3, 12, 13, 14),), worker, plan=plan) is None
+    small = x(6, 1, 6, 7, 14)  # of samples and channels a square case would have a thousand rows
+    for plan in range(len(plans_of(pools, small))):
+        assert checked(pools, (small,), worker, plan=plan) is None
 
 
 def test_short_runs_of_windows_lie_in_neighbouring_lanes(worker: Worker) -> None:
