@@ -140,7 +140,7 @@ def test_a_wrong_kernel_in_it_is_found(crowded: tuple[Path, Patched]) -> None:
     assert "error" in said["run at 3"]
     fallen = text.replace("torch.float32, (n0, n1)", "torch.float64, (n0, n1)")
     _, said = run_on_numbers(file, fallen)
-    assert said.startswith("not run: RuntimeError: rms_norm: "), said
+    assert said.startswith("not run: RuntimeError: fused_rms_norm: "), said
 
 
 def run_on_numbers(model: Path, text: str) -> tuple[dict[str, str], str]:
