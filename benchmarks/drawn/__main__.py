@@ -144,8 +144,9 @@ def _beside(file: Path, failures: list[str]) -> Row:
 def beside(home: Path) -> Row:
     """Sizes at which both ran, and where the patched module differs from the original."""
     from fusion_advisor.rulebook.load import load_rulebook
-    from fusion_advisor.verify.check_child import prepare, truth
+    from fusion_advisor.verify.check_child import prepare
     from fusion_advisor.verify.driver import criterion_of
+    from fusion_advisor.verify.references import truth
     from fusion_advisor.verify.tolerance import compare
 
     prepare("interpreter")

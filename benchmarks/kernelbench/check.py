@@ -222,7 +222,7 @@ def _timed(job: dict[str, Any], device: str) -> tuple[int, float, float, float, 
     import torch
 
     from fusion_advisor.shipped.load import load_module
-    from fusion_advisor.verify.check_child import build_inputs
+    from fusion_advisor.verify.inputs import build_inputs
 
     kernel = _kernel(job)
     case = _full(kernel)

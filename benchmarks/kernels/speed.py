@@ -523,7 +523,7 @@ def _poisoned() -> Generator[None]:
 def _check(run: Run, pattern: Pattern, whole: Whole) -> dict[str, Any]:
     """Largest errors against float64 on the real size, ours and eager's. Raises KernelFault when
     ours is not finite, or more than twice eager's and an ulp of the largest value."""
-    from fusion_advisor.verify.check_child import Float64Mode
+    from fusion_advisor.verify.references import Float64Mode
 
     inputs = pattern.build(run.device)
     with _poisoned():

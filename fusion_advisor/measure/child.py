@@ -52,7 +52,9 @@ from fusion_advisor.rulebook.local_gpu import version
 from fusion_advisor.shipped.load import load_module
 from fusion_advisor.support.kernel_fault import KernelFault, cause, needs_restart, process_folder
 from fusion_advisor.support.worker import serve
-from fusion_advisor.verify.check_child import build_inputs, poisoned_outputs, truth
+from fusion_advisor.verify.inputs import build_inputs
+from fusion_advisor.verify.launches import poisoned_outputs
+from fusion_advisor.verify.references import truth
 from fusion_advisor.verify.stepping import LaunchMode, as_tuple
 from fusion_advisor.verify.tolerance import Error, Tensors, Truth, compare
 

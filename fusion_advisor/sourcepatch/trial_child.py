@@ -35,8 +35,9 @@ from fusion_advisor.ir.scenario import Scenario, Sizes
 from fusion_advisor.measure.protocol import RunJob, RunResult
 from fusion_advisor.support.kernel_fault import KernelFault, cause
 from fusion_advisor.support.worker import serve
-from fusion_advisor.verify.check_child import Float64Mode, prepare
+from fusion_advisor.verify.check_child import prepare
 from fusion_advisor.verify.launch_counter import counted
+from fusion_advisor.verify.references import Float64Mode
 from fusion_advisor.verify.stepping import truth_of
 from fusion_advisor.verify.tolerance import TooFew, Truth, compare, missing_draws
 

@@ -2,6 +2,9 @@
 
 OFFERS = (
     "check_child",
+    "inputs",
+    "launches",
+    "references",
     "driver",
     "interpreter",
     "launch_counter",

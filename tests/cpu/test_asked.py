@@ -34,7 +34,8 @@ BOUNDED = {
 _COUNT = """
 import json, sys
 from pathlib import Path
-from fusion_advisor.verify.check_child import _launch, build_inputs
+from fusion_advisor.verify.inputs import build_inputs
+from fusion_advisor.verify.launches import launch
 from fusion_advisor.shipped.load import load_module
 from fusion_advisor.verify.interpreter import counting, install
 from fusion_advisor.ir.kernel import Kernel
@@ -48,7 +49,7 @@ for line in Path(sys.argv[1]).read_text().splitlines():
     found.append([])
     for case in kernel.cases:
         with counting() as traffic:
-            _launch(module, kernel.entry, build_inputs(case, "normal", 0))
+            launch(module, kernel.entry, build_inputs(case, "normal", 0))
         found[-1].append([traffic.loads, traffic.stores])
 print(json.dumps(found))
 """

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fusion_advisor.support.worker import Worker
-from fusion_advisor.verify.check_child import build_inputs
+from fusion_advisor.verify.inputs import build_inputs
 
 from .checks import checked
 from .regions import decided, flow_of, kernel_of
