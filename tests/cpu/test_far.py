@@ -28,7 +28,7 @@ def far(name: str) -> Kernel:
     """A kernel whose launcher always asks for 64 bits."""
     made = kernel(name)
     text, count = re.subn(
-        r"far = host\.beyond_int32\((?:[^()]|\([^()]*\))*\)", "far = True", made.text
+        r"far = (host\.beyond_int32\((?:[^()]|\([^()]*\))*\))", r"far = \1 or True", made.text
     )
     assert count == 1
     return replace(made, text=text)
