@@ -182,7 +182,7 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
         },
         "one row": {**hints, **dict.fromkeys(outer_free, 1), **row},
     }
-    if alike := _alike(outer_free, row_free):
+    if alike := _alike(outer_free, row_free, _ROWS if inner else _SIDE):
         chosen[SQUARE] = {**chosen[ODD_SIZES], **dict.fromkeys(outer_free, 2), **alike}
     if crowded := _crowded(file, free):
         chosen["lanes at many places"] = {**chosen[ODD_SIZES], **crowded}
@@ -297,11 +297,13 @@ def _odd(size: int) -> int:
     return 1 + 2 ** min((size - 2).bit_length() - 1, 6) if size > 2 else 1
 
 
-def _alike(outer: Sequence[int], inner: Sequence[int]) -> dict[int, int]:
-    """Sizes at which two axes are as long, one of the rows and one along them; of a kernel without
-    rows the last two. None where there is only one."""
-    both = (outer[0], inner[-1]) if outer and inner else (outer or inner)[:2]
-    return dict.fromkeys(both, _SIDE) if len(both) == 2 else {}
+def _alike(outer: Sequence[int], inner: Sequence[int], side: int) -> dict[int, int]:
+    """Sizes at which two axes are as long, one of the rows and one along them; where only one kind
+    is free, the last two of it, `side` long. None where there is only one."""
+    if outer and inner:
+        return {outer[0]: _SIDE, inner[-1]: _SIDE}
+    both = (outer or inner)[:2]
+    return dict.fromkeys(both, side) if len(both) == 2 else {}
 
 
 def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify) -> Case:
