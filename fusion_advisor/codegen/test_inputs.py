@@ -556,9 +556,9 @@ def _resized(
     most: int,
     further: int,
 ) -> Tensor:
-    """A tensor at other sizes, laid out as the launcher expects: free strides stay, but the longest
-    is so many elements further. A dimension that only data indexes is cut short unless the sizes
-    are the graph's."""
+    """A tensor at other sizes, laid out as the launcher expects: free strides stay, unless rows
+    would lie in each other, but the longest is so many elements further. A dimension that only data
+    indexes is cut short unless the sizes are the graph's."""
     access = min(loads, key=lambda load: len(load.pulled))
     region = kernel.step.region
     dims = region.dims_of(access.name)
@@ -566,14 +566,18 @@ def _resized(
     stride_of: dict[int, int] = {}
     free = [g.step(access) for g in kernel.step.groups if steps.get(g.name, ()) is None]
     longest = max(free, default=0)
-    for group in kernel.step.groups:
-        if group.name not in steps:
-            continue
+    taken, graph = 1, 1  # elements that what is nearer in memory spans, here and in the graph
+    present = [group for group in kernel.step.groups if group.name in steps]
+    for group in sorted(present, key=lambda group: group.step(access)):
         later, step = steps[group.name], group.step(access)
+        alone = step >= graph
+        graph += (group.size - 1) * step
         if later is not None:
             step = prod(sizes[a] for g in later for a in g.axes)
-        elif step == longest:
-            step += further
+        else:
+            step = max(step, taken) if alone else step
+            step += further if group.step(access) == longest else 0
+        taken += (prod(sizes[axis] for axis in group.axes) - 1) * step
         for axis in reversed(group.axes):
             stride_of[axis] = step
             step *= sizes[axis]

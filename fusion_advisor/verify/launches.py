@@ -75,6 +75,12 @@ def limited(module: ModuleType, programs: int) -> Generator[None, None, None]:
     vars(module).update(own)
 
 
+def has_runtime(module: ModuleType) -> bool:
+    """Whether a file has a launcher that is written with the runtime: not a library's op, or a
+    kernel that a person wrote."""
+    return hasattr(getattr(module, HOST, module), "beyond_int32")
+
+
 @contextmanager
 def instead(
     module: ModuleType, name: str, other: Callable[[Any], Any]

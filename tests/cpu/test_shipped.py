@@ -13,8 +13,8 @@ import torch
 from fusion_advisor.shipped import fused_runtime
 from fusion_advisor.shipped.files import write_kernel
 
-from .forks import run_script
 from .generated import kernel
+from .spawned import run_script
 
 
 def test_an_older_runtime_is_one_line(tmp_path: Path) -> None:
