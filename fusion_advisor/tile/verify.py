@@ -25,6 +25,7 @@ from fusion_advisor.tile.program import (
     Multiple,
     Name,
     Node,
+    Reduce,
     Statement,
     Store,
     Tile,
@@ -36,6 +37,8 @@ from fusion_advisor.tile.program import (
 
 _UNIFORM = {"rows_of_plane": (0,), "rows_of_tile": (0,)}
 """Results of device functions that are one number for all lanes, by their place."""
+_FIRST = "ROWS"
+"""Constant that lanes along the first of a tile's two dimensions count to."""
 _COUNTS = frozenset(("ROWS", "COLS", "REST", "ENDS", "PEERS", "BLOCK"))
 """Constants that lanes count to, wherever a device function takes them."""
 
@@ -170,7 +173,16 @@ class _Verifier:
         for part in parts(value):
             assert isinstance(part, Tile)
             found |= self.value(part, known)
+        if isinstance(value, Reduce):
+            return self.left(value, found)
         return found | self.counted(value) if isinstance(value, DeviceCall) else found
+
+    @staticmethod
+    def left(reduction: Reduce, lanes: _Lanes) -> _Lanes:
+        """Constants along which a reduction's result differs, of those of what it combines."""
+        if reduction.axis == 1:
+            return lanes & {_FIRST}
+        return lanes - {_FIRST} if reduction.axis == 0 and _FIRST in lanes else frozenset()
 
     @staticmethod
     def counted(call: DeviceCall) -> _Lanes:

@@ -17,7 +17,7 @@ import torch
 from fusion_advisor.ir.kernel import Case, Criterion, Kernel
 from fusion_advisor.support.kernel_fault import KernelFault, cause
 from fusion_advisor.verify.launches import instead, launch, limited
-from fusion_advisor.verify.references import check_layouts, eagerly, truth
+from fusion_advisor.verify.references import eagerly, truth
 from fusion_advisor.verify.stepping import as_tuple
 from fusion_advisor.verify.tolerance import Tensors, compare
 
@@ -125,7 +125,8 @@ _OTHER_DTYPES = {
 def _check_agreement(
     yardstick: Callable[..., Any], inputs: Tensors, ours: Tensors, criterion: Criterion
 ) -> None:
-    """Raise KernelFault where results of inputs that a launcher took are not the graph's."""
+    """Raise KernelFault where results of inputs that a launcher took are not the graph's; they may
+    lie in memory as those of the captured layout do (docs/limits.md)."""
     try:
         eager = truth(yardstick, inputs)
     except Exception as error:
@@ -135,4 +136,3 @@ def _check_agreement(
         raise KernelFault("taken, and the results have no gradient")
     grossly = replace(criterion, factor=_GROSS, ulps=_GROSS, eager_elements=1)
     compare(tuple(tensor.detach() for tensor in ours), eager, grossly)
-    check_layouts(yardstick, inputs, ours)

@@ -437,7 +437,7 @@ def test_a_number_of_a_size_is_left(tmp_path: Path) -> None:
     )
     assert any("a size became a number there" in why for why in patch.unplaced.values())
     kernels = [text for text in patch.patch.after.values() if "def reference" in text]
-    assert any("n0, n1, n2 = ranked(x.shape, 3)" in kernel for kernel in kernels)
+    assert any("n0, n1, n2 = host.ranked(x.shape, 3)" in kernel for kernel in kernels)
 
 
 def test_calls_that_differ_are_left(tmp_path: Path) -> None:

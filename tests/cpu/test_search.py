@@ -43,6 +43,7 @@ from fusion_advisor.measure.search import (
 )
 from fusion_advisor.report.assemble import Proof
 from fusion_advisor.rulebook.schema import Rulebook
+from fusion_advisor.shipped.files import write_kernel
 from fusion_advisor.support.errors import UsageError
 from fusion_advisor.support.worker import Worker
 from fusion_advisor.verify.driver import Provers
@@ -358,9 +359,9 @@ def test_the_winner_is_written_and_says_so(analyses: tuple[Analysis, Analysis]) 
 def test_the_written_file_passes_its_own_check(
     analyses: tuple[Analysis, Analysis], tmp_path: Path
 ) -> None:
-    file = tmp_path / "softmax.py"
-    file.write_text(analyses[1].kernels[0].text)
-    done = subprocess.run([sys.executable, file, "--check"], capture_output=True, text=True)
+    write_kernel(tmp_path / "softmax.py", analyses[1].kernels[0].text)
+    runtime = [sys.executable, tmp_path / "fused_runtime.py", "softmax", "--check"]
+    done = subprocess.run(runtime, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -178,6 +178,25 @@ def test_a_mask_is_not_asked_along_lanes_that_all_have_an_element() -> None:
     verify(function(*body), ("COLS",))
 
 
+@pytest.mark.parametrize("axis", [0, None])
+def test_what_is_reduced_is_one_number_for_all_lanes(axis: int | None) -> None:
+    """An element that an arg-max finds is loaded without a mask."""
+    found = Let(("at",), Reduce("argmax", Name("x"), axis, place=Name("col")))
+    verify(function(COL, INSIDE, LOADED, found, Let(("y",), Load(Address("y_ptr", (Name("at"),))))))
+
+
+def test_a_column_of_results_differs_along_rows_alone() -> None:
+    rows = Across(Lanes(Name("ROWS")), 1)
+    tile = Let(("x",), Load(Address("x_ptr", (rows + Name("col"),)), Name("mask"), Literal("0")))
+    mask = Let(("mask",), Name("inside") & (rows < Name("rows")))
+    least = Let(("at",), Reduce("min", Name("x"), 1, kept=True))
+    load = Load(Address("y_ptr", (Name("at"),)))
+    with pytest.raises(Malformed, match=r"no mask along ROWS$"):
+        verify(
+            function(COL, INSIDE, mask, tile, least, Let(("y",), load), constants=("COLS", "ROWS"))
+        )
+
+
 def test_what_both_sides_of_a_branch_begin_is_known_behind_it() -> None:
     one, other = ((Let(("n",), Literal(text)),) for text in "12")
     verify(function(If(Name("rows") < 3, one, other), Let(("m",), Name("n"))))
