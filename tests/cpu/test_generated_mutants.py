@@ -29,7 +29,7 @@ from .tile_interpreter import Launched
 from .tile_mutants import LaunchMutant, Mutant, launch_mutants, mutants
 
 ALL = [*FUNCTIONS, *SCHEDULES]
-FEW = 12
+FEW = 8
 """Mutants of each kernel in the fast tests, and of those that the checking child is given."""
 MOST_DRAWN = 64
 """Elements of eager's results over which its error is taken: mutants of kernels that have one
@@ -213,7 +213,7 @@ def test_the_unchanged_kernels_pass(worker: Worker) -> None:
     assert [check.failure for check in checks if not check.passed] == []
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", ALL)
 def test_the_child_finds_what_the_programs_meaning_tells(name: str, worker: Worker) -> None:
     chosen = [(m, printed(name, number, m)) for number, m in drawn(name)]
