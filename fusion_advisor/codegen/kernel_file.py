@@ -59,19 +59,16 @@ class JitFunction:
     def functions(self) -> tuple[TileFunction, ...]:
         """Functions that it is written as, what is launched last: where a whole block needs no
         mask, that calls one that makes a block."""
-        arguments = (*self.pointers, *self.body.sizes, *self.body.strides)
+        workspace = ("workspace_ptr",) if self.step.phases else ()
+        shared = (*self.pointers, *workspace, *self.body.sizes, *self.body.strides)
+        arguments = ("program", *shared) if self.step.beside else shared
         constants = tuple(self.constants)
-        own = ("program",) if self.step.beside else ()
-        if self.step.unmasked:
-            given, whole = ("start", *arguments), (*constants, "WHOLE")
-            block = TileFunction(self.block, given, whole, self.program, f"{_BLOCK}\n{self.note}")
-            calls = self._in_blocks((*given, *constants))
-            arguments = (*own, *arguments)
-            return block, TileFunction(self.name, arguments, constants, calls, self.note)
-        if self.step.phases:
-            arguments = (*self.pointers, "workspace_ptr", *self.body.sizes, *self.body.strides)
-        arguments = (*own, *arguments)
-        return (TileFunction(self.name, arguments, constants, self.program, self.note),)
+        if not self.step.unmasked:
+            return (TileFunction(self.name, arguments, constants, self.program, self.note),)
+        given, whole = ("start", *shared), (*constants, "WHOLE")
+        block = TileFunction(self.block, given, whole, self.program, f"{_BLOCK}\n{self.note}")
+        calls = self._in_blocks((*given, *constants))
+        return block, TileFunction(self.name, arguments, constants, calls, self.note)
 
     def _in_blocks(self, given: Iterable[str]) -> Block:
         """Calls of what makes a block; the last block may have less than a whole one."""

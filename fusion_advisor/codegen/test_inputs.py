@@ -57,7 +57,9 @@ def at_full_size(kernel: Kernel) -> Case:
 
 def at_graph_size(file: KernelFile) -> Case:
     """The graph's own inputs, without what the plan moves for them."""
-    return _inputs(file, FULL_SIZE, file.region.sizes, _largest(file))
+    sizes, most = file.region.sizes, _largest(file)
+    sizes = {**sizes, **_parts(file, sizes)}
+    return _inputs(file, FULL_SIZE, sizes, _laid_out(file, sizes, most, apart=False))
 
 
 def _largest(file: KernelFile) -> int:
@@ -344,7 +346,7 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
                 for access in written
             )
     return replace(
-        _inputs(file, name, sizes, most),
+        _inputs(file, name, sizes, tensors),
         loaded_bytes=loaded,
         stored_bytes=stored,
         loads=loads_asked,
@@ -371,10 +373,11 @@ def _in_one_launch(file: KernelFile) -> list[Access]:
     return [load for kernel in file.kernels for load in kernel.step.loads]
 
 
-def _inputs(file: KernelFile, name: str, sizes: Mapping[int, int], most: int) -> Case:
-    """The inputs at some sizes, and the values that integers among them may have."""
-    sizes = {**sizes, **_parts(file, sizes)}
-    read = _laid_out(file, sizes, most, apart=name in (ODD_SIZES, SQUARE))
+def _inputs(
+    file: KernelFile, name: str, sizes: Mapping[int, int], read: Mapping[str, Tensor]
+) -> Case:
+    """The inputs at some sizes, of which the kernels `read` some, and the values that integers
+    among them may have."""
     tensors: dict[str, Tensor] = {}
     for number, given in enumerate(file.input_names):
         if f"in{number}" in read:
@@ -497,10 +500,7 @@ def _range(
         expr = region.exprs[load]
         shape = tensors[file.input_names[expr.input]].shape
         for d, index in enumerate(expr.indices):
-            if any(
-                region.exprs[i].op == "load" and region.exprs[i].input == number
-                for i in reach(region, index)
-            ):
+            if number in _data_behind(region, index):
                 # Places of several dimensions may be one number, of which each takes a part.
                 tried = (shape[d], prod(shape))
                 below = (data_below(region.exprs, index, shape[d], sizes, n) for n in tried)
@@ -518,34 +518,36 @@ def _compared(
     region = file.region
     exprs = region.exprs
 
-    def holds(value: int) -> Iterator[int]:
-        return (i for i in reach(region, value) if exprs[i].op == "load")
-
-    def given(value: int) -> bool:
-        return all(exprs[i].input == number for i in holds(value))
+    def never_holds(guard: int | None, constant: int) -> bool:
+        if guard is None or not _data_behind(region, guard) <= {number}:
+            return False
+        return never(exprs, guard, constant, sizes)
 
     found: dict[int, None] = {}
     for at in region.live:
         if exprs[at].op in ("eq", "ne"):
             for value, other in (exprs[at].args, exprs[at].args[::-1]):
                 constant = exprs[other].number
-                if constant is not None and any(holds(value)) and given(value):
+                if constant is not None and _data_behind(region, value) == {number}:
                     found[constant] = None
-    guards = [exprs[load].guard for load in region.all("load") if given_by(region, load, number)]
+    guards = [
+        exprs[load].guard
+        for load in region.all("load")
+        if any(number in _data_behind(region, index) for index in exprs[load].indices)
+    ]
     return tuple(
         constant
         for constant in found
         if bounds is None
         or bounds[0] <= constant < bounds[1]
-        or all(g is not None and given(g) and never(exprs, g, constant, sizes) for g in guards)
+        or all(never_holds(guard, constant) for guard in guards)
     )
 
 
-def given_by(region: Region, load: int, number: int) -> bool:
-    """Does an input's data say where a load reads?"""
-    exprs = region.exprs
-    behind = {i for index in exprs[load].indices for i in reach(region, index)}
-    return any(exprs[i].op == "load" and exprs[i].input == number for i in behind)
+def _data_behind(region: Region, value: int) -> set[int]:
+    """Numbers of the inputs of which a value needs elements."""
+    behind = (region.exprs[number] for number in reach(region, value))
+    return {expr.input for expr in behind if expr.op == "load"}
 
 
 def _resized(

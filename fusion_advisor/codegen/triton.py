@@ -169,7 +169,7 @@ def _template(op: str, way: str) -> str:
 
 
 def called(program: Block) -> Iterator[str]:
-    """Device functions that a program calls, in the order of their first use."""
+    """Device functions that a program calls, once for each call."""
     for node in walk(program):
         match node:
             case DeviceCall(function):

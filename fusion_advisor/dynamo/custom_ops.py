@@ -34,8 +34,7 @@ from fusion_advisor.fusion.lower import Expressed
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ops import REGISTRY
-from fusion_advisor.shipped.load import load_module
-from fusion_advisor.support.kernel_fault import process_folder
+from fusion_advisor.shipped.load import load_module, process_folder
 
 _LIBRARY = torch.library.Library("fusion_advisor", "FRAGMENT")
 _SIZES_ALONE = ("view", "creation", "allocation")

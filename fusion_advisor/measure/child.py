@@ -49,8 +49,8 @@ from fusion_advisor.measure.protocol import (
     Way,
 )
 from fusion_advisor.rulebook.local_gpu import version
-from fusion_advisor.shipped.load import load_module
-from fusion_advisor.support.kernel_fault import KernelFault, cause, needs_restart, process_folder
+from fusion_advisor.shipped.load import load_module, process_folder
+from fusion_advisor.support.kernel_fault import KernelFault, cause, needs_restart
 from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.inputs import build_inputs
 from fusion_advisor.verify.launches import poisoned_outputs

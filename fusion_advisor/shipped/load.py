@@ -4,8 +4,11 @@ that check, compile, time and call it."""
 from __future__ import annotations
 
 import ast
+import atexit
 import importlib.util
+import shutil
 import sys
+import tempfile
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -52,6 +55,14 @@ def _package(folder: Path, name: str) -> str:
         sys.modules[name] = ModuleType(name)
         sys.modules[name].__path__ = [str(folder)]
     return name
+
+
+@cache
+def process_folder() -> Path:
+    """Folder for emitted files as long as this process lives: Triton reads a kernel's source."""
+    folder = tempfile.mkdtemp(prefix="fusion-advisor-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def kernels_alone(text: str) -> str:

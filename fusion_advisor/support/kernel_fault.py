@@ -1,12 +1,6 @@
-"""Faults of a kernel in one line, and the folder that its file lies in while a process lives."""
+"""Faults of a kernel in one line, and which of them its process does not survive."""
 
 from __future__ import annotations
-
-import atexit
-import shutil
-import tempfile
-from functools import cache
-from pathlib import Path
 
 
 class KernelFault(Exception):
@@ -30,11 +24,3 @@ def needs_restart(failure: str) -> bool:
     """Whether a failure leaves a process that should start anew: a CUDA context does not survive a
     bad address, and the data that filled the memory may still be held."""
     return any(sign in failure for sign in ("CUDA error", "illegal memory", OUT_OF_MEMORY))
-
-
-@cache
-def process_folder() -> Path:
-    """Folder for emitted files as long as this process lives: Triton reads a kernel's source."""
-    folder = tempfile.mkdtemp(prefix="fusion-advisor-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)

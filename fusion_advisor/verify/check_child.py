@@ -39,11 +39,11 @@ from typing import Any, Protocol
 import torch
 
 from fusion_advisor.ir.kernel import Case, Check, CheckJob, Criterion, Kernel
-from fusion_advisor.shipped.load import load_module
-from fusion_advisor.support.kernel_fault import KernelFault, cause, process_folder
+from fusion_advisor.shipped.load import load_module, process_folder
+from fusion_advisor.support.kernel_fault import KernelFault, cause
 from fusion_advisor.support.worker import serve
 from fusion_advisor.verify.inputs import DISTRIBUTIONS, build_inputs
-from fusion_advisor.verify.launchers import check_refusals, check_width
+from fusion_advisor.verify.launchers import Launcher
 from fusion_advisor.verify.launches import has_runtime, launch, limited
 from fusion_advisor.verify.references import check_layouts, truth
 from fusion_advisor.verify.tolerance import Error, Tensors, compare
@@ -206,9 +206,10 @@ def check(
         if kernel.launches and has_runtime(module):
             small = min(kernel.cases, key=lambda case: sum(x.extent for x in case.inputs))
             inputs = Run(0, device, criterion).inputs(small)
-            check_refusals(kernel, module, yardstick, small, inputs, criterion)
+            launcher = Launcher(module, kernel, yardstick, small, inputs, criterion)
+            launcher.check_refusals()
             if device == "cpu":  # elsewhere the plan of a call before is taken again
-                check_width(kernel, module, yardstick, small, inputs, criterion)
+                launcher.check_width()
     except KernelFault as fault:
         return replace(passed, passed=False, failure=" ".join(str(fault).split()))
     except Exception as error:  # noqa: BLE001 (the reference may raise anything: it is named)

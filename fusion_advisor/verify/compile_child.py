@@ -23,8 +23,8 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from fusion_advisor.ir.kernel import Compiled, CompileJob, Kernel, Launch, Resources
-from fusion_advisor.shipped.load import kernels_alone, load_module
-from fusion_advisor.support.kernel_fault import KernelFault, cause, process_folder
+from fusion_advisor.shipped.load import kernels_alone, load_module, process_folder
+from fusion_advisor.support.kernel_fault import KernelFault, cause
 from fusion_advisor.support.worker import serve
 
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")

@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -17,78 +18,86 @@ import torch
 from fusion_advisor.ir.kernel import Case, Criterion, Kernel
 from fusion_advisor.support.kernel_fault import KernelFault, cause
 from fusion_advisor.verify.launches import instead, launch, limited
-from fusion_advisor.verify.references import eagerly, truth
+from fusion_advisor.verify.references import truth
 from fusion_advisor.verify.stepping import as_tuple
 from fusion_advisor.verify.tolerance import Tensors, compare
 
 
-def check_refusals(
-    kernel: Kernel,
-    module: ModuleType,
-    yardstick: Callable[..., Any],
-    case: Case,
-    inputs: Tensors,
-    criterion: Criterion,
-) -> None:
-    """Hand the launcher inputs that it was not made for, one changed at a time: it refuses them, or
-    gives what the model's graph does. Raises KernelFault where it does neither."""
-    for place, name in enumerate(kernel.inputs[: len(inputs)]):
-        for what, changed in _others(inputs[place]):
-            given = (*inputs[:place], changed, *inputs[place + 1 :])
+@dataclass(frozen=True)
+class Launcher:
+    """Launcher of an emitted file, a case's inputs, and the model's graph, which it has to agree
+    with."""
+
+    module: ModuleType
+    kernel: Kernel
+    yardstick: Callable[..., Any]
+    case: Case
+    inputs: Tensors
+    criterion: Criterion
+
+    def check_refusals(self) -> None:
+        """Hand it inputs that it was not made for, one changed at a time: it refuses them, or gives
+        what the model's graph does. Raises KernelFault where it does neither."""
+        for place, name in enumerate(self.kernel.inputs[: len(self.inputs)]):
+            for what, changed in _others(self.inputs[place]):
+                given = (*self.inputs[:place], changed, *self.inputs[place + 1 :])
+                try:
+                    if (ours := self._taken(given)) is not None:
+                        self._check_agreement(given, ours)
+                except KernelFault as fault:
+                    raise KernelFault(f"{name} {what}: {fault}") from fault
+
+    def check_width(self) -> None:
+        """Launch as if some offset were beyond 32 bits: the launcher asks it of every result, and
+        its kernels give the same. Raises KernelFault."""
+        asked = set[int]()
+
+        def beyond(tensors: Sequence[torch.Tensor], *counted: int, behind: int = 0) -> bool:
+            del counted, behind
+            asked.update(tensor.data_ptr() for tensor in tensors)
+            return True
+
+        with self._limited(), instead(self.module, "beyond_int32", lambda _: beyond):
+            ours = launch(self.module, self.kernel.entry, self.inputs)
+        if not asked.issuperset(tensor.data_ptr() for tensor in ours if tensor.numel()):
+            raise KernelFault("no launch asks whether offsets in a result are beyond 32 bits")
+        self._check_agreement(self.inputs, ours)
+
+    def _limited(self) -> AbstractContextManager[None]:
+        return limited(self.module, self.case.programs)
+
+    def _taken(self, inputs: Tensors) -> Tensors | None:
+        """Results for inputs that the launcher may refuse; None where it does, however it says so.
+        Raises KernelFault where it launches something that fails."""
+        launches: list[Any] = []
+
+        def noted(launch: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*given: Any, **more: Any) -> Any:
+                launches.append(given)
+                return launch(*given, **more)
+
+            return call
+
+        with self._limited(), instead(self.module, "launch", noted):
             try:
-                with limited(module, case.programs):
-                    ours = _taken(module, kernel.entry, given)
-                if ours is not None:
-                    _check_agreement(yardstick, given, ours, criterion)
-            except KernelFault as fault:
-                raise KernelFault(f"{name} {what}: {fault}") from fault
+                return as_tuple(getattr(self.module, self.kernel.entry)(*inputs))
+            except Exception as error:
+                if not launches:  # no result, so none that is wrong
+                    return None
+                raise KernelFault(f"taken, and its kernel fails: {cause(error)}") from error
 
-
-def _taken(module: ModuleType, entry: str, inputs: Tensors) -> Tensors | None:
-    """Results of a launcher for inputs that it may refuse; None where it does, however it says so.
-    Raises KernelFault where it launches something that fails."""
-    launches: list[Any] = []
-
-    def noted(launch: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **more: Any) -> Any:
-            launches.append(given)
-            return launch(*given, **more)
-
-        return call
-
-    with instead(module, "launch", noted):
+    def _check_agreement(self, inputs: Tensors, ours: Tensors) -> None:
+        """Raise KernelFault where results of inputs that the launcher took are not the graph's;
+        they may lie in memory as those of the captured layout do (docs/limits.md)."""
         try:
-            return as_tuple(getattr(module, entry)(*inputs))
+            found = truth(self.yardstick, inputs)
         except Exception as error:
-            if not launches:  # no result, so none that is wrong
-                return None
-            raise KernelFault(f"taken, and its kernel fails: {cause(error)}") from error
-
-
-def check_width(
-    kernel: Kernel,
-    module: ModuleType,
-    yardstick: Callable[..., Any],
-    case: Case,
-    inputs: Tensors,
-    criterion: Criterion,
-) -> None:
-    """Launch as if some offset were beyond 32 bits: the launcher asks it of every result, and its
-    kernels give the same. Raises KernelFault."""
-    asked = list[torch.Tensor]()
-
-    def beyond(tensors: Sequence[torch.Tensor], *counted: int, behind: int = 0) -> bool:
-        del counted, behind
-        asked.extend(tensors)
-        return True
-
-    with limited(module, case.programs), instead(module, "beyond_int32", lambda _: beyond):
-        ours = launch(module, kernel.entry, inputs)
-    if not {tensor.data_ptr() for tensor in ours if tensor.numel()} <= {
-        x.data_ptr() for x in asked
-    }:
-        raise KernelFault("no launch asks whether offsets in a result are beyond 32 bits")
-    _check_agreement(yardstick, inputs, ours, criterion)
+            raise KernelFault(f"taken, and eager refuses it: {cause(error)}") from error
+        graded = any(tensor.requires_grad for tensor in found.eager)
+        if graded and not any(tensor.requires_grad for tensor in ours):
+            raise KernelFault("taken, and the results have no gradient")
+        grossly = replace(self.criterion, factor=_GROSS, ulps=_GROSS, eager_elements=1)
+        compare(tuple(tensor.detach() for tensor in ours), found, grossly)
 
 
 def _others(tensor: torch.Tensor) -> Generator[tuple[str, torch.Tensor], None, None]:
@@ -120,19 +129,3 @@ _OTHER_DTYPES = {
     torch.int64: (torch.int32,),
     torch.int32: (torch.int64,),
 }
-
-
-def _check_agreement(
-    yardstick: Callable[..., Any], inputs: Tensors, ours: Tensors, criterion: Criterion
-) -> None:
-    """Raise KernelFault where results of inputs that a launcher took are not the graph's; they may
-    lie in memory as those of the captured layout do (docs/limits.md)."""
-    try:
-        eager = truth(yardstick, inputs)
-    except Exception as error:
-        raise KernelFault(f"taken, and eager refuses it: {cause(error)}") from error
-    graded = any(tensor.requires_grad for tensor in eagerly(yardstick, inputs))
-    if graded and not any(tensor.requires_grad for tensor in ours):
-        raise KernelFault("taken, and the results have no gradient")
-    grossly = replace(criterion, factor=_GROSS, ulps=_GROSS, eager_elements=1)
-    compare(tuple(tensor.detach() for tensor in ours), eager, grossly)

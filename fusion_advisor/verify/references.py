@@ -135,18 +135,16 @@ def _scanned(x: Any, dim: int, combine: Callable[[Any, Any], Any]) -> Any:
 def truth(call: Callable[..., Any], inputs: Tensors) -> Truth:
     """Reference results of a call, which kernels are compared with."""
 
+    def eagerly() -> Tensors:
+        with nullcontext() if any(tensor.is_cuda for tensor in inputs) else _AsCuda():
+            return as_tuple(call(*inputs))
+
     def exactly() -> Tensors:
         wide = [_widen_storage(tensor) for tensor in inputs]
         with Float64Mode():
             return as_tuple(call(*wide))
 
-    return truth_of(lambda: eagerly(call, inputs), exactly)
-
-
-def eagerly(call: Callable[..., Any], inputs: Tensors) -> Tensors:
-    """Results of eager, as CUDA's kernels round."""
-    with nullcontext() if any(tensor.is_cuda for tensor in inputs) else _AsCuda():
-        return as_tuple(call(*inputs))
+    return truth_of(eagerly, exactly)
 
 
 def check_layouts(call: Callable[..., Any], inputs: Tensors, ours: Tensors) -> None:

@@ -44,7 +44,7 @@ from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device, gpu_names
 from fusion_advisor.rulebook.schema import Device, Rulebook
-from fusion_advisor.shipped.load import load_module
+from fusion_advisor.shipped.load import load_module, process_folder
 from fusion_advisor.sourcepatch.editing.renames import renamed
 from fusion_advisor.sourcepatch.function_copies import (
     Copies,
@@ -58,7 +58,6 @@ from fusion_advisor.sourcepatch.function_copies import (
 from fusion_advisor.sourcepatch.other_sizes import ResizedModel, capture_resized
 from fusion_advisor.sourcepatch.placement import Patch
 from fusion_advisor.support.errors import CaptureError
-from fusion_advisor.support.kernel_fault import process_folder
 from fusion_advisor.verify.driver import Provers, provers
 from fusion_advisor.workflows.apply import Applied
 from fusion_advisor.workflows.patch import other_scenarios, put

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from fusion_advisor.ir.kernel import Kernel
 
-from .regions import PACKED, SHARING, kernel_of
+from .regions import PACKED, SHARING, Group, emit, group_of
 
 
 def _x(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -144,7 +144,12 @@ SCHEDULES: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
 
 
 @cache
-def kernel(name: str) -> Kernel:
+def group(name: str) -> Group:
     function, inputs = FUNCTIONS[name] if name in FUNCTIONS else SCHEDULES[name]
     rules = SHARING if name.startswith("shared_") else PACKED
-    return kernel_of(function, *inputs, name=name.replace(" + ", "_"), rules=rules)
+    return group_of(function, *inputs, name=name.replace(" + ", "_"), rules=rules)
+
+
+@cache
+def kernel(name: str) -> Kernel:
+    return emit(*group(name))

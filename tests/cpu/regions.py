@@ -169,6 +169,23 @@ def decided(flow: Dataflow, rules: Rulebook = PACKED) -> Decision:
     return decide(flow, launches(flow), rules)
 
 
+Group = tuple[Dataflow, Decision, str, Rulebook]
+"""What `emit` takes."""
+
+
+def group_of(
+    function: Callable[..., object],
+    *inputs: torch.Tensor,
+    name: str = "k",
+    rules: Rulebook = PACKED,
+) -> Group:
+    """All launches of a function as one group; it must have a plan."""
+    flow = flow_of(function, *inputs)
+    decision = decided(flow, rules)
+    assert decision.subject.plan is not None, why_not(decision)
+    return flow, decision, name, rules
+
+
 def kernel_of(
     function: Callable[..., object],
     *inputs: torch.Tensor,
@@ -176,10 +193,7 @@ def kernel_of(
     rules: Rulebook = PACKED,
 ) -> Kernel:
     """All launches of a function as one emitted kernel; it must have a plan."""
-    flow = flow_of(function, *inputs)
-    decision = decided(flow, rules)
-    assert decision.subject.plan is not None, why_not(decision)
-    return emit(flow, decision, name, rules)
+    return emit(*group_of(function, *inputs, name=name, rules=rules))
 
 
 def why_not(decision: Decision) -> str:

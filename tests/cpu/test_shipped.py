@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,3 +77,84 @@ def test_the_interpreter_runs_an_emitted_file_as_any(tmp_path: Path) -> None:
     file = tmp_path / "mine" / "softmax.py"
     write_kernel(file, kernel("softmax").text)
     assert run_script(INTERPRETED, str(file)).strip() == "true"
+
+
+# --- plans: which calls take what was done for one before -----------------------------------------
+
+
+class Launches:
+    """A kernel, and what its launches were given."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[object, ...]] = []
+
+    def start(self, *arguments: object) -> None:
+        self.given.append(arguments)
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """One whose launcher has been called with a tensor of 4 x 8, on the device that is current."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    monkeypatch.setattr(fused_runtime, "plans", {})
+    made, x, out = Launches(), torch.zeros(4, 8), torch.empty(4, 8)
+    layout, plan = fused_runtime.plan_of(made, x)
+    assert plan is None
+    fused_runtime.remember(layout, (x,), (out,), [(made.start, (x, out), (4, 8))])
+    return made
+
+
+def test_a_call_of_the_same_layout_launches_with_its_own_pointers(planned: Launches) -> None:
+    for _ in range(2):
+        x = torch.ones(4, 8)
+        _, plan = fused_runtime.plan_of(planned, x)
+        assert plan is not None
+        result = fused_runtime.do_again(plan, x)
+        assert (result.shape, result.stride(), result.dtype) == ((4, 8), (8, 1), torch.float32)
+        assert planned.given.pop() == (x.data_ptr(), result.data_ptr(), 4, 8)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: torch.zeros(8, 4),
+        lambda: torch.zeros(8, 4).t(),
+        lambda: torch.zeros(4, 8, dtype=torch.float16),
+        lambda: torch.zeros(4, 8, dtype=torch.int32),
+        lambda: torch.zeros(33)[1:].view(4, 8),
+        lambda: torch.zeros(4, 8, requires_grad=True),
+    ],
+    ids=["shape", "strides", "dtype", "integers", "alignment", "gradient"],
+)
+def test_a_call_of_another_layout_has_no_plan(
+    planned: Launches, other: Callable[[], torch.Tensor]
+) -> None:
+    assert fused_runtime.plan_of(planned, other())[1] is None
+
+
+def test_another_kernel_has_no_plan(planned: Launches) -> None:
+    assert fused_runtime.plan_of(Launches(), torch.zeros(4, 8))[1] is None
+
+
+def test_one_tensor_for_two_is_no_plan(planned: Launches) -> None:
+    x, out = torch.zeros(4, 8), torch.empty(4, 8)
+    layout, _ = fused_runtime.plan_of(planned, x, x)
+    fused_runtime.remember(layout, (x, x), (out,), [(planned.start, (x, x, out), ())])
+    assert fused_runtime.plan_of(planned, x, torch.zeros(4, 8))[1] is None
+
+
+def test_scratch_is_made_anew_and_what_was_zero_is_zero(planned: Launches) -> None:
+    x, out = torch.zeros(16), torch.empty(16)
+    scratch, words = torch.empty(3), torch.zeros(5, dtype=torch.int64)
+    seen: list[tuple[int, ...]] = []
+    layout, _ = fused_runtime.plan_of(planned, x)
+    fused_runtime.remember(
+        layout, (x,), (out,), [(lambda *given: seen.append(given), (x, scratch, words, out), (7,))],
+        scratch=(scratch,), zeroed=(words,),
+    )  # fmt: skip
+    _, plan = fused_runtime.plan_of(planned, x)
+    result = fused_runtime.do_again(plan, x)
+    (given,) = seen
+    assert (given[0], given[3], given[4]) == (x.data_ptr(), result.data_ptr(), 7)
+    assert len({*given}) == len(given)
+    assert not {given[1], given[2]} & {scratch.data_ptr(), words.data_ptr()}

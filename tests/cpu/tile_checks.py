@@ -11,17 +11,16 @@ from types import ModuleType
 
 import pytest
 
-from fusion_advisor.codegen.emit import emit, written
+from fusion_advisor.codegen.emit import written
 from fusion_advisor.codegen.kernel_file import KernelFile
 from fusion_advisor.ir.kernel import Kernel
-from fusion_advisor.shipped.load import load_module
-from fusion_advisor.support.kernel_fault import KernelFault, process_folder
+from fusion_advisor.shipped.load import load_module, process_folder
+from fusion_advisor.support.kernel_fault import KernelFault
 from fusion_advisor.tile.program import TileFunction
 from fusion_advisor.verify import check_child
 
 from .checks import CRITERION
-from .generated import FUNCTIONS, SCHEDULES
-from .regions import PACKED, SHARING, decided, flow_of
+from .generated import group, kernel
 from .tile_interpreter import Change, interpret
 
 
@@ -41,11 +40,7 @@ class Programs:
 @cache
 def programs(name: str) -> Programs:
     """One of the generated kernels."""
-    function, inputs = FUNCTIONS.get(name) or SCHEDULES[name]
-    rules = SHARING if name.startswith("shared_") else PACKED
-    flow = flow_of(function, *inputs)
-    given = (flow, decided(flow, rules), name.replace(" + ", "_"), rules)
-    return Programs(emit(*given), written(*given))
+    return Programs(kernel(name), written(*group(name)))
 
 
 def fault(
