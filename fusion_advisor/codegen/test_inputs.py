@@ -45,9 +45,10 @@ SQUARE = "a square"
 """Name of the case with as many rows as there are elements in each."""
 
 
-_ROWS, _SIDE, _WALKING = 7, 32, 2
+_ROWS, _SIDE, _WALKING = 7, 4, 2
 """Rows that an odd case has at least, the side of a square one, and the programs where each is to
-walk to a second tile of rows, of which one has a third."""
+walk to a second tile of rows, of which one has a third. An interpreter takes as long for a program
+of few elements as for one of many."""
 
 
 def at_full_size(kernel: Kernel) -> Case:
@@ -184,7 +185,7 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
         },
         "one row": {**hints, **dict.fromkeys(outer_free, 1), **row},
     }
-    if alike := _alike(outer_free, row_free, _ROWS if inner else _SIDE):
+    if alike := _alike(outer_free, row_free):
         chosen[SQUARE] = {**chosen[ODD_SIZES], **dict.fromkeys(outer_free, 2), **alike}
     if crowded := _crowded(file, free):
         chosen["lanes at many places"] = {**chosen[ODD_SIZES], **crowded}
@@ -299,13 +300,11 @@ def _odd(size: int) -> int:
     return 1 + 2 ** min((size - 2).bit_length() - 1, 6) if size > 2 else 1
 
 
-def _alike(outer: Sequence[int], inner: Sequence[int], side: int) -> dict[int, int]:
+def _alike(outer: Sequence[int], inner: Sequence[int]) -> dict[int, int]:
     """Sizes at which two axes are as long, one of the rows and one along them; where only one kind
-    is free, the last two of it, `side` long. None where there is only one."""
-    if outer and inner:
-        return {outer[0]: _SIDE, inner[-1]: _SIDE}
-    both = (outer or inner)[:2]
-    return dict.fromkeys(both, side) if len(both) == 2 else {}
+    is free, the last two of it. None where there is only one."""
+    both = (outer[0], inner[-1]) if outer and inner else (outer or inner)[:2]
+    return dict.fromkeys(both, _SIDE) if len(both) == 2 else {}
 
 
 def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify) -> Case:
