@@ -151,9 +151,9 @@ def beside(home: Path) -> Row:
 
     prepare("interpreter")
     os.environ["FUSION_ADVISOR_STRICT"] = "0"  # a launcher may refuse a size, and say so
-    original = _loaded(home / "model.py", "original")
+    original = loaded(home / "model.py", "original")
     subprocess.run(["git", "apply", "x.patch"], cwd=home, check=True, capture_output=True)
-    edited = _loaded(home / "model.py", "edited")
+    edited = loaded(home / "model.py", "edited")
     import torch
 
     torch.manual_seed(0)
@@ -196,7 +196,7 @@ def _called(model: Any) -> Callable[..., tuple[Any, ...]]:
     return call
 
 
-def _loaded(path: Path, name: str) -> ModuleType:
+def loaded(path: Path, name: str) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     try:
         spec = importlib.util.spec_from_file_location(name, path)
@@ -263,7 +263,7 @@ def _drawn_again(inputs: tuple[Any, ...], seed: int) -> tuple[Any, ...]:
 
 def drawn(seed: str, modules: range, jobs: int, folder: Path) -> Row:
     """What came of some modules of a seed, by their numbers."""
-    draw = _loaded(HERE / "draw.py", "draw")
+    draw = loaded(HERE / "draw.py", "draw")
     files: list[Path] = []
     for number in modules:
         name, text = draw.drawn(seed, number, True)

@@ -1,0 +1,281 @@
+"""Kernels beside their rivals, on modules that nobody has seen: whole modules as region graphs.
+
+    python -m benchmarks.drawn.times [--seed HEX] [--count 40] [--seconds 560] [--jobs 14]
+    python -m benchmarks.drawn.times --table [SEED ...]
+
+Each module of `draw.py` runs under eager, under `torch.compile` (default, and max-autotune without
+CUDA graphs) and with our kernels alone (`inner="eager"`: every accepted group, the rest as eager
+launches it). All ways are held to a float64 run, then timed in turn: medians, a cold L2, the host
+hidden. Everything is compiled ahead, in parallel; what Inductor chose by a stopwatch meanwhile is
+forgotten, and chosen again while nothing else runs.
+
+The seed is the first eight digits of the commit that is measured. Rows go to results/times.jsonl,
+one a module, and a run goes on where the last one of its seed and commit ended. `--table` says what
+came of the last three seeds, or of those named; modules that eager ends in under 100 us count for
+nothing: there the host decides.
+"""
+
+# torch is typed in places only.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fusion_advisor.support.kernel_fault import cause
+
+from ..gpu import ahead, clock, commit, copy_bandwidth, machine
+from .__main__ import HERE, loaded
+
+RESULTS = HERE.parent / "results" / "times.jsonl"
+LEAST_US = 100
+RIVALS = ("eager", "compile", "max-autotune")
+OURS = "ours"
+
+Row = dict[str, Any]
+
+
+def drawn_module(seed: str, number: int) -> tuple[str, Any]:
+    """The name of a module, and what its file defines."""
+    name, text = loaded(HERE / "draw.py", "draw").drawn(seed, number, False)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "model.py").write_text(text)
+        return name, loaded(Path(folder) / "model.py", f"model_{number}")
+
+
+def ways(model: Any) -> dict[str, Callable[..., Any]]:
+    """Every way to run a model, not compiled yet."""
+    import torch
+
+    from fusion_advisor.dynamo.backend import fusion_advisor
+
+    def compiled(**how: Any) -> Any:
+        return torch.compile(model, dynamic=False, **how)
+
+    return {
+        "eager": model,
+        "compile": compiled(),
+        "max-autotune": compiled(mode="max-autotune-no-cudagraphs"),
+        OURS: compiled(backend=partial(fusion_advisor, options={"inner": "eager"})),
+    }
+
+
+def built(seed: str, number: int) -> tuple[str, Any, tuple[Any, ...]]:
+    """The name, the model and the inputs of a module, on the GPU."""
+    import torch
+
+    name, source = drawn_module(seed, number)
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        inputs = tuple(each.cuda() for each in source.get_inputs())
+    return name, source.Model().cuda().eval(), inputs
+
+
+def run_once(job: tuple[str, int]) -> None:
+    """Compile every way of one module."""
+    import torch
+
+    os.environ["FUSION_ADVISOR_STRICT"] = "1"
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(1)
+    torch.compiler.reset()
+    _, model, inputs = built(*job)
+    for call in ways(model).values():
+        call(*inputs)
+
+
+def forget_choices() -> int:
+    """Remove what Inductor chose by a stopwatch; how many there were."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    found = list(Path(cache_dir()).rglob("*.best_config"))
+    for file in found:
+        file.unlink()
+    return len(found)
+
+
+def timed(job: tuple[str, int], watch: Any, bandwidth: float) -> Row:
+    """Times and errors of one module's ways."""
+    import torch
+
+    from fusion_advisor import backend
+    from fusion_advisor.rulebook.load import load_rulebook
+    from fusion_advisor.verify.driver import criterion_of
+    from fusion_advisor.verify.references import truth
+    from fusion_advisor.verify.tolerance import compare
+
+    torch.compiler.reset()
+    name, model, inputs = built(*job)
+    row: Row = {"module": name}
+    first = _tuple(model(*inputs))
+    tensors = {id(t): t for t in (*inputs, *first, *model.parameters(), *model.buffers())}
+    row["copy_us"] = sum(t.nbytes for t in tensors.values()) / bandwidth * 1e6
+    calls = dict[str, Callable[[], Any]]()
+    try:
+        known = truth(_called(model), inputs)
+    except Exception as error:  # noqa: BLE001 some ops have no float64: said in the row
+        row["unchecked"], known = cause(error)[:160], None
+    criterion = criterion_of(load_rulebook().verify)
+    for way, call in ways(model).items():
+        try:
+            found = _tuple(call(*inputs))
+            calls[way] = partial(call, *inputs)
+            if known is not None and way == OURS:
+                compare(found, known, criterion, 1 << 20)
+        except Exception as error:  # noqa: BLE001 a way that fails is a fact of the row
+            row[f"{way} failed"] = cause(error)[:240]
+    del known, first
+    if outcome := backend.last():
+        row["placed"], row["accepted"] = len(outcome.taken), len(outcome.places)
+        row["schedules"] = [place.name for place in outcome.taken]
+        if outcome.report:
+            totals = outcome.report.totals
+            row["predicted"] = [totals.time_us, totals.time_us / totals.predicted_speedup]
+    watch.release()
+    series = watch.turns(list(calls.values()), 3)
+    row |= {way: statistics.median(us) for way, us in zip(calls, series, strict=True)}
+    return row
+
+
+def _called(model: Any) -> Callable[..., tuple[Any, ...]]:
+    """A model whose results are a tuple; float64 inputs meet float64 weights."""
+    import copy
+
+    import torch
+
+    wide = copy.deepcopy(model).double()
+
+    def call(*inputs: Any) -> tuple[Any, ...]:
+        return _tuple((wide if any(x.dtype == torch.float64 for x in inputs) else model)(*inputs))
+
+    return call
+
+
+def _tuple(found: Any) -> tuple[Any, ...]:
+    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+
+# --- what came of it -----------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Row], bandwidth_share: bool = True) -> list[str]:
+    """A line a module, then the figures."""
+    lines = [
+        "| module | " + " | ".join((*RIVALS, OURS)) + " | best rival / ours | % of copy | off |",
+        "|---|" + "---|" * (len(RIVALS) + 4),
+    ]
+    ratios, shares, off = list[float](), list[float](), list[float]()
+    for row in rows:
+        if row.get("eager", 0) < LEAST_US:
+            continue
+        ours = row.get(OURS, row["eager"])
+        best = min(row[way] for way in RIVALS if way in row)
+        ratios.append(best / ours)
+        shares.append(100 * row["copy_us"] / ours)
+        said = ""
+        if row.get("placed") and "predicted" in row:
+            unfused, fused = row["predicted"]
+            wrong = (unfused / fused) / (row["eager"] / ours)
+            off.append(max(wrong, 1 / wrong) - 1)
+            said = f"{100 * off[-1]:.0f} %"
+        cells = [f"{row[way]:.1f}" if way in row else "failed" for way in (*RIVALS, OURS)]
+        marks = "" if row.get("placed") else " (nothing placed)"
+        marks += f" ({row['ours failed']})" if "ours failed" in row else ""
+        lines.append(
+            f"| {row['module']}{marks} | {' | '.join(cells)} | {ratios[-1]:.2f} |"
+            f" {shares[-1]:.0f} | {said} |"
+        )
+    if ratios:
+        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        near = sum(ratio >= 0.97 for ratio in ratios) / len(ratios)
+        lines += [
+            "",
+            f"Best rival over ours, {len(ratios)} modules: geometric mean {mean:.3f}, at least 0.97"
+            f" in {100 * near:.0f} %, below 0.85 in {sum(ratio < 0.85 for ratio in ratios)};"
+            f" {statistics.median(shares):.0f} % of copy in the median.",
+        ]
+    if len(off) > 1:
+        lines.append(
+            f"Predicted speed-up off by {100 * statistics.median(off):.0f} % in the median,"
+            f" {100 * statistics.quantiles(off, n=10)[-1]:.0f} % at the 90th percentile."
+        )
+    return lines
+
+
+def main() -> int:
+    """Draw, time, log."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", default="")
+    parser.add_argument("--count", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=560)
+    parser.add_argument("--jobs", type=int, default=14)
+    parser.add_argument("--device", default="h200")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--table", nargs="*", metavar="SEED")
+    options = parser.parse_args()
+    if options.table is not None:
+        print("\n".join(_pooled(options.out, options.table)))
+        return 0
+    began, seed = time.monotonic(), options.seed or commit()
+    known: Mapping[str, Any] = {"seed": seed, "commit": commit(), "date": _today(), **_versions()}
+    have = {
+        row["number"]
+        for row in _rows(options.out)
+        if row["seed"] == seed and row["commit"] == known["commit"]
+    }
+    jobs = {f"{n}": (seed, n) for n in range(options.count) if n not in have}
+    failed = ahead(run_once, jobs, options.jobs, began + 0.5 * options.seconds)
+    print(f"ahead in {time.monotonic() - began:.0f} s; choices: {forget_choices()}", flush=True)
+    import torch
+
+    torch.set_grad_enabled(False)
+    watch = clock(options.device)
+    bandwidth = copy_bandwidth(watch)
+    for key, job in jobs.items():
+        if time.monotonic() > began + options.seconds:
+            break
+        try:
+            row = timed(job, watch, bandwidth)
+        except Exception as error:  # noqa: BLE001 one module fewer; its row says why
+            row = {"module": key, "failed": cause(error)[:240]}
+        row |= {"number": job[1], "ahead": failed.get(key, ""), **known}
+        with options.out.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(row) + "\n")
+        watch.release()
+    print("\n".join(table([row for row in _rows(options.out) if row["seed"] == seed])))
+    return 0
+
+
+def _rows(file: Path) -> list[Row]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def _pooled(file: Path, seeds: Sequence[str]) -> list[str]:
+    rows = _rows(file)
+    chosen = seeds or list(dict.fromkeys(row["seed"] for row in rows))[-3:]
+    return table([row for row in rows if row["seed"] in chosen])
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+def _versions() -> dict[str, str]:
+    return {"machine": machine()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
