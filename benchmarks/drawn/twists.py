@@ -38,10 +38,6 @@ Taken = tuple[str, str, Any]
 """What stands in the place of a part of the planner: module (and class), name, replacement."""
 
 
-def _nothing(*_: Any, **__: Any) -> frozenset[str]:
-    return frozenset()
-
-
 def _none(*_: Any, **__: Any) -> dict[Any, Any]:
     return {}
 
@@ -54,28 +50,16 @@ def _false(*_: Any, **__: Any) -> bool:
     return False
 
 
-def _same(step: Any, *_: Any, **__: Any) -> Any:
-    return step
-
-
-def _fields(**given: Any) -> Any:
-    """A plan of the schedule with other fields in each step."""
-
-    def changed(original: Any) -> Any:
-        def plan(*args: Any, **more: Any) -> Any:
-            found = original(*args, **more)
-            return replace(found, steps=tuple(replace(step, **given) for step in found.steps))
-
-        return plan
-
-    return changed
-
-
 class Around:
     """Replacement that is made of what it stands in for."""
 
     def __init__(self, make: Any) -> None:
         self.make = make
+
+
+def _plain_parts(original: Any) -> Any:
+    """Parts of rows without a rule for what they compute."""
+    return lambda laid, stages, rules: (rules.schedules.split.elements_per_thread.count, stages)
 
 
 def _refused(*_: Any, **__: Any) -> Any:
@@ -85,45 +69,18 @@ def _refused(*_: Any, **__: Any) -> Any:
 
 
 TWISTS: dict[str, tuple[Taken, ...]] = {
-    "unaligned ends": (("row", "vector", _zero), ("blocked", "vector", _zero),
-                       ("cooperative", "vector", _zero)),
-    "copies of row-invariant operands": (("row", "copied", _nothing),
-                                         ("cooperative", "copied", _nothing)),
-    "concatenated parts": (("row", "joined", _none), ("tiled", "joined", _none),
-                           ("body.Body", "joins", False)),
-    "channel runs": (("coordinates.Coordinates", "_few_places", _false),),
-    "short windows": (("row", "run_of_windows", _nothing),),
-    "joint launches": (("horizontal", "serves", _false),),
-    "rows of planes": (("tiled", "plan", Around(_fields(in_planes=False))),),
-    "kept in the L2": (("flat", "lasting", _nothing), ("row", "lasting", _nothing),
-                       ("tiled", "_shared", _nothing), ("horizontal", "_lasting", _nothing)),
-    "let go by the L2": (("row", "_passing", _nothing),),
     "second piece of a row": (("row", "_rest", _zero),),
-    "reciprocal": (("row", "plan", Around(_fields(reciprocal=True))),
-                   ("persistent", "plan", Around(_fields(reciprocal=True)))),
-    "no reciprocal": (("row", "plan", Around(_fields(reciprocal=False))),),
-    "rows that fill their tiles": (("row", "plan", Around(_fields(whole=False))),),
-    "parts that fill their tiles": (("tiled", "plan", Around(_fields(whole=False))),),
-    "blocks without a mask": (("flat", "plan", Around(_fields(unmasked=False))),),
-    "loads ahead of reductions": (("row", "_hurried", _same),),
-    "limit on registers": (("cooperative", "plan", Around(_fields(most_registers=0))),),
-    "lanes filled for reductions": (("body.Body", "fills", False),),
-    "halves read by one load": (("body.Body", "_read_together", _none),),
-    "beginnings of rows told": (("addresses.Addresses", "begun", property(_none)),),
-    "steps between rows told": (("addresses.Addresses", "apart", property(lambda self: [])),),
     "lengths of rows told": (("addresses.Addresses", "_divided", lambda self: []),),
-    "order in which it is read": (("tiled", "_as_read", lambda laid, device: laid.across),),
     "squares across memory": (("tiled", "_across", lambda *_: None),),
-    "all programs at once": (("tiled", "_at_once", _same),),
-    "more elements for busy threads": (("flat", "_busy", _false),),
     "one more (log1p, expm1)": (("body", "one_more", _none),),
     "sums that are at least one": (("body", "at_least_one", _none),),
-    "exact logistic across memory": (("body.Body", "_across", property(_false)),),
     "moments and rescaled sums in one pass": (("online", "_moments", lambda *_: None),
                                               ("online", "_rescaled", lambda *_: None)),
+    "narrow while programs wait": (("cooperative_body._Along", "_narrow", _false),),
+    "half threads for long functions": (("blocked", "_of_parts", Around(_plain_parts)),),
+    "rows that share a program": (("row", "_rows", lambda laid, block, coalesced, *_: coalesced),),
     **{f"schedule: {name}": ((name, "plan", _refused),)
-       for name in ("tiled", "cooperative", "persistent", "carried", "split", "blocked",
-                    "finishing")},
+       for name in ("tiled", "cooperative", "carried", "split", "blocked", "finishing")},
 }  # fmt: skip
 
 

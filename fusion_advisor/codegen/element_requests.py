@@ -21,12 +21,10 @@ from fusion_advisor.schedules.reducing import walks
 
 @dataclass(frozen=True)
 class ElementRequests:
-    """Requests of one kernel at certain sizes of the axes; `near` where its lanes have two
-    positions of a row's outer group, and request both."""
+    """Requests of one kernel at certain sizes of the axes."""
 
     step: Step
     sizes: Mapping[int, int]
-    near: bool
 
     def by(self, loads: Sequence[Access]) -> int:
         """Elements that one launch requests by some of the step's loads."""
@@ -57,32 +55,16 @@ class ElementRequests:
     @property
     def _tiles(self) -> int:
         """Tiles, of rows or of elements."""
-        step = self.step
-        height = step.block if step.schedule == "flat" else step.rows
-        planes = self._places(step.outer[:1]) if step.in_planes else 1
-        return planes * -(-self._places(step.tiled) // height)
+        return self.step.tiles.at(self.sizes)
 
     @property
     def parts(self) -> int:
         """Programs that share a row."""
-        step = self.step
-        if step.parts and step.schedule != "persistent":
-            return self.sizes[step.parts.axes[0]]
-        return -(-self._places(step.inner) // step.part) if step.part else 1
-
-    @property
-    def _programs(self) -> int:
-        tiles = min(self._tiles, self.step.most or self._tiles)
-        return tiles * self.parts
+        return self.step.beside.at(self.sizes)
 
     def _load(self, load: Access) -> int:
         axes = self._axes(load)
-        along = self._serially(axes) * self._times(load)
-        found = self._lanes(axes) * along
-        if self.near and not axes & {*self.step.groups[-1].axes}:
-            chunks = -(-self._places(self.step.inner or self.step.outer) // self.step.block)
-            found = max(found, 2 * self._tiles * max(self.parts, chunks) * along)
-        return found
+        return self._lanes(axes) * self._serially(axes) * self._times(load)
 
     def _axes(self, load: Access) -> frozenset[int]:
         """The axes that the address of a load depends on."""
@@ -95,14 +77,13 @@ class ElementRequests:
         """Lanes that request what lies along some axes."""
         step = self.step
         across = bool(axes & {*spanned(step.outer)})
-        if step.schedule == "flat":
-            return self._rows if across else self._programs
+        if not step.inner:
+            return self._rows if across else self._tiles
         along = bool(axes & step.along)
-        if along and (across or step.in_planes):
+        if along and across:
             return self._rows * self._places(step.inner)
         if along:  # each program loads it once, unless where it lies hangs on the row
-            shared = step.schedule == "persistent" and not step.vector
-            return (self._programs if shared else self._tiles) * self._places(step.inner)
+            return step.walkers.at(self.sizes) * self._places(step.inner)
         return self._rows * self.parts if across else self._tiles * self.parts
 
     def _serially(self, axes: frozenset[int]) -> int:
@@ -115,7 +96,7 @@ class ElementRequests:
         numbers = {n for n, a in zip(region.all("load"), step.loads, strict=True) if a is load}
         again = walks(region, step.serial)
         times = max((again.get(number, 1) for number in numbers), default=1)
-        if step.schedule == "blocked":
+        if step.chunked:
             found = row_walks(region, step.along)
             times *= max(sum(bool(numbers & walk) for walk in found), 1)
         return times

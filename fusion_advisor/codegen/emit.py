@@ -38,7 +38,6 @@ from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.bodies import body_of
 from fusion_advisor.schedules.names import Names
-from fusion_advisor.schedules.vectors import copies_of
 from fusion_advisor.shipped.files import DEVICE, HOST, IMPORT, RUNTIME, version
 from fusion_advisor.tile.verify import verify
 
@@ -67,7 +66,7 @@ def emit(
     content = "\n\n\n".join((jits, launcher(file), reference, trial))
     lines = [part for line in content.splitlines() for part in fitted(line)]
     shared = _shared(file, content)
-    own = {HOST, "reference", *(function.name for function in file.functions)}
+    own = {HOST, "reference", *(kernel.name for kernel in file.kernels)}
     if name in own.union(*shared.values()) or f"{HOST}.{name}(" in content:
         raise ValueError(f"{name}: means something else in its file; choose another name")
     imports = _imports(name, shared, library="libdevice." in content)
@@ -119,7 +118,7 @@ def _unrolled(step: Step, device: Device, rulebook: Rulebook) -> int:
     """Elements that a warp may have on the way at once where a walk is written out: fewer where
     each lane has one element."""
     one = step.rows * step.block == step.warps * device.warp_size
-    numbers = rulebook.schedules.flat if step.schedule == "flat" or one else rulebook.schedules.row
+    numbers = rulebook.schedules.flat if not step.inner or one else rulebook.schedules.row
     return numbers.unrolled_elements.count * device.warp_size
 
 
@@ -137,9 +136,6 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int
         for access in (*step.stores, *(a for phase in step.phases for a in phase.stores)):
             if access.name not in tensors:
                 tensors[access.name] = names.claim(_space_name(plan, access.name))
-        for copied in sorted(step.copied):
-            key = copies_of(copied, step.vector)
-            tensors[key] = tensors.get(key) or names.claim(f"{tensors[copied]}_copies")
     whole = _origins(plan, inputs, fixed_axes(plan))
     sizes: dict[int, str] = {}
     for axis in sorted(plan.region.sizes):
@@ -163,12 +159,9 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int
             precise=precise,
             unrolled=most,
         )
-        called = f"{name}{kind}_kernel"
-        if step.beside:
-            called = names.claim(f"{name}_{tensors[step.stores[0].name]}")
-        kernels.append(JitFunction(called, step, body, body.program(), _note(step)))
-        for function in kernels[-1].functions:
-            verify(function, kernels[-1].filled)
+        kernel = JitFunction(f"{name}{kind}_kernel", step, body, body.program())
+        verify(kernel.function, kernel.filled)
+        kernels.append(kernel)
     return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, strides, whole)
 
 
@@ -181,7 +174,7 @@ def _space_name(plan: Plan, name: str) -> str:
 
 def _kinds(plan: Plan) -> list[str]:
     """What the kernels of a plan are called behind the file's name."""
-    if len(plan.steps) == 1 or plan.together:
+    if len(plan.steps) == 1:
         return ["" for _ in plan.steps]
     kinds: list[str] = []
     for step in plan.steps:
@@ -290,26 +283,6 @@ def _made_as(plan: Plan) -> str:
     if plan.launches == 1:
         return f"one {plan.schedule} kernel"
     return f"{len(plan.steps)} kernels ({plan.schedule})"
-
-
-_NOTES = {
-    "flat": "One program, one block of consecutive elements of the result.",
-    "row": "One program holds {rows} on chip.",
-    "blocked": "One program walks {rows} in chunks.",
-    "tiled": "One program has one part of {rows}.",
-    "persistent": "One program walks its share of the rows.",
-    "cooperative": "One program has a part of a row, and takes what the others found from them.",
-}
-
-
-def _note(step: Step) -> str:
-    rows = "several rows" if step.rows > 1 else "a row"
-    if step.part and step.schedule in ("blocked", "row"):
-        rows = f"a part of {rows}"
-    elif step.schedule == "row":
-        rows = "several whole rows" if step.rows > 1 else "one whole row"
-        rows = f"{rows} in pieces" if step.rest or step.ends else rows
-    return _NOTES[step.schedule].format(rows=rows)
 
 
 def _reference(file: KernelFile, flow: Dataflow) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import get_args
 
 from fusion_advisor.codegen.kernel_file import (
     MOST_LANES,
     JitFunction,
     KernelFile,
-    Together,
     dense,
     extent,
     factors,
@@ -20,8 +20,10 @@ from fusion_advisor.codegen.kernel_file import (
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import PROGRAMS
 from fusion_advisor.region.axes import Dims
+from fusion_advisor.region.random import SHARES
 from fusion_advisor.schedules.base import Step, words
 from fusion_advisor.schedules.cooperative_body import HEAD
+from fusion_advisor.schedules.launch import Extent, Rule
 from fusion_advisor.schedules.layout import Access, Group, gaps
 from fusion_advisor.shipped.files import HOST, RUNTIME, functions
 
@@ -160,13 +162,12 @@ def launcher(file: KernelFile) -> str:
     for kernel in file.kernels:
         if kernel.step.phases:
             lines += _exchanged(file, kernel)
-    lines += _copied(file)
     lines.append(_far(file))
     lines += _launches(file)
     lines.append(_remember(file))
     lines.append(f"return {', '.join(file.output_names)}")
     lines = [
-        f"layout, plan = plan_of({file.first}, {given})",
+        f"layout, plan = plan_of({file.kernels[0].name}, {given})",
         "if plan is not None:",
         f"    return do_again(plan, {given})",
         *_read(file, "\n".join(lines)),
@@ -216,14 +217,25 @@ def _far(file: KernelFile) -> str:
 
 def _count_parts(file: KernelFile, step: Step) -> str:
     """How many programs share a row, or the rows."""
-    if step.schedule == "persistent":
-        return f"{_parts(file, step)} = {_programs(file, step)}"
-    return f"{_parts(file, step)} = cdiv({extent(file, spanned(step.inner))}, {step.part})"
+    shared = step.walkers if step.most else step.beside
+    return f"{_parts(file, step)} = {_counted(file, shared)}"
 
 
-def _programs(file: KernelFile, step: Step) -> str:
-    """How many programs walk the rows."""
-    return f"min({_tiles(file, step)}, {limits(file)[step.most]})"
+def _counted(file: KernelFile, programs: Extent) -> str:
+    """How many programs there are along some axes."""
+    text = extent(file, programs.axes)
+    text = text if programs.per == 1 else f"cdiv({text}, {programs.per})"
+    return f"min({text}, {limits(file)[programs.most]})" if programs.most else text
+
+
+def _grid(file: KernelFile, step: Step) -> str:
+    """Programs along each dimension."""
+    named = {step.walkers if step.most else step.beside: _parts(file, step)} if step.parts else {}
+
+    def text(dimension: Sequence[Extent]) -> str:
+        return product([named.get(programs) or _counted(file, programs) for programs in dimension])
+
+    return _tuple([text(dimension) for dimension in step.grid])
 
 
 def limits(file: KernelFile) -> dict[int, str]:
@@ -232,38 +244,9 @@ def limits(file: KernelFile) -> dict[int, str]:
     return {limit: f"{PROGRAMS}{f'_{n}' if n else ''}" for n, limit in enumerate(most)}
 
 
-def _copies(file: KernelFile) -> dict[str, tuple[str, int]]:
-    """The copies of what all rows share: of which tensor, and for what vectors."""
-    return {
-        kernel.copies(access): (kernel.named(access), kernel.step.vector)
-        for kernel in file.kernels
-        for access in kernel.copied
-    }
-
-
-def _copied(file: KernelFile) -> list[str]:
-    """What makes those copies, directly before what reads them: each launch may begin before the
-    last has ended, but the first one of the call."""
-    made = [
-        f"{copies}, {copies}_made = copies(copies_kernel, {name}, {vector}, early"
-        f"{', **early' if place else ''})"
-        for place, (copies, (name, vector)) in enumerate(_copies(file).items())
-    ]
-    if not made:
-        return []
-    return [
-        f"early = overlapping({file.input_names[0]}.device)",
-        "# What all rows share, for their whole vectors wherever a row begins.",
-        *made,
-    ]
-
-
 def _launches(file: KernelFile) -> list[str]:
     """Every launch, in order; what each did is kept."""
-    if file.together:
-        call = _call_together(file, file.together)
-        return ["steps = [", *(f"    {line}" for line in call[:-1]), f"    {call[-1]},", "]"]
-    lines = [f"{copies}_made," for copies in _copies(file)]
+    lines: list[str] = []
     for kernel in file.kernels:
         call = _call(file, kernel)
         if not kernel.step.phases:
@@ -272,84 +255,25 @@ def _launches(file: KernelFile) -> list[str]:
         apart = ", ".join(str(n) for n in range(len(kernel.step.exchanges) + 1))
         together = f"together{_number(file, kernel)}"
         turns = [*call, f"for step in ((-1,) if {together} else ({apart}))"]
-        several = len(file.kernels) > 1 or kernel.copied
-        lines += ["*(", *(f"    {line}" for line in turns), "),"] if several else turns
+        lines += (
+            ["*(", *(f"    {line}" for line in turns), "),"] if len(file.kernels) > 1 else turns
+        )
     return ["steps = [", *(f"    {line}" for line in lines), "]"]
 
 
 def _call(file: KernelFile, kernel: JitFunction) -> list[str]:
     """One launch."""
     step = kernel.step
-    rows = extent(file, spanned(step.outer))
-    cols, parts = extent(file, spanned(step.inner or step.outer)), _parts(file, step)
-    if step.schedule == "flat":
-        grid = f"cdiv({rows}, {step.block}),"
-    elif step.phases:
-        grid = f"{product([rows, parts])},"
-    elif step.schedule == "persistent":
-        grid = f"{parts or _programs(file, step)},"
-    else:
-        grid = _tiles(file, step)
-        if step.parts:
-            grid = f"{grid}, {parts}"
-        elif step.part:
-            grid = f"{grid}, cdiv({cols}, {step.part})"
-        else:
-            grid = f"{grid},"
-    if step.in_planes:
-        planes, tiles = extent(file, step.outer[0].axes), _tiles(file, step)
-        grid = f"in_planes({planes}, {tiles}, cdiv({cols}, {step.part}))"
     constants = [f"{name}={text}" for name, text in _constants(file, kernel).items()]
     constants += [f"num_warps={step.warps}", f"enable_fp_fusion={kernel.contracts}"]
-    constants += [f"maxnreg={step.most_registers}"] if step.most_registers else []
-    if kernel.copied and kernel is file.kernels[0]:  # right behind the copies
-        constants.append("**(early if step < 0 else {})" if step.phases else "**early")
     arguments = [
         kernel.name,
-        grid if step.in_planes else f"({grid})",
+        _grid(file, step),
         _tuple(_given(file, kernel)),
         _tuple(_numbers(file, kernel)),
         *constants,
     ]
-    return _launch(arguments)
-
-
-def _launch(arguments: Sequence[str]) -> list[str]:
     return ["launch(", *(f"    {argument}," for argument in arguments), ")"]
-
-
-def _call_together(file: KernelFile, together: Together) -> list[str]:
-    """The one launch of several kernels."""
-    counts = [_beside(file, side.step) for side in together.sides]
-    ends = [" + ".join(counts[: number + 1]) for number in range(len(counts))]
-    numbers = [text for side in together.sides for text in _numbers(file, side)]
-    constants = together.own(_constants(file, side) for side in together.sides)
-    arguments = [
-        together.name,
-        f"({ends[-1]},)",
-        _tuple([pointer.removesuffix("_ptr") for pointer in together.pointers]),
-        _tuple([*ends[:-1], *numbers]),
-        *(f"{name}={text}" for name, text in constants.items()),
-        f"num_warps={together.sides[0].step.warps}",
-        f"enable_fp_fusion={together.contracts}",
-    ]
-    return _launch(arguments)
-
-
-def _beside(file: KernelFile, step: Step) -> str:
-    """How many programs a kernel has of those that are launched together."""
-    rows = extent(file, spanned(step.outer))
-    if step.schedule == "flat":
-        return f"cdiv({rows}, {step.block})"
-    parts = f"cdiv({extent(file, spanned(step.inner))}, {step.part})"
-    planes = extent(file, step.outer[0].axes) if step.in_planes else "1"
-    return product([planes, _tiles(file, step), parts])
-
-
-def _tiles(file: KernelFile, step: Step) -> str:
-    """How many tiles there are of all rows, or of those of a plane."""
-    rows = extent(file, spanned(step.tiled))
-    return rows if step.rows == 1 else f"cdiv({rows}, {step.rows})"
 
 
 def _numbers(file: KernelFile, kernel: JitFunction) -> list[str]:
@@ -361,29 +285,20 @@ def _numbers(file: KernelFile, kernel: JitFunction) -> list[str]:
 
 def _constants(file: KernelFile, kernel: JitFunction) -> dict[str, str]:
     """The constants of its tile, from the sizes at hand."""
-    step, body = kernel.step, kernel.body
-    told = {
-        "cols": extent(file, spanned(step.inner or step.outer)),
-        "rows": extent(file, spanned(step.tiled)),
-        "parts": _parts(file, step),
-        "inner": extent(file, spanned(step.groups[-1:])),
-        "planes": extent(file, step.outer[0].axes) if step.in_planes else "",
-        "apart": " | ".join(_free_stride(file, kernel, a, along) for _, a, along in body.apart),
-        "begun": _begun(file, kernel),
+    return {
+        constant.name: _RULES[constant.rule].format(extent(file, constant.axes), constant.value)
+        for constant in kernel.body.constants
     }
-    return {name: text.format(**told) for name, (text, _) in kernel.constants.items()}
 
 
-def _begun(file: KernelFile, kernel: JitFunction) -> str:
-    """What divides the bytes at which rows begin, of tensors that begin anywhere: a number of as
-    many factors of two."""
-    begun = kernel.body.begun
-    steps = dict.fromkeys(
-        f"{_free_stride(file, kernel, access, group)} * {access.tensor.itemsize}"
-        for access, groups in begun.values()
-        for group in groups
-    )
-    return " | ".join([f"beginning({', '.join(begun)})", *steps])
+_RULES: dict[Rule, str] = {
+    "": "{1}",
+    **{name: f"{name}({{0}})" for name in get_args(Rule) if name in functions(RUNTIME)},
+    "in_runs": f"{{0}} % {max(SHARES.values())} == 0",
+    "far": "far",
+    "step": "step",
+}
+"""Constants as the launcher writes them, of the places along their axes and of their value."""
 
 
 def _given(file: KernelFile, kernel: JitFunction) -> list[str]:
@@ -401,7 +316,6 @@ def _number(file: KernelFile, kernel: JitFunction) -> str:
 def _remember(file: KernelFile) -> str:
     """The line that keeps what was done: from what, what was made, and the launches."""
     scratch = [name for name, _ in file.stores if name not in file.output_names]
-    scratch += _copies(file)
     parts = [_tuple(file.input_names), _tuple(file.output_names), "steps"]
     if scratch:
         parts.append(f"scratch={_tuple(scratch)}")

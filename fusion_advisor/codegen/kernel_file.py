@@ -5,42 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd, prod
-from typing import TypeVar
+from math import prod
 
 from fusion_advisor.codegen.triton import called
 from fusion_advisor.fusion.lower import Expressed
 from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.region.axes import AxisList, Dims
-from fusion_advisor.region.random import SHARES
 from fusion_advisor.region.region import Region
-from fusion_advisor.schedules.base import DIVISOR, Plan, Step, power_of_two
+from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.layout import Access, Group, accesses
 from fusion_advisor.schedules.layout import access as laid_over
-from fusion_advisor.schedules.places import MOST_PLANES
-from fusion_advisor.schedules.vectors import copies_of
 from fusion_advisor.shipped.files import DEVICE, functions
-from fusion_advisor.tile.program import (
-    Block,
-    DeviceCall,
-    Do,
-    If,
-    Let,
-    Literal,
-    Name,
-    ProgramId,
-    TileFunction,
-)
+from fusion_advisor.tile.program import Block, TileFunction
 
 INT32_MAX = 2**31 - 1
 MOST_LANES = 2**20
 """Elements of a block, in Triton."""
-
-_BLOCK = "The elements from `start` on; whole vectors of a WHOLE block, which needs no mask."
-_TOGETHER = "Side by side: the programs of each result follow those of the one before."
-
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -52,60 +33,40 @@ class JitFunction:
     body: Body
     program: Block
     """What it does."""
-    note: str
-    """Words for the work of one of its programs."""
 
     @cached_property
-    def functions(self) -> tuple[TileFunction, ...]:
-        """Functions that it is written as, what is launched last: where a whole block needs no
-        mask, that calls one that makes a block."""
+    def function(self) -> TileFunction:
+        """Function that it is written as."""
         workspace = ("workspace_ptr",) if self.step.phases else ()
-        shared = (*self.pointers, *workspace, *self.body.sizes, *self.body.strides)
-        arguments = ("program", *shared) if self.step.beside else shared
-        constants = tuple(self.constants)
-        if not self.step.unmasked:
-            return (TileFunction(self.name, arguments, constants, self.program, self.note),)
-        given, whole = ("start", *shared), (*constants, "WHOLE")
-        block = TileFunction(self.block, given, whole, self.program, f"{_BLOCK}\n{self.note}")
-        calls = self._in_blocks((*given, *constants))
-        return block, TileFunction(self.name, arguments, constants, calls, self.note)
+        arguments = (*self.pointers, *workspace, *self.body.sizes, *self.body.strides)
+        constants = tuple(constant.name for constant in self.body.constants)
+        return TileFunction(self.name, arguments, constants, self.program, self.body.note)
 
-    def _in_blocks(self, given: Iterable[str]) -> Block:
-        """Calls of what makes a block; the last block may have less than a whole one."""
-        start, count = Name("start"), self.body.total(self.step.outer)
-        whole, rest = (
-            (Do(DeviceCall(self.block, (*map(Name, given), Literal(held)))),)
-            for held in ("True", "False")
-        )
-        held = start <= count - Name("BLOCK")
-        return Let(("start",), self.body.block_start), If(held, whole, rest)
-
-    @cached_property
+    @property
     def helpers(self) -> frozenset[str]:
-        """Shared device functions that it calls, or that are launched before it."""
-        found = {name for function in self.functions for name in called(function.body)}
-        found |= {"copies_kernel"} if self.step.copied else set()
-        return functions(DEVICE) & found
+        """Shared device functions that it calls."""
+        return functions(DEVICE) & {*called(self.program)}
 
     @property
     def filled(self) -> tuple[str, ...]:
         """Constants of which each lane has an element."""
-        return ("COLS", "REST") if self.step.rest and not self.step.ends else ()
+        return ("COLS", "REST") if self.step.rest else ()
 
     @property
     def accesses(self) -> tuple[Access, ...]:
         return (*self.step.loads, *self.step.stores)
 
     @property
-    def block(self) -> str:
-        """What works on one block, where the kernel tells a whole one from the last."""
-        return f"{self.name.removesuffix('_kernel')}_block"
-
-    @property
     def contracts(self) -> bool:
         """May a product and a sum round once? Not where a product is compared with its own maximum:
-        exp(x * s - max(x * s)) of large products would not be 1 at the maximum, but overflow."""
+        exp(x * s - max(x * s)) of large products would not be 1 at the maximum, but overflow. Nor
+        where a sum has to be exact."""
         region = self.step.region
+        summed = [region.exprs[n] for n in region.live if region.exprs[n].op in ("add", "sub")]
+        if any(
+            sum_.exact and any(region.exprs[a].op == "mul" for a in sum_.args) for sum_ in summed
+        ):
+            return False
         compared = {
             region.exprs[number].args[0]
             for number in region.all("reduce")
@@ -127,145 +88,7 @@ class JitFunction:
         found: dict[str, Access] = {}
         for access in self.accesses:
             found.setdefault(f"{self.named(access)}_ptr", access)
-            if access.name in self.step.copied:
-                found.setdefault(f"{self.copies(access)}_ptr", access)
         return found
-
-    def copies(self, access: Access) -> str:
-        """What the copies of a tensor that all rows share are called."""
-        return self.body.tensors[copies_of(access.name, self.step.vector)]
-
-    @property
-    def copied(self) -> list[Access]:
-        """Each tensor that is copied for the rows once."""
-        found = {a.name: a for a in self.step.loads if a.name in self.step.copied}
-        return list(found.values())
-
-    @property
-    def constants(self) -> dict[str, tuple[str, int]]:
-        """Each constant of the tile: how the launcher writes it, and its value for the graph."""
-        step, found = self.step, dict[str, tuple[str, int]]()
-        if step.schedule == "cooperative" and step.parts:
-            peers = power_of_two(step.parts.size)
-            found = {
-                "COLS": (str(step.block), step.block),
-                "PEERS": ("power_of_two({parts})", peers),
-            }
-            if step.rest:
-                found["REST"] = (str(step.rest), step.rest)
-            if step.ends:
-                found["ENDS"] = (str(step.ends), step.ends)
-            if step.copied:
-                found["EARLY"] = ("bool(early)", False)
-            return {**found, **self._sizes_tell, "STEP": ("step", -1)}
-        if step.schedule == "flat":
-            return {"BLOCK": (str(step.block), step.block), **self._sizes_tell}
-        if step.rows > 1:
-            found["ROWS"] = (str(step.rows), step.rows)
-        if step.part and step.schedule == "blocked":
-            found["PART"] = (str(step.part), step.part)
-        whole = step.schedule in ("row", "persistent") and not step.part
-        text = "power_of_two({cols})" if whole else str(step.block)
-        found["COLS"] = (text, step.block)
-        if step.ends:
-            found["ENDS"] = (str(step.ends), step.ends)
-        if step.rest:
-            found["COLS"] = ("first_piece({cols})", step.block)
-            found["REST"] = ("second_piece({cols})", step.rest)
-        if step.copied:
-            found["EARLY"] = ("bool(early)", False)
-        if self.body.shares:
-            least = max(SHARES.values())
-            found["SHARED"] = (f"{{cols}} % {least} == 0", int(step.length % least == 0))
-        return found | self._sizes_tell
-
-    @property
-    def _sizes_tell(self) -> dict[str, tuple[str, int]]:
-        """Whether all parts of a row are whole, whether the lanes of a program lie in two runs of
-        the last group at most, by what power of two a row can be divided, and whether some offset
-        is beyond 32 bits."""
-        step, found = self.step, dict[str, tuple[str, int]]()
-        if self.body.whole:
-            part, rows = step.block + step.rest, prod(group.size for group in step.tiled)
-            fits, text = step.length % part == 0, f"{{cols}} % {part} == 0"
-            if step.schedule == "tiled":
-                fits = fits and rows % step.rows == 0
-                text = f"{{rows}} % {step.rows} == 0 and {text}"
-            elif step.whole:
-                text = "{cols} == power_of_two({cols})"
-            found["WHOLE"] = (text, fits)
-        if self.body.near:
-            far = int(step.groups[-1].size >= step.block)
-            found["NEAR"] = (f"{{inner}} >= {step.block}", far)
-        if self.body.divided:
-            length = prod(group.size for group in step.inner or step.outer)
-            found["DIVISOR"] = ("divisor({cols})", gcd(length, DIVISOR))
-        if step.in_planes and not step.beside:
-            found["PLANES"] = (f"{{planes}} <= {MOST_PLANES}", step.outer[0].size <= MOST_PLANES)
-        if begun := self.body.begun.values():
-            steps = [group.step(access) for access, groups in begun for group in groups]
-            sizes = [access.tensor.itemsize for access, _ in begun]
-            offsets = [access.tensor.offset * access.tensor.itemsize for access, _ in begun]
-            value = gcd(*offsets, *(min(sizes) * step for step in steps), DIVISOR)
-            found["BEGUN"] = ("divisor({begun})", value)
-        if apart := [group.step(access) for _, access, group in self.body.apart]:
-            found["APART"] = (f"divisor({{apart}} | {DIVISOR})", gcd(*apart, DIVISOR))
-        found["FAR"] = ("far", int(self.body.far))
-        return found
-
-
-@dataclass(frozen=True)
-class Together:
-    """What launches several jit functions as one, the programs of each behind those of the one
-    before. Their own arguments have their number behind their names; tensors are the file's."""
-
-    name: str
-    sides: tuple[JitFunction, ...]
-
-    @property
-    def pointers(self) -> dict[str, Access]:
-        """Each tensor argument once."""
-        return {name: access for side in self.sides for name, access in side.pointers.items()}
-
-    @property
-    def ends(self) -> list[str]:
-        """The arguments that tell how many programs the functions up to one have, but the last."""
-        return [f"end_{number}" for number in range(len(self.sides) - 1)]
-
-    @property
-    def constants(self) -> dict[str, tuple[str, int]]:
-        """As those of one function."""
-        return self.own(side.constants for side in self.sides)
-
-    @staticmethod
-    def own(arguments: Iterable[Mapping[str, _Value]]) -> dict[str, _Value]:
-        """What each function has for arguments of its own, by their names here."""
-        return {
-            f"{name}_{number}": value
-            for number, of_one in enumerate(arguments)
-            for name, value in of_one.items()
-        }
-
-    @property
-    def contracts(self) -> bool:
-        return all(side.contracts for side in self.sides)
-
-    @property
-    def function(self) -> TileFunction:
-        """Kernel whose programs are those of the functions, one behind the other."""
-        program = Name("program")
-        numbers = [{**side.body.sizes, **side.body.strides} for side in self.sides]
-        calls = list[DeviceCall]()
-        for n, side in enumerate(self.sides):
-            own = (f"{name}_{n}" for name in (*numbers[n], *side.constants))
-            first = program - Name(self.ends[n - 1]) if n else program
-            calls.append(DeviceCall(side.name, (first, *map(Name, (*side.pointers, *own)))))
-        found: Block = (Do(calls.pop()),)
-        for end, call in zip(reversed(self.ends), reversed(calls), strict=True):
-            found = (If(program < Name(end), (Do(call),), found),)
-        body = (Let(("program",), ProgramId(0)), *found)
-        arguments = (*self.pointers, *self.ends, *self.own(numbers))
-        return TileFunction(self.name, arguments, tuple(self.constants), body, _TOGETHER)
 
 
 @dataclass(frozen=True)
@@ -300,20 +123,9 @@ class KernelFile:
         return self.plan.region
 
     @property
-    def together(self) -> Together | None:
-        """What launches all kernels as one, where the plan does."""
-        return Together(f"{self.name}_kernel", self.kernels) if self.plan.together else None
-
-    @property
     def functions(self) -> tuple[TileFunction, ...]:
-        """Every function of the file's kernels, each behind those that it calls."""
-        found = [function for kernel in self.kernels for function in kernel.functions]
-        return (*found, *([self.together.function] if self.together else []))
-
-    @property
-    def first(self) -> str:
-        """The jit function that is launched first."""
-        return self.together.name if self.together else self.kernels[0].name
+        """Tile function of each kernel."""
+        return tuple(kernel.function for kernel in self.kernels)
 
     @property
     def behind(self) -> int:

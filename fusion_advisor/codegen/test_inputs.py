@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import prod
 
 from fusion_advisor.codegen.element_requests import ElementRequests
@@ -13,7 +13,6 @@ from fusion_advisor.codegen.kernel_file import (
     INT32_MAX,
     JitFunction,
     KernelFile,
-    Together,
     dense,
     factors,
     memory_order,
@@ -35,7 +34,6 @@ from fusion_advisor.schedules.base import (
     words,
 )
 from fusion_advisor.schedules.layout import Access, gaps, reach
-from fusion_advisor.schedules.vectors import COPIED, copied_elements, taken_elements
 
 FULL_SIZE = "the graph's sizes"
 """Name of the case that is as large as the graph."""
@@ -74,64 +72,28 @@ def at_odd_sizes(made: Sequence[Case]) -> Case:
 
 
 def launches(file: KernelFile) -> tuple[Launch, ...]:
-    """Every kernel, and what copies for it, as a device compiles them for the graph's sizes."""
-    if file.together:
-        return (_launch_together(file.together),)
-    found: list[Launch] = []
-    for kernel in file.kernels:
-        found += dict.fromkeys(_copying(kernel, access) for access in kernel.copied)
-        found.append(_launch(kernel))
-    return tuple(found)
-
-
-def _copying(kernel: JitFunction, access: Access) -> Launch:
-    """What copies a tensor that all rows share."""
-    step, pointer = kernel.step, f"*{TRITON_DTYPES[access.tensor.dtype]}"
-    constants = (("BLOCK", COPIED), ("VECTOR", step.vector), ("EARLY", False))
-    return Launch(
-        jit_name="copies_kernel",
-        signature=(
-            ("values_ptr", pointer),
-            ("copies_ptr", pointer),
-            ("count", "i32"),
-            *((name, "constexpr") for name, _ in constants),
-        ),
-        constants=constants,
-        divisible=("values_ptr", "copies_ptr"),
-    )
+    """Every kernel as a device compiles it for the graph's sizes."""
+    return tuple(map(_launch, file.kernels))
 
 
 def _launch(kernel: JitFunction) -> Launch:
     """The kernel as the device will compile it for the graph's sizes."""
-    return _compiled_as(kernel, kernel.step, _values(kernel))
-
-
-def _launch_together(together: Together) -> Launch:
-    """The kernel that is several, likewise."""
-    ends = accumulate(side.step.programs for side in together.sides)
-    values = dict(zip(together.ends, ends, strict=False))
-    values |= together.own(map(_values, together.sides))
-    return _compiled_as(together, together.sides[0].step, values)
-
-
-def _compiled_as(kernel: JitFunction | Together, step: Step, values: Mapping[str, int]) -> Launch:
-    """A kernel with some run-time numbers, which is launched as a step says."""
+    step, values = kernel.step, _values(kernel)
     signature = [
         (name, f"*{TRITON_DTYPES[access.tensor.dtype]}") for name, access in kernel.pointers.items()
     ]
     if step.phases:
         signature.append(("workspace_ptr", "*i64"))
     signature += [(name, "i32" if v <= INT32_MAX else "i64") for name, v in values.items()]
-    signature += [(name, "constexpr") for name in kernel.constants]
+    signature += [(constant.name, "constexpr") for constant in kernel.body.constants]
     pointers = [name for name, kind in signature if kind.startswith("*")]
     return Launch(
         jit_name=kernel.name,
         signature=tuple(signature),
-        constants=tuple((name, value) for name, (_, value) in kernel.constants.items()),
+        constants=tuple((constant.name, constant.value) for constant in kernel.body.constants),
         num_warps=step.warps,
         num_stages=step.stages,
         fp_fusion=kernel.contracts,
-        most_registers=step.most_registers,
         divisible=(*pointers, *(n for n, v in values.items() if v % 16 == 0)),
     )
 
@@ -160,19 +122,16 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     outer_free = [a for g in reversed(first.outer) for a in reversed(g.axes) if a in free]
     fixed_row = prod(hints[a] for a in inner)
     fixed_rows = prod(hints[a] for g in first.outer for a in g.axes if a not in free)
-    beside = file.plan.steps[1:] if file.together else ()
-    apart = [a for step in beside for g in step.outer for a in g.axes if a in free]
-    apart = [axis for axis in dict.fromkeys(reversed(apart)) if axis not in outer_free]
     affordable = numbers.interpreted_elements.count // max(fixed_row * fixed_rows, 1)
     several_programs = -(-(2 * first.rows + 1) // fixed_rows)
     rows = max(several_programs, min(numbers.interpreted_rows.count, affordable))
-    if first.schedule == "flat":
+    if not first.inner:
         rows = 2 * first.block + 77
     row_free = [a for a in spanned(first.inner) if a in free]
     unit = first.part or first.block
     fixed = fixed_row // prod(hints[a] for a in row_free)
     most = 4 * numbers.interpreted_elements.count
-    divided = first.schedule == "blocked" or first.part > 0
+    divided = first.chunked or first.part > 0
     long = divided and fixed_row * rows > most
     row = _shortened(row_free, hints, (2 * unit + 77) // fixed) if long else {}
     odd = _one_more(row_free, hints, unit // fixed) if divided else {}
@@ -187,14 +146,9 @@ def cases(file: KernelFile, rulebook: Rulebook, full_size: bool) -> tuple[Case, 
     }
     if alike := _alike(outer_free, row_free):
         chosen[SQUARE] = {**chosen[ODD_SIZES], **dict.fromkeys(outer_free, 2), **alike}
-    if crowded := _crowded(file, free):
-        chosen["lanes at many places"] = {**chosen[ODD_SIZES], **crowded}
-    if crossing := _crossing(file, free):
-        chosen["lanes in two runs"] = {**hints, **crossing}
     if single := _single(file, free, chosen.values()):
         short = {axis: _odd(hints[axis]) for axis in row_free}
         chosen["two programs"] = {**chosen[ODD_SIZES], **short, **single}
-    chosen = {name: {**sizes, **_shrunk(apart, sizes, rows)} for name, sizes in chosen.items()}
     if full_size:
         chosen[FULL_SIZE] = dict(hints)
     seen: dict[tuple[tuple[int, int], ...], str] = {}
@@ -227,36 +181,11 @@ def _single(file: KernelFile, free: Set[int], made: Iterable[Mapping[int, int]])
     for step in file.plan.steps[1:]:
         outer = [axis for axis in spanned(step.outer) if axis in file.region.sizes]
         most = max(prod(sizes[axis] for axis in outer) for sizes in cases)
-        height = step.block if step.schedule == "flat" else step.rows
+        height = step.tiles.per
         if most <= height < prod(file.hints[axis] for axis in outer):
             found |= _shrunk(
                 [axis for axis in reversed(outer) if axis in free], file.hints, height + 1
             )
-    return found
-
-
-def _crowded(file: KernelFile, free: Set[int]) -> dict[int, int]:
-    """Sizes at which the lanes of a program lie at more than two places of a row's outer group,
-    for kernels that tell the two apart; none where no such sizes are served."""
-    found: dict[int, int] = {}
-    for kernel in (each for each in file.kernels if each.body.near):
-        inner, most = kernel.step.groups[-1], kernel.step.block - 1
-        if inner.size > most and set(inner.axes) <= free:
-            for axis in inner.axes:
-                found[axis] = min(file.hints[axis], most)
-                most //= found[axis]
-    return {axis: max(size, 1) for axis, size in found.items()}
-
-
-def _crossing(file: KernelFile, free: Set[int]) -> dict[int, int]:
-    """Sizes at which blocks of a flat kernel that tells two runs apart lie in one and across two;
-    none where a run is shorter than a block."""
-    found: dict[int, int] = {}
-    for kernel in (each for each in file.kernels if each.body.near and not each.step.inner):
-        *outer, last = kernel.step.outer
-        found |= _shrunk([a for a in reversed(spanned(outer)) if a in free], file.hints, 5)
-        inner = [axis for axis in last.axes if axis in free]
-        found |= _shortened(inner, file.hints, kernel.step.block + 77)
     return found
 
 
@@ -266,13 +195,16 @@ def _shrunk(axes: Sequence[int], hints: Mapping[int, int], budget: int) -> dict[
     No axis is cut below two: an axis of one hides where its elements are.
     """
     found: dict[int, int] = {}
+    left = budget
     for place, axis in enumerate(axes):
-        share = budget if place == len(axes) - 1 else round(budget**0.5)
+        share = left if place == len(axes) - 1 else round(left**0.5)
         size = min(hints[axis], max(2, share))
         if 2 < size < hints[axis] and size % 2 == 0:
             size -= 1
         found[axis] = size
-        budget = max(1, budget // size)
+        left = max(1, left // size)
+    for axis in axes:  # what outer axes had no use for
+        found[axis] = min(hints[axis], found[axis] * max(1, budget // prod(found.values())))
     return found
 
 
@@ -315,29 +247,14 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
     tensors = _laid_out(file, sizes, most, apart=name in (ODD_SIZES, SQUARE))
     for kernel in file.kernels:
         step = kernel.step
-        rows, cols = (
-            prod(sizes[a] for a in spanned(groups)) for groups in (step.outer, step.inner)
-        )
-        for access in kernel.copied:
-            loaded = None if loaded is None else loaded + cols * access.tensor.itemsize
-            stored += copied_elements(cols, step.vector) * access.tensor.itemsize
-            loads_asked += copied_elements(cols, step.vector)
-            stores_asked += copied_elements(cols, step.vector)
-        asked = ElementRequests(step, sizes, kernel.body.near)
+        asked = ElementRequests(step, sizes)
         for number, (read, written, word_bytes) in enumerate(_launched(kernel, sizes)):
             loads_asked += asked.about(number)
             loads_asked += asked.by(read) + asked.parts * word_bytes[0] // WORD_BYTES
             stores_asked += asked.left(written) + word_bytes[1] // WORD_BYTES
-            region = file.region if file.together else step.region
-            if file.together:  # one launch reads for all of them
-                read = _in_one_launch(file) if kernel is file.kernels[0] else []
-            for access in {load.name: load for load in read}.values():
-                if access.name in step.copied and loaded is not None:
-                    taken = taken_elements(rows, cols, step.vector)
-                    loaded += taken * access.tensor.itemsize
-            for loads in by_storage([load for load in read if load.name not in step.copied]):
+            for loads in by_storage(read):
                 own = {load.name: tensors[load.name] for load in loads}
-                touched = loaded_bytes(region, loads, own, sizes)
+                touched = loaded_bytes(step.region, loads, own, sizes)
                 loaded = None if loaded is None or touched is None else loaded + touched
             loaded = None if loaded is None else loaded + word_bytes[0]
             stored += word_bytes[1] + sum(
@@ -365,11 +282,6 @@ def _summed(region: Region, sizes: Mapping[int, int]) -> int:
             most *= prod(sizes[axis] for axis in expr.axes)
         behind[number] = most
     return max(behind.values(), default=1)
-
-
-def _in_one_launch(file: KernelFile) -> list[Access]:
-    """Every load of the kernels that are launched together."""
-    return [load for kernel in file.kernels for load in kernel.step.loads]
 
 
 def _inputs(
@@ -477,12 +389,7 @@ def _parts(file: KernelFile, sizes: Mapping[int, int]) -> dict[int, int]:
     for step in (kernel.step for kernel in file.kernels):
         if step.parts:
             (axis,) = step.parts.axes
-            walked, share = (step.inner, step.part)
-            if step.schedule == "persistent":
-                walked, share = step.outer, step.rows
-            found[axis] = -(-prod(sizes[a] for a in spanned(walked)) // share)
-            if step.schedule == "persistent":
-                found[axis] = min(found[axis], step.most)
+            found[axis] = (step.walkers if step.most else step.beside).at(sizes)
     return found
 
 

@@ -92,10 +92,9 @@ class Triton(Text):
                 return f"tl.full({self.shape(shape)}, {self.whole(value)}, {language_dtype(dtype)})"
             case Broadcast(value, shape):
                 return f"tl.broadcast_to({self.whole(value)}, {self.shape(shape)})"
-            case Load(address, mask, other, keep):
+            case Load(address, mask, other):
                 held = f", mask={self.whole(mask)}" if mask else ""
                 held += f", other={self.whole(other)}" if other else ""
-                held += f', eviction_policy="evict_{keep}"' if keep else ""
                 return f"tl.load({self.whole(address)}{held})"
             case Reduce():
                 return self._reduced(value)
@@ -121,16 +120,13 @@ class Triton(Text):
                 return self.signed("+", left, right)
             case Combine(monoid, left, right):
                 return f"{MONOIDS[monoid].helper}({self.listed((left, right))})", 9
-            case Address(_, terms, begun, shape):
-                return self.address(value), 9 if shape or not (terms or begun) else 6
+            case Address(_, terms, shape):
+                return self.address(value), 9 if shape or not terms else 6
             case _:
                 return super().spelled(value)
 
     def address(self, address: Address) -> str:
-        found = address.base
-        if address.begun:
-            found = f"tl.multiple_of({found} + {self.added(address.begun)}, [1, BEGUN])"
-        found = " + ".join(filter(None, [found, self.added(address.terms)]))
+        found = " + ".join(filter(None, [address.base, self.added(address.terms)]))
         return f"tl.broadcast_to({found}, {self.shape(address.shape)})" if address.shape else found
 
     def _filled(self, template: str, args: Sequence[Tile]) -> tuple[str, int]:

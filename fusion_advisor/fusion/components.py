@@ -40,21 +40,6 @@ class DecidedSet:
     parent: DecidedSet | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class _Side:
-    """One instance of a set: the tensors that it reads and does not make, and its positions as a
-    bit set."""
-
-    place: tuple[int, ...]
-    found: DecidedSet
-    reads: frozenset[int]
-    mask: int
-
-
-_Merged = tuple[DecidedSet, list[_Side]]
-"""Set that several instances would become, and those instances."""
-
-
 _Set = TypeVar("_Set")
 
 
@@ -88,7 +73,6 @@ def group(
         worst = max(worst, _solve(flow, occurrences, decide, rulebook, result))
     result.gap = worst
     _break_cycles(flow, result)
-    _launch_together(flow, decide, result)
     _maximal_regions(flow, decide, result)
     return result
 
@@ -293,88 +277,6 @@ def _break_cycles(flow: Dataflow, result: Grouping[DecidedSet]) -> None:
         found.instances.remove(place)
         result.gap = max(result.gap, _lost(found, result))
         result.groups = [g for g in result.groups if g.instances]
-
-
-def _launch_together(flow: Dataflow, decide: Decide, result: Grouping[DecidedSet]) -> None:
-    """Merge accepted groups that read one tensor and do not wait for each other into one launch,
-    where the judge accepts it and predicts it to be faster: the queries and the keys of a rotary
-    embedding."""
-    apart = sorted(
-        (
-            _side(flow, place, found)
-            for found in result.groups
-            for place in found.instances
-            if found.decision.subject.plan and not found.decision.subject.plan.region.reduced
-        ),
-        key=lambda side: side.place,
-    )
-    readers: dict[int, list[int]] = {}
-    for number, side in enumerate(apart):
-        for tensor in side.reads:
-            readers.setdefault(tensor, []).append(number)
-    merged: list[_Merged] = []
-    gone: set[int] = set()
-    for number, first in enumerate(apart):
-        if number in gone:
-            continue
-        sides, decision = [first], first.found.decision
-        near = {n for tensor in first.reads for n in readers[tensor] if n > number}
-        for n in sorted(near - gone):
-            other = apart[n]
-            if all(_beside(flow, side, other) for side in sides):
-                both = decide(i for side in (*sides, other) for i in side.place)
-                if both.accepted and _gains(flow, both, decision, other.found.decision):
-                    gone.add(n)
-                    sides, decision = [*sides, other], both
-        if len(sides) > 1:
-            place = decision.subject.launches
-            merged.append((DecidedSet(decision, [place], first.found.parent), sides))
-    kept = _without_cycles(flow, result, merged)
-    alike: dict[object, DecidedSet] = {}
-    for found, sides in kept:
-        for side in sides:
-            side.found.instances.remove(side.place)
-        (place,) = found.instances
-        shape = _shape(flow, place)
-        if shape in alike:
-            alike[shape].instances.append(place)
-        else:
-            alike[shape] = found
-    result.groups = [found for found in (*result.groups, *alike.values()) if found.instances]
-
-
-def _gains(flow: Dataflow, both: Decision, one: Decision, other: Decision) -> bool:
-    """Whether one launch is predicted to take less time than two in sequence."""
-    call_us = flow.annotated.device.times.call.value
-    return both.fused_us < one.fused_us + other.fused_us - call_us
-
-
-def _beside(flow: Dataflow, one: _Side, other: _Side) -> bool:
-    """Whether two sets read one tensor, and neither waits for the other."""
-    if one.reads.isdisjoint(other.reads):
-        return False
-    waits = any(flow.above[number] & one.mask for number in other.place)
-    return not waits and not any(flow.above[number] & other.mask for number in one.place)
-
-
-def _side(flow: Dataflow, place: tuple[int, ...], found: DecidedSet) -> _Side:
-    bases = {flow.base(ref) for number in place for ref in flow.operands[number]}
-    reads = {flow.elements[base] for base in bases if flow.position[base.node] not in place}
-    return _Side(place, found, frozenset(reads), sum(1 << number for number in place))
-
-
-def _without_cycles(
-    flow: Dataflow, result: Grouping[DecidedSet], merged: list[_Merged]
-) -> list[_Merged]:
-    """Drop merged launches until the rest leaves a valid order of launches."""
-    while True:
-        gone = {side.place for _, sides in merged for side in sides}
-        blocks = [place for found, _ in merged for place in found.instances]
-        rest = [p for found in result.groups for p in found.instances if p not in gone]
-        stuck = {n for n in _in_cycle(flow, [*blocks, *rest]) if n < len(blocks)}
-        if not stuck:
-            return merged
-        merged = [each for n, each in enumerate(merged) if n not in stuck]
 
 
 def _lost(found: DecidedSet, result: Grouping[DecidedSet]) -> float:

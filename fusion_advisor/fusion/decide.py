@@ -95,7 +95,7 @@ def fused_of(subject: Subject, registers: Sequence[int] = ()) -> Fused:
         seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
         for cost in map(subject.cost, subject.launches)
     )
-    launches = len(plan.steps) if plan and not plan.together else 1
+    launches = len(plan.steps) if plan else 1
     return Fused(plan, fused_bytes(subject), arithmetic_us, launches, registers)
 
 

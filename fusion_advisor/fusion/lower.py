@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.fusion.decisive import decisive_nodes
 from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.ops import REGISTRY, state
 from fusion_advisor.region.axes import Dims, NotExpressible
 from fusion_advisor.region.builder import Builder, Value
+from fusion_advisor.region.exprs import Expr
 from fusion_advisor.region.region import Region, finish
 
 
@@ -31,7 +33,8 @@ class Expressed:
     `inputs[i]` is the tensor behind the region's input i (none is behind seed and offset, which
     come last), `outputs` are the stored tensors; `dims` gives every tensor inside the region its
     resolved axes, and `draws` gives every random node the number of its first draw and the tensor
-    that eager would fill.
+    that eager would fill. `flips` names the values that feed a discontinuous op and that the region
+    rounds otherwise than eager.
     """
 
     region: Region
@@ -40,6 +43,7 @@ class Expressed:
     members: tuple[int, ...]
     dims: dict[Ref, Dims]
     draws: dict[str, tuple[int, Tensor]]
+    flips: tuple[str, ...] = ()
 
     @property
     def form(self) -> object:
@@ -127,14 +131,16 @@ def _by_base(flow: Dataflow, number: int) -> dict[Ref, list[Ref]]:
 
 
 def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
-    """Lower the nodes one after the other into one builder. Raises NotExpressible where the region
+    """Lower the nodes one after the other into one builder. What feeds a discontinuous op is
+    rounded where eager stores it, and is exact up to there. Raises NotExpressible where the region
     form cannot express a node or a view."""
-    builder = Builder()
+    builder, decisive = Builder(), decisive_nodes(flow, border.members)
     tensors = flow.annotated.tensors
     values: dict[Ref, Value] = {}
     order: list[Ref] = []
     draws: dict[str, tuple[int, Tensor]] = {}
     shared = _seen_in_several_ways(flow, border)
+    made: dict[int, list[Expr]] = {}
 
     def load(ref: Ref) -> Value:
         order.append(ref)
@@ -156,7 +162,13 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
             raise NotExpressible(f"{node.op} is not in the registry")
         resolved = iter(flow.operands[number])
         first_draw = builder.streams
+        builder.exactly = number in decisive.nodes and not flow.is_view(number)
+        began = len(builder.exprs)
         found = state(op, builder, node, lambda _: value_of(next(resolved)))
+        if builder.exactly:
+            made[number] = builder.exprs[began:]
+            found = [v and builder.stored(v, v.logical) for v in found]
+        builder.exactly = False
         if builder.streams > first_draw:
             draws[node.name] = first_draw, node.out
         for i, value in enumerate(found):
@@ -176,7 +188,8 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
     region = finish(builder, [(values[ref], tensors[ref]) for ref in border.outputs])
     resolve = builder.axes.resolve
     dims = {ref: tuple(resolve(d) for d in value.dims) for ref, value in values.items()}
-    return Expressed(region, tuple(order), border.outputs, border.members, dims, draws)
+    flips = tuple(decisive.flips(flow, made))
+    return Expressed(region, tuple(order), border.outputs, border.members, dims, draws, flips)
 
 
 def _seen_in_several_ways(flow: Dataflow, border: Boundary) -> set[Ref]:

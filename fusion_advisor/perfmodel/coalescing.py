@@ -16,8 +16,6 @@ from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import SECTOR_BYTES, VECTOR_BYTES
 from fusion_advisor.schedules.base import DIVISOR, Step
 from fusion_advisor.schedules.layout import Access, Group, evaluates, gaps, index_of, stepped_over
-from fusion_advisor.schedules.places import in_runs
-from fusion_advisor.schedules.vectors import follows
 
 LITERAL, SHIFTED = 0.3, 0.05
 """Costs of a division by a literal and by a power of two, as shares of a division by an argument:
@@ -29,25 +27,22 @@ second."""
 class AccessPattern:
     """How a kernel's lanes make one access: neighbours are `apart` elements from each other, None
     where that hangs on data; `width` elements are contiguous and aligned in memory, of which
-    `whole` may be taken at once. Programs make it at a `share` of their places."""
+    `whole` may be taken at once."""
 
     access: Access
     apart: int | None
     width: int
     whole: int
-    share: float = 1.0
 
 
-def asked(step: Step, made: Mapping[int, float]) -> tuple[AccessPattern, ...]:
-    """Access patterns of every load and store; some loads have a share of their places."""
+def asked(step: Step) -> tuple[AccessPattern, ...]:
+    """Access patterns of every load and store."""
     found: list[AccessPattern] = []
-    numbers = (*step.region.all("load"), *(None for _ in step.stores))
-    for number, access in zip(numbers, (*step.loads, *step.stores), strict=True):
+    for access in (*step.loads, *step.stores):
         lane = lane_of(step, access)
         width = _width(step, access, lane)
         whole = min(width, _unmasked(step, lane))
-        share = 1.0 if number is None else made.get(number, 1.0)
-        found.append(AccessPattern(access, _apart(step, access, lane), width, whole, share))
+        found.append(AccessPattern(access, _apart(step, access, lane), width, whole))
     return tuple(found)
 
 
@@ -78,7 +73,7 @@ def divisions(step: Step, groups: Sequence[Group]) -> float:
     """Number of divisions that split a place over all groups into the groups that some access walks
     by itself: divisions by the kernel's arguments. A division by a literal counts as a part of one,
     a shift as less."""
-    if len(groups) < 2 or (not step.inner and in_runs(_accesses(step), step.outer, step.block)):
+    if len(groups) < 2:
         return 0.0
     region, wanted = step.region, set[int]()
     for access in _accesses(step):
@@ -141,10 +136,6 @@ def _width(step: Step, access: Access, lane: Group) -> int:
     most = max(1, VECTOR_BYTES // access.tensor.itemsize)
     if not lane.axes or access.step(lane.axes[-1]) != 1:
         return 1
-    if step.vector:
-        axes = tuple(axis for group in (*step.outer, *step.inner) for axis in group.axes)
-        whole = access.name in step.copied or follows(access, axes, step.region.sizes)
-        return min(most, step.vector) if whole else 1
     mine = [g for g in (step.inner if lane in step.inner else step.outer) if g.axes]
     dense = all(
         access.step(g.axes[-1]) == prod(later.size for later in mine[place + 1 :])
@@ -161,13 +152,11 @@ def _width(step: Step, access: Access, lane: Group) -> int:
 def _known(step: Step, lane: Group | None, number: int) -> int:
     """Largest divisor of `number` (elements) that Triton can prove; it limits the vector width.
     Triton knows whether 16 divides an argument; multiples of a row's length are spelled as
-    products, and of tiled kernels all steps from row to row."""
+    products."""
     if number % DIVISOR == 0:
         return number
     if lane is None:
         return 1
-    if step.schedule == "tiled":
-        return number
     return gcd(number, step.length) if lane in step.inner and number % step.length == 0 else 1
 
 
@@ -182,9 +171,7 @@ def _place(region: Region, index: int, at: Mapping[int, int]) -> int | None:
 
 def _unmasked(step: Step, lane: Group) -> int:
     """Elements of a vector that the end of the rows allows."""
-    if step.vector:
-        return VECTOR_BYTES
     if lane in step.inner:
         return gcd(step.length, VECTOR_BYTES)
-    whole = step.unmasked or prod(g.size for g in step.outer) % DIVISOR == 0
+    whole = prod(g.size for g in step.outer) % DIVISOR == 0
     return VECTOR_BYTES if whole else 1

@@ -12,7 +12,7 @@ hardware counted of 1006 cases' kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from math import gcd, log2, prod
 
@@ -24,7 +24,6 @@ from fusion_advisor.region.instruction_mix import UNISSUED, instructions
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.schedules.base import Step
-from fusion_advisor.schedules.joined import shares
 from fusion_advisor.schedules.layout import Access, Group, address_of
 from fusion_advisor.schedules.reducing import walks
 
@@ -102,7 +101,7 @@ def tally(program: Program, device: Device, *, precise: bool) -> Tally:
                 integers += program.times(region, number)
     return Tally(
         program=step.programs * step.warps,
-        access=warps * sum(one.share for one in every),
+        access=warps * len(every),
         request=warps * sum(program.requests(one) for one in every),
         masked=warps * one_by_one * places,
         divided=warps * program.divided,
@@ -142,8 +141,7 @@ class Program:
 
     def __init__(self, step: Step, warp: int) -> None:
         self.step, self.warp = step, warp
-        self.shares = shares(step)
-        self.every = asked(step, self.shares)
+        self.every = asked(step)
         self.rows = step.rows if step.inner else 1
         self.inner = _axes(step.inner or step.outer)
         self.outer = _axes(step.outer) if step.inner else frozenset[int]()
@@ -212,7 +210,7 @@ class Program:
         a phase's."""
         step, axes = self.step, region.depends[number]
         along, rows = self.held
-        found = self.shares.get(number, 1.0) * (rows if axes & self.outer else 1)
+        found = rows if axes & self.outer else 1.0
         if axes & self.inner:
             found *= along * self._chunks()
         walked = axes & step.serial
@@ -228,9 +226,7 @@ class Program:
     def _chunks(self) -> float:
         """Tiles that the program walks along a row, or pieces that it holds."""
         step = self.step
-        if step.schedule == "blocked":
-            return -(-(step.part or step.length) // step.block)
-        return 1.0 + step.rest / step.block
+        return step.chunks + step.rest / step.block
 
     @property
     def divided(self) -> float:
@@ -238,7 +234,7 @@ class Program:
         step, (along, rows) = self.step, self.held
         if not step.inner:
             return along * divisions(step, step.outer)
-        found = 0.0 if step.in_planes else rows * divisions(step, step.outer)
+        found = rows * divisions(step, step.outer)
         return found + along * divisions(step, step.inner)
 
     # -- wavefronts ----------------------------------------------------------------------------
@@ -248,8 +244,8 @@ class Program:
         a row; none where no lane of the warp has an element."""
         step, access = self.step, one.access
         spread, on, across, _ = self._held(access)
-        found = one.share * (spread.held_across if across else 1)
-        if on and (one.apart != 0 or not self._near):
+        found = float(spread.held_across if across else 1)
+        if on:
             found *= spread.held / min(one.whole, spread.vector, spread.held)
         walked = [axis for axis in step.serial if hangs(step, access, frozenset((axis,)))]
         if walked:
@@ -259,9 +255,8 @@ class Program:
         return found
 
     def lines(self, one: AccessPattern) -> float:
-        """Wavefronts of one request: the mean of the sampled requests. A load at a share of the
-        places has all of its wavefronts there."""
-        access = one.access if one.share == 1.0 else replace(one.access, guard=None)
+        """Wavefronts of one request: the mean of the sampled requests."""
+        access = one.access
         spread, on, _, side = self._held(access)
         address = address_of(self.step.region, access)
         if address is None:
@@ -285,12 +280,6 @@ class Program:
         return 1 if at is None else self.walks.get(at, 1)
 
     @property
-    def _near(self) -> bool:
-        """Whether all lanes lie in one run of the last group, or in two."""
-        step = self.step
-        return bool(step.inner) or not step.outer or step.block <= step.outer[-1].size
-
-    @property
     def shared(self) -> int:
         """Reductions whose parts programs of one row leave for each other."""
         phases = self.step.phases if self.step.parts else ()
@@ -301,7 +290,7 @@ class Program:
         """Words that a thread transposes through shared memory, for accesses that lie across the
         rest of the tile."""
         across = [one for one in self.every if self._held(one.access)[3] != self.side]
-        words = sum(one.share * one.access.tensor.itemsize / WORD_BYTES for one in across)
+        words = sum(one.access.tensor.itemsize / WORD_BYTES for one in across)
         return 2 * words * self.main.places
 
     @cached_property
@@ -328,7 +317,7 @@ class Program:
         _, kept = self.held
         lanes = min(lanes, step.block)
         warps = min(warps, max(1, step.block // lanes))
-        times *= 1 + bool(step.rest or step.vector)
+        times *= 1 + bool(step.rest)
         shuffled = kept * log2(lanes)
         if warps == 1:
             return _Reduction(times * shuffled, times * shuffled)

@@ -98,19 +98,16 @@ def fused_works(fused: Fused, device: Device) -> tuple[Work, ...]:
 def _plan_works(plan: Plan, device: Device, registers: Sequence[int]) -> tuple[Work, ...]:
     found: list[Work] = []
     left: dict[str, tuple[int, int]] = {}
-    each = [*registers] * len(plan.steps) if plan.together else registers  # one kernel of many
-    known = each if len(each) == len(plan.steps) else [None] * len(plan.steps)
+    known = registers if len(registers) == len(plan.steps) else [None] * len(plan.steps)
     for step, compiled in zip(plan.steps, known, strict=True):
         names = {load.name for load in step.loads}
-        copied = {name: step.vector * size for name, size in step.shared.items()}
-        found += [Work("kernel.flat", step.shared[name], size) for name, size in copied.items()]
         moved = step.bytes_read + step.bytes_written
         resident = sum(
             kept(size, (before + moved) / 2, device)
             for name, (size, before) in left.items()
             if name in names
         )
-        resident += step.in_common + sum(step.shared.values())
+        resident += step.in_common
         read = step.bytes_read + step.in_common
         kind, program = _kind(step), Program(step, device.warp_size)
         done = tally(program, device, precise=precise(plan.region))
@@ -119,7 +116,7 @@ def _plan_works(plan: Plan, device: Device, registers: Sequence[int]) -> tuple[W
                 kind=f"kernel.{kind}",
                 op=kind + NARROW if narrow(load.tensor for load in step.loads) else "",
                 bytes_read=read,
-                bytes_written=step.bytes_written - sum(copied.values()),
+                bytes_written=step.bytes_written,
                 instructions=int(done.instructions(device)),
                 wavefronts=wavefronts(program),
                 resident=min(resident, read),
@@ -134,25 +131,7 @@ def _plan_works(plan: Plan, device: Device, registers: Sequence[int]) -> tuple[W
             )
         )
         left |= {store.name: (store.tensor.bytes, moved) for store in step.stores}
-    return (_as_one(found, plan.met),) if plan.together else tuple(found)
-
-
-def _as_one(works: Sequence[Work], met: int) -> Work:
-    """Work of several kernels in one launch, of the kind of the largest; bytes that one kernel has
-    read are in the L2 for the others."""
-    largest = max(works, key=lambda work: work.bytes)
-    return replace(
-        largest,
-        bytes_read=sum(work.bytes_read for work in works),
-        bytes_written=sum(work.bytes_written for work in works),
-        instructions=sum(work.instructions for work in works),
-        wavefronts=sum(work.wavefronts for work in works),
-        resident=met + sum(work.resident for work in works),
-        programs=sum(work.programs for work in works),
-        at_once=min(work.at_once for work in works),
-        scattered=sum(work.scattered for work in works),
-        torn=sum(work.torn for work in works),
-    )
+    return tuple(found)
 
 
 def at_once(step: Step, device: Device, compiled: int | None = None) -> int:
@@ -163,14 +142,13 @@ def at_once(step: Step, device: Device, compiled: int | None = None) -> int:
         return of.holds(step.warps, compiled) * device.sm_count
     registers = by.least.value + by.alive.value * step.registers
     registers += by.store.value * len(step.stores) + by.serial.value * bool(step.serial)
-    registers = min(registers, step.most_registers or of.registers_per_thread.value)
+    registers = min(registers, of.registers_per_thread.value)
     return of.holds(step.warps, registers) * device.sm_count
 
 
 def _depth(step: Step) -> int:
     """Places, chunks of a row, or rows that a program walks one after the other."""
-    chunks = -(-(step.part or step.length) // step.block) if step.schedule == "blocked" else 1
-    return chunks * _serial(step) * step.turns
+    return step.chunks * _serial(step) * step.turns
 
 
 def _chained(step: Step) -> int:

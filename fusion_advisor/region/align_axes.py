@@ -2,7 +2,9 @@
 
 A reduction binds axes of its own. Where its operand lacks an axis of the results, and a bound axis
 has the same size, the bound axis may be renamed to it: a mean over rows of 8192, added to rows of
-8192 of another tensor, is then laid out as a softmax is.
+8192 of another tensor, is then laid out as a softmax is. Where a dimension of a result has several
+axes, a bound axis of its size is split into those: a norm of 96 elements before their 48 pairs are
+rotated.
 """
 
 from __future__ import annotations
@@ -26,8 +28,13 @@ def rename_bound(builder: Builder, results: Sequence[Value]) -> None:
     bound = {resolve(builder.exprs[n].axes) for n in live if builder.exprs[n].op == "reduce"}
     for axes in sorted(bound):
         apart = all(other == axes or not {*other} & {*axes} for other in bound)
-        if apart and not {*axes} & {*kept} and all(builder.axes.sizes[a] in sizes for a in axes):
+        if not apart or {*axes} & {*kept}:
+            continue
+        if all(builder.axes.sizes[a] in sizes for a in axes):
             _rename(builder, axes, kept, _together(builder, live))
+        elif len(axes) == 1:
+            dims = {resolve(dim) for value in results for dim in value.dims}
+            _split(builder, axes[0], sorted(dims), _together(builder, live))
 
 
 def _rename(
@@ -45,6 +52,17 @@ def _rename(
         named[axis] = found
     for axis, found in named.items():
         builder.axes.unify((found,), (axis,))
+
+
+def _split(
+    builder: Builder, axis: int, dims: Sequence[AxisList], together: Mapping[int, frozenset[int]]
+) -> None:
+    """Unify an axis with the axes of a result's dimension that has the same size, where no value
+    uses the axis together with one of those."""
+    met, size = together.get(axis, frozenset()), builder.axes.sizes[axis]
+    fits = (dim for dim in dims if builder.axes.size(dim) == size and not {*dim} & met)
+    if found := next(fits, None):
+        builder.axes.unify(found, (axis,))
 
 
 def _together(builder: Builder, live: Sequence[int]) -> dict[int, frozenset[int]]:

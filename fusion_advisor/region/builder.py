@@ -327,6 +327,10 @@ class Builder(Pool):
             return self._make(Expr("round", (wide.id,), "float32", to=dtype), value.dims, dtype)
         return self.cast(value, dtype)
 
+    def stored(self, value: Value, dtype: str) -> Value:
+        """The value as a store of eager's leaves it: rounded where the dtype is narrow."""
+        return self.convert(replace(value, logical=""), dtype)
+
     # -- reductions ----------------------------------------------------------------------------
 
     def reduce(

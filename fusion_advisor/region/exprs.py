@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from fusion_advisor.ir.graph import FLOATS
 from fusion_advisor.region.axes import AxisList, NotExpressible
+from fusion_advisor.region.primitives import PRIMITIVES
 
 INDEX = "index"
 
@@ -39,6 +40,9 @@ class Expr:
     to: str = ""
     guarded: bool = False
     reverse: bool = False
+    exact: bool = False
+    """Whether it is rounded once, with nothing contracted, as what a discontinuous op is fed has to
+    be."""
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -82,6 +86,8 @@ class Pool:
     label: str = ""
     sizes: Mapping[int, int] = field(default_factory=dict[int, int])
     """The extent of each unsplit axis that is known."""
+    exactly: bool = False
+    """Whether arithmetic expressions that are added now are exact."""
     pulled_below: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Reductions and scans with a position that was substituted below them: the position may not
     depend on an axis that they combine."""
@@ -100,6 +106,8 @@ class Pool:
 
     def add(self, expr: Expr, label: str = "") -> int:
         """The number of an expression; a new one is added."""
+        if self.exactly and expr.dtype in FLOATS and expr.op in PRIMITIVES:
+            expr = replace(expr, exact=True)
         found = self._ids.get(expr)
         if found is None:
             found = self._ids[expr] = len(self.exprs)

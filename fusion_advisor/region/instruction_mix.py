@@ -58,7 +58,7 @@ def instructions(
         else:
             count = lanes(places)
         made = WITH_ONE[expr.op] if number in sums else expr.op
-        each = device.worth(made, expr.dtype, precise=precise)
+        each = device.worth(made, expr.dtype, precise=precise or expr.exact)
         if combined:
             steps += count
         elif each < _FEW:

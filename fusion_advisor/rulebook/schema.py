@@ -171,15 +171,6 @@ class FlatSchedule(Table):
     the rows that threads walk, at most."""
     walking_elements_per_thread: Elements
     """Elements of a thread where each position that a lane walks is in a line of its own."""
-    busy: Speedup
-    """Ratio of arithmetic time to memory time from which on a program has `busy_warps`."""
-    busy_warps: Warps
-    busy_most: Speedup
-    """Ratio up to which it has: beyond it, instructions alone bind the kernel."""
-    busy_wide: Speedup
-    """`busy` for elements of more than two bytes."""
-    busy_waves: Speedup
-    """Waves of programs of such elements that `busy_wide` asks for, at least."""
 
 
 class RowSchedule(Table):
@@ -188,20 +179,13 @@ class RowSchedule(Table):
     elements_per_thread: Elements
     walking_elements_per_thread: Elements
     """Elements of a thread whose lanes each walk positions of their own, all in flight at once."""
-    run_elements_per_thread: Elements
-    """Elements of a thread where rows are short runs of memory and lanes walk the distant ones."""
     unrolled_elements: Elements
     """Loads of a thread in flight where its walk is unrolled."""
-    sharing_elements_per_thread: Elements
-    """Elements of a thread where several rows share a program; half where the device has threads to
-    spare."""
     min_warps: Warps
     max_warps: Warps
     tile_elements: Elements
     sharing_elements: Elements
     """Elements of a tile of more than two contiguous rows."""
-    single_elements: Elements
-    """Largest tile (elements) of rows not aligned to 16 B that may run on one warp."""
     across_elements: Elements
     """Elements of a tile of rows that lie across contiguous memory."""
     walking_elements: Elements
@@ -214,23 +198,8 @@ class RowSchedule(Table):
     """Length beyond which rows are held in two pieces where that saves lanes."""
     sector_bytes: Bytes
     register_target: Registers
-    early_registers: Registers
-    """Registers a thread at most for a kernel with all loads before its first reduction."""
-    passing_least: Share
-    """Share of the L2 beyond which a tensor is loaded with `evict_first`, where results are
-    small."""
-    passing_most: Share
-    """Share of the L2 that such a kernel reads at most."""
     busy_multiprocessors: Share
     """Share of the multiprocessors that keep a program before neighbouring rows share one."""
-    reciprocal_warps: Warps
-    """Warps of a program beyond which a row in one piece is divided by its sum directly, except
-    where the most warps have a row that fills their tile."""
-    single_bytes: Bytes
-    copied_bytes: Bytes
-    """Bytes of all tensors below which the operand that all rows share is not copied."""
-    single_registers: Registers
-    """Elements a thread, of its row and the shared operands, up to which they are not copied."""
 
 
 class BlockedSchedule(Table):
@@ -253,15 +222,11 @@ class BlockedSchedule(Table):
 class PersistentSchedule(Table):
     """Persistent: as many programs as the device runs at once walk the rows."""
 
-    row_elements: Elements
-    """Row length from which on rows are walked so, though nothing is carried from row to row."""
     tile_elements: Elements
     elements_per_thread: Elements
     max_warps: Warps
     stages: Stages
     programs_per_multiprocessor: Programs
-    long_programs_per_multiprocessor: Programs
-    """Programs a multiprocessor where nothing is carried from row to row."""
     short_tile_elements: Elements
     """Elements of a tile of rows, of all carried tensors together."""
     short_elements_per_thread: Elements
@@ -276,8 +241,9 @@ class SplitSchedule(Table):
     chunk_elements: Elements
     elements_per_thread: Elements
     several_elements_per_thread: Elements
-    """Elements a thread of each of several tensors of four bytes and more, with one chunk in flight
-    and no masks where all chunks are whole."""
+    """Elements a thread of each of several tensors of wide elements, with one chunk in flight."""
+    several_bytes: Bytes
+    """Width of such elements, at least."""
     long_elements_per_thread: Elements
     """Elements a thread where an element takes a long function, whose code is repeated for each."""
     library_elements_per_thread: Elements
@@ -302,14 +268,6 @@ class CooperativeSchedule(Table):
     """Elements of the shortest part, where there are few rows."""
     thread_bytes: Bytes
     """Bytes that a thread keeps of its part."""
-    registers: Registers
-    """Registers a thread of a kernel with variances, so that more programs are resident while
-    others wait; where a thread keeps no more than as many four-byte elements."""
-    late_registers: Registers
-    """Registers a thread where a part is held in two pieces."""
-    unaligned_share: Count
-    """Factor by which parts are shorter where lanes take single elements of rows that do not begin
-    at 16 bytes."""
     programs_per_multiprocessor: Programs
     """Programs a multiprocessor, of all rows together, that are wanted before parts grow."""
     waiting_kernels: Kernels
@@ -323,8 +281,6 @@ class TiledSchedule(Table):
 
     elements: Elements
     elements_per_thread: Elements
-    most_elements_per_thread: Elements
-    """Elements a thread at most, where the device then holds all programs at once."""
     side: Elements
     """Side of the square tile, where a tensor lies across the others."""
     least_groups: Dimensions

@@ -5,13 +5,12 @@ from fusion_advisor.schedules import (
     carried,
     cooperative,
     flat,
-    persistent,
     row,
     split,
     tiled,
 )
 
-SCHEDULES = (tiled, flat, cooperative, persistent, row, carried, split, blocked)
+SCHEDULES = (tiled, flat, cooperative, row, carried, split, blocked)
 
 OFFERS = (
     "base",
@@ -19,12 +18,10 @@ OFFERS = (
     "bodies",
     "body",
     "cooperative_body",
-    "joined",
+    "launch",
     "layout",
     "names",
-    "places",
     "reducing",
     "select",
-    "vectors",
 )
 """The modules that other rooms may import."""

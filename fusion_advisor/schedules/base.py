@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -11,7 +11,8 @@ from fusion_advisor.ir.addressed import View, addressed_bytes, count_distinct, o
 from fusion_advisor.ir.graph import DTYPE_BYTES, Tensor
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
-from fusion_advisor.schedules.layout import Access, Group, reach, touched
+from fusion_advisor.schedules.launch import Extent, Grid
+from fusion_advisor.schedules.layout import Access, Group, touched
 
 DIVISOR = 16
 """What Triton looks for in the arguments of a kernel: does it divide them?"""
@@ -49,37 +50,8 @@ class Step:
     serial: frozenset[int] = frozenset()
     part: int = 0
     parts: Group | None = None
-    vector: int = 0
-    """Elements of a vector, where rows begin anywhere and lanes take whole vectors of them."""
-    whole: bool = False
-    """Do rows fill their tiles? The launcher sees where that is so, and masks then hold."""
-    unmasked: bool = False
-    """Do blocks of elements that are all there run without a mask? What masks the last block may
-    end within a vector, so that Triton would move all of them one element at a time."""
-    reciprocal: bool = True
-    """Are float32 shares of a row's sum made from its reciprocal? It takes fewer instructions and
-    more registers."""
-    lasting: frozenset[str] = frozenset()
-    """Tensors that the L2 is told to keep: so much larger than it that nothing of them is there."""
-    copied: frozenset[str] = frozenset()
-    """Tensors that all rows share, read from copies that begin one element apart: of one of them a
-    row's lanes take whole vectors, too."""
-    passing: frozenset[str] = frozenset()
-    """Tensors that the L2 is told to let go first: read once, and larger than what it can keep."""
-    ends: int = 0
-    """Lanes of a piece of their own for what lies around whole vectors; without one, that comes
-    first among the lanes."""
     rest: int = 0
     """Elements of a row's second piece, where it is held in two: a power of two up to `block`."""
-    aloft: int = 1
-    """Places that each lane has on the way at once, where it walks runs that lie apart."""
-    in_planes: bool = False
-    """Are its programs numbered along the first of two groups of rows and by tiles of the second?
-    Then no lane divides to find its row."""
-    beside: bool = False
-    """Is it launched together with others? Its programs are then numbered by an argument."""
-    most_registers: int = 0
-    """That the compiler may give a thread; 0: as many as it wants."""
     most: int = 0
     """Programs of a persistent kernel; it may have fewer."""
     read_again: int = 0
@@ -107,26 +79,54 @@ class Step:
         return prod(group.size for group in self.inner)
 
     @property
-    def tiles(self) -> int:
+    def chunked(self) -> bool:
+        """Is a row walked in chunks, once for each pass over it?"""
+        return self.schedule == "blocked"
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of its row that a program walks."""
+        return -(-(self.part or self.length) // self.block) if self.chunked else 1
+
+    @property
+    def tiles(self) -> Extent:
         """Tiles of rows, or, without rows, of elements."""
-        places = prod(group.size for group in self.outer)
-        return -(-places // (self.rows if self.inner else self.block))
+        axes = tuple(axis for group in self.outer for axis in group.axes)
+        return Extent(axes, self.rows if self.inner else self.block)
+
+    @property
+    def walkers(self) -> Extent:
+        """Programs along the rows, each of which has a tile, or walks several."""
+        return replace(self.tiles, most=self.most)
+
+    @property
+    def beside(self) -> Extent:
+        """Programs that share a row."""
+        inner = tuple(axis for group in self.inner for axis in group.axes)
+        return Extent(inner, self.part) if self.part else Extent(())
+
+    @property
+    def grid(self) -> Grid:
+        """Programs along each dimension; those that wait for each other take a ticket, so that one
+        dimension numbers them all."""
+        if self.phases:
+            return ((self.walkers, self.beside),)
+        return ((self.walkers,), (self.beside,)) if self.part else ((self.walkers,),)
 
     @property
     def programs(self) -> int:
         """How many programs it has."""
-        tiles = min(self.tiles, self.most or self.tiles)
-        return tiles * (-(-self.length // self.part) if self.part else 1)
+        return prod(extent.at(self.sizes) for dimension in self.grid for extent in dimension)
 
     @property
     def turns(self) -> int:
         """Tiles of rows that a program walks, one after the other."""
-        return -(-self.tiles // min(self.tiles, self.most or self.tiles))
+        return -(-self.tiles.at(self.sizes) // self.walkers.at(self.sizes))
 
     @property
     def lanes(self) -> int:
         """The elements that all programs hold, or wait for, at once."""
-        return self.programs * self.rows * (self.block + self.rest) * self.aloft
+        return self.programs * self.rows * (self.block + self.rest)
 
     @property
     def moved(self) -> int:
@@ -136,13 +136,8 @@ class Step:
     @property
     def partial(self) -> bool:
         """Are its sums put together from partial results?"""
-        walked = self.schedule in ("blocked", "persistent") or any(self.region.all("scan"))
-        return bool(self.serial or self.parts) or walked
-
-    @property
-    def tiled(self) -> tuple[Group, ...]:
-        """The groups of rows of which a program has a tile."""
-        return self.outer[1:] if self.in_planes else self.outer
+        walked = self.chunked or self.most or any(self.region.all("scan"))
+        return bool(self.serial or self.parts or walked)
 
     @property
     def exchanges(self) -> tuple[Step, ...]:
@@ -168,12 +163,7 @@ class Step:
 
     @property
     def bytes_written(self) -> int:
-        return sum(a.tensor.bytes for a in self.stores) + self.vector * sum(self.shared.values())
-
-    @property
-    def shared(self) -> dict[str, int]:
-        """The bytes of each tensor that is copied."""
-        return {load.name: load.tensor.bytes for load in self.loads if load.name in self.copied}
+        return sum(access.tensor.bytes for access in self.stores)
 
     def _estimate(self, loads: Sequence[Access]) -> int:
         """Bytes that some loads of one storage read."""
@@ -200,20 +190,13 @@ class Plan:
 
     Tensors that one of them leaves for the next are named `ws…`. `finish_share` is what a
     finishing kernel reads again because the reductions run along different axes, as a share of
-    the bytes; `met` the bytes that one of several kernels in one launch finds in the L2, where
-    another one has read them.
+    the bytes.
     """
 
     schedule: str
     region: Region
     steps: tuple[Step, ...]
     finish_share: float = 0.0
-    met: int = 0
-
-    @property
-    def together(self) -> bool:
-        """Are its kernels launched as one?"""
-        return any(step.beside for step in self.steps)
 
     @property
     def widest(self) -> Step:
@@ -235,7 +218,7 @@ class Plan:
 
     @property
     def launches(self) -> int:
-        return 1 if self.together else sum(1 + len(step.copied) for step in self.steps)
+        return len(self.steps)
 
     @property
     def serial(self) -> frozenset[int]:
@@ -244,7 +227,7 @@ class Plan:
 
     @property
     def bytes_read(self) -> int:
-        return sum(step.bytes_read for step in self.steps) - self.met
+        return sum(step.bytes_read for step in self.steps)
 
     @property
     def bytes_written(self) -> int:
@@ -353,28 +336,6 @@ def emission_order(region: Region) -> tuple[int, ...]:
     return tuple(order)
 
 
-def loads_first(region: Region, order: tuple[int, ...]) -> tuple[int, ...]:
-    """The same order, but that loads behind the first reduction come with those before it, so that
-    they are on their way while it combines; not those that wait for another load."""
-    ops = [region.exprs[number].op for number in order]
-    first = next((place for place, op in enumerate(ops) if op in ("reduce", "scan")), 0)
-    behind = {n: reach(region, n) for n, op in zip(order, ops, strict=True) if op == "load"}
-    waiting = {n for n in behind if _made_by(region, behind[n] - {n}, "load", "reduce", "scan")}
-    ahead = [place for place in range(first) if ops[place] == "load"]
-    if not ahead:
-        return order
-    start = next((place for place in ahead if order[place] in waiting), ahead[-1] + 1)
-    late = (behind[n] for n in order[first:] if n in behind and n not in waiting)
-    early = frozenset[int]().union(*late)
-    moved = [number for number in order[start:] if number in early]
-    return (*order[:start], *moved, *(number for number in order[start:] if number not in early))
-
-
-def _made_by(region: Region, numbers: Iterable[int], *ops: str) -> bool:
-    """Is one of some values made by one of some operations?"""
-    return any(region.exprs[number].op in ops for number in numbers)
-
-
 def peak_bytes(region: Region, order: tuple[int, ...], extent: dict[int, int]) -> int:
     """Peak of the values alive at once, in bytes; `extent` is the elements that each value holds
     in a tile. A value that dies while the next is made shares its place; constants and sizes take
@@ -404,15 +365,6 @@ def peak_bytes(region: Region, order: tuple[int, ...], extent: dict[int, int]) -
             alive -= size(number)
             held.discard(number)
     return peak
-
-
-def lasting(loads: Sequence[Access], stores: Sequence[Access], device: Device) -> frozenset[str]:
-    """Tensors that the L2 does best to keep, rather than results that are as large: nothing of
-    either is left there for the next kernel, and what is written goes out at once."""
-    most = device.memory.l2.count
-    if max(store.tensor.bytes for store in stores) <= most:
-        return frozenset()
-    return frozenset(load.name for load in loads if load.tensor.bytes > most)
 
 
 def power_of_two(count: int) -> int:

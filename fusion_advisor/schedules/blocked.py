@@ -20,7 +20,6 @@ from fusion_advisor.schedules.layout import reach, traced
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.reducing import row_axes
 from fusion_advisor.schedules.rows import Rows, rows_of
-from fusion_advisor.schedules.vectors import vector
 
 NAME = "blocked"
 
@@ -72,8 +71,7 @@ def chunks(
     warps = min(max(1, warps), rulebook.schedules.row.max_warps.count)
     step = laid.step(NAME, device, rows=rows, block=block, warps=warps, stages=stages)
     again = _read_again(region, inner, row_walks(region, inner), rows, device, rulebook)
-    taken = vector(laid, rulebook) if rows == 1 else 0
-    return replace(step, serial=serial, read_again=again, vector=taken)
+    return replace(step, serial=serial, read_again=again)
 
 
 def _of_parts(laid: Rows, stages: int, rulebook: Rulebook) -> tuple[int, int]:
@@ -85,7 +83,7 @@ def _of_parts(laid: Rows, stages: int, rulebook: Rulebook) -> tuple[int, int]:
     if LONG & ops:
         return numbers.long_elements_per_thread.count, stages
     along = [load.tensor.itemsize for load in laid.loads if load.walks & laid.axes]
-    if len(along) > 1 and min(along) >= rulebook.schedules.row.single_bytes.count:
+    if len(along) > 1 and min(along) >= numbers.several_bytes.count:
         return numbers.several_elements_per_thread.count, 1
     each = power_of_two(numbers.elements_per_thread.count // max(len(along), 1) + 1) // 2
     return max(each, numbers.long_elements_per_thread.count), stages

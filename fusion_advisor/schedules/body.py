@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 from typing import Any, ClassVar, TypeVar
 
 from fusion_advisor.region.exprs import Expr
@@ -12,24 +12,20 @@ from fusion_advisor.region.peephole import WITH_ONE, one_more
 from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.region.random import SHARES
 from fusion_advisor.schedules.addresses import Addresses
-from fusion_advisor.schedules.base import Step
-from fusion_advisor.schedules.beyond import FILLS, Beyond, beyond, filled_beyond
-from fusion_advisor.schedules.coordinates import COLS, REST, ROWS, Scope
-from fusion_advisor.schedules.joined import Joined, in_one_part, searched
+from fusion_advisor.schedules.base import DIVISOR, Step
+from fusion_advisor.schedules.coordinates import COLS, ROWS, Scope
+from fusion_advisor.schedules.launch import Constant
 from fusion_advisor.schedules.layout import Access, reach, traced
 from fusion_advisor.schedules.names import Names
 from fusion_advisor.schedules.online import at_least_one, only_summed
-from fusion_advisor.schedules.places import PLACES
 from fusion_advisor.tile.program import (
     Across,
-    Address,
     Begin,
     Block,
     Broadcast,
     Cast,
     Combine,
     DeviceCall,
-    Do,
     Elementwise,
     For,
     Full,
@@ -40,12 +36,10 @@ from fusion_advisor.tile.program import (
     Reduce,
     Scan,
     Shape,
-    Statement,
     Store,
     Tile,
     Update,
     least,
-    summed,
     tile,
     where,
 )
@@ -75,17 +69,45 @@ class Body(Addresses):
     precise: bool
     unrolled: int
     """Elements that a warp may have on the way at once where a walk is written out."""
-    shares: bool = False
+    draws_runs: bool = False
     """Its rows draw random bits, several elements from one block where rows are long enough."""
-    fills: ClassVar[bool] = True
-    """Are lanes behind a row's end filled with what spares reductions their masks?"""
-    joins: ClassVar[bool] = True
-    """Does a program make the part alone that its rows of a joined value lie in?"""
+    share: ClassVar[Tile] = COLS
+    """Elements of a row that one of several programs has."""
+
+    @property
+    def note(self) -> str:
+        """Words for the work of one program."""
+        if not self.step.part:
+            whole = "several whole rows" if self.several else "one whole row"
+            return f"One program holds {whole} on chip."
+        part = "part of several rows" if self.several else "part of a row"
+        held = f"holds a {part} on chip" if self.region.reduced else f"has one {part}"
+        return f"One program {held}."
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        """Constants of the tile, once its program is made."""
+        step, axes = self.step, self._axes(self.step.inner or self.step.outer)
+        length, found = prod(step.sizes[axis] for axis in axes), [*self.tile_constants]
+        if self.draws_runs:
+            runs = length % max(SHARES.values()) == 0
+            found.append(Constant("SHARED", int(runs), "in_runs", axes))
+        if self.divided:
+            found.append(Constant("DIVISOR", gcd(length, DIVISOR), "divisor", axes))
+        return (*found, Constant("FAR", int(self.far), "far"))
+
+    @property
+    def tile_constants(self) -> tuple[Constant, ...]:
+        """Extents of the tile."""
+        step, inner = self.step, self._axes(self.step.inner)
+        rows = (Constant("ROWS", step.rows),) if self.several else ()
+        whole = Constant("COLS", step.block, "power_of_two", inner)
+        return (*rows, Constant("COLS", step.block) if step.part else whole)
 
     def program(self) -> Block:
         """Every statement of the kernel."""
         found = self.statements()
-        return (*self._divided(), *self._apart(), *found)
+        return (*self._divided(), *found)
 
     def statements(self) -> Block:
         """Every statement from the program's place to its last store."""
@@ -120,45 +142,7 @@ class Body(Addresses):
         sums = at_least_one(self.region, self._inner)
         self._terms = only_summed(self.region, sums)
         self._large = self._at_least_one(sums)
-        self._joined = self._rows_of_parts()
         self._one_more = one_more(self.region)
-        self._twins = self._read_together()
-        self._beyond = self._filling()
-        self.whole = self.step.whole
-
-    def _rows_of_parts(self) -> dict[int, Joined]:
-        """Joined values of which all rows of a program lie in one part; see `joined`."""
-        return in_one_part(self.step, self.fixed) if self.joins else {}
-
-    def _read_together(self) -> dict[int, int]:
-        """Loads of one tensor of which a lane has one or the other, by a place that is one number
-        or another: the halves of a row that is rotated. One load reads both."""
-        found: dict[int, int] = {}
-        for number, access in self._access.items():
-            for other in sorted(self._access.keys() - found.keys()):
-                if other < number and self._either(access, self._access[other]):
-                    found |= {number: other, other: number}
-                    break
-        return found
-
-    def _either(self, one: Access, other: Access) -> bool:
-        """Do two accesses read one tensor alike, where a place is one number and where it is
-        another?"""
-        if one.guard is None or other.guard is None or one.guard == other.guard:
-            return False
-        left, right = self.region.exprs[one.guard], self.region.exprs[other.guard]
-        numbers = {self.region.exprs[expr.args[-1]].op for expr in (left, right)}
-        told_apart = left.op == right.op == "eq" and left.args[0] == right.args[0]
-        same = one.name == other.name and one.strides == other.strides
-        moved = self._moved(one) and self._moved(other) and {*one.pulled} == {*other.pulled}
-        return same and moved and told_apart and numbers == {"const"}
-
-    def _filling(self) -> Beyond:
-        """What lanes behind the row's end hold."""
-        ordered = self.step.ends or not self.step.vector
-        if not self.fills or not ordered:
-            return Beyond()
-        return beyond(self.region, self._access, self._inner)
 
     def _at_least_one(self, sums: Mapping[int, int]) -> Mapping[int, int]:
         """Values that may be divided by as well as multiplied with their reciprocal, and the terms
@@ -187,8 +171,6 @@ class Body(Addresses):
         expr = self.region.exprs[number]
         if expr.op == "load":
             self._load(number, self._access[number])
-        elif number in self._joined:
-            self._make_part(number, self._joined[number])
         elif expr.op == "reduce" and set(expr.axes) <= self.step.serial:
             self._serially(number)
         else:
@@ -208,8 +190,6 @@ class Body(Addresses):
                 return None
             if expr.op == "reduce" and set(expr.axes) <= self.step.serial:
                 return self._around(expr)
-            if number in self._joined:
-                return ()  # each part is made on its own
             return self._addressed_by(number) if expr.op == "load" else expr.args
 
         return traced(wanted, further).passed
@@ -217,16 +197,8 @@ class Body(Addresses):
     def _addressed_by(self, number: int) -> tuple[int, ...]:
         """What says where a load reads, and whether."""
         access = self._access[number]
-        guard = access.guard
-        if guard is None or self._told_by_twin(number, guard):
-            return tuple(access.pulled.values())
-        return (*access.pulled.values(), guard)
-
-    def _told_by_twin(self, number: int, guard: int) -> bool:
-        """Does the guard of the load that is made with this one tell which of both it is?"""
-        twin = self._twins.get(number)
-        before = twin is not None and self._rank[twin] < self._rank[number]
-        return before and self._everywhere(guard)
+        guard = () if access.guard is None else (access.guard,)
+        return (*access.pulled.values(), *guard)
 
     def _around(self, expr: Expr) -> set[int]:
         """What the loop of a serial reduction uses and need not make again at each place."""
@@ -274,108 +246,38 @@ class Body(Addresses):
     def _load(self, number: int, access: Access) -> None:
         name = self.names.claim(self.tensors[access.name])
         held = self.region.exprs[number].dtype
-        twin = self._twins.get(number)
-        if self.in_vectors and access.name in self.step.copied:
-            self._await_copies()
-        if twin is None:
-            value = self._read(access, held)
-        else:
-            guards = () if access.guard is None else (access.guard,)
-            Body._emit(self, (*self._addressed_by(twin), *guards))  # of this piece alone
-            self.scope.values[twin] = Name(name)
-            value = self._read_either(access, self._access[twin])
+        value = self._read(access, held)
         value = value if held == access.tensor.dtype else Cast(value, held)
         self.scope.values[number] = self.scope.let(name, value)
 
-    def _await_copies(self) -> None:
-        """Wait for the copies of what all rows share, once and where every load of them follows."""
-        scope = self._knowing("row")
-        if "copies" not in scope.places:
-            scope.places["copies"] = "copies"
-            scope.body.append(Do(DeviceCall("copies_made", (Name("EARLY"),))))
-
-    def _make_part(self, number: int, one: Joined) -> None:
-        """The part of a joined value that the program's rows lie in."""
-        group = next(group for group in self.step.outer if group.axes == one.axes)
-        name, accesses, twins = self.names.claim(self._wish(number)), self._access, self._twins
-        parts: list[tuple[int, Block]] = []
-        self._access = {n: replace(access, guard=None) for n, access in accesses.items()}
-        self._twins = {}  # no guard tells here which of two is read
-        for start, value in one.parts:
-            self.scopes.append(Scope())
-            Body._emit(self, [value])  # of this piece alone
-            self.scope.let(name, self.value(value))
-            parts.append((start, self.scopes.pop().block()))
-        self._access, self._twins = accesses, twins
-        self.scope.body += searched(self._first_place(group), parts)
-        self.scope.values[number] = Name(name)
-
-    def _read_either(self, access: Access, other: Access) -> Tile:
-        """The elements of a tensor at one of two places, by which of two guards holds."""
-        assert access.guard is not None
-        here, there = summed(self.offset(access)), summed(self.offset(other))
-        offset = where(self.value(access.guard), here, there)
-        if len(shown(offset)) > _LONGEST_PART:
-            offset = self.scope.let(self.names.claim(f"{self.tensors[access.name]}_at"), offset)
-        if self._everywhere(access.guard):
-            mask = self.mask(replace(access, guard=None))
-        else:
-            one, another = self.mask(access), self.mask(other)
-            mask = one | another if one is not None and another is not None else None
-        address = Address(self._base(access.name), (offset,))
-        return Load(address, mask, None if mask is None else Literal("0"))
-
-    def _everywhere(self, guard: int) -> bool:
-        """Does one of two guards hold at every place, by which of two places it is?"""
-        place = self.region.exprs[self.region.exprs[guard].args[0]]
-        two = prod(self.region.sizes[axis] for axis in place.axes) == 2
-        return place.op == "place" and two and self.fixed.issuperset(place.axes)
-
     def _read(self, access: Access, held: str) -> Tile:
         """The elements of a tensor as they lie in memory, zero where there are none."""
-        if self._vectorized(access) and not self.step.ends:
-            return DeviceCall("load_row", self._by_vectors(access))
         mask = self.mask(access)
-        if self._by_place(access):
-            return DeviceCall("load_by_place", (*self._of_places(access), *self._chosen(mask)))
-        other = Literal({"bool": "False"}.get(held, "0"))
-        if held in ("float32", "float64"):
-            fill = self._beyond.fill if filled_beyond(access, self._inner) else 0.0
-            other = Literal(FILLS[fill])
-        keep = "last" if access.name in self.step.lasting else ""
-        keep = "first" if access.name in self.step.passing else keep
+        floating = held in ("float32", "float64")
+        other = Literal("0.0" if floating else "False" if held == "bool" else "0")
         address = self._pointer(access)
         if access.guard is not None and self._is_one(access):
             outer, inner, _ = self._addressed(access)  # a guard says which lanes load it
             address = replace(address, shape=self._shape(outer, inner))
-        return Load(address, mask, None if mask is None else other, keep)
-
-    def _of_places(self, access: Access) -> tuple[Address, ...]:
-        """Where a tensor has its element for each lane, and for both places that there can be."""
-        return tuple(self._pointer_at(access, place) for place in PLACES)
-
-    def _chosen(self, mask: Tile | None) -> tuple[Tile, ...]:
-        """Which of two places a lane is at, whether it has an element, and whether there are but
-        two places."""
-        inside = Literal("True") if mask is None else mask
-        return Name(PLACES[0]).equals(Name(PLACES[1])), inside, Name("NEAR")
+        return Load(address, mask, None if mask is None else other)
 
     def _is_one(self, access: Access) -> bool:
         """Do all lanes of a program address one element?"""
         walked = frozenset(access.strides)
         spans = [(bool(walked - self._inner), bool(walked & self._inner))]
         spans += [self._spans(i) for d, i in access.pulled.items() if access.tensor.stride[d]]
-        several = self.several or self.step.schedule == "flat"
-        return not any(inner or (outer and several) for outer, inner in spans)
+        return not any(inner or (outer and self._apart) for outer, inner in spans)
+
+    @property
+    def _apart(self) -> bool:
+        """Have the lanes of a program several places along the rows?"""
+        return self.several
 
     def _store(self, access: Access, value: Tile) -> None:
         mask = self.mask(access)
         if access.tensor.dtype.startswith("float8"):
             value = self._rounded(value, access.tensor.dtype)
-        stored: Statement = Store(self._pointer(access), value, mask)
-        if self._vectorized(access) and not self.step.ends:
-            stored = Do(DeviceCall("store_row", (*self._by_vectors(access), value)))
-        self.scope.body.append(stored)
+        self.scope.body.append(Store(self._pointer(access), value, mask))
 
     def _rounded(self, value: Tile, dtype: str) -> Tile:
         """A float32 in a narrower type; what is too large becomes what it does in torch: infinite
@@ -428,6 +330,8 @@ class Body(Addresses):
             way = "double"
         elif held not in ("float32", "float64") and primitive.integer:
             way = "integer"
+        elif expr.exact:
+            way = "precise" if primitive.precise else ""
         elif held == "float32" and self.precise and self._is_share(expr):
             return DeviceCall("share_of", tuple(operands))
         elif held == "float32" and self.step.rows > 1 and self._is_mean(expr):
@@ -439,21 +343,11 @@ class Body(Addresses):
             pass  # a term of a sum of at least 1 loses no more than rounding
         elif held == "float32" and self.precise and primitive.precise:
             way = "precise"
-            if expr.op == "sigmoid" and self._across:  # memory binds it: see `_across`
-                way = "double"
         elif held == "float32" and self.precise and primitive.scalar and self._of_row(number):
             way = "scalar"
         elif held == "float32" and expr.op == "div" and expr.args[1] in self._large:
             return operands[0] * _inverse(operands[1])
         return Elementwise(expr.op, tuple(operands), way)
-
-    @property
-    def _across(self) -> bool:
-        """Do rows lie across contiguous memory? Stores of what begins between sectors are then best
-        left together: a softmax over 128 channels of 129 x 129 pixels with a logistic of fewer
-        instructions, between which they were spread, took 848 us on an H200, and 687 without."""
-        steps = [store.step(axis) for store in self.step.stores for axis in self._inner]
-        return self.several and bool(any(steps)) and 1 not in steps
 
     def _is_mean(self, expr: Expr) -> bool:
         """Something over a number of elements."""
@@ -466,8 +360,7 @@ class Body(Addresses):
 
     def _is_share(self, expr: Expr) -> bool:
         """A term of a sum that is not less than 1, over the sum."""
-        share = expr.op == "div" and self._large.get(expr.args[1]) == expr.args[0]
-        return share and self.step.reciprocal
+        return expr.op == "div" and self._large.get(expr.args[1]) == expr.args[0]
 
     def _of_row(self, number: int) -> bool:
         """One number for all lanes, where a slow instruction costs nothing."""
@@ -485,10 +378,8 @@ class Body(Addresses):
     def _extent(self, expr: Expr) -> Tile:
         """How many elements there are along some axes: a float, or an integer of an index."""
         if expr.op == "taken":
-            share = Name("PART") if self.step.schedule == "blocked" else COLS
-            share = COLS + REST if self.step.rest else share
-            rest = self.total(self.step.inner) - Name("part") * share
-            return least(rest, share) * Literal("1.0")
+            rest = self.total(self.step.inner) - Name("part") * self.share
+            return least(rest, self.share) * Literal("1.0")
         if set(expr.axes) <= self.fixed:
             count = prod(self.region.sizes[axis] for axis in expr.axes)
             return tile(count) if expr.op == "extent" else Literal(repr(float(count)))
@@ -509,11 +400,13 @@ class Body(Addresses):
             place = self.value(element)
             place = Full((), place, "int32") if isinstance(place, Literal) else place
             return DeviceCall(expr.op, (*state, place))
-        run = f"{expr.op}_run"
-        if self.step.schedule == "flat":
-            return DeviceCall(run, (*state, first, Name("BLOCK"), Literal("True")))
-        self.shares = True
-        return DeviceCall(run, (*state, first, Name(self.lanes), Name("SHARED")))
+        return DeviceCall(f"{expr.op}_run", (*state, first, Name(self.lanes), self._in_runs))
+
+    @property
+    def _in_runs(self) -> Tile:
+        """Do rows begin at a run of elements that share random bits?"""
+        self.draws_runs = True
+        return Name("SHARED")
 
     # -- reductions ----------------------------------------------------------------------------
 
@@ -533,8 +426,7 @@ class Body(Addresses):
     def _operand(self, number: int) -> Tile:
         """What a reduction along the row combines, neutral behind the row's end."""
         expr = self.region.exprs[number]
-        value = self.value(expr.args[0])
-        return value if number in self._beyond.neutral else self._masked(expr, value)
+        return self._masked(expr, self.value(expr.args[0]))
 
     def _reduce(self, expr: Expr, operand: Tile) -> Tile:
         outer, inner = self._spans(expr.args[0])
@@ -554,8 +446,6 @@ class Body(Addresses):
     def _shape(self, outer: bool, inner: bool) -> Shape:
         """The shape of a tile of values: one column, or the columns alone, where it does not
         vary."""
-        if self.step.schedule == "flat":
-            return (Name("BLOCK"),) if outer else ()
         if self.several and outer:
             return ROWS, Name(self.lanes) if inner else Literal("1")
         return (Name(self.lanes),) if inner else ()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fusion_advisor.ir.graph import DTYPE_BYTES
 from fusion_advisor.region.region import JOINED, Output, Region
 from fusion_advisor.rulebook.schema import Device, PersistentSchedule, Rulebook
-from fusion_advisor.schedules import persistent, row
+from fusion_advisor.schedules import row
 from fusion_advisor.schedules.base import (
     Plan,
     Refused,
@@ -39,6 +39,8 @@ from fusion_advisor.schedules.layout import (
 from fusion_advisor.schedules.rows import Rows, laid_out
 
 NAME = "carried"
+WALKED = "persistent"
+"""Kernel of as many programs as the device runs at once, each of which walks its share of rows."""
 
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
@@ -232,7 +234,7 @@ def _check_share(laid: Rows, carried: Sequence[int], rulebook: Rulebook) -> None
 def _walk(laid: Rows, tile: _Tile, parts: int, device: Device) -> Step:
     """The kernel that walks the rows."""
     step = laid.step(
-        persistent.NAME,
+        WALKED,
         device,
         rows=tile.rows,
         block=tile.block,

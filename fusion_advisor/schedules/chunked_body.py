@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.coordinates import COLS, ROWS, Scope
+from fusion_advisor.schedules.launch import Constant
 from fusion_advisor.schedules.layout import reach, traced
 from fusion_advisor.schedules.online import Moments, Pass, Rescaled, passes
 from fusion_advisor.tile.program import (
@@ -27,7 +28,6 @@ from fusion_advisor.tile.program import (
     Tile,
     Update,
     least,
-    most,
     quotient,
     where,
 )
@@ -40,15 +40,22 @@ LOWEST, ZERO = Literal("-inf"), Literal("0.0")
 class ChunkedBody(Body):
     """One loop over the row for each pass of reductions, and one for what lies along it."""
 
-    fills: ClassVar[bool] = False  # a loop's loads are on their way before it
-
     start: ClassVar[Tile] = START
+    share: ClassVar[Tile] = PART
     _carried: dict[int, Name] = field(default_factory=dict[int, Name])
     """What a walk over the row carries for each scan."""
 
-    def prepare(self) -> None:
-        super().prepare()
-        self.whole = bool(self.step.parts) and self.step.stages == 1 and not self.step.vector
+    @property
+    def note(self) -> str:
+        rows = "several rows" if self.several else "a row"
+        return f"One program walks {f'a part of {rows}' if self.step.part else rows} in chunks."
+
+    @property
+    def tile_constants(self) -> tuple[Constant, ...]:
+        step = self.step
+        rows = (Constant("ROWS", step.rows),) if self.several else ()
+        part = (Constant("PART", step.part),) if step.part else ()
+        return (*rows, *part, Constant("COLS", step.block))
 
     def _program(self) -> list[Statement]:
         found = self._row(self._number)
@@ -107,7 +114,7 @@ class ChunkedBody(Body):
 
     def _open(self) -> Scope:
         inside = Scope(places={"col": "col"})
-        inside.head += self._columns(START, always=self.whole)
+        inside.head += self._columns(START)
         if self.several:
             inside.head.append(Let(("mask",), Name("row_mask") & Name("col_mask")))
         self.scopes.append(inside)
@@ -237,33 +244,24 @@ class ChunkedBody(Body):
         shape = self._shape_of(moments.value)
         kind = self.region.exprs[moments.squares].dtype
         names = tuple(self.names.claim(f"{label}_{what}") for what in ("seen", "mean", "spread"))
-        carried = names if self.step.vector else names[1:]
-        self.scope.body += [Begin(name, Full(shape, ZERO, kind)) for name in carried]
+        self.scope.body += [Begin(name, Full(shape, ZERO, kind)) for name in names[1:]]
         return names[0], names[1], names[2]
 
     def _deviate(self, moments: Moments, names: tuple[str, str, str]) -> None:
         """Welford's update in each lane. In the n-th chunk all lanes have their n-th element, but
-        for those behind the row's end, which do not deviate; where lanes take whole vectors, each
-        counts for itself."""
-        seen, mean, spread = map(Name, names)
+        for those behind the row's end, which do not deviate."""
+        _, mean, spread = map(Name, names)
         self._emit([moments.value])
         value, apart = self.names.claim("element"), self.names.claim("apart")
-        deviation, inside = Name(apart), Name("col_mask")
-        one = Literal("1.0")
-        moved = deviation / most(seen, one)
-        counted: Statement = Update(seen.id, seen + where(inside, one, ZERO))
-        if not self.step.vector:
-            share, since = self.names.claim("share"), START
-            if self.step.part:
-                since = START - Name("part") * PART
-            kind = self.region.exprs[moments.squares].dtype
-            counted = Let((share,), Full((), COLS, kind) / (since + COLS))
-            moved = deviation * Name(share)
-        element = self.scope.let(value, where(inside, self.value(moments.value), mean))
+        deviation, share = Name(apart), self.names.claim("share")
+        since = START - Name("part") * PART if self.step.part else START
+        kind = self.region.exprs[moments.squares].dtype
+        inside = where(Name("col_mask"), self.value(moments.value), mean)
+        element = self.scope.let(value, inside)
         self.scope.body += [
-            counted,
+            Let((share,), Full((), COLS, kind) / (since + COLS)),
             Let((apart,), element - mean),
-            Update(mean.id, mean + moved),
+            Update(mean.id, mean + deviation * Name(share)),
             Update(spread.id, spread + deviation * (element - mean)),
         ]
 
@@ -282,8 +280,7 @@ class ChunkedBody(Body):
         """The lanes' means and deviations moved to the mean of the row."""
         seen, mean, spread = map(Name, names)
         expr = self.region.exprs[moments.squares]
-        if not self.step.vector:
-            self.scope.body.append(self._count_seen(moments, seen.id))
+        self.scope.body.append(self._count_seen(moments, seen.id))
         self._assign(moments.total, self._reduce(expr, seen * mean))
         total = self.value(moments.total)
         count, centre = self.names.claim("count"), self.names.claim("centre")

@@ -22,7 +22,6 @@ from fusion_advisor.schedules.parts import Cut
 from fusion_advisor.schedules.reducing import row_axes
 from fusion_advisor.schedules.row import tile
 from fusion_advisor.schedules.rows import Rows, laid_out, rows_of
-from fusion_advisor.schedules.vectors import copied, vector
 
 NAME = "cooperative"
 
@@ -50,12 +49,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         raise Refused("no-schedule", "no result lies along the row")
     if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
         raise Refused("no-schedule", "the row does not lie along contiguous memory")
-    counted = any(one.moments for one in passes(region, inner))
-    taken = vector(laid, rulebook, apart=True) if laid.in_pieces else 0
-    less = numbers.unaligned_share.count if _unaligned(laid) and not taken else 1
-    room = numbers.part_bytes.count // less
     kept = _kept_bytes(laid)
-    part = 1 << min(room // kept, numbers.part_elements.count).bit_length() - 1
+    part = 1 << min(numbers.part_bytes.count // kept, numbers.part_elements.count).bit_length() - 1
     warps = max(part * kept // (numbers.thread_bytes.count * device.warp_size), 1)
     together = max(numbers.waiting_kernels.count, min(numbers.rows_at_once.count, laid.count))
     most = resident(device, warps) // together
@@ -64,16 +59,6 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     if parts > most:
         raise Refused("no-schedule", f"{parts} programs share a row, and {most} may wait")
     step = replace(laid.step(NAME, device, rows=1, block=part, warps=warps), part=part)
-    shared = copied(laid, rulebook) if taken else frozenset[str]()
-    step = replace(step, vector=taken, ends=2 * taken, copied=shared)
-    halved = bool(taken) and _loads_late(laid)
-    if halved:
-        step = replace(step, block=part // 2, rest=part // 2)
-        step = replace(step, most_registers=numbers.late_registers.count)
-    within = 4 * part <= numbers.thread_bytes.count * warps * device.warp_size
-    if counted and (within or halved) and len(laid.stores) == 1:
-        # A second result would be spilled: 840 bytes.
-        step = replace(step, most_registers=numbers.registers.count)
     phases = _phases(region, inner, laid, step, device)
     waiting = numbers.waiting_kernels.count
     step = replace(step, parts=phases[0].parts, phases=phases, waiting=waiting)
@@ -97,16 +82,6 @@ def resident(device: Device, warps: int) -> int:
     return device.multiprocessor.count.count * max(fit, 1)
 
 
-def _unaligned(laid: Rows) -> bool:
-    """Do rows begin elsewhere than at 16 bytes, so that lanes load an element at a time?"""
-    return any(
-        access.step(axis) * access.tensor.itemsize % 16
-        for access in laid.everything
-        if laid.axes & set(access.strides)
-        for axis in laid.across
-    )
-
-
 def _kept_bytes(laid: Rows) -> int:
     """What a program keeps of each place of its row while it waits."""
     region = laid.region
@@ -117,16 +92,6 @@ def _kept_bytes(laid: Rows) -> int:
         if number in asked and laid.axes & set(access.strides)
     }
     return max(sum(kept.values()), 1)
-
-
-def _loads_late(laid: Rows) -> bool:
-    """Is anything along the row loaded for the results alone, after programs waited?"""
-    region = laid.region
-    asked = {n for reduced in region.all("reduce") for n in reach(region, reduced)}
-    return any(
-        number not in asked and laid.axes & set(access.strides)
-        for number, access in zip(region.all("load"), laid.loads, strict=True)
-    )
 
 
 def _part(laid: Rows, part: int, most: int, device: Device, rulebook: Rulebook) -> int:
@@ -150,8 +115,7 @@ def _phases(
     found: list[Step] = []
     left: Region | None = region
     while left is not None and any(left.all("reduce")):
-        first, even = passes(left, inner)[0], not step.ends
-        cut = Cut(left, inner, first, step.part, len(found), exact=False, even=even)
+        cut = Cut(left, inner, passes(left, inner)[0], step.part, len(found), exact=False)
         partial = cut.partial()
         _check_partials(partial, frozenset(laid.across))
         combined, left = cut.combined()
@@ -194,5 +158,4 @@ def _phase(
     made = replace(made, outer=tuple(outer), inner=tuple(inner), parts=parts)
     if not along:
         return replace(made, part=0)
-    whole = {"vector": step.vector, "ends": step.ends, "copied": step.copied}
-    return replace(made, block=step.block, rest=step.rest, part=step.part, **whole)
+    return replace(made, block=step.block, part=step.part)

@@ -10,7 +10,6 @@ from fusion_advisor.region.random import SHARES
 from fusion_advisor.region.region import Region
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.layout import Group
-from fusion_advisor.schedules.places import PLACES, in_runs
 from fusion_advisor.tile.program import (
     Across,
     Block,
@@ -23,14 +22,12 @@ from fusion_advisor.tile.program import (
     ProgramId,
     Statement,
     Tile,
-    least,
     product,
-    quotient,
     summed,
     tile,
 )
 
-WHOLE, ROWS, COLS, REST, FAR = map(Name, ("WHOLE", "ROWS", "COLS", "REST", "FAR"))
+ROWS, COLS, REST, FAR = map(Name, ("ROWS", "COLS", "REST", "FAR"))
 """Constants of a tile."""
 
 
@@ -70,10 +67,6 @@ class Coordinates:
     fixed: frozenset[int]
     """Axes of which the kernel serves the graph's size alone."""
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
-    whole: bool = False
-    """Its masks hold in every lane where all parts of a row are whole."""
-    near: bool = False
-    """Its lanes lie at few places of the outer group of a row; see `places`."""
     scopes: list[Scope] = field(default_factory=lambda: [Scope()])
     lane: ClassVar[str] = "col"
     """The place along the row that a lane has."""
@@ -81,12 +74,8 @@ class Coordinates:
     start: ClassVar[Tile] = Name("part") * COLS
     """The place along the row that a program's first lane has."""
     length: ClassVar[str] = "cols"
-    vectors: ClassVar[str] = "vectors"
-    """Where a lane's element lies in a row that begins anywhere."""
-    copy: ClassVar[str] = "shared"
-    """Where it has what all rows share, in one of the copies of that."""
-    _place_name: str = field(default=PLACES[0], init=False)
-    """Which of the places that there can be along runs of lanes is asked for."""
+    outer_name: ClassVar[str] = "row"
+    """The linear index over all rows, or all elements."""
 
     @property
     def region(self) -> Region:
@@ -109,127 +98,54 @@ class Coordinates:
 
     def _program(self) -> list[Statement]:
         """Which elements this program has."""
-        step = self.step
-        if step.schedule == "flat":
-            within = Name("index") < self.size(step.outer, "count")
-            return [
-                Let(("index",), self._first_lane + Lanes(Name("BLOCK"))),
-                Let(("mask",), within | WHOLE if step.unmasked else within),
-            ]
-        found = self._numbered() if step.beside else []
-        number = Name("tile") if step.beside else self._number
-        if step.outer or self.several or step.vector or step.part or step.beside:  # else one row
-            found += self._planes() if step.in_planes else self._row(number)
-        if step.part and not step.beside:
+        step, found = self.step, list[Statement]()
+        if step.outer or self.several or step.part:  # else one row
+            found += self._row(self._number)
+        if step.part:
             found.append(Let(("part",), self.wide(ProgramId(1))))
-        found += self._columns(Name("part") * COLS if step.part else None, always=self.whole)
+        found += self._columns(Name("part") * COLS if step.part else None)
         if self.several:
-            within = self._within_rows()
-            found.insert(-1, Let(("row_mask",), within | WHOLE if self.whole else within))
+            within = Name("row") < self.size(step.outer, "rows")
+            found.insert(-1, Let(("row_mask",), within))
             found.append(Let(("mask",), Name("row_mask") & Name("col_mask")))
         return found
-
-    def _numbered(self) -> list[Statement]:
-        """Which tile of the rows, and which part of them, a program has that only has a number."""
-        step = self.step
-        fixed = {axis for group in step.inner for axis in group.axes} <= self.fixed
-        if fixed and step.length <= step.block:
-            return [Let(("tile",), self._number), Let(("part",), Literal("0"))]
-        parts = Name("parts")
-        return [
-            Let(("parts",), quotient(self.size(step.inner, self.length), COLS)),
-            Let(("tile",), self._number // parts),
-            Let(("part",), Name("program") % parts),
-        ]
 
     @property
     def _number(self) -> Tile:
         """Which program this is, of those along the first dimension of the grid."""
-        return self.wide(Name("program") if self.step.beside else ProgramId(0))
+        return self.wide(ProgramId(0))
 
     def wide(self, place: Tile) -> Tile:
         """A place that offsets are made from, in 64 bits where some of them need that. What it is
         multiplied with may have 32."""
         return DeviceCall("wide", (place, FAR))
 
-    def _within_rows(self) -> Tile:
-        """Are there such rows?"""
-        *_, last = self.step.outer
-        if self.step.in_planes:
-            return Name(last.name) < self.extent_of(last)
-        return Name("row") < self.size(self.step.outer, "rows")
-
-    def _planes(self) -> list[Statement]:
-        """The rows of a program that has one place along the first group and a tile of the second;
-        both places are known then."""
-        first, second = self.step.outer
-        self.scopes[0].places |= {group.name: group.name for group in (first, second)}
-        size = self.extent_of(second)
-        call = DeviceCall("rows_of_plane", (size, ROWS, Name("PLANES"), FAR))
-        if self.step.beside:
-            call = DeviceCall("rows_of_tile", (Name("tile"), size, ROWS))
-        return [Let((first.name, second.name), call)]
-
     def _row(self, number: Tile) -> list[Statement]:
         """The row, or the rows, that the program of this number has."""
-        self._first_row = number * ROWS
         row = number * ROWS + Across(Lanes(ROWS), 1) if self.several else number
         return [Let(("row",), row)]
 
-    def _columns(self, start: Tile | None, *, always: bool = False) -> list[Statement]:
-        """The places along the row that the lanes have, from `start` on; `always` where the row
-        has them all. They have one dimension, and so has what all rows of a program share: Triton
-        lays out loads as the tensor is, so one row of the tile would be laid out otherwise than
-        the tile, and Triton may pick that layout for all. A LayerNorm of padded windows, 16 rows
-        of 96 and 4 warps, took 1550 instructions so, and takes 598. Rows that a plane shares are
-        loaded as often as it has rows: a rotary embedding took 5.8 us so, and 6.2 otherwise; but
-        not by an index where lanes load elements that lie apart, so that Triton has two layouts
-        anyway: 28 us, and 39 otherwise, where all lie side by side 11.8, and 11.1."""
+    def _columns(self, start: Tile | None) -> list[Statement]:
+        """The places along the row that the lanes have, from `start` on. They have one dimension,
+        and so has what all rows of a program share: Triton lays out loads as the tensor is, so one
+        row of the tile would be laid out otherwise than the tile, and Triton may pick that layout
+        for all. A LayerNorm of padded windows, 16 rows of 96 and 4 warps, took 1550 instructions
+        so, and takes 598."""
         lanes = self.wide(Lanes(Name(self.lanes)))
-        if self.step.vector:
-            return [Let(("lane",), lanes), *self._in_vectors(start)]
         within = Name(self.lane) < self.size(self.step.inner, self.length)
         return [
             Let((self.lane,), lanes if start is None else start + lanes),
-            Let((f"{self.lane}_mask",), within | WHOLE if always else within),
+            Let((f"{self.lane}_mask",), within),
         ]
-
-    def _in_vectors(self, start: Tile | None) -> list[Statement]:
-        """The places of lanes that take whole vectors of a row, and what lies around those."""
-        cols = self.size(self.step.inner, self.length)
-        first, begin = Name("row") * cols, Literal("0") if start is None else start
-        given = (first, cols, Name("lane"), begin, tile(self.step.vector))
-        names = ("col", "vectors", "in_whole", "in_end")
-        return [
-            Let(names, DeviceCall("in_vectors", given)),
-            Let(("col_mask",), Name("in_whole") | Name("in_end")),
-        ]
-
-    def _around_vectors(
-        self, start: Tile, ends: tuple[str, str] = ("end", "end_mask")
-    ) -> list[Statement]:
-        """The places of lanes that take whole vectors of a row from `start` on, and of those that
-        take its ends; in what all rows share, too."""
-        cols = self.size(self.step.inner, self.length)
-        given = (Name("row") * cols, cols, start, Name(self.lanes), Name("ENDS"))
-        places = (self.lane, self.vectors, f"{self.lane}_mask", *ends)
-        found: list[Statement] = [Let(places, DeviceCall("around_vectors", (*given, FAR)))]
-        if self.step.copied:
-            found.append(Let((self.copy,), DeviceCall("in_copy", given)))
-        return found
-
-    @property
-    def _first_of_part(self) -> Tile:
-        """The place of the first lane of a program that has a part of a row."""
-        if not self.step.part:
-            return Literal("0")
-        return Name("part") * (COLS + REST if self.step.rest else COLS)
 
     # -- extents -------------------------------------------------------------------------------
 
     def size(self, groups: Sequence[Group], name: str) -> Tile:
         """The run-time argument that holds the extent of some groups."""
-        return self._argument(tuple(axis for group in groups for axis in group.axes), name)
+        return self._argument(self._axes(groups), name)
+
+    def _axes(self, groups: Sequence[Group]) -> tuple[int, ...]:
+        return tuple(axis for group in groups for axis in group.axes)
 
     def _argument(self, axes: tuple[int, ...], name: str) -> Tile:
         for known, spanned in self.sizes.items():
@@ -242,8 +158,6 @@ class Coordinates:
 
     def total(self, groups: Sequence[Group]) -> Tile:
         """The extent of all outer or all inner groups."""
-        if self.step.schedule == "flat":
-            return self.size(groups, "count")
         return self.size(groups, self.length if groups == self.step.inner else "rows")
 
     def extent_of(self, group: Group) -> Tile:
@@ -264,120 +178,36 @@ class Coordinates:
 
     def _levels(self) -> Iterator[tuple[tuple[Group, ...], str]]:
         """The groups that share a linear index, with its name."""
-        yield self.step.outer, self._outer_name
+        yield self.step.outer, self.outer_name
         if self.step.parts:
             yield (self.step.parts,), "part"
         yield self.step.inner, self.lane
-
-    @property
-    def _outer_name(self) -> str:
-        return "index" if self.step.schedule == "flat" else "row"
-
-    def _linear(self, name: str) -> Tile:
-        """A linear index over several groups; the row that a plane's are of all is worked out where
-        it is first asked for."""
-        scope = self.scopes[0]
-        if self.step.in_planes and name == self._outer_name and name not in scope.places:
-            first, second = self.step.outer
-            scope.places[name] = name
-            size = self.extent_of(second)
-            scope.place(name, Name(first.name) * size + Name(second.name))
-        return Name(name)
 
     def coordinate(self, group: Group, groups: Sequence[Group], linear: str) -> Tile:
         """The index within one group, taken from the linear index over all of them."""
         if len(groups) == 1:
             return Name(linear)
-        if linear == self._lane and self._few_places(groups):
-            return self._place_in(group, groups)
         known = next((s.places[group.name] for s in self.scopes if group.name in s.places), None)
         if known is None:
             known = self._place_name_of(group)
             scope = self._knowing(linear)
             scope.places[group.name] = known
-            scope.place(known, self._within(Name(linear), group, groups))
+            scope.place(known, self._divided_by(Name(linear), group, groups))
         return Name(known)
 
     def _place_name_of(self, group: Group) -> str:
         """What the index within a group is called."""
         return group.name
 
-    @property
-    def _lane(self) -> str:
-        """What tells the lanes of a program apart."""
-        return "index" if self.step.schedule == "flat" else self.lane
-
-    def _few_places(self, groups: Sequence[Group]) -> bool:
-        """Are the lanes of a program in one run of the last of some groups, or in two?"""
-        step = self.step
-        if step.schedule == "flat":
-            return in_runs((*step.loads, *step.stores), groups, step.block)
-        shared = bool(step.part) or step.schedule == "blocked"
-        return shared and not step.vector and len(groups) == 2 and step.block <= groups[1].size
-
-    def _place_in(self, group: Group, groups: Sequence[Group]) -> Tile:
-        """The place along one of some groups, of which the last has runs of lanes."""
-        *outer, last = groups
-        place = self._run(groups)
-        if group is last:
-            name, scope = last.name, self._knowing(self._lane)
-            if name not in scope.places:
-                scope.places[name] = name
-                scope.place(name, Name(self._lane) - place * self.extent_of(last))
-            return Name(name)
-        return self._within(place, group, outer)
-
-    def _within(self, linear: Tile, group: Group, groups: Sequence[Group]) -> Tile:
+    def _divided_by(self, linear: Tile, group: Group, groups: Sequence[Group]) -> Tile:
         """The index within one group, by division of the linear index over all of them."""
         for later in reversed(groups[groups.index(group) + 1 :]):
             linear = linear // self.extent_of(later)
         return linear if group is groups[0] else linear % self.extent_of(group)
 
-    def _run(self, groups: Sequence[Group]) -> Tile:
-        """The run of the last of some groups that a lane is in: that of the first lane, or the next
-        one."""
-        *outer, last = groups
-        scope, extent = self._knowing(self._lane), self.extent_of(last)
-        each, *ends = PLACES
-        if ends[0] not in scope.places:
-            self.near = True
-            runs = self.extent_of(outer[0]) if len(outer) == 1 else self.size(outer, "runs")
-            scope.places |= {end: end for end in ends}
-            scope.place("first", self._first_lane // extent)
-            scope.place("following", least(Name("first") + 1, runs - 1))
-        if self._place_name == each and each not in scope.places:
-            scope.places[each] = each
-            given = (Name(self._lane), *map(Name, ends), extent, Name("NEAR"))
-            scope.place(each, DeviceCall("place_of", given))
-        return Name(self._place_name)
-
-    @property
-    def _first_lane(self) -> Tile:
-        """The place of a program's first lane."""
-        if self.step.schedule != "flat":
-            return self.start
-        return Name("start") if self.step.unmasked else self.block_start
-
-    @property
-    def block_start(self) -> Tile:
-        """The first element of a program's block."""
-        return self._number * Name("BLOCK")
-
     def _knowing(self, linear: str) -> Scope:
         """The innermost scope that has a linear index of its own."""
         return next((s for s in reversed(self.scopes) if linear in s.places), self.scopes[0])
-
-    def _first_place(self, group: Group) -> Tile:
-        """The place along one of the rows' groups that the first row of a program has."""
-        groups = self.step.outer
-        if not self.several:
-            return self.coordinate(group, groups, self._outer_name)
-        name = f"first_{group.name}"
-        scope = self._knowing(self._outer_name)
-        if name not in scope.places:
-            scope.places[name] = name
-            scope.place(name, self._within(self._first_row, group, groups))
-        return Name(name)
 
     def _place(self, axes: tuple[int, ...]) -> Tile | None:
         """The position along some axes, outermost first; None without any."""
@@ -396,7 +226,7 @@ class Coordinates:
         for groups, linear in self._levels():
             spanned = tuple(axis for group in groups for axis in group.axes)
             if spanned and axes[: len(spanned)] == spanned and len(groups) > 1:
-                return len(spanned), self._linear(linear), self.total(groups)
+                return len(spanned), Name(linear), self.total(groups)
             for group in groups:
                 if axes[: len(group.axes)] == group.axes:
                     extent = self._size_of(axes[0]) if len(group.axes) == 1 else None
@@ -428,17 +258,12 @@ class Coordinates:
         step = self.step
         if not axes:
             return None
-        if step.schedule == "flat":
-            whole = axes == tuple(axis for group in step.outer for axis in group.axes)
-            return self._first_lane if whole else None
-        inner = tuple(axis for group in step.inner for axis in group.axes)
+        inner = self._axes(step.inner)
         if step.block < max(SHARES.values()) or not inner or axes[-len(inner) :] != inner:
             return None
         found: list[Tile] = []
         if (row := self._place(axes[: -len(inner)])) is not None:
             found.append(row * self.total(step.inner))
-        if step.schedule == "blocked":
-            found.append(Name("start"))
-        elif step.part:
-            found.append(Name("part") * Name(self.lanes))
+        if step.part or step.chunked:
+            found.append(self.start)
         return summed(found) if found else Full((), Literal("0"), "int32")

@@ -9,20 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from fusion_advisor.region.instruction_mix import instructions, precise
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
-from fusion_advisor.schedules.base import (
-    DIVISOR,
-    Plan,
-    Refused,
-    Step,
-    emission_order,
-    lasting,
-    peak_bytes,
-)
+from fusion_advisor.schedules.base import Plan, Refused, Step, emission_order, peak_bytes
 from fusion_advisor.schedules.layout import accesses, collapse, leading, ordered
-from fusion_advisor.schedules.places import in_order
 from fusion_advisor.schedules.reducing import far_apart, read_again, serial_axes, walked_nearby
 
 NAME = "flat"
@@ -68,37 +58,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         on_chip_bytes=peak,
         registers=-(-peak * block // smallest // (4 * warps * device.warp_size)),
         serial=serial,
-        lasting=frozenset() if serial else lasting(loads, stores, device),
     )
-    ragged = results > block and results % DIVISOR != 0
-    step = replace(step, unmasked=ragged and not serial and _in_vectors(step))
-    if not serial and _busy(step, device, rulebook):
-        fewer = numbers.busy_warps.count
-        step = replace(step, warps=fewer, registers=step.registers * warps // fewer)
     return Plan(NAME, region, (replace(step, read_again=read_again(step, device, rulebook)),))
-
-
-def _in_vectors(step: Step) -> bool:
-    """Does anything lie as the lanes do, so that a thread's elements make vectors?"""
-    return any(
-        not access.pulled and access.guard is None and in_order(access, step.outer)
-        for access in (*step.loads, *step.stores)
-    )
-
-
-def _busy(step: Step, device: Device, rulebook: Rulebook) -> bool:
-    """Whether elements are worked on for longer than they are moved: more of them for each thread
-    are then on their way side by side, where there are enough of them."""
-    numbers, threads = rulebook.schedules.flat, device.multiprocessor.threads.count
-    waves = step.programs * step.warps * device.warp_size / (device.sm_count * threads)
-    wide = max(access.tensor.itemsize for access in step.stores) > 2
-    if wide and waves < numbers.busy_waves.value:
-        return False
-    wanted = instructions(step.region, device, precise=precise(step.region)).total
-    seconds = wanted / (device.peak_flops("cuda", "float32") / 2)
-    moved = (step.bytes_read + step.bytes_written) / device.bandwidth
-    least = numbers.busy_wide if wide else numbers.busy
-    return least.value * moved < seconds < numbers.busy_most.value * moved
 
 
 def _each(near: int | None, device: Device, rulebook: Rulebook) -> int:

@@ -39,9 +39,6 @@ class Cut:
     exact: bool = True
     """Are sums of scaled terms combined in float64? Once a row that costs nothing; where every
     program combines, eager's own precision has to do."""
-    even: bool = True
-    """Do all parts have as many elements, but for the last one? Where they begin at whole vectors,
-    the kernel counts what each has, and the last may have none."""
 
     @property
     def partials(self) -> dict[int, Output]:
@@ -250,10 +247,9 @@ class _Whole:
         size = self._wide(pool.add(Expr("size", (), "float32", axes=expr.axes)))
         one = constant(pool, "1.0", cut.kind)
         count = self._count(expr)
-        some = count if cut.even else apply(pool, "maximum", count, one)
         inverse = apply(pool, "div", one, size)  # ready before the parts are
         centre = apply(pool, "mul", whole, inverse)
-        own = apply(pool, "mul", part, apply(pool, "div", one, some))
+        own = apply(pool, "mul", part, apply(pool, "div", one, count))
         apart = apply(pool, "sub", own, centre)
         moved = apply(pool, "mul", count, apply(pool, "mul", apart, apart))
         squares = apply(pool, "add", self._wide(self._part(moments.squares)), moved)
@@ -275,9 +271,6 @@ class _Whole:
     def _count(self, total: Expr) -> int:
         """How many elements each part of a row has, as a float."""
         pool, cut = self.pool, self.cut
-        if not cut.even:
-            label = self.region.labels.get(self.region.exprs.index(total), "")
-            return pool.add(Expr("taken", (), cut.kind, axes=total.axes), label)
         start = pool.reckon("mul", pool.place((cut.parts,)), pool.whole(cut.part))
         extent = pool.add(Expr("extent", (), INDEX, axes=total.axes))
         behind = pool.reckon("sub", extent, start)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
 
 from fusion_advisor.region.exprs import Expr
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.coordinates import ROWS, Scope
+from fusion_advisor.schedules.launch import Constant
 from fusion_advisor.schedules.layout import traced
 from fusion_advisor.tile.program import (
     Across,
@@ -28,12 +28,18 @@ from fusion_advisor.tile.program import (
 class PersistentBody(Body):
     """A loop over a program's rows, which carries what is combined down the columns."""
 
-    fills: ClassVar[bool] = False  # a loop's loads are on their way before it
+    @property
+    def note(self) -> str:
+        return "One program walks its share of the rows."
+
+    @property
+    def tile_constants(self) -> tuple[Constant, ...]:
+        rows = (Constant("ROWS", self.step.rows),) if self.several else ()
+        inner = self._axes(self.step.inner)
+        return (*rows, Constant("COLS", self.step.block, "power_of_two", inner))
 
     def _program(self) -> list[Statement]:
-        columns = self._columns(None)
-        columns = columns[:1] if self.step.vector else columns
-        return [Let(("part",), self.wide(ProgramId(0))), *columns]
+        return [Let(("part",), self.wide(ProgramId(0))), *self._columns(None)]
 
     def _results(self) -> None:
         region, step = self.region, self.step
@@ -53,8 +59,6 @@ class PersistentBody(Body):
                 Let(("row_mask",), Name("row") < rows),
                 Let(("mask",), Name("row_mask") & Name("col_mask")),
             ]
-        if step.vector:
-            inside.head += self._in_vectors(None)
         self.scopes.append(inside)
         self._emit(wanted)
         for number, name in names.items():

@@ -1,8 +1,7 @@
-"""The body of a kernel that holds a row in pieces.
+"""The body of a kernel that holds a row in two pieces.
 
 Tiles are powers of two: a row of 12288 elements in one of 16384 leaves a quarter of the lanes, and
-of the registers, to nothing; in pieces of 8192 and 4096 it leaves none. And where rows begin
-anywhere, what lies around their whole vectors is a piece of its own (see `vectors`).
+of the registers, to nothing; in pieces of 8192 and 4096 it leaves none.
 """
 
 from __future__ import annotations
@@ -10,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.coordinates import COLS, Scope
+from fusion_advisor.schedules.launch import Constant
 from fusion_advisor.schedules.layout import Group
 from fusion_advisor.schedules.names import Names
-from fusion_advisor.tile.program import Let, ProgramId, Statement, Tile
+from fusion_advisor.tile.program import Statement, Tile
 
 
 @dataclass
@@ -29,138 +29,89 @@ class LaterNames(Names):
         return super().claim(f"{wish}_{self.suffix}")
 
 
-class Later(Body):
-    """Writes what a later piece has."""
+class Rest(Body):
+    """What a row has beyond the first piece."""
+
+    lane: ClassVar[str] = "rest"
+    lanes: ClassVar[str] = "REST"
 
     def _place_name_of(self, group: Group) -> str:
         return f"{group.name}_{self.lane}"
 
 
-class Rest(Later):
-    """What a row has beyond the first piece."""
-
-    lane: ClassVar[str] = "rest"
-    lanes: ClassVar[str] = "REST"
-    vectors: ClassVar[str] = "rest_vectors"
-    copy: ClassVar[str] = "rest_shared"
-
-
-class Ends(Later):
-    """What lies around the whole vectors of a row."""
-
-    lane: ClassVar[str] = "end"
-    lanes: ClassVar[str] = "ENDS"
-    in_vectors: ClassVar[bool] = False
-
-
-class InPieces(Body):
-    """Every value that lies along the row is made for one piece after the other; reductions of all
+class PiecedBody(Body):
+    """Every value that lies along the row is made for one piece after the other; reductions of both
     are combined."""
 
-    others: tuple[Body, ...] = ()
-    """Write what the other pieces have."""
+    @property
+    def note(self) -> str:
+        return "One program holds one whole row in pieces on chip."
 
-    def _results(self) -> None:
-        """The results; beside ends, and of parts of rows, piece by piece, for registers are free
-        again once a piece is stored."""
-        if not self.others:
-            super()._results()
-            return
-        region = self.region
-        wanted = self._missing(output.value for output in region.outputs)
-        late = {n for n in wanted if region.depends[n] & self._inner}
-        whole = wanted - late
-        self._emit(whole)
-        apart = self.step.ends or self.step.part
-        together = [(body,) for body in self._pieces] if apart else [self._pieces]
-        for bodies in together:
-            for number in sorted(late, key=self._rank.__getitem__):
-                self._make_along(number, bodies)
-            for output, access in zip(region.outputs, self.step.stores, strict=True):
-                for body in bodies if self._inner & access.walks else ():
-                    with self._piece(body):
-                        body._store(access, body.value(output.value))
-        for output, access in zip(region.outputs, self.step.stores, strict=True):
-            if not self._inner & access.walks:
-                self._store(access, self.value(output.value))
+    @property
+    def tile_constants(self) -> tuple[Constant, ...]:
+        step, inner = self.step, self._axes(self.step.inner)
+        first = Constant("COLS", step.block, "first_piece", inner)
+        return first, Constant("REST", step.rest, "second_piece", inner)
 
-    def other(self, kind: type[Later], **more: Any) -> Later:
-        """What writes another piece beside this one; `more` is what its kind has besides."""
-        names = LaterNames(self.names.used, kind.lane)
-        found = self.beside(kind, self.step, names, self.scopes, **more)
-        found.prepare()
-        return found
+    def _program(self) -> list[Statement]:
+        names = LaterNames(self.names.used, Rest.lane)
+        self._rest = self.beside(Rest, self.step, names, self.scopes)
+        self._rest.prepare()
+        first, rest = self._columns(None), self._rest._columns(COLS)
+        return [*self._row(self._number), first[0], *rest]
 
-    def _make_along(self, number: int, bodies: Iterable[Body]) -> None:
-        """A value that lies along the row, for some of its pieces."""
-        for body in bodies:
-            with self._piece(body):
-                if not body.known(number):
-                    body._make(number)
+    @property
+    def _within_row(self) -> Tile | None:
+        return None  # no row is shorter than the first piece
 
     def _emit(self, wanted: Iterable[int]) -> None:
-        if not self.others:
-            super()._emit(wanted)
-            return
-        whole, self._pieces = self.scope, (self, *self.others)
+        whole = self.scope
         self._own = {
-            id(body): Scope(places={body.lane: body.lane}, head=whole.head, body=whole.body)
+            body.lane: Scope(places={body.lane: body.lane}, head=whole.head, body=whole.body)
             for body in self._pieces
         }
         for number in sorted(self._missing(wanted), key=self._rank.__getitem__):
             if self.region.depends[number] & self._inner:
-                self._make_along(number, self._pieces)
+                self._make_along(number)
             elif self.region.exprs[number].op == "reduce":
-                self._assign(number, self._of_all(number))
+                self._assign(number, self._of_both(number))
             else:
                 self._make(number)
+
+    def _results(self) -> None:
+        region = self.region
+        self._emit([output.value for output in region.outputs])
+        for output, access in zip(region.outputs, self.step.stores, strict=True):
+            if not self._inner & access.walks:
+                self._store(access, self.value(output.value))
+                continue
+            for body in self._pieces:
+                with self._piece(body):
+                    body._store(access, body.value(output.value))
+
+    @property
+    def _pieces(self) -> tuple[Body, Body]:
+        return self, self._rest
+
+    def _make_along(self, number: int) -> None:
+        """A value that lies along the row, in both pieces."""
+        for body in self._pieces:
+            with self._piece(body):
+                if not body.known(number):
+                    body._make(number)
 
     @contextmanager
     def _piece(self, body: Body) -> Generator[None]:
         """What a body makes is known to its own piece alone."""
-        body.scopes.append(self._own[id(body)])
+        body.scopes.append(self._own[body.lane])
         yield
         body.scopes.pop()
 
-    def _of_all(self, number: int) -> Tile:
+    def _of_both(self, number: int) -> Tile:
         """A reduction along the row."""
-        expr = self.region.exprs[number]
-        found: Tile | None = None
-        for first, *others in self._alike():
-            part = self._operand_of(first, number)
-            for body in others:
-                part = self._combined(expr, part, self._operand_of(body, number))
-            part = first._reduce(expr, part)
-            found = part if found is None else self._combined(expr, found, part)
-        assert found is not None, "a row has a piece at the least"
-        return found
-
-    def _alike(self) -> Iterable[tuple[Body, ...]]:
-        """Pieces of as many lanes, which are combined lane by lane."""
-        return ((body,) for body in self._pieces)
-
-    def _operand_of(self, body: Body, number: int) -> Tile:
-        """What a reduction combines of one piece."""
-        with self._piece(body):
-            return body._operand(number)
-
-
-class PiecedBody(InPieces):
-    """A program has all pieces of its row, or of its part of one."""
-
-    def _program(self) -> list[Statement]:
-        found = self._row(self._number)
-        rest = self.other(Rest) if self.step.rest else None
-        ends = self.other(Ends) if self.step.ends else None
-        self.others = tuple(body for body in (rest, ends) if body)
-        if ends:
-            if self.step.part:
-                found.append(Let(("part",), self.wide(ProgramId(1))))
-            found += self._around_vectors(self._first_of_part)
-            return [*found, *rest._around_vectors(COLS, ("_", "_"))] if rest else found
-        found.append(self._columns(None)[0])
-        return [*found, *rest._columns(COLS)] if rest else found
-
-    @property
-    def _within_row(self) -> Tile | None:
-        return super()._within_row if self.step.ends else None  # no row is shorter than that piece
+        expr, found = self.region.exprs[number], list[Tile]()
+        for body in self._pieces:
+            with self._piece(body):
+                operand = body._operand(number)
+            found.append(body._reduce(expr, operand))
+        return self._combined(expr, *found)

@@ -8,7 +8,7 @@ from fusion_advisor.region.exprs import INDEX, Expr
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
-from fusion_advisor.schedules import SCHEDULES, finishing, horizontal
+from fusion_advisor.schedules import SCHEDULES, finishing
 from fusion_advisor.schedules.base import Plan, Refused, Step, check_walks
 from fusion_advisor.schedules.layout import reach
 
@@ -39,9 +39,8 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
         return Planned((), (Refused("no-schedule", why),))
     plans, refusals = _tried(region, device, rulebook)
     if not plans:
-        several = horizontal if horizontal.serves(region) else finishing
         try:
-            plans.append(several.plan(region, device, rulebook, _best))
+            plans.append(finishing.plan(region, device, rulebook, _best))
         except Refused as refusal:
             refusals.append(refusal)
     return Planned(tuple(plans), tuple(refusals))

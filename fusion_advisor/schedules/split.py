@@ -18,7 +18,6 @@ from fusion_advisor.schedules.layout import Group
 from fusion_advisor.schedules.online import passes
 from fusion_advisor.schedules.parts import Cut
 from fusion_advisor.schedules.reducing import serial_axes, widest
-from fusion_advisor.schedules.rows import in_pieces
 
 NAME = "split"
 
@@ -47,9 +46,7 @@ def plan(region: Region, device: Device, rulebook: Rulebook) -> Plan:
         partial = chunks(cut.partial(), inner, serial, device, rulebook, cut.parts)
         partial = replace(partial, part=cut.part, parts=parts, read_again=0)
         if cut.part == partial.block:  # a part is one chunk: nothing to walk
-            apart = in_pieces(partial.region, partial.loads, inner, serial)
-            ends = 2 * partial.vector if apart else 0
-            partial = replace(partial, schedule=row.NAME, stages=1, ends=ends)
+            partial = replace(partial, schedule=row.NAME, stages=1)
         steps.append(partial)
         combined, left = cut.combined()
         steps.append(row.tile(combined, frozenset({cut.parts}), frozenset(), device, rulebook))

@@ -74,27 +74,6 @@ def divisor(count):
     return min(count & -count, DIVISOR)
 
 
-def beginning(*tensors):
-    """A number that no larger power of two divides than where some tensors begin, up to DIVISOR; an
-    odd one where they are only traced."""
-    if torch.compiler.is_compiling():
-        return 1
-    found = DIVISOR
-    for tensor in tensors:
-        found |= tensor.data_ptr()
-    return found
-
-
-MOST_PLANES = 65535
-"""Along the third dimension of a CUDA grid."""
-
-
-def in_planes(planes, tiles, parts):
-    """The grid of so many tiles in each plane, which lie one behind the other where a grid does not
-    have as many."""
-    return (tiles, parts, planes) if planes <= MOST_PLANES else (planes * tiles, parts)
-
-
 BEHIND = 2**20
 """Lanes that a kernel may count behind its last element: as many as a block has."""
 
@@ -313,40 +292,6 @@ def allocation(tensor, others):
         if same and torch.empty_like(other).stride() == stride:
             return place, (), {}
     return None, (shape, stride), {"dtype": dtype, "device": tensor.device}
-
-
-def overlapping(device):
-    """Options of a launch that may begin before the one ahead of it has ended, for which its kernel
-    waits itself; none where the device cannot."""
-    if torch.compiler.is_compiling() or device.type != "cuda" or torch.version.hip:
-        return {}
-    return {"launch_pdl": True} if torch.cuda.get_device_capability(device) >= (9, 0) else {}
-
-
-COPIED = 1024
-"""Elements that one program copies of what all rows share."""
-
-
-def copies(copies_kernel, values, vector, early, **options):
-    """As many copies of some values as a vector has elements, each of which begins one further on:
-    of one or another, whole vectors are wanted from wherever on. And what makes them."""
-    count = values.numel()
-    made = torch.empty(
-        (vector, cdiv(count, vector) * vector),
-        dtype=values.dtype,
-        device=values.device,
-    )
-    step = launch(
-        copies_kernel,
-        (cdiv(count, COPIED), vector),
-        (values, made),
-        (count,),
-        BLOCK=COPIED,
-        VECTOR=vector,
-        EARLY=bool(early),
-        **options,
-    )
-    return made, step
 
 
 # -- random numbers, as the kernels make them ------------------------------------------------------

@@ -166,25 +166,21 @@ class Broadcast(Tile):
 @dataclass(frozen=True, slots=True)
 class Address(Tile):
     """Elements of a tensor: `base` is its argument or a named address, `terms` are added one after
-    the other, in elements. With `begun`, its terms come first, and the address that they give is a
-    multiple of the constant BEGUN along a tile's second dimension."""
+    the other, in elements."""
 
     base: str
     terms: tuple[Tile, ...] = ()
-    begun: tuple[Tile, ...] = ()
     shape: Shape = ()
     """Shape that one address is repeated to; () as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load(Tile):
-    """Elements of a tensor; `other` where `mask` is false. `keep` tells the L2 what comes of the
-    line: `last` to be evicted, or `first`."""
+    """Elements of a tensor; `other` where `mask` is false."""
 
     address: Tile
     mask: Tile | None = None
     other: Tile | None = None
-    keep: str = ""
 
 
 @dataclass(frozen=True, slots=True)

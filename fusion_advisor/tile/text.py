@@ -172,10 +172,10 @@ class Text:
                 return f"spread({self.whole(value)}, {self.shape(shape)})"
             case Address():
                 return self.address(value)
-            case Load(address, mask, other, keep):
+            case Load(address, mask, other):
                 held = f" where {self.whole(mask)}" if mask else ""
                 held += f" else {self.whole(other)}" if other else ""
-                return f"load({self.whole(address)}{held}{f', {keep}' if keep else ''})"
+                return f"load({self.whole(address)}{held})"
             case Reduce(monoid, value, axis, kept, place):
                 what = self.listed([value, *([place] if place else [])])
                 along = "all" if axis is None else f"axis {axis}"
@@ -190,10 +190,8 @@ class Text:
 
     def address(self, address: Address) -> str:
         """Text of where elements are."""
-        first = [f"begun({self.added(address.begun)})"] if address.begun else []
-        terms = [self.added(address.terms)] if address.terms else []
         shape = f" in {self.shape(address.shape)}" if address.shape else ""
-        return f"{address.base}[{' + '.join([*first, *terms])}{shape}]"
+        return f"{address.base}[{self.added(address.terms)}{shape}]"
 
     def added(self, terms: Iterable[Tile]) -> str:
         """Text of some terms, added one after the other."""

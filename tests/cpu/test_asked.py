@@ -25,9 +25,7 @@ from .spawned import run_script
 
 EVERY = [*FUNCTIONS, *SCHEDULES]
 BOUNDED = {
-    "shared_group_norm": "each lane's channel is counted, of which there are two in a program",
-    "long_runs": "as in group norm, where a program has one run",
-    "rotated": "one load has both halves of a row, by which of them it is",
+    "rotated": "each load has one half of a row, which a guard tells",
     "mean_loss": "a row whose class is left out loads none of it",
 }
 """Kernels that ask for less than the plan says, and why."""

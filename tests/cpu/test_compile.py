@@ -64,20 +64,6 @@ def test_rows_that_are_the_same(
     assert found.failure is None
 
 
-def test_what_rows_of_a_plane_share(worker: Worker) -> None:
-    """One number for all rows of a program has no mask over them."""
-
-    def scaled(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        turned = torch.exp(a).transpose(1, 2).contiguous()
-        return turned, turned / b
-
-    a, b = torch.empty(64, 512, 64, device="meta"), torch.empty(64, 1, 1, device="meta")
-    kernel = kernel_of(scaled, a, b)
-    assert "rows_of_plane(" in kernel.text
-    (found,) = compiled(worker, kernel)
-    assert found.failure is None
-
-
 def test_spills_are_counted(worker: Worker) -> None:
     kernel = softmax()
     (launch,) = kernel.launches

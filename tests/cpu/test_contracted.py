@@ -37,9 +37,6 @@ SPELLED: dict[str, tuple[Callable[..., object], Tensors, list[str]]] = {
     "float64": (
         lambda a: F.gelu(a) * 2, (x(40, 70, dtype=torch.float64),), [],
     ),
-    "a logistic across contiguous memory": (
-        lambda a: torch.sigmoid(a.softmax(1)), (x(64, 128, 129, 129),), [],
-    ),
     "SiLU": (lambda a: F.silu(a) * 2, (x(40, 70),), ["logistic"]),
 }  # fmt: skip
 

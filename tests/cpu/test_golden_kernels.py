@@ -17,12 +17,10 @@ KERNELS = {
     "tiled": "tiled",
     "flat": "dropout_gelu",
     "cooperative": "shared_softmax",
-    "persistent": "persistent",
     "row": "softmax",
     "carried": "mean_loss",
     "split": "split",
     "blocked": "blocked",
-    "horizontal": "rotated",
     "row + row": "row + row",
 }
 """By schedule the function whose kernel shows most of it: draws, paired columns, ranks. A plan of

@@ -43,19 +43,10 @@ class Counted:
 
 COUNTED = [
     Counted("elements", heavy, ((1024, 1024),), 3031040, 36864, HALF),
-    Counted(
-        "a channel's bias", lambda x, c: torch.sigmoid(torch.tanh(x + c) * 2),
-        ((16, 64, 56, 56), (64, 1, 1)), 2866304, 132094, HALF,
-    ),
-    Counted("long rows", lambda x: torch.softmax(x * 0.125, -1), ((2048, 2048),), 3121152, 486376),
     Counted("rows in one warp", lambda x: (x * x).mean(-1), ((131072, 128),), 4669440, 1443754),
     Counted(
         "across rows", lambda x: torch.softmax(torch.tanh(x), 1), ((16, 32, 24, 48, 48),),
         43241472, 10163269,
-    ),
-    Counted(
-        "across rows, in two bytes", lambda x: x.mean(1, True) * 2,
-        ((12, 64, 8, 20, 20),), 978000, 577166, HALF,
     ),
     Counted(
         "windows", lambda x: F.avg_pool2d(torch.sigmoid(x), 4), ((64, 64, 112, 112),),

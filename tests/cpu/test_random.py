@@ -230,9 +230,13 @@ def test_what_draws_alone_is_refused() -> None:
     assert "names the device" in why_not(decided(flow))
 
 
-def test_a_comparison_with_a_computed_probability_is_refused() -> None:
-    decision = decided(flow_of(lambda x: torch.bernoulli(x.sigmoid()) * x, e(30, 63)))
-    assert "discontinuous" in [gate.name for gate in decision.gates if gate.outcome == "fails"]
+@pytest.mark.parametrize(("dtype", "refused"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_a_computed_probability_has_to_be_rounded_as_eager_stores_it(
+    dtype: torch.dtype, refused: bool
+) -> None:
+    decision = decided(flow_of(lambda x: torch.bernoulli(x.sigmoid()) * x, e(30, 63, dtype=dtype)))
+    failed = [gate.name for gate in decision.gates if gate.outcome == "fails"]
+    assert ("discontinuous" in failed) == refused
 
 
 # -- the launchers ---------------------------------------------------------------------------------

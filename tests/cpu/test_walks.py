@@ -1,5 +1,5 @@
 """What a lane walks place by place: which reductions are one, in what order their places are
-visited, how many results a program takes meanwhile; and what a lane need not load at all."""
+visited, and how many results a program takes meanwhile."""
 
 from __future__ import annotations
 
@@ -107,28 +107,6 @@ def test_what_shares_a_line_is_loaded_back_to_back(worker: Worker) -> None:
         assert checked(pools, (small,), worker, plan=plan) is None
 
 
-def test_short_runs_of_windows_lie_in_neighbouring_lanes(worker: Worker) -> None:
-    """Of a window of 6 x 6 x 6 a lane walks what is in another row, for one channel after the
-    other; six lanes have the pixels of a row, and combine once a window."""
-
-    def summed(a: torch.Tensor) -> torch.Tensor:
-        return F.max_pool3d(F.max_pool3d(a, 2), 3).sum(1, keepdim=True)
-
-    large = x(16, 64, 63, 63, 63)
-    (step,) = best(summed, large).steps
-    assert (step.schedule, step.length) == ("row", 6)
-    assert step.rows * step.block == step.warps * 32
-    assert loops(kernel_of(summed, large).text) == [
-        ("range", 64), ("range", 3), ("tl.static_range", 12),
-    ]  # fmt: skip
-    assert checked(summed, (x(2, 5, 12, 13, 14),), worker, PACKED) is None
-
-    def shared(a: torch.Tensor) -> torch.Tensor:  # a run of 40 lanes fills a warp
-        return F.avg_pool2d(a, (4, 40)).amax(1)
-
-    assert checked(shared, (x(2, 5, 8, 81),), worker, PACKED) is None
-
-
 def test_channels_last_are_walked_by_their_steps() -> None:
     """Rows of pixels are further apart than pixels, whatever their dimensions' order."""
     turned = x(2, 12, 10, 6).permute(0, 3, 2, 1)
@@ -181,33 +159,3 @@ def test_rows_whose_lanes_walk_have_smaller_tiles() -> None:
 
     assert tile(lambda a: F.max_pool3d(a, 2).softmax(1), x(64, 16, 16, 64, 64)) == 2048
     assert tile(lambda a: (a * 2).softmax(1), x(64, 16, 8, 32, 32)) == 4096
-
-
-# -- what is not loaded ----------------------------------------------------------------------------
-
-
-def masks(function: Callable[..., object], *inputs: torch.Tensor) -> list[str]:
-    text = kernel_of(function, *inputs, rules=RULES).text
-    text = text[text.index("def k_kernel") : text.index("def k(")]
-    return re.findall(r"tl\.load\([^=]*?mask=([^,]+),", text)
-
-
-JOINS: dict[str, tuple[Callable[..., object], Tensors, bool]] = {
-    "long parts of rows": (
-        lambda a, b: torch.cat((-a, b), 1) * 2, (x(64, 2048), x(64, 2048)), True,
-    ),
-    "short parts of rows": (
-        lambda a, b: torch.cat((-a, b), 1) * 2, (x(6400, 64), x(6400, 64)), False,
-    ),
-    "one behind the other": (
-        lambda a, b: torch.cat((-a, b)) * 2, (x(64, 2048), x(64, 2048)), True,
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", JOINS)
-def test_programs_load_what_they_join_alone(name: str, worker: Worker) -> None:
-    function, inputs, apart = JOINS[name]
-    assert all(("part" in mask) == apart for mask in masks(function, *inputs))
-    small = tuple(x(3, min(tensor.shape[1], 2048)) for tensor in inputs)
-    assert checked(function, small, worker) is None

@@ -36,7 +36,6 @@ from .tile_values import (
     PLACES,
     SIGNED,
     rounded,
-    truncating,
 )
 
 _RESIDENT = 4
@@ -156,9 +155,9 @@ class _Program:
             case ir.Load(address, mask, other):
                 held, filled = (each and self.value(each) for each in (mask, other))
                 return self.memory.load(self.value(address), held, filled, self.number)
-            case ir.Address(base, terms, begun, shape):
+            case ir.Address(base, terms, shape):
                 found = self.names[base]
-                for term in (*begun, *terms):
+                for term in terms:
                     found += self.value(term)
                 spread = np.broadcast_to(found.place, self.shape(shape)) if shape else found.place
                 return Pointer(found.buffer, spread)
@@ -208,47 +207,10 @@ class _Program:
                 else:
                     self.memory.store(pointer, word, None, self.number)
                 return None
-            case "load_row", (pointer, vectors, in_whole, ends, in_end):
-                whole = self.memory.load(pointer + vectors, in_whole, 0, self.number)
-                return self.memory.load(pointer + ends, in_end, whole, self.number)
-            case "store_row", (pointer, vectors, in_whole, ends, in_end, value):
-                self.memory.store(pointer + vectors, value, in_whole, self.number)
-                self.memory.store(pointer + ends, value, in_end, self.number)
-                return None
-            case "place_of", (col, first, following, size, near):
-                inside = np.less(col, (first + 1) * size)
-                return np.where(inside, first, following) if near else truncating(col, size)
-            case "load_both", (first, following, near):
-                return tuple(self._alone(each) for each in (first, following)) if near else (0, 0)
-            case "load_by_place", (each, first, following, in_first, mask, near):
-                both = [self._alone(pointer) for pointer in (first, following)] if near else [0, 0]
-                return self._by_place(each, both[0], both[1], in_first, mask, near)
-            case "by_place", (each, first, following, in_first, mask, near):
-                return self._by_place(each, first, following, in_first, mask, near)
-            case "rows_of_plane", (size, rows, planes, _):
-                tiles = -(-size // rows)
-                plane, tile = self.place[2], self.place[0]
-                if not planes:
-                    plane, tile = tile // tiles, tile % tiles
-                return plane, tile * rows + np.arange(int(rows))[:, None]
-            case "rows_of_tile", (tile, size, rows):
-                tiles = -(-size // rows)
-                return tile // tiles, tile % tiles * rows + np.arange(int(rows))[:, None]
             case _ if function.startswith("widened_"):
                 return given[0]
             case _:
                 raise TypeError(f"{function} has no meaning here")
-
-    def _alone(self, pointer: Pointer) -> Value:
-        """The one element that all lanes share."""
-        return self.memory.load(pointer, None, None, self.number)
-
-    def _by_place(
-        self, each: Pointer, first: Value, following: Value, chosen: Value, mask: Value, near: Value
-    ) -> Value:
-        if near:
-            return np.where(chosen, first, following)
-        return self.memory.load(each, mask, 0, self.number)
 
 
 def _number(text: str) -> Value:
@@ -278,25 +240,7 @@ def _halves(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 # --- launches ------------------------------------------------------------------------------------
 
-_PLACE, _COUNT, _SKIPPED = ir.Name("place"), ir.Name("count"), ir.ProgramId(1)
-_LENGTH = ir.quotient(_COUNT, ir.Name("VECTOR")) * ir.Name("VECTOR")
-_COPIES = ir.TileFunction(
-    "copies_kernel",
-    ("values_ptr", "copies_ptr", "count"),
-    ("BLOCK", "VECTOR", "EARLY"),
-    (
-        ir.Let(("place",), ir.ProgramId(0) * ir.Name("BLOCK") + ir.Lanes(ir.Name("BLOCK"))),
-        ir.Let(("mask",), _PLACE < _COUNT - _SKIPPED),
-        ir.Let(("values",), ir.Load(ir.Address("values_ptr", (_PLACE, _SKIPPED)), ir.Name("mask"))),
-        ir.Store(
-            ir.Address("copies_ptr", (_SKIPPED * _LENGTH, _PLACE)),
-            ir.Name("values"),
-            ir.Name("mask"),
-        ),
-    ),
-)
-"""Copies of what all rows share, each of which begins one element further on."""
-_OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg", "launch_pdl")
+_OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
 
 @dataclass(frozen=True)
@@ -395,7 +339,7 @@ def interpret(
     programs run. With `together`, programs that share a row are launched at once and wait for each
     other. Returns the counts of traffic, which each launch adds to."""
     counts, order = Counts(), random.Random(seed)
-    known = {function.name: function for function in (*functions, _COPIES)}
+    known = {function.name: function for function in functions}
     for name, function in known.items():
         if hasattr(module, name):
             setattr(module, name, Interpreted(function, known, counts, order, change))

@@ -131,12 +131,10 @@ def _changed(node: ir.Node) -> Iterator[tuple[str, ir.Node]]:
             if right != ir.Literal("1.0"):
                 yield "factor lost", left
             yield "factor changed", ir.Binary(sign, left, right + 1)
-        case ir.Address(_, terms, begun):
+        case ir.Address(_, terms):
             yield "wrong offset", replace(node, terms=(*terms, ir.Literal("1")))
             for at in range(len(terms)):
                 yield "term lost", replace(node, terms=(*terms[:at], *terms[at + 1 :]))
-            if begun:
-                yield "term lost", replace(node, begun=begun[1:])
         case ir.Name(name) if "stride" in name:
             yield "stride changed", node * 2
         case ir.ProgramId(axis):

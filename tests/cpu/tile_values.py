@@ -104,51 +104,8 @@ def _run(share: int, *given: Value) -> np.ndarray:
     return _random(share, seed, offset, stream, first + np.arange(int(count)))
 
 
-def _vectors(first: Value, cols: Value, vector: int) -> tuple[Value, Value]:
-    """Columns before a row's first whole vector, and those in whole vectors."""
-    head = np.minimum(-first % vector, cols)
-    return head, (cols - head) // vector * vector
-
-
-def _around(first: Value, cols: Value, start: Value, lanes: Value, ends: Value, far: Value) -> Any:
-    head, inside = _vectors(first, cols, int(ends) // 2)
-    lane, end = start + np.arange(int(lanes)), np.arange(int(ends))
-    behind = np.where(np.asarray(start) == 0, cols - inside, 0)
-    col = np.where(end < head, end, end + inside)
-    return lane + head, first + head + lane, lane < inside, col, end < behind
-
-
-def _in_copy(first: Value, cols: Value, start: Value, lanes: Value, ends: Value) -> Value:
-    vector = int(ends) // 2
-    head, _ = _vectors(first, cols, vector)
-    return head * -(-cols // vector * vector) + start + np.arange(int(lanes))
-
-
-def _taken(first: Value, cols: Value, part: Value, share: Value, ends: Value) -> Value:
-    _, inside = _vectors(first, cols, int(ends) // 2)
-    count = np.clip(inside - part * share, 0, share)
-    return np.where(np.asarray(part) == 0, count + cols - inside, count)
-
-
-def _in_vectors(first: Value, cols: Value, lane: Value, start: Value, vector: Value) -> Any:
-    head, inside = _vectors(first, cols, int(vector))
-    ends = cols - inside
-    before = -(-ends // vector * vector)
-    place = start + lane
-    in_end = lane < np.where(np.asarray(start) == 0, ends, 0)
-    in_whole = (place >= before) & (place < before + inside)
-    end = np.where(lane < head, lane, lane + inside)
-    shift = head - before
-    return np.where(place < before, end, place + shift), first + shift + place, in_whole, in_end
-
-
 DEVICE: dict[str, Callable[..., Value]] = {
     "wide": lambda place, far: np.asarray(place).astype(np.int64)[()] if far else place,
-    "around_vectors": _around,
-    "in_copy": _in_copy,
-    "taken_by": _taken,
-    "in_vectors": _in_vectors,
-    "copies_made": lambda early: None,
     "as_float8_e5m2": lambda x: rounded(x, "float8_e5m2"),
     "share_of": np.true_divide,
     "one_plus_erf": lambda x: 1.0 + OPS["erf"](x),

@@ -98,9 +98,9 @@ STORED = Store(Y, Elementwise("exp", (Name("x"),)), Name("inside"))
         (Combine("max", A, B), "max(a, b)"),
         (ProgramId(1), "program(1)"),
         (ProgramId(0, all=True), "programs(0)"),
-        (Load(X, Name("inside"), Literal("0"), "last"),
-         "load(x_ptr[program(0) * cols + col] where inside else 0, last)"),
-        (Address("x_ptr", (A,), begun=(B,)), "x_ptr[begun(b) + a]"),
+        (Load(X, Name("inside"), Literal("0")),
+         "load(x_ptr[program(0) * cols + col] where inside else 0)"),
+        (Address("x_ptr", (A,), (B,)), "x_ptr[a in [b]]"),
         (DeviceCall("wide", (A, Name("FAR"))), "wide(a, FAR)"),
     ],
 )  # fmt: skip

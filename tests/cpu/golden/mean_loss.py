@@ -123,7 +123,7 @@ def mean_loss_results_kernel(
         other=0.0,
     )
     value_part = cross_entropy_loss_nll_loss_forward_parts.to(tl.float64)
-    cross_entropy_loss_nll_loss_forward_sum = tl.sum(value_part, axis=0)
+    cross_entropy_loss_nll_loss_forward_sum = tl.sum(tl.where(col_mask, value_part, 0.0), axis=0)
     value_part_1 = cross_entropy_loss_nll_loss_forward_sum.to(tl.float32)
     cross_entropy_loss_nll_loss_forward_parts_1 = tl.load(
         cross_entropy_loss_nll_loss_forward_parts_1_ptr + col,
@@ -131,7 +131,10 @@ def mean_loss_results_kernel(
         other=0.0,
     )
     value_part_2 = cross_entropy_loss_nll_loss_forward_parts_1.to(tl.float64)
-    cross_entropy_loss_nll_loss_forward_sum_1 = tl.sum(value_part_2, axis=0)
+    cross_entropy_loss_nll_loss_forward_sum_1 = tl.sum(
+        tl.where(col_mask, value_part_2, 0.0),
+        axis=0,
+    )
     value_part_3 = cross_entropy_loss_nll_loss_forward_sum_1.to(tl.float32)
     cross_entropy_loss_nll_loss_forward_part = tl.div_rn(value_part_1, value_part_3)
     tl.store(cross_entropy_loss_nll_loss_forward_out_ptr, cross_entropy_loss_nll_loss_forward_part)

@@ -17,16 +17,7 @@ if not __package__:
         "shared_softmax.py is one of a package: import that, or run fused_runtime.py beside it"
     )
 from . import fused_runtime as host
-from .fused_device import (
-    around_vectors,
-    max_nan,
-    publish,
-    published,
-    ticket,
-    wide,
-    widened_1,
-    widened_2,
-)
+from .fused_device import max_nan, publish, published, ticket, wide, widened_1, widened_2
 
 host.require(1)
 
@@ -40,36 +31,24 @@ def shared_softmax_kernel(
     cols,
     COLS: tl.constexpr,
     PEERS: tl.constexpr,
-    ENDS: tl.constexpr,
+    DIVISOR: tl.constexpr,
     FAR: tl.constexpr,
     STEP: tl.constexpr,
 ):
     # One program has a part of a row, and takes what the others found from them.
+    cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
     program = wide(ticket(workspace_ptr, STEP < 0), FAR)
     row = program // parts
     part = program % parts
-    col, vectors, col_mask, end, end_mask = around_vectors(
-        row * cols,
-        cols,
-        part * COLS,
-        COLS,
-        ENDS,
-        FAR,
-    )
-    args_0 = tl.load(args_0_ptr + vectors, mask=col_mask, other=float("-inf"))
+    col = part * COLS + wide(tl.arange(0, COLS), FAR)
+    col_mask = col < cols
+    args_0 = tl.load(args_0_ptr + row * cols + col, mask=col_mask, other=0.0)
     args_0_wide = args_0.to(tl.float32)
-    args_0_end = tl.load(
-        args_0_ptr + row * cols + end,
-        mask=end_mask,
-        other=float("-inf"),
-    ).to(tl.float32)
-    max_1_max = max_nan(tl.reduce(args_0_wide, 0, max_nan), tl.reduce(args_0_end, 0, max_nan))
+    max_1_max = tl.reduce(tl.where(col_mask, args_0_wide, float("-inf")), 0, max_nan)
     args_0_wide_1 = widened_1(args_0, STEP < 0)
     sub_part = args_0_wide_1 - max_1_max
-    sub_part_end = args_0_end - max_1_max
     exp_part = tl.exp2(sub_part * 1.44269504)
-    exp_part_end = tl.exp2(sub_part_end * 1.44269504)
-    sum_1_sum = tl.sum(exp_part, axis=0) + tl.sum(exp_part_end, axis=0)
+    sum_1_sum = tl.sum(tl.where(col_mask, exp_part, 0.0), axis=0)
     words = workspace_ptr + 16 + row.to(tl.int64) * parts
     if STEP <= 0:
         publish(words + part, max_1_max, sum_1_sum, STEP < 0)
@@ -89,11 +68,7 @@ def shared_softmax_kernel(
         sub_part_1 = args_0_wide_2 - max_1_max_1
         exp_part_1 = tl.exp2(sub_part_1 * 1.44269504)
         div_part = exp_part_1 * (1.0 / value_part_1)
-        tl.store(div_out_ptr + vectors, div_part, mask=col_mask)
-        sub_part_end_1 = args_0_end - max_1_max_1
-        exp_part_end_1 = tl.exp2(sub_part_end_1 * 1.44269504)
-        div_part_end = exp_part_end_1 * (1.0 / value_part_1)
-        tl.store(div_out_ptr + row * cols + end, div_part_end, mask=end_mask)
+        tl.store(div_out_ptr + row * cols + col, div_part, mask=col_mask)
 
 
 def shared_softmax(args_0):
@@ -122,7 +97,7 @@ def shared_softmax(args_0):
             (parts, n1),
             COLS=64,
             PEERS=host.power_of_two(parts),
-            ENDS=16,
+            DIVISOR=host.divisor(n1),
             FAR=far,
             STEP=step,
             num_warps=1,

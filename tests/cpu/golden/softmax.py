@@ -41,11 +41,11 @@ def softmax_kernel(
     row_mask = row < rows
     col_mask = col < cols
     mask = row_mask & col_mask
-    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=float("-inf"))
-    max_1 = tl.reduce(args_0, 1, max_nan, keep_dims=True)
+    args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
+    max_1 = tl.reduce(tl.where(col_mask, args_0, float("-inf")), 1, max_nan, keep_dims=True)
     sub = args_0 - max_1
     exp = libdevice.exp(sub)
-    sum_1 = tl.sum(exp, axis=1, keep_dims=True)
+    sum_1 = tl.sum(tl.where(col_mask, exp, 0.0), axis=1, keep_dims=True)
     div = share_of(exp, sum_1)
     tl.store(div_out_ptr + row * cols + col, div, mask=mask)
 
@@ -72,7 +72,7 @@ def softmax(args_0):
             COLS=host.power_of_two(n1),
             DIVISOR=host.divisor(n1),
             FAR=far,
-            num_warps=4,
+            num_warps=2,
             enable_fp_fusion=True,
         ),
     ]
