@@ -95,7 +95,7 @@ def test_the_fused_model_computes_the_same(tree: Path) -> None:
         from fusion_advisor.frontend.child import capture_module
         graph = capture_module(model, (), given)
         own = [node for node in graph.nodes if node.op.startswith("fusion_advisor.")]
-        assert len(own) == 2 * 4 + 1 + 1, own
+        assert len(own) == 2 * 5 + 1 + 1, own
         assert list(model.state_dict()) == list(plain.state_dict())
         assert type(pickle.loads(pickle.dumps(model)).layers[0]) is type(model.layers[0])
         model.train(), model.gradient_checkpointing_enable()

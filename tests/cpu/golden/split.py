@@ -3,7 +3,7 @@
 
 Replaces: add.Tensor, sum.dim_IntList.
 Source: generated.py:133.
-HBM: 192000320 B unfused, 64016320 B here (3.00 times fewer) at the sizes it was made for.
+HBM: 192000320 B unfused, 64031680 B here (3.00 times fewer) at the sizes it was made for.
 Computes in float32 for narrower floats; rounds at the stores.
 Deterministic: bitwise the same from run to run.
 """
@@ -75,7 +75,7 @@ def split(args_0):
         return host.fall_back(problem, split, reference, args_0)
     if not n0 * n1:
         return reference(args_0)
-    parts = host.cdiv(n1, 8192)
+    parts = host.cdiv(n1, 4096)
     sum_1_parts = torch.empty_strided(
         (n0, parts),
         (parts, 1),
@@ -90,17 +90,17 @@ def split(args_0):
             (n0, parts),
             (args_0, sum_1_parts),
             (n1, parts),
-            COLS=8192,
+            COLS=4096,
             FAR=far,
-            num_warps=4,
+            num_warps=2,
             enable_fp_fusion=True,
         ),
         host.launch(
             split_results_kernel,
-            (host.cdiv(n0, 32),),
+            (host.cdiv(n0, 16),),
             (sum_1_parts, sum_1_out),
             (parts, n0),
-            ROWS=32,
+            ROWS=16,
             COLS=host.power_of_two(parts),
             FAR=far,
             num_warps=2,
@@ -121,6 +121,6 @@ def reference(args_0):
 # -- python fused_runtime.py split --check --bench -------------------------------------------------
 
 # Of each input: shape, strides, dtype, and from where to where integers go.
-SMALL = [((7, 8193), (8193, 1), torch.float32)]
+SMALL = [((7, 4097), (4097, 1), torch.float32)]
 FULL = [((80, 200000), (200000, 1), torch.float32)]
 TOLERANCE = {"factor": 2.0, "elements": 4096, "float32": 4.0, "float64": 16.0, "narrow": 2.0}
