@@ -62,10 +62,8 @@ class JitFunction:
         exp(x * s - max(x * s)) of large products would not be 1 at the maximum, but overflow. Nor
         where a sum has to be exact."""
         region = self.step.region
-        summed = [region.exprs[n] for n in region.live if region.exprs[n].op in ("add", "sub")]
-        if any(
-            sum_.exact and any(region.exprs[a].op == "mul" for a in sum_.args) for sum_ in summed
-        ):
+        exact = {region.exprs[n].op for n in region.live if region.exprs[n].exact}
+        if "mul" in exact and exact & {"add", "sub"}:
             return False
         compared = {
             region.exprs[number].args[0]

@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.ir.graph import FLOATS, Node
+from fusion_advisor.ir.graph import FLOATS, Node, Ref, Tensor
 from fusion_advisor.ops import REGISTRY
-from fusion_advisor.region.builder import FLOAT_DTYPES, NARROW_FLOATS
+from fusion_advisor.region.builder import FLOAT_DTYPES
 from fusion_advisor.region.exprs import Expr
 from fusion_advisor.region.primitives import PRIMITIVES
 
@@ -27,59 +26,79 @@ _EXTREMES = ("max", "min", "argmax", "argmin")
 
 @dataclass(frozen=True)
 class Decisive:
-    """`feeds` are pairs of launches, of which the first makes a floating operand of the second, a
-    discontinuous op; `nodes` are all that such operands are made from within the set."""
+    """`feeds` are tensors that launches of the set make, each with a launch that it decides, a
+    discontinuous op; `nodes` are all launches that those tensors are made by within the set."""
 
-    feeds: tuple[tuple[int, int], ...]
+    feeds: tuple[tuple[Ref, int], ...]
     nodes: frozenset[int]
 
-    def flips(self, flow: Dataflow, made: Mapping[int, Sequence[Expr]]) -> Iterator[str]:
-        """Values of `feeds` that are rounded otherwise than eager's. `made` has the expressions of
-        each launch."""
+    def flips(
+        self, flow: Dataflow, exprs: Sequence[Expr], values: Mapping[Ref, int]
+    ) -> Iterator[str]:
+        """Feeds that are rounded otherwise than eager's: something that they are made of, up to
+        loads and to what is rounded as eager stores it, is no operation that rounds once. `values`
+        are the numbers of the tensors' expressions."""
+        for ref, launch in self.feeds:
+            behind = _behind(exprs, values[ref])
+            if not all(_once(exprs[number]) for number in behind):
+                yield _named(flow, ref, launch)
 
-        @cache
-        def same(number: int) -> bool:
-            if flow.nodes[number].out.dtype in NARROW_FLOATS:
-                return True  # as eager stores it
-            before = (maker for maker in _makers(flow, number) if maker in self.nodes)
-            return all(map(_once, made.get(number, ()))) and all(map(same, before))
+    def in_words(self, flow: Dataflow) -> list[str]:
+        """Every feed."""
+        return [_named(flow, ref, launch) for ref, launch in self.feeds]
 
-        for maker, launch in self.feeds:
-            if not same(maker):
-                yield f"{flow.nodes[maker].name} feeds {flow.nodes[launch].name}"
+
+def _behind(exprs: Sequence[Expr], value: int) -> set[int]:
+    """A value and what it is made of, up to loads and to what is rounded as eager stores it."""
+    found, waiting = set[int](), [value]
+    while waiting:
+        number = waiting.pop()
+        if number not in found:
+            found.add(number)
+            ends = exprs[number].op in ("load", "round")
+            waiting += () if ends else exprs[number].args
+    return found
+
+
+def _named(flow: Dataflow, ref: Ref, launch: int) -> str:
+    return f"{flow.base(ref).node} feeds {flow.nodes[launch].name}"
 
 
 def decisive_nodes(flow: Dataflow, members: Sequence[int]) -> Decisive:
     """The decisive values of some launches and the views between them."""
     inside = {number for number in members if not flow.is_view(number)}
-    feeds = tuple(
-        (maker, launch)
+
+    def made(launch: int) -> list[tuple[Ref, int]]:
+        """Floating operands that the set makes, each with its maker."""
+        floats = (r for r in flow.operands[launch] if _floats(flow.annotated.tensors[r]))
+        makers = ((ref, flow.position[flow.base(ref).node]) for ref in floats)
+        return [(ref, maker) for ref, maker in makers if maker in inside]
+
+    feeds = [
+        (ref, launch)
         for launch in sorted(inside)
         if _decides(flow.nodes[launch])
-        for maker in _makers(flow, launch)
-        if maker in inside
-    )
-    found, open_ = set[int](), [maker for maker, _ in feeds]
-    while open_:
-        number = open_.pop()
+        for ref, _ in made(launch)
+    ]
+    found = set[int]()
+    waiting = [flow.position[flow.base(ref).node] for ref, _ in feeds]
+    while waiting:
+        number = waiting.pop()
         if number not in found:
             found.add(number)
-            open_ += [maker for maker in _makers(flow, number) if maker in inside]
-    return Decisive(feeds, frozenset(found))
+            waiting += [maker for _, maker in made(number)]
+    return Decisive(tuple(feeds), frozenset(found))
 
 
-def _makers(flow: Dataflow, number: int) -> Iterator[int]:
-    """Launches that make the floating operands of a node."""
-    for ref in flow.operands[number]:
-        if flow.annotated.tensors[ref].dtype in FLOAT_DTYPES:
-            yield flow.position[flow.base(ref).node]
+def _floats(tensor: Tensor) -> bool:
+    return tensor.dtype in FLOAT_DTYPES
 
 
 def _decides(node: Node) -> bool:
     """Whether a small change of an operand may change a result by a step. `x == inf` does not:
     rounding does not change its answer, short of an overflow that eager has too."""
     op = REGISTRY.get(node.op)
-    if op is None or not (op.discrete or node.out.dtype not in FLOAT_DTYPES):
+    if op is None or (not op.discrete and _floats(node.out)):
         return False
     other = node.args[1] if len(node.args) > 1 else None
     compares = node.op in ("aten.eq.Scalar", "aten.ne.Scalar")
@@ -87,10 +106,10 @@ def _decides(node: Node) -> bool:
 
 
 def _once(expr: Expr) -> bool:
+    """Whether an expression rounds once at the most; what rounds is marked, so that no schedule
+    takes a shorter form of it."""
     if expr.op == "reduce":
         return expr.monoid in _EXTREMES
-    return (
-        expr.dtype not in FLOATS
-        or expr.op in _ONCE
-        or (expr.op in PRIMITIVES and PRIMITIVES[expr.op].exact)
-    )
+    if expr.dtype not in FLOATS or expr.op in _ONCE:
+        return True
+    return expr.exact and PRIMITIVES[expr.op].exact

@@ -12,7 +12,6 @@ from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.ops import REGISTRY, state
 from fusion_advisor.region.axes import Dims, NotExpressible
 from fusion_advisor.region.builder import Builder, Value
-from fusion_advisor.region.exprs import Expr
 from fusion_advisor.region.region import Region, finish
 
 
@@ -140,7 +139,6 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
     order: list[Ref] = []
     draws: dict[str, tuple[int, Tensor]] = {}
     shared = _seen_in_several_ways(flow, border)
-    made: dict[int, list[Expr]] = {}
 
     def load(ref: Ref) -> Value:
         order.append(ref)
@@ -162,13 +160,10 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
             raise NotExpressible(f"{node.op} is not in the registry")
         resolved = iter(flow.operands[number])
         first_draw = builder.streams
-        builder.exactly = number in decisive.nodes and not flow.is_view(number)
-        began = len(builder.exprs)
-        found = state(op, builder, node, lambda _: value_of(next(resolved)))
-        if builder.exactly:
-            made[number] = builder.exprs[began:]
-            found = [v and builder.stored(v, v.logical) for v in found]
-        builder.exactly = False
+        with builder.made_exactly(number in decisive.nodes):
+            found = state(op, builder, node, lambda _: value_of(next(resolved)))
+        if number in decisive.nodes:
+            found = [value and builder.stored(value, value.logical) for value in found]
         if builder.streams > first_draw:
             draws[node.name] = first_draw, node.out
         for i, value in enumerate(found):
@@ -188,7 +183,8 @@ def lower_region(flow: Dataflow, border: Boundary) -> Expressed:
     region = finish(builder, [(values[ref], tensors[ref]) for ref in border.outputs])
     resolve = builder.axes.resolve
     dims = {ref: tuple(resolve(d) for d in value.dims) for ref, value in values.items()}
-    flips = tuple(decisive.flips(flow, made))
+    numbers = {ref: value.id for ref, value in values.items()}
+    flips = tuple(decisive.flips(flow, builder.exprs, numbers))
     return Expressed(region, tuple(order), border.outputs, border.members, dims, draws, flips)
 
 

@@ -319,17 +319,17 @@ class Builder(Pool):
 
     def convert(self, value: Value, dtype: str) -> Value:
         """A cast of the source: rounds to a narrow type."""
-        if dtype in NARROW_FLOATS and value.logical != dtype:
-            wide = self.cast(value, "float32")
-            source = self.exprs[wide.id]
-            if source.op == "load" and self.inputs[source.input].dtype == dtype:
-                return replace(wide, logical=dtype)
-            return self._make(Expr("round", (wide.id,), "float32", to=dtype), value.dims, dtype)
-        return self.cast(value, dtype)
+        return self.cast(value, dtype) if value.logical == dtype else self.stored(value, dtype)
 
     def stored(self, value: Value, dtype: str) -> Value:
         """The value as a store of eager's leaves it: rounded where the dtype is narrow."""
-        return self.convert(replace(value, logical=""), dtype)
+        if dtype not in NARROW_FLOATS:
+            return self.cast(value, dtype)
+        wide = self.cast(value, "float32")
+        source = self.exprs[wide.id]
+        if source.op == "load" and self.inputs[source.input].dtype == dtype:
+            return replace(wide, logical=dtype)
+        return self._make(Expr("round", (wide.id,), "float32", to=dtype), value.dims, dtype)
 
     # -- reductions ----------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ materialised. Positions and index arithmetic have the dtype `index`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from fusion_advisor.ir.graph import FLOATS
@@ -103,6 +104,14 @@ class Pool:
 
     def fix(self, axes: AxisList) -> None:
         """Note that some sizes become literals of an index."""
+
+    @contextmanager
+    def made_exactly(self, exact: bool) -> Generator[None]:
+        """Whether arithmetic that is added within is exact; what is stated meanwhile for its
+        operands has its own answer."""
+        before, self.exactly = self.exactly, exact
+        yield
+        self.exactly = before
 
     def add(self, expr: Expr, label: str = "") -> int:
         """The number of an expression; a new one is added."""

@@ -14,6 +14,5 @@ def measure(subject: Subject) -> Reading:
     if subject.expressed is not None:
         found = list(subject.expressed.flips)
     else:
-        feeds = decisive_nodes(flow, subject.border.members).feeds
-        found = [f"{flow.nodes[a].name} feeds {flow.nodes[b].name}" for a, b in feeds]
+        found = decisive_nodes(flow, subject.border.members).in_words(flow)
     return Reading(len(found), limit, "; ".join(found) if found else "none")

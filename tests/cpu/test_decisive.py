@@ -1,0 +1,75 @@
+"""Values that decide a rounding, a comparison, an index or an integer within a kernel: as eager
+rounds them, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fusion_advisor.region.exprs import Expr, Pool
+from fusion_advisor.support.worker import Worker
+
+from .regions import decided, flow_of, kernel_of
+from .test_emit import checked, x
+
+DECIDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rounded": torch.round,
+    "floor": torch.floor,
+    "remainder": lambda a: torch.remainder(a, 0.75),
+    "compared": lambda a: torch.where(a > 0.5, a, -a),
+    "an integer": lambda a: (a * 3).to(torch.int8),
+    "a place": lambda a: a.argmax(-1),
+}
+
+
+def refused(function: Callable[..., object], *inputs: torch.Tensor) -> str:
+    """What the gate says of a function that it fails; empty where it holds."""
+    gates = decided(flow_of(function, *inputs)).gates
+    return next((g.why for g in gates if g.name == "discontinuous" and g.outcome == "fails"), "")
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_what_eager_stores_in_16_bits_decides_as_in_eager(name: str, worker: Worker) -> None:
+    decides = DECIDED[name]
+    narrow = x(9, 70, dtype=torch.bfloat16)
+    assert refused(lambda a: decides(torch.tanh(a)), narrow) == ""
+    assert checked(lambda a: decides(torch.tanh(a)), (narrow,), worker) is None
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_operations_that_round_once_decide_as_in_eager(name: str, worker: Worker) -> None:
+    decides = DECIDED[name]
+    assert refused(lambda a, b: decides(a / b - a), x(9, 70), x(9, 70)) == ""
+    assert checked(lambda a, b: decides(a / b - a), (x(9, 70), x(9, 70)), worker) is None
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_a_library_function_of_float32_is_refused(name: str) -> None:
+    decides = DECIDED[name]
+    assert refused(lambda a: decides(torch.exp(a)), x(9, 70)).startswith("exp feeds ")
+
+
+def test_one_of_two_equal_sums_that_decides_is_refused() -> None:
+    """Though the region has one value for both."""
+
+    def twice(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a.sum(-1) * 2, (a.sum(-1) > 0).float()
+
+    assert refused(twice, x(30, 20)) == "sum_2 feeds gt"
+
+
+def test_a_product_that_is_taken_away_is_not_contracted() -> None:
+    text = kernel_of(lambda a, b, c: torch.round(c + (-(a * b))), x(9, 70), x(9, 70), x(9, 70)).text
+    assert "enable_fp_fusion=False" in text
+    assert "enable_fp_fusion=True" in kernel_of(lambda a, b: a * b + a, x(9, 70), x(9, 70)).text
+
+
+def test_what_is_stated_for_an_operand_does_not_change_how_its_user_is_made() -> None:
+    pool = Pool()
+    with pool.made_exactly(True):
+        with pool.made_exactly(False):
+            plain = pool.add(Expr("mul", (0, 0), "float32"))
+        exact = pool.add(Expr("mul", (0, 0), "float32"))
+    assert [pool.exprs[number].exact for number in (plain, exact)] == [False, True]
