@@ -160,7 +160,7 @@ def beside(home: Path) -> Row:
     torch.set_grad_enabled(False)
     model, fused = original.Model().eval(), edited.Model().eval()
     fused.load_state_dict(model.state_dict())
-    call, ours = _called(model), _called(fused)
+    call, ours = called(model), called(fused)
     criterion = criterion_of(load_rulebook().verify)
     ran, unfit, failures = 0, 0, []
     for said, inputs in _sizes(original.get_inputs()):
@@ -181,7 +181,7 @@ def beside(home: Path) -> Row:
     return {"sizes": ran, "unfit": unfit, "failures": failures}
 
 
-def _called(model: Any) -> Callable[..., tuple[Any, ...]]:
+def called(model: Any) -> Callable[..., tuple[Any, ...]]:
     """A model whose results are a tuple; float64 inputs meet float64 weights."""
     import copy
 
@@ -208,6 +208,14 @@ def loaded(path: Path, name: str) -> ModuleType:
         return module
     finally:
         sys.path.pop(0)
+
+
+def drawn_module(seed: str, number: int) -> tuple[str, ModuleType]:
+    """The name of a module at its full sizes, and what its file defines."""
+    name, text = loaded(HERE / "draw.py", "draw").drawn(seed, number, False)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "model.py").write_text(text)
+        return name, loaded(Path(folder) / "model.py", f"model_{number}")
 
 
 def _sizes(inputs: list[Any]) -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -28,7 +28,6 @@ import math
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -38,7 +37,7 @@ from typing import Any
 from fusion_advisor.support.kernel_fault import cause
 
 from ..gpu import ahead, clock, commit, copy_bandwidth, machine
-from .__main__ import HERE, loaded
+from .__main__ import HERE, called, drawn_module
 
 RESULTS = HERE.parent / "results" / "times.jsonl"
 LEAST_US = 100
@@ -46,14 +45,6 @@ RIVALS = ("eager", "compile", "max-autotune")
 OURS = "ours"
 
 Row = dict[str, Any]
-
-
-def drawn_module(seed: str, number: int) -> tuple[str, Any]:
-    """The name of a module, and what its file defines."""
-    name, text = loaded(HERE / "draw.py", "draw").drawn(seed, number, False)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "model.py").write_text(text)
-        return name, loaded(Path(folder) / "model.py", f"model_{number}")
 
 
 def ways(model: Any) -> dict[str, Callable[..., Any]]:
@@ -125,7 +116,7 @@ def timed(job: tuple[str, int], watch: Any, bandwidth: float) -> Row:
     row["copy_us"] = sum(t.nbytes for t in tensors.values()) / bandwidth * 1e6
     calls = dict[str, Callable[[], Any]]()
     try:
-        known = truth(_called(model), inputs)
+        known = truth(called(model), inputs)
     except Exception as error:  # noqa: BLE001 some ops have no float64: said in the row
         row["unchecked"], known = cause(error)[:160], None
     criterion = criterion_of(load_rulebook().verify)
@@ -150,20 +141,6 @@ def timed(job: tuple[str, int], watch: Any, bandwidth: float) -> Row:
     return row
 
 
-def _called(model: Any) -> Callable[..., tuple[Any, ...]]:
-    """A model whose results are a tuple; float64 inputs meet float64 weights."""
-    import copy
-
-    import torch
-
-    wide = copy.deepcopy(model).double()
-
-    def call(*inputs: Any) -> tuple[Any, ...]:
-        return _tuple((wide if any(x.dtype == torch.float64 for x in inputs) else model)(*inputs))
-
-    return call
-
-
 def _tuple(found: Any) -> tuple[Any, ...]:
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
@@ -171,7 +148,7 @@ def _tuple(found: Any) -> tuple[Any, ...]:
 # --- what came of it -----------------------------------------------------------------------------
 
 
-def table(rows: Sequence[Row], bandwidth_share: bool = True) -> list[str]:
+def table(rows: Sequence[Row]) -> list[str]:
     """A line a module, then the figures."""
     lines = [
         "| module | " + " | ".join((*RIVALS, OURS)) + " | best rival / ours | % of copy | off |",
@@ -230,7 +207,12 @@ def main() -> int:
         print("\n".join(_pooled(options.out, options.table)))
         return 0
     began, seed = time.monotonic(), options.seed or commit()
-    known: Mapping[str, Any] = {"seed": seed, "commit": commit(), "date": _today(), **_versions()}
+    known: Mapping[str, Any] = {
+        "seed": seed,
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": machine(),
+    }
     have = {
         row["number"]
         for row in _rows(options.out)
@@ -267,14 +249,6 @@ def _pooled(file: Path, seeds: Sequence[str]) -> list[str]:
     rows = _rows(file)
     chosen = seeds or list(dict.fromkeys(row["seed"] for row in rows))[-3:]
     return table([row for row in rows if row["seed"] in chosen])
-
-
-def _today() -> str:
-    return datetime.datetime.now(datetime.UTC).date().isoformat()
-
-
-def _versions() -> dict[str, str]:
-    return {"machine": machine()}
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu import ahead, clock, commit, heading
-from .__main__ import HERE, loaded
+from .__main__ import HERE, drawn_module
 
 RESULTS = HERE.parent / "results"
 LEAST_MODULES, LEAST_GAIN = 3, 1.05
@@ -118,13 +118,9 @@ def written(seed: str, number: int) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     rules = load_rulebook()
-    draw = loaded(HERE / "draw.py", "draw")
-    name, text = draw.drawn(seed, number, False)
+    name, source = drawn_module(seed, number)
     found: dict[str, Any] = {"module": name, "groups": []}
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "model.py").write_text(text)
-        source = loaded(Path(folder) / "model.py", "model")
-        graph = fa.capture(source.Model().eval(), source.get_inputs())
+    graph = fa.capture(source.Model().eval(), source.get_inputs())
     fused = fa.fuse(graph, "h200")
     for group in fused.groups:
         whole = attempt(fused.flow, group.decision, "kernel", rules, full_size=True)

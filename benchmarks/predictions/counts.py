@@ -85,8 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _kernels(arguments: argparse.Namespace, device: Device, rules: Rulebook) -> Iterable[_Kernels]:
     found = counted(arguments.counts, (INSTRUCTIONS, WAVEFRONTS))
     for name, plan in _plans(arguments.cases, found, device, rules):
-        if not _copies(plan):
-            yield _of_plan(plan, device, found[name])
+        yield _of_plan(plan, device, found[name])
 
 
 def _plans(
@@ -98,11 +97,6 @@ def _plans(
             plan = decided(case, device, rules).subject.plan
             if plan is not None and plan.schedule == case.schedule:
                 yield case.name, plan
-
-
-def _copies(plan: Plan) -> bool:
-    """Does it launch more than its own kernels?"""
-    return any(step.copied for step in plan.steps)
 
 
 def _of_plan(plan: Plan, device: Device, numbers: Sequence[float]) -> _Kernels:
@@ -159,7 +153,7 @@ def _registers(arguments: argparse.Namespace, device: Device, rules: Rulebook) -
         if len(known[name]) != len(plan.steps):
             continue
         for step, (count, spills) in zip(plan.steps, known[name], strict=True):
-            if not spills and not step.most_registers:
+            if not spills:
                 done.append((step.registers, 1, bool(step.serial), len(step.stores)))
                 counts.append(count)
     alive, least, serial, store = _worth(done, [0.0] * len(done), counts)

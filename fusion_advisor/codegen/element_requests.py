@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from fusion_advisor.codegen.kernel_file import spanned
 from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.blocked import row_walks
-from fusion_advisor.schedules.layout import Access, Group
+from fusion_advisor.schedules.layout import Access, Group, spanned
 from fusion_advisor.schedules.reducing import walks
 
 

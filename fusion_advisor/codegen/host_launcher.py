@@ -15,7 +15,6 @@ from fusion_advisor.codegen.kernel_file import (
     factors,
     memory_order,
     product,
-    spanned,
 )
 from fusion_advisor.ir.graph import Tensor
 from fusion_advisor.ir.kernel import PROGRAMS
@@ -24,7 +23,7 @@ from fusion_advisor.region.random import SHARES
 from fusion_advisor.schedules.base import Step, words
 from fusion_advisor.schedules.cooperative_body import HEAD
 from fusion_advisor.schedules.launch import Extent, Rule
-from fusion_advisor.schedules.layout import Access, Group, gaps
+from fusion_advisor.schedules.layout import Access, Group, gaps, spanned
 from fusion_advisor.shipped.files import HOST, RUNTIME, functions
 
 
@@ -217,8 +216,7 @@ def _far(file: KernelFile) -> str:
 
 def _count_parts(file: KernelFile, step: Step) -> str:
     """How many programs share a row, or the rows."""
-    shared = step.walkers if step.most else step.beside
-    return f"{_parts(file, step)} = {_counted(file, shared)}"
+    return f"{_parts(file, step)} = {_counted(file, step.numbered)}"
 
 
 def _counted(file: KernelFile, programs: Extent) -> str:
@@ -230,7 +228,7 @@ def _counted(file: KernelFile, programs: Extent) -> str:
 
 def _grid(file: KernelFile, step: Step) -> str:
     """Programs along each dimension."""
-    named = {step.walkers if step.most else step.beside: _parts(file, step)} if step.parts else {}
+    named = {step.numbered: _parts(file, step)} if step.parts else {}
 
     def text(dimension: Sequence[Extent]) -> str:
         return product([named.get(programs) or _counted(file, programs) for programs in dimension])

@@ -14,7 +14,7 @@ from fusion_advisor.region.axes import AxisList, Dims
 from fusion_advisor.region.region import Region
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.body import Body
-from fusion_advisor.schedules.layout import Access, Group, accesses
+from fusion_advisor.schedules.layout import Access, accesses
 from fusion_advisor.schedules.layout import access as laid_over
 from fusion_advisor.shipped.files import DEVICE, functions
 from fusion_advisor.tile.program import Block, TileFunction
@@ -243,11 +243,6 @@ def product(texts: Sequence[str]) -> str:
 def extent(file: KernelFile, axes: Iterable[int]) -> str:
     """The places along some axes, as the launcher writes it."""
     return product([file.sizes[axis] for axis in axes])
-
-
-def spanned(groups: Sequence[Group]) -> list[int]:
-    """The axes of some groups."""
-    return [axis for group in groups for axis in group.axes]
 
 
 def memory_order(tensor: Tensor) -> list[int]:

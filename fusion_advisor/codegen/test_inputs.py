@@ -16,7 +16,6 @@ from fusion_advisor.codegen.kernel_file import (
     dense,
     factors,
     memory_order,
-    spanned,
 )
 from fusion_advisor.codegen.spelling import TRITON_DTYPES
 from fusion_advisor.ir.graph import Tensor
@@ -33,7 +32,7 @@ from fusion_advisor.schedules.base import (
     loaded_bytes,
     words,
 )
-from fusion_advisor.schedules.layout import Access, gaps, reach
+from fusion_advisor.schedules.layout import Access, gaps, reach, spanned
 
 FULL_SIZE = "the graph's sizes"
 """Name of the case that is as large as the graph."""
@@ -389,7 +388,7 @@ def _parts(file: KernelFile, sizes: Mapping[int, int]) -> dict[int, int]:
     for step in (kernel.step for kernel in file.kernels):
         if step.parts:
             (axis,) = step.parts.axes
-            found[axis] = (step.walkers if step.most else step.beside).at(sizes)
+            found[axis] = step.numbered.at(sizes)
     return found
 
 

@@ -70,8 +70,6 @@ class Launch:
     divisible: tuple[str, ...] = ()
     fp_fusion: bool = True
     """Whether the compiler may contract a multiplication and an addition into one rounding."""
-    most_registers: int = 0
-    """Limit on the registers of a thread; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

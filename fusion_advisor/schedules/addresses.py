@@ -13,6 +13,7 @@ from fusion_advisor.schedules.layout import (
     Access,
     Group,
     gaps,
+    spanned,
     stepped_over,
 )
 from fusion_advisor.schedules.names import Names
@@ -62,8 +63,8 @@ class Addresses(Coordinates):
         step = self.step
         groups = step.inner or step.outer
         length = prod(group.size for group in groups)
-        axes = tuple(axis for group in groups for axis in group.axes)
-        name = next((name for name, spanned in self.sizes.items() if spanned == axes), "")
+        axes = spanned(groups)
+        name = next((name for name, along in self.sizes.items() if along == axes), "")
         near = any(axes and each.step(axes[-1]) == 1 for each in (*step.loads, *step.stores))
         if not name or not near or length % DIVISOR == 0 or length % 2:
             return []
@@ -178,15 +179,15 @@ class Addresses(Coordinates):
 
     def mask(self, access: Access) -> Tile | None:
         """The lanes that address an element; None when all do."""
-        within, (_, _, guard) = self._within(access), self._addressed(access)
+        outer, inner, guard = self._addressed(access)
+        within = self._within(outer, inner)
         if guard is None:
             return within
         chosen = self.value(guard)
         return chosen if within is None else within & chosen
 
-    def _within(self, access: Access) -> Tile | None:
-        """The lanes that have what it is addressed by: a row, and a place within it."""
-        outer, inner, _ = self._addressed(access)
+    def _within(self, outer: bool, inner: bool) -> Tile | None:
+        """The lanes that have a row, and a place within it, as far as those are asked for."""
         if not self.several:
             return self._within_row if inner else None
         if inner and outer:

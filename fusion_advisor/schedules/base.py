@@ -12,7 +12,7 @@ from fusion_advisor.ir.graph import DTYPE_BYTES, Tensor
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.launch import Extent, Grid
-from fusion_advisor.schedules.layout import Access, Group, touched
+from fusion_advisor.schedules.layout import Access, Group, spanned, touched
 
 DIVISOR = 16
 """What Triton looks for in the arguments of a kernel: does it divide them?"""
@@ -91,8 +91,7 @@ class Step:
     @property
     def tiles(self) -> Extent:
         """Tiles of rows, or, without rows, of elements."""
-        axes = tuple(axis for group in self.outer for axis in group.axes)
-        return Extent(axes, self.rows if self.inner else self.block)
+        return Extent(spanned(self.outer), self.rows if self.inner else self.block)
 
     @property
     def walkers(self) -> Extent:
@@ -102,8 +101,12 @@ class Step:
     @property
     def beside(self) -> Extent:
         """Programs that share a row."""
-        inner = tuple(axis for group in self.inner for axis in group.axes)
-        return Extent(inner, self.part) if self.part else Extent(())
+        return Extent(spanned(self.inner), self.part) if self.part else Extent(())
+
+    @property
+    def numbered(self) -> Extent:
+        """Programs that the axis of `parts` numbers: those that walk the rows, or share one."""
+        return self.walkers if self.most else self.beside
 
     @property
     def grid(self) -> Grid:

@@ -15,7 +15,7 @@ from fusion_advisor.schedules.addresses import Addresses
 from fusion_advisor.schedules.base import DIVISOR, Step
 from fusion_advisor.schedules.coordinates import COLS, ROWS, Scope
 from fusion_advisor.schedules.launch import Constant
-from fusion_advisor.schedules.layout import Access, reach, traced
+from fusion_advisor.schedules.layout import Access, reach, spanned, traced
 from fusion_advisor.schedules.names import Names
 from fusion_advisor.schedules.online import at_least_one, only_summed
 from fusion_advisor.tile.program import (
@@ -87,7 +87,7 @@ class Body(Addresses):
     @property
     def constants(self) -> tuple[Constant, ...]:
         """Constants of the tile, once its program is made."""
-        step, axes = self.step, self._axes(self.step.inner or self.step.outer)
+        step, axes = self.step, spanned(self.step.inner or self.step.outer)
         length, found = prod(step.sizes[axis] for axis in axes), [*self.tile_constants]
         if self.draws_runs:
             runs = length % max(SHARES.values()) == 0
@@ -99,7 +99,7 @@ class Body(Addresses):
     @property
     def tile_constants(self) -> tuple[Constant, ...]:
         """Extents of the tile."""
-        step, inner = self.step, self._axes(self.step.inner)
+        step, inner = self.step, spanned(self.step.inner)
         rows = (Constant("ROWS", step.rows),) if self.several else ()
         whole = Constant("COLS", step.block, "power_of_two", inner)
         return (*rows, Constant("COLS", step.block) if step.part else whole)

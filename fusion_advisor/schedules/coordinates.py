@@ -9,7 +9,7 @@ from typing import ClassVar
 from fusion_advisor.region.random import SHARES
 from fusion_advisor.region.region import Region
 from fusion_advisor.schedules.base import Step
-from fusion_advisor.schedules.layout import Group
+from fusion_advisor.schedules.layout import Group, spanned
 from fusion_advisor.tile.program import (
     Across,
     Block,
@@ -142,14 +142,11 @@ class Coordinates:
 
     def size(self, groups: Sequence[Group], name: str) -> Tile:
         """The run-time argument that holds the extent of some groups."""
-        return self._argument(self._axes(groups), name)
-
-    def _axes(self, groups: Sequence[Group]) -> tuple[int, ...]:
-        return tuple(axis for group in groups for axis in group.axes)
+        return self._argument(spanned(groups), name)
 
     def _argument(self, axes: tuple[int, ...], name: str) -> Tile:
-        for known, spanned in self.sizes.items():
-            if spanned == axes:
+        for known, along in self.sizes.items():
+            if along == axes:
                 return Name(known)
         taken = sum(known.startswith(name) for known in self.sizes)
         name = f"{name}_{taken}" if name in self.sizes else name
@@ -224,9 +221,9 @@ class Coordinates:
         if axes[0] in self.step.serial:
             return 1, self._serial_place(axes[0]), self._size_of(axes[0])
         for groups, linear in self._levels():
-            spanned = tuple(axis for group in groups for axis in group.axes)
-            if spanned and axes[: len(spanned)] == spanned and len(groups) > 1:
-                return len(spanned), Name(linear), self.total(groups)
+            every = spanned(groups)
+            if every and axes[: len(every)] == every and len(groups) > 1:
+                return len(every), Name(linear), self.total(groups)
             for group in groups:
                 if axes[: len(group.axes)] == group.axes:
                     extent = self._size_of(axes[0]) if len(group.axes) == 1 else None
@@ -258,7 +255,7 @@ class Coordinates:
         step = self.step
         if not axes:
             return None
-        inner = self._axes(step.inner)
+        inner = spanned(step.inner)
         if step.block < max(SHARES.values()) or not inner or axes[-len(inner) :] != inner:
             return None
         found: list[Tile] = []

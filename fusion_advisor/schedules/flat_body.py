@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.launch import Constant
-from fusion_advisor.schedules.layout import Access, Group
+from fusion_advisor.schedules.layout import Group, spanned
 from fusion_advisor.tile.program import Lanes, Let, Literal, Name, Shape, Statement, Tile
 
 BLOCK = Name("BLOCK")
@@ -40,15 +40,14 @@ class FlatBody(Body):
     def total(self, groups: Sequence[Group]) -> Tile:
         return self.size(groups, "count")
 
-    def _within(self, access: Access) -> Tile | None:
-        outer, _, _ = self._addressed(access)
+    def _within(self, outer: bool, inner: bool) -> Tile | None:
         return Name("mask") if outer else None
 
     def _shape(self, outer: bool, inner: bool) -> Shape:
         return (BLOCK,) if outer else ()
 
     def _first_of_run(self, axes: tuple[int, ...]) -> Tile | None:
-        return self._number * BLOCK if axes and axes == self._axes(self.step.outer) else None
+        return self._number * BLOCK if axes and axes == spanned(self.step.outer) else None
 
     @property
     def _in_runs(self) -> Tile:

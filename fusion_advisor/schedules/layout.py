@@ -58,6 +58,11 @@ class Group:
         return access.step(self.axes[-1]) if self.axes and self.axes[-1] in access.walks else 0
 
 
+def spanned(groups: Iterable[Group]) -> tuple[int, ...]:
+    """The axes of some groups, outermost first."""
+    return tuple(axis for group in groups for axis in group.axes)
+
+
 def access(name: str, tensor: Tensor, dims: Dims, sizes: Mapping[int, int]) -> Access:
     """A tensor walked plainly: each dimension's stride spread over the axes that make it up."""
     return Access(name, tensor, dims, _spread(tensor, dims, sizes))

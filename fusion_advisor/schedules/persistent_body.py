@@ -8,7 +8,7 @@ from fusion_advisor.region.exprs import Expr
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.coordinates import ROWS, Scope
 from fusion_advisor.schedules.launch import Constant
-from fusion_advisor.schedules.layout import traced
+from fusion_advisor.schedules.layout import spanned, traced
 from fusion_advisor.tile.program import (
     Across,
     Cast,
@@ -35,7 +35,7 @@ class PersistentBody(Body):
     @property
     def tile_constants(self) -> tuple[Constant, ...]:
         rows = (Constant("ROWS", self.step.rows),) if self.several else ()
-        inner = self._axes(self.step.inner)
+        inner = spanned(self.step.inner)
         return (*rows, Constant("COLS", self.step.block, "power_of_two", inner))
 
     def _program(self) -> list[Statement]:

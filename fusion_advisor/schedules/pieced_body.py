@@ -14,7 +14,7 @@ from typing import ClassVar
 from fusion_advisor.schedules.body import Body
 from fusion_advisor.schedules.coordinates import COLS, Scope
 from fusion_advisor.schedules.launch import Constant
-from fusion_advisor.schedules.layout import Group
+from fusion_advisor.schedules.layout import Group, spanned
 from fusion_advisor.schedules.names import Names
 from fusion_advisor.tile.program import Statement, Tile
 
@@ -49,7 +49,7 @@ class PiecedBody(Body):
 
     @property
     def tile_constants(self) -> tuple[Constant, ...]:
-        step, inner = self.step, self._axes(self.step.inner)
+        step, inner = self.step, spanned(self.step.inner)
         first = Constant("COLS", step.block, "first_piece", inner)
         return first, Constant("REST", step.rest, "second_piece", inner)
 

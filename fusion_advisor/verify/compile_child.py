@@ -49,7 +49,6 @@ def _compile(function: Any, launch: Launch, capability: int) -> Resources:
         "num_warps": launch.num_warps,
         "num_stages": launch.num_stages,
         "enable_fp_fusion": launch.fp_fusion,  # always given: Triton 3.10 turns the default
-        "maxnreg": launch.most_registers or None,
     }
     log = io.StringIO()
     with redirect_stdout(log):
