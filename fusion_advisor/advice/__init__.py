@@ -31,5 +31,8 @@ KINDS: dict[str, Callable[[Model], Iterator[Advice]]] = {
 
 __all__ = ["KINDS", "Advice", "Model"]
 
-OFFERS = ("run",)
+OFFERS = (
+    "base",
+    "run",
+)
 """The modules that other rooms may import."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,13 +34,23 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class QueueStep:
+    """`idle_us`: what the GPU waits before each launch; `us`: from one step's begin to the next."""
+
+    idle_us: Mapping[int, float]
+    us: float
+
+
+@dataclass(frozen=True)
 class Model:
-    """An annotated graph, with the launches that kernels of accepted groups replace."""
+    """An annotated graph, with the launches that kernels of accepted groups replace; `queue` is a
+    step as a profiler's trace has it."""
 
     flow: Dataflow
     grouped: frozenset[int]
     training: bool
     rulebook: Rulebook
+    queue: QueueStep | None = None
 
     @property
     def left(self) -> Iterator[int]:

@@ -13,7 +13,7 @@ from fusion_advisor.advice.launch_queue import step
 def find(model: Model) -> Iterator[Advice]:
     """One for the model, where the idle time is more than the stated share of the step."""
     kind = model.rulebook.advice_kind("launch-bound")
-    found = step(model, ())
+    found = model.queue or step(model, ())
     idle = sum(found.idle_us.values())
     if not found.us or idle < kind.number("share").value * found.us:
         return
@@ -22,11 +22,15 @@ def find(model: Model) -> Iterator[Advice]:
         for waiting, numbers in groupby(found.idle_us, lambda i: found.idle_us[i] > 0)
         if waiting
     ]
-    stretches.sort(key=lambda numbers: -sum(found.idle_us[i] for i in numbers))
+
+    def idle_in(numbers: list[int]) -> float:
+        return sum(found.idle_us[i] for i in numbers)
+
+    stretches.sort(key=lambda numbers: -idle_in(numbers))
     barred = waits(model)
     evidence = [
         f"{found.us:.1f} us a step as the host launches it, {found.us - idle:.1f} us of kernels",
-        *(_stretch(model, numbers) for numbers in stretches[:MOST_TOLD]),
+        *(_stretch(model, numbers, idle_in(numbers)) for numbers in stretches[:MOST_TOLD]),
     ]
     if barred:
         evidence.append(
@@ -44,10 +48,11 @@ def find(model: Model) -> Iterator[Advice]:
     )
 
 
-def _stretch(model: Model, numbers: list[int]) -> str:
+def _stretch(model: Model, numbers: list[int], idle_us: float) -> str:
     nodes = model.flow.nodes
     every = model.rulebook.advice_kind("launch-bound").number("eager")
+    how = f"the GPU idle for {idle_us:.1f} us" if model.queue else f"launched every {every}"
     return (
         f"{nodes[numbers[0]].name} to {nodes[numbers[-1]].name}: {len(numbers)} kernels of"
-        f" {model.time_us(numbers):.1f} us, launched every {every}"
+        f" {model.time_us(numbers):.1f} us, {how}"
     )

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
-from fusion_advisor.advice.base import Model
-
-
-@dataclass(frozen=True)
-class QueueStep:
-    """`idle_us`: what the GPU waits before each launch; `us`: from one step's begin to the next."""
-
-    idle_us: dict[int, float]
-    us: float
+from fusion_advisor.advice.base import Model, QueueStep
 
 
 def step(model: Model, waits: Collection[int]) -> QueueStep:

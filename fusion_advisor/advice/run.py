@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fusion_advisor.advice import KINDS, Advice, Model
+from fusion_advisor.advice.base import QueueStep
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.rulebook.schema import Rulebook
@@ -16,10 +17,12 @@ def advise(
     training: bool,
     rulebook: Rulebook,
     faults: Faults | None = None,
+    queue: QueueStep | None = None,
 ) -> tuple[Advice, ...]:
     """All findings, the most time first. `grouped` are the launches that a kernel replaces. Given
-    `faults`, a kind of advice that fails is left out and noted there."""
-    model = Model(flow, frozenset(grouped), training, rulebook)
+    `faults`, a kind of advice that fails is left out and noted there; `queue` is a step as it was
+    measured."""
+    model = Model(flow, frozenset(grouped), training, rulebook, queue)
     found: list[Advice] = []
     for find in KINDS.values():
         try:

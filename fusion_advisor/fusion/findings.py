@@ -40,11 +40,20 @@ class Finding:
     parent: str | None = None
     rank: int = 0
     computes: str = ""
+    measured_us: float | None = None
+    """Time of one instance's kernels in a profiler's trace, us; None where they are not in one."""
+
+    @property
+    def unfused_us(self) -> float:
+        """Time of one instance as a call, us: as measured, else as predicted."""
+        if self.measured_us is None:
+            return self.decision.unfused_us
+        return self.measured_us + self.decision.subject.device.times.call.value
 
     @property
     def saved_us(self) -> float:
-        """Predicted saving of one instance, us."""
-        return self.decision.unfused_us - self.decision.fused_us
+        """Saving of one instance, us: its time less the predicted time of its kernels."""
+        return self.unfused_us - self.decision.fused_us
 
     @property
     def saved_us_total(self) -> float:
@@ -170,9 +179,23 @@ def with_registers(found: Identified, registers: Mapping[str, tuple[int, ...]]) 
         replace(group, decision=replace(group.decision, registers=registers.get(group.id, ())))
         for group in found.groups
     ]
-    groups.sort(key=lambda group: (-group.saved_us_total, group.rank))
-    ranked = (replace(group, rank=rank) for rank, group in enumerate(groups, 1))
-    return replace(found, groups=[*ranked])
+    return replace(found, groups=_ranked(groups))
+
+
+def with_measured(found: Identified, measured: Mapping[str, float]) -> Identified:
+    """Groups and candidates with the measured time of an instance, by id, and ranked by it; the ids
+    stay."""
+
+    def timed(findings: Iterable[Finding]) -> list[Finding]:
+        return _ranked([replace(one, measured_us=measured.get(one.id)) for one in findings])
+
+    return replace(found, groups=timed(found.groups), candidates=timed(found.candidates))
+
+
+def _ranked(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings in the order of their total saving; equal ones as they were."""
+    found = sorted(findings, key=lambda finding: (-finding.saved_us_total, finding.rank))
+    return [replace(finding, rank=rank) for rank, finding in enumerate(found, 1)]
 
 
 def _framework(decision: Decision, pattern: str) -> str:

@@ -110,6 +110,8 @@ class Request:
     measurement sets this: a report or a patch of anything else is the same on every machine."""
     proofs: Path | None = None
     """Cache of check and compile results; None where each is done anew."""
+    profile: Path | None = None
+    """Trace of the model by a profiler, whose times take the place of predicted ones."""
     least: Least = field(default_factory=Least)
     """Saving below which a patch leaves the source as it is."""
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fusion_advisor.advice.base import QueueStep
 from fusion_advisor.advice.run import advise
 from fusion_advisor.cost.annotate import Annotated, Cost
-from fusion_advisor.cost.dataflow import Dataflow
+from fusion_advisor.cost.dataflow import Dataflow, timed
 from fusion_advisor.cost.times import time_model
 from fusion_advisor.cost.totals import least_us, peak_activation_bytes
 from fusion_advisor.fusion.decide import Decision
@@ -25,6 +26,7 @@ from fusion_advisor.ir.kernel import Check, Compiled, Kernel
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.measure.search import SearchResult
 from fusion_advisor.ops import REGISTRY
+from fusion_advisor.profile.profile import Profile, Profiled
 from fusion_advisor.report.schema import (
     ActionRow,
     AdviceRow,
@@ -32,6 +34,7 @@ from fusion_advisor.report.schema import (
     CheckRow,
     DeviceRow,
     GroupRow,
+    GroupTimeRow,
     ImpactRow,
     KernelRow,
     LineRow,
@@ -77,24 +80,28 @@ def assemble(
     assumed: Sequence[str],
     rulebook: Rulebook,
     faults: Faults | None = None,
+    profile: Profiled | None = None,
 ) -> Report:
     """Assemble the report; `proofs` are by the id of the group, `faults` are the regions that were
-    not analysed so far."""
+    not analysed so far. Times of a `profile` take the place of predicted ones in all sums."""
     faults = faults or Faults(strict=True)
     annotated = flow.annotated
     graph = annotated.graph
-    eager_us = step_us(flow, found.groups)
-    total_us = sum(eager_us.values())
+    eager_us = profile.times() if profile else step_us(flow, found.groups)
+    beside = _beside(profile.profile) if profile else {}
+    total_us = sum(eager_us.values()) + sum(beside.values())
 
     def rows(findings: Iterable[Finding]) -> list[GroupRow]:
         nothing = Proof(None, why="rejected: no kernel is written")
         return [
-            _group(flow, finding, proofs.get(finding.id, nothing), total_us, rulebook)
+            _group(flow, finding, proofs.get(finding.id, nothing), total_us, rulebook, profile)
             for finding in findings
         ]
 
     grouped = {i for finding in found.groups for place in finding.instances for i in place}
-    advice = advise(flow, grouped, scenario.gradients, rulebook, faults)
+    as_run = timed(flow, profile.times()) if profile else flow
+    queue = _queue(flow, profile) if profile else None
+    advice = advise(as_run, grouped, scenario.gradients, rulebook, faults, queue)
     return Report(
         tool=Tool.model_validate(versions()),
         rules=_rules(rulebook),
@@ -102,7 +109,7 @@ def assemble(
         scenario=_scenario(graph, scenario, assumed),
         model=ModelRow.of(graph, nodes=sum(map(_listed, graph.nodes))),
         nodes=[
-            _node(node, annotated.costs[node.name], annotated.device)
+            _node(node, annotated.costs[node.name], annotated.device, profile)
             for node in graph.nodes
             if _listed(node)
         ],
@@ -113,9 +120,10 @@ def assemble(
             AdviceRow.of(one, id=f"a{n}", sources=_sources(one.sources), fingerprint=one.mark)
             for n, one in enumerate(advice, start=1)
         ],
-        totals=_totals(flow, found, eager_us, len(faults.found), scenario.gradients),
+        totals=_totals(flow, found, eager_us, beside, len(faults.found), scenario.gradients),
         search_gap=found.gap,
-        unmodelled=_unmodelled(annotated),
+        unmodelled=_unmodelled(as_run.annotated),
+        profile=profile.profile if profile else None,
         no_schedule=_no_schedule(found),
         not_run=list(graph.not_run),
         faults=list(faults.found),
@@ -187,7 +195,7 @@ def _listed(node: Node) -> bool:
     return node.kind == "call"
 
 
-def _node(node: Node, cost: Cost, device: Device) -> NodeRow:
+def _node(node: Node, cost: Cost, device: Device, profile: Profiled | None) -> NodeRow:
     first = next((tensor for tensor in node.outputs if tensor is not None), None)
     return NodeRow.of(
         node,
@@ -199,6 +207,7 @@ def _node(node: Node, cost: Cost, device: Device) -> NodeRow:
         source=_source(node.source) if node.source else None,
         inputs=list(dict.fromkeys(ref.node for ref in node.refs())),
         unit=_unit(cost, device) if cost.launches else "",
+        measured=profile.nodes.get(node.name) if profile else None,
     )
 
 
@@ -226,7 +235,12 @@ def _line(source: Source) -> LineRow:
 
 
 def _group(
-    flow: Dataflow, finding: Finding, proof: Proof, total_us: float, rulebook: Rulebook
+    flow: Dataflow,
+    finding: Finding,
+    proof: Proof,
+    total_us: float,
+    rulebook: Rulebook,
+    profile: Profiled | None,
 ) -> GroupRow:
     decision = finding.decision
     advice = action(finding, rulebook)
@@ -246,7 +260,7 @@ def _group(
             instances=len(finding.instances),
             share=finding.saved_us_total / total_us if total_us else 0.0,
             activation_bytes_saved=_activations_saved(decision),
-            basis="predicted",
+            basis="predicted" if finding.measured_us is None else "profile",
         ),
         route=advice.route,
         action=ActionRow.of(advice),
@@ -256,6 +270,29 @@ def _group(
         sources=_sources(node.source for node in members),
         launches=len(decision.subject.launches),
         layers=layers(flow.nodes[i].module for place in finding.instances for i in place),
+        profile=_group_time(finding, names, profile) if profile else None,
+    )
+
+
+def _group_time(
+    finding: Finding, names: Sequence[Sequence[str]], profile: Profiled
+) -> GroupTimeRow | None:
+    """Times of a group in a trace; None where no instance is in it as a whole."""
+    if finding.measured_us is None:
+        return None
+    decision = finding.decision
+    low, high = time_model().interval(
+        decision.unfused_us, decision.fused_us, decision.subject.device
+    )
+    times = [profile.nodes.get(name) for place in names for name in place]
+    backward = [time.backward_us for time in times if time and time.backward_us is not None]
+    speedup = finding.unfused_us / decision.fused_us
+    return GroupTimeRow(
+        unfused_us=finding.measured_us,
+        instances=len(names),
+        speedup=speedup,
+        differs=not low <= speedup <= high,
+        backward_us=sum(backward) / len(names) if backward else None,
     )
 
 
@@ -470,10 +507,12 @@ def _totals(
     flow: Dataflow,
     found: Identified,
     eager_us: Mapping[str, float],
+    beside: Mapping[str, float],
     faults: int,
     gradients: bool,
 ) -> TotalsRow:
-    total_us = sum(eager_us.values())
+    others_us = sum(beside.values())
+    total_us = sum(eager_us.values()) + others_us
     costs = [flow.annotated.costs[node.name] for node in flow.nodes]
     hbm_bytes, kernels = sum(c.bytes for c in costs), sum(c.launches for c in costs)
     saved_us = sum(g.saved_us_total for g in found.groups)
@@ -483,6 +522,7 @@ def _totals(
     by_bound: dict[str, float] = {"compute": 0.0, "memory": 0.0, "overhead": 0.0}
     for name, time_us in eager_us.items():
         by_bound[flow.annotated.costs[name].bound if name else "overhead"] += time_us
+    by_bound |= beside
     return TotalsRow(
         flops=sum(c.flops for c in costs),
         hbm_bytes_unfused=hbm_bytes,
@@ -493,12 +533,29 @@ def _totals(
         predicted_speedup=_ratio(total_us, total_us - saved_us),
         coverage=_ratio(sum(c.time_us for c in costs if c.modelled), sum(c.time_us for c in costs)),
         saveable_bytes=found.saveable_bytes,
-        ceiling_speedup=_ratio(total_us, least_us(flow, eager_us)),
+        ceiling_speedup=max(_ratio(total_us, least_us(flow, eager_us) + others_us), 1.0),
         peak_activation_bytes=peak_activation_bytes(flow.annotated.graph),
         time_by_bound=by_bound,
         faults=faults,
         condition=_UNDER_NO_GRAD if gradients else "",
     )
+
+
+def _beside(profile: Profile) -> dict[str, float]:
+    """Time of a trace's step that no launch of the graph takes, us: by phase, and idle."""
+    forward = profile.phases.get("forward", 0.0)
+    parts = {
+        "unlinked": forward * (1 - profile.forward_linked),
+        **{phase: us for phase, us in profile.phases.items() if phase != "forward"},
+        "idle": profile.idle_us,
+    }
+    return {name: us for name, us in parts.items() if us > 0}
+
+
+def _queue(flow: Dataflow, profile: Profiled) -> QueueStep:
+    """Idle time before each launch of the graph, as a trace has it."""
+    idle = {flow.position[name]: us for name, us in profile.idle.items()}
+    return QueueStep(dict(sorted(idle.items())), profile.profile.step_us)
 
 
 def _ratio(over: float, under: float) -> float:

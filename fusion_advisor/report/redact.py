@@ -29,6 +29,10 @@ def redacted(report: Report) -> Report:
     """Copy of the report under aliases: `file1.py:12`, `m1.0.m2`, `t3`."""
     content = report.model_dump(mode="json")
     content["graph"] = None
+    if content["profile"] is not None:
+        content["profile"]["file"] = "trace"
+        hidden = {"kernel": "", "under": "", "function": ""}
+        content["profile"]["unlinked"] = [row | hidden for row in content["profile"]["unlinked"]]
     modules, others = _Aliases(), _Aliases()
     named = report.model.source
     for number, file in enumerate(dict.fromkeys(_files(content)), 1):

@@ -19,6 +19,7 @@ from fusion_advisor.fusion.verdict import Fix, GateResult
 from fusion_advisor.ir.faults import Fault
 from fusion_advisor.measure.protocol import Apart
 from fusion_advisor.measure.regret import Verdicts
+from fusion_advisor.profile.profile import NodeTime, Profile
 from fusion_advisor.support.errors import UsageError
 
 SCHEMA_VERSION = 1
@@ -143,6 +144,8 @@ class NodeRow(_Row):
     fx: str = ""
     inputs: list[str] = []
     unit: str = ""
+    measured: NodeTime | None = None
+    """Time in a profiler's trace; None without one, and where the trace has no such launch."""
 
 
 class TrafficRow(_Row):
@@ -180,6 +183,19 @@ class ImpactRow(_Row):
     activation_bytes_saved: int
     rank: int
     basis: str
+
+
+class GroupTimeRow(_Row):
+    """Times of a group in a profiler's trace: of one instance's launches, the mean of `instances`,
+    and the speed-up over them with the predicted time of its kernels. `differs`: that is outside of
+    the predicted interval. `backward_us` is the time of the launches' backward pass, None where
+    none is linked."""
+
+    unfused_us: float
+    instances: int
+    speedup: float
+    differs: bool
+    backward_us: float | None = None
 
 
 class ActionRow(_Row):
@@ -327,6 +343,7 @@ class GroupRow(_Row):
     launches: int = 0
     computes: str = ""
     layers: str = ""
+    profile: GroupTimeRow | None = None
 
     @property
     def code(self) -> str:
@@ -482,6 +499,7 @@ class Report(_Row):
     not_run: list[str] = []
     graph: dict[str, Any] | None = None
     bench: BenchRow | None = None
+    profile: Profile | None = None
     review: ReviewRow | None = None
 
     @property

@@ -425,6 +425,13 @@ class Record(Table):
     apart: Share
 
 
+class ProfileRules(Table):
+    """When a trace is taken for one of the model: at least the share `linked` of the graph's
+    predicted time is in it."""
+
+    linked: Share
+
+
 class Measure(Table):
     """How a GPU is timed: `flush` in sizes of its L2, `batch` and runs in counts, `spent` in GPU
     seconds, `ahead`, `slack` and `tie` as ratios."""
@@ -493,6 +500,7 @@ class Rulebook(Table):
     apply: Apply
     run: RunRules
     record: Record
+    profile: ProfileRules
     measure: Measure
     tuning: Tuning
 

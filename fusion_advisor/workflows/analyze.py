@@ -12,7 +12,13 @@ from fusion_advisor.codegen.header import Stamp, checked, stamped
 from fusion_advisor.codegen.kernel_package import mark_of
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
 from fusion_advisor.fusion.decide import Decision
-from fusion_advisor.fusion.findings import Finding, Identified, fuse, with_registers
+from fusion_advisor.fusion.findings import (
+    Finding,
+    Identified,
+    fuse,
+    with_measured,
+    with_registers,
+)
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.frames import portable_path
@@ -20,6 +26,12 @@ from fusion_advisor.ir.graph import Graph
 from fusion_advisor.ir.kernel import Check, Kernel
 from fusion_advisor.ir.scenario import Request
 from fusion_advisor.measure.search import Proven, Searcher, SearchResult
+from fusion_advisor.profile.profile import (
+    Profiled,
+    choose_traced_device,
+    profiled,
+    read_trace,
+)
 from fusion_advisor.report.assemble import Proof, assemble
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.load import load_rulebook
@@ -74,7 +86,9 @@ def analyze(
     """
     listener = listener or Silent()
     rulebook = load_rulebook(request.rules)
-    device, chosen = choose_device(request.device, rulebook, request.gpus)
+    trace = read_trace(request.profile) if request.profile else None
+    traced = choose_traced_device(trace, request.device, rulebook) if trace else None
+    device, chosen = traced or choose_device(request.device, rulebook, request.gpus)
     known = Proofs(request.proofs, rulebook.cache.proofs.count) if request.proofs else None
     with provers(
         device.capability, rulebook.verify,
@@ -87,6 +101,7 @@ def analyze(
         listener.assumed(assumed)
         listener.stage("annotate")
         flow = dataflow(graph, device)
+        profile = profiled(trace, flow, rulebook.profile.linked.value) if trace else None
         listener.stage("group")
         faults = Faults(strict=request.strict)
         found = fuse(flow, rulebook, faults)
@@ -100,13 +115,15 @@ def analyze(
             proofs[name] = replace(proofs[name], check=check, compiled=compiled)
         registers = {name: p.compiled.registers for name, p in proofs.items() if p.compiled}
         found = with_registers(found, registers)
+        if profile:
+            found = with_measured(found, _measured(flow, found, profile))
         if searcher:
             listener.stage("search")
             for finding in found.groups:
                 proof = proofs[finding.id]
                 proofs[finding.id] = search_kernel(finding, proof, searcher, children, rulebook)
     listener.stage("report")
-    report = assemble(flow, found, proofs, request.scenario, assumed, rulebook, faults)
+    report = assemble(flow, found, proofs, request.scenario, assumed, rulebook, faults, profile)
     signed = [
         _signed(request, flow, finding, proofs[finding.id], rulebook) for finding in found.groups
     ]
@@ -114,6 +131,25 @@ def analyze(
         row.kernel.text = kernel.text if kernel else None
     searches = {name: proof.searched for name, proof in proofs.items() if proof.searched}
     return Analysis(report, tuple(kernel for kernel in signed if kernel), flow, searches)
+
+
+def _measured(flow: Dataflow, found: Identified, profile: Profiled) -> dict[str, float]:
+    """Measured time of an instance of each finding, by id, us: the mean of its instances, where all
+    of their launches are linked."""
+
+    def predicted(name: str) -> float:
+        return flow.annotated.costs[name].time_us
+
+    measured: dict[str, float] = {}
+    for finding in (*found.groups, *found.candidates):
+        launches = [[i for i in place if flow.launches(i)] for place in finding.instances]
+        times = [
+            profile.unfused_us([flow.nodes[i].name for i in place], predicted) for place in launches
+        ]
+        known = [us for us in times if us is not None]
+        if known and len(known) == len(times):
+            measured[finding.id] = sum(known) / len(known)
+    return measured
 
 
 def _signed(

@@ -119,17 +119,19 @@ def analyze(
     rules: Sequence[str | Path] = (),
     verify: bool = True,
     compile: bool = True,
+    profile: str | Path | None = None,
 ) -> Report:
     """Report of one forward pass of a model, which is captured as by `capture`.
 
-    `device`, `rules`, `verify` and `compile` are as on the command line. Raises UsageError and
-    CaptureError.
+    `device`, `rules`, `verify`, `compile` and `profile` are as on the command line. Raises
+    UsageError and CaptureError.
     """
     graph = capture(model, inputs, kwargs=kwargs, mode=mode, rules=rules)
     request = Request(
         model if isinstance(model, str) else type(unwrapped(model)[0]).__name__,
         Scenario(mode=mode), device=device, rules=tuple(map(Path, rules)),
         verify=verify, compile=compile, folder="kernels",
+        profile=None if profile is None else Path(profile),
     )  # fmt: skip
     found = analyzed(request, lambda: graph).report
     found.graph = to_data(graph)

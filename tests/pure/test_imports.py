@@ -29,16 +29,17 @@ frontend     support shipped ir rulebook ops
 cost         ir rulebook region ops
 schedules    shipped ir rulebook region tile
 perfmodel    ir rulebook region ops cost schedules
+profile      support ir rulebook cost
 fusion       ir rulebook region ops cost schedules
 codegen      support shipped ir rulebook region tile ops cost schedules fusion
 verify       support shipped ir rulebook cost codegen
 measure      support shipped ir rulebook frontend cost schedules fusion codegen verify
 advice       ir rulebook ops cost
-report       support ir rulebook ops cost fusion measure advice
+report       support ir rulebook ops cost profile fusion measure advice
 ci           support ir rulebook cost fusion report
 sourcepatch  support shipped ir rulebook region ops frontend cost fusion codegen verify measure report
 dynamo       support shipped ir rulebook region ops frontend cost schedules fusion codegen verify report
-workflows    support shipped ir rulebook frontend cost fusion codegen verify measure report sourcepatch dynamo
+workflows    support shipped ir rulebook frontend cost profile fusion codegen verify measure report sourcepatch dynamo
 cli          support shipped ir rulebook ops frontend codegen verify measure report ci workflows
 """  # noqa: E501
 """A room, and the rooms whose modules it imports: all of them stand above it."""

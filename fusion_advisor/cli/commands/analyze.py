@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,6 +61,13 @@ def analyze(
         bool, typer.Option("--with-graph", help="put the captured graph into the report")
     ] = False,
     redact: Redact = False,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="trace of the model (torch.profiler's .json or .json.gz, nsys's .sqlite): measured"
+            " times beside predicted, and ranks by them"
+        ),
+    ] = None,
     cache: Annotated[
         bool, typer.Option(help="take what an earlier run of the unchanged model came to")
     ] = True,
@@ -78,13 +86,18 @@ def analyze(
     several = len(settings.scenarios) > 1
     if several and any(output.file is None for output in outputs):
         raise UsageError("several scenarios: give each format =FILE, or choose one: --scenario")
+    if several and profile is not None:
+        raise UsageError("several scenarios: a profile is of one; choose it: --scenario")
     if out is not None:
         for name in settings.scenarios:
             require_room(out / name if several else out)
     tree = tree_of(Path.cwd() / "any")
     reviewing = Reviewing(settings, rulebook_of(settings.rules), tree)
     kernels = "kernels" if out else None
-    requests = {name: options.request(settings, kernels, name) for name in settings.scenarios}
+    requests = {
+        name: replace(options.request(settings, kernels, name), profile=profile)
+        for name in settings.scenarios
+    }
     shown = not any(output.name == "text" for output in outputs)
     prepare(next(iter(requests.values())), checks=options.verify or options.compile)
     reports: dict[str, Report] = {}

@@ -216,7 +216,7 @@ _KEPT_OPTIONS = frozenset(
 )  # fmt: skip
 _WITH_VALUE = frozenset(
     {"--out", "--format", "--json", "--timeout", "--memory", "--fail-on", "--top"}
-    | {"--model-new", "--root", "--level", "--baseline", "--select", "--ignore"}
+    | {"--model-new", "--root", "--profile", "--level", "--baseline", "--select", "--ignore"}
 )
 
 

@@ -44,7 +44,8 @@ def outcome_of(
     from fusion_advisor.support.codec import to_data
 
     rulebook, folder = rulebook_of(request.rules), cache_folder()
-    found = find_analysis(folder, request, rulebook) if cached else None
+    whole = cached and request.profile is None  # a trace is read anew
+    found = find_analysis(folder, request, rulebook) if whole else None
     if found is not None:
         dismiss()
         if assumed:
@@ -65,7 +66,7 @@ def outcome_of(
     outcome = AnalysisOutcome(analysis.report, texts, to_data(alike))
     if cached and known is None:
         keep_graph(folder, request, rulebook, to_data(graph), graph.files, started)
-    if cached and not _failed_check(analysis.report) and not analysis.report.faults:
+    if whole and not _failed_check(analysis.report) and not analysis.report.faults:
         keep_analysis(folder, request, rulebook, outcome, graph.files, started)
     return outcome
 

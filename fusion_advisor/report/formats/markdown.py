@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from fusion_advisor.report.formats import wording
-from fusion_advisor.report.schema import AdviceRow, BenchRow, GroupRow, Report
+from fusion_advisor.report.schema import AdviceRow, BenchRow, GroupRow, Profile, Report
 
 LIMIT = 65_536
 """Limit on the text's bytes: GitHub takes comments of so many characters."""
@@ -38,6 +38,8 @@ def _lines(report: Report, top: int) -> Iterator[str]:
     yield from _fuse(report, top)
     for group in report.groups[:top]:
         yield from _folded(f"{group.id} {wording.named(group)}: gates and kernel", _details(group))
+    if report.profile:
+        yield from _folded("Profile", _profile(report, report.profile, top))
     if report.bench:
         yield from _folded("Measured", _measured(report, report.bench, top))
     if candidates := wording.independent_candidates(report):
@@ -124,6 +126,29 @@ def _measured(report: Report, bench: BenchRow, top: int) -> Iterator[str]:
         yield from (f"- {_text(line)}" for line in verdicts)
     yield ""
     yield f"**The model**: {_text(bench.recommended)}; {_text(bench.why)}."
+
+
+def _profile(report: Report, profile: Profile, top: int) -> Iterator[str]:
+    yield from _table(
+        ("class", "launches", "predicted", "measured", "median error"),
+        [
+            (
+                _text(row.name),
+                str(row.launches),
+                wording.time(row.predicted_us),
+                wording.time(row.measured_us),
+                "" if row.error is None else wording.percent(row.error),
+            )
+            for row in profile.classes
+        ],
+    )
+    yield ""
+    rows = [tuple(map(_text, row)) for row in wording.launch_times(report, top)]
+    yield from _table(("launch", "op", "predicted", "measured", "linked"), rows)
+    if rest := wording.unlinked_times(report, top):
+        yield ""
+        head = ("not linked", "phase", "kernel", "launched by")
+        yield from _table(head, [tuple(map(_text, row)) for row in rest])
 
 
 def _rejected(candidates: list[GroupRow], top: int) -> Iterator[str]:

@@ -266,6 +266,11 @@ def _rest(report: Report, top: int) -> Iterator[RenderableType]:
     if report.advice:
         advice = [line for row in report.advice[:top] for line in _advised(row)]
         yield from _section("Advice", advice)
+    if report.profile:
+        rows = wording.launch_times(report, top)
+        yield from _section("Launches, predicted and measured", [_columns(rows)])
+    if rows := wording.unlinked_times(report, top):
+        yield from _section("Measured, and no launch of the graph", [_columns(rows)])
     if report.bench:
         yield from _section("Measured", _measured(report))
     yield from _ranked("Rejected", wording.independent_candidates(report), top, _rejected)

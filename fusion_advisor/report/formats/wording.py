@@ -12,6 +12,7 @@ from fusion_advisor.report.schema import (
     AdviceRow,
     FindingRow,
     GroupRow,
+    NodeRow,
     Report,
     SourceRow,
     WayRow,
@@ -106,9 +107,14 @@ def kernel(group: GroupRow) -> str:
 
 
 def disagreement(group: GroupRow) -> str:
-    """Verdict of the time model, where it differs from the verdict of the gates; else empty."""
+    """Measured gain of a profile, where it is outside of the predicted interval, or the verdict of
+    the time model, where it differs from the verdict of the gates; else empty."""
     low, high = group.predicted.interval
     times = f"{group.predicted.speedup:.2f}x predicted ({low:.2f} to {high:.2f})"
+    if group.profile and group.profile.differs:
+        ran = f"the profile has {time(group.profile.unfused_us)} where"
+        ran += f" {time(group.predicted.unfused_us)} were predicted"
+        return f"{ran}: {group.profile.speedup:.2f}x instead of {times}"
     if group.verdict == "fuse" and not group.predicted.worthwhile:
         return f"the time model expects no gain: {times}"
     planned = group.kernel.schedule is not None
@@ -294,6 +300,7 @@ def totals(report: Report) -> list[tuple[str, str]]:
     borrowed = device.times_fitted_on not in ("", device.name)
     by = f", by the {device.times_fitted_on}'s kernels" if borrowed else ""
     after = row.time_us / row.predicted_speedup if row.predicted_speedup else row.time_us
+    now = f"{time(row.time_us)} measured" if report.profile else time(row.time_us)
     return [
         ("kernels", f"{row.kernels_unfused} → {row.kernels_fused}"),
         (
@@ -305,7 +312,7 @@ def totals(report: Report) -> list[tuple[str, str]]:
         ),
         (
             "time",
-            f"{time(row.time_us)} → {time(after)} predicted{by}"
+            f"{now} → {time(after)} predicted{by}"
             f" ({row.predicted_speedup:.2f}x, ceiling {row.ceiling_speedup:.2f}x)"
             + (f", {row.condition}" if row.condition else ""),
         ),
@@ -313,7 +320,90 @@ def totals(report: Report) -> list[tuple[str, str]]:
         ("coverage", f"{percent(row.coverage)} of the time is in modelled ops"),
         ("peak activations", size(row.peak_activation_bytes)),
         *([("faults", said)] if (said := faults(report)) else []),
+        *profile(report),
     ]
+
+
+_LINKED = {"id": "by id", "alignment": "by alignment", "sequence": "by sequence number"}
+"""Ways to link a kernel to a launch."""
+_WORTH_A_WORD = 0.0005
+"""Share from which on something is mentioned."""
+
+
+def profile(report: Report) -> list[tuple[str, str]]:
+    """Profile that measured times are from: its steps, its idle time, how much of it is linked, and
+    how far predictions are from it."""
+    row = report.profile
+    if row is None:
+        return []
+    alike = f"{row.steps} steps" if row.steps == row.of else f"{row.steps} of {row.of} steps"
+    of = f"{row.file}, {alike} of {time(row.step_us)} on {row.device or 'an unknown GPU'}"
+    behind = f" ({time(row.waited_us)} after it waited for the GPU)" if row.waited_us else ""
+    parts = {**row.phases, "collectives": row.collectives_us, "copies": row.copies_us}
+    each = ", ".join(f"{name} {time(us)}" for name, us in parts.items() if us)
+    ways = [f"{percent(row.linked.get(way, 0.0))} {how}" for way, how in _LINKED.items()
+            if row.linked.get(way, 0.0) >= _WORTH_A_WORD]  # fmt: skip
+    return [
+        ("profile", "; ".join([of, *row.notes])),
+        ("GPU", f"busy {time(row.busy_us)}: {each}"),
+        (
+            "idle",
+            f"{time(row.idle_us)}: {time(row.host_us)} the host had not launched{behind},"
+            f" {time(row.gaps_us)} it had",
+        ),
+        (
+            "linked",
+            f"{percent(row.forward_linked)} of the forward kernels' time; of all kernels'"
+            f" {', '.join(ways)}, {percent(row.linked.get('unlinked', 0.0))} not",
+        ),
+        *([("off by", said)] if (said := prediction_errors(report)) else []),
+    ]
+
+
+def prediction_errors(report: Report) -> str:
+    """Error of the predicted times on this model, by class; empty without a launch of its own."""
+    row = report.profile
+    if row is None or row.error is None:
+        return ""
+    each = [f"{c.name} {percent(c.error)}" for c in row.classes if c.error is not None]
+    return f"{percent(row.error)}, the median of predicted times ({', '.join(each)})"
+
+
+def launch_times(report: Report, top: int) -> list[tuple[str, ...]]:
+    """Launches of a profile, the longest first: name, op, predicted and measured time, how it was
+    linked."""
+    shared: dict[str, float] = {}
+    for node in report.nodes:
+        if node.measured and node.measured.within:
+            owner = node.measured.within
+            shared[owner] = shared.get(owner, 0.0) + node.time_us
+    rows = [
+        (node, node.measured.us, node.measured.by)
+        for node in report.nodes
+        if node.measured and node.measured.us is not None
+    ]
+    rows.sort(key=lambda row: -row[1])
+    return [
+        (
+            node.name,
+            node.op,
+            time(node.time_us + shared.get(node.name, 0.0)),
+            time(us),
+            f"by {by}" + (", with others in one kernel" if node.name in shared else ""),
+        )
+        for node, us, by in rows[:top]
+    ]
+
+
+def unlinked_times(report: Report, top: int) -> list[tuple[str, ...]]:
+    """Kernels of a profile without a launch in the graph, the longest first: time, phase, kernel
+    with its count, what launched it."""
+    rows = report.profile.unlinked if report.profile else []
+    return [
+        (time(row.us), row.phase, f"{row.count} x {row.kernel}",
+         " in ".join(filter(None, (row.under, row.function))))
+        for row in rows[:top]
+    ]  # fmt: skip
 
 
 def faults(report: Report) -> str:
@@ -345,12 +435,17 @@ _BEYOND = {"matmul": "matrix products", "attention": "attention", "convolution":
 """Names of launches that are never fused, by their pattern."""
 
 
+def step_time(node: NodeRow) -> float:
+    """Time of a launch in the step: as a profile has it, else as predicted."""
+    return node.time_us if node.measured is None else node.measured.us or 0.0
+
+
 def unfusable_launches(report: Report) -> list[tuple[str, float]]:
     """Launches that fusion cannot reach, each kind with its microseconds, the longest first."""
     times: dict[str, float] = {}
     for node in report.nodes:
         if node.bound != "free" and (name := _BEYOND.get(node.parallelism.split(" ")[0])):
-            times[name] = times.get(name, 0.0) + node.time_us
+            times[name] = times.get(name, 0.0) + step_time(node)
     return sorted(times.items(), key=lambda item: -item[1])
 
 
@@ -362,7 +457,7 @@ def parts(report: Report) -> list[tuple[str, float, float]]:
     fused = {name for group in report.groups for place in group.instances for name in place}
     never = unfusable_launches(report)
     rest = sum(
-        node.time_us
+        step_time(node)
         for node in report.nodes
         if node.name not in fused and node.parallelism.split(" ")[0] not in _BEYOND
     )
@@ -392,9 +487,13 @@ class Todo:
 
 def todo(report: Report) -> list[Todo]:
     """Accepted groups and advice in one list, the most time first, rows without a
-    prediction last."""
+    prediction last; without groups that a profile has as fast as their kernels."""
     total = report.totals.time_us or 1.0
-    rows = [Todo(row, row.impact.saved_us_total, row.impact.share) for row in report.groups]
+    rows = [
+        Todo(row, row.impact.saved_us_total, row.impact.share)
+        for row in report.groups
+        if row.impact.basis != "profile" or row.impact.saved_us_total > 0
+    ]
     rows += [Todo(row, row.saved_us, (row.saved_us or 0.0) / total) for row in report.advice]
     return sorted(rows, key=lambda row: (row.saved_us is None, -(row.saved_us or 0.0)))
 
