@@ -29,6 +29,9 @@ _CHUNK = 1 << 22
 _LONGEST = 1 << 24
 """Characters beyond a syntax error after which it is no value that only has not ended yet."""
 
+_WORD = 8
+"""Characters that hold a number or name of JSON that has only begun."""
+
 _EVENTS: dict[str, EventKind] = {
     "kernel": "kernel",
     "gpu_memcpy": "copy",
@@ -57,8 +60,17 @@ def read_kineto(file: Path) -> ProfilerTrace:
                 for row in cast("list[dict[str, Any]]", value):
                     trace.devices[int(row.get("id", 0))] = str(row.get("name", ""))
             elif key == "traceEvents":
+                if not isinstance(value, dict):
+                    raise _no_trace(file)
                 _add(trace, cast("dict[str, Any]", value), names, sizes)
     return trace
+
+
+def _no_trace(file: Path) -> UsageError:
+    return UsageError(
+        f"--profile {file}: no trace; expected what torch.profiler's export_chrome_trace writes, or"
+        " an nsys SQLite export"
+    )
 
 
 def _add(
@@ -82,7 +94,8 @@ def _add(
         )  # fmt: skip
     elif kind in _CALLS:
         call = RuntimeCall(name, start, start + us, thread, _external(args))
-        trace.calls[_id(args, "correlation")] = call
+        number = _id(args, "correlation")
+        trace.calls[number if number >= 0 else -1 - len(trace.calls)] = call
     elif kind in _OPS:
         dims = args.get("Input Dims", args.get("Input dims"))
         shape = None if dims is None else tuple(_sizes(dims))
@@ -162,10 +175,7 @@ class _Stream:
             yield from (("traceEvents", event) for event in self._list())
             return
         if opened != "{":
-            raise UsageError(
-                f"--profile {self._file}: no trace; expected what torch.profiler's"
-                " export_chrome_trace writes, or an nsys SQLite export"
-            )
+            raise _no_trace(self._file)
         self._at += 1
         while self._next() != "}":
             key = str(self._value())
@@ -201,9 +211,12 @@ class _Stream:
             except json.JSONDecodeError as error:
                 if len(self._window) - error.pos > _LONGEST:
                     raise self._wrong(error.msg) from error
-                if not self._more():
+                if self._more():
+                    continue
+                inside = error.msg.startswith("Unterminated")
+                if inside or len(self._window) - error.pos < _WORD:
                     raise cut_off(self._file) from error
-                continue
+                raise self._wrong(error.msg) from error
             if end == len(self._window) and not self._ended and self._more():
                 continue  # a number may go on
             self._at = end

@@ -99,7 +99,7 @@ def link(flow: Dataflow, kernels: Sequence[TracedKernel]) -> list[Link]:
                 sum(1 << n for n, node in enumerate(nodes) if fits(node, items[item]))
                 for item in found
             ]
-            pairs.extend((nodes[n], found[i]) for n, i in _longest(masks, len(nodes)))
+            pairs.extend((nodes[n], found[i]) for n, i in longest_pairing(masks, len(nodes)))
         pairs.sort()
 
     def named(node: int, item: _Item) -> bool:
@@ -198,7 +198,7 @@ def _between(
             yield range(node + 1, next_node), range(item + 1, next_item)
 
 
-def _longest(masks: Sequence[int], count: int) -> Iterator[tuple[int, int]]:
+def longest_pairing(masks: Sequence[int], count: int) -> Iterator[tuple[int, int]]:
     """Yield the longest pairing in order of items with `count` nodes; a mask has a bit for each
     node that its item fits. A row of the table of lengths is one integer: a bit is clear where the
     length grows (Hyyrö, 2004)."""

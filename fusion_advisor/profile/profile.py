@@ -75,8 +75,8 @@ class Profile:
     `step_us` is the time from one step's end to the next; in `idle_us` of it no kernel runs: in
     `host_us` of that the host had not launched the next one (in `waited_us` of it, because it had
     waited for the GPU), in `gaps_us` it had. `linked` are the shares of the kernels' time by
-    how they were linked to the graph's launches, and of what was not. `error` is the median error
-    of predicted times, as a share of the measured.
+    how they were linked to the graph's launches, `unlinked_share` of the rest, by phase. `error` is
+    the median error of predicted times, as a share of the measured.
     """
 
     file: str
@@ -95,6 +95,7 @@ class Profile:
     phases: dict[str, float]
     streams: dict[str, float]
     linked: dict[str, float]
+    unlinked_share: dict[str, float]
     forward_linked: float
     error: float | None
     classes: list[ClassTime]
@@ -235,13 +236,17 @@ def _passes(flow: Dataflow) -> Callable[[Iterable[TracedKernel]], float]:
 def _refuse_other_model(
     trace: ProfilerTrace, flow: Dataflow, step: TracedStep, links: Sequence[Link], least: float
 ) -> None:
-    costs = [flow.annotated.costs[node.name] for node in flow.nodes]
-    whole = sum(cost.time_us for cost in costs)
-    found = sum(costs[number].time_us for one in links for number in one.nodes)
+    """Raise UsageError where too little of the graph is in the trace; of links that no sizes
+    confirm, also where too little of the trace is in the graph: a large trace has ops of any
+    name."""
+    costs = [flow.annotated.costs[node.name].time_us for node in flow.nodes]
+    whole = sum(costs)
+    found = sum(costs[number] for one in links for number in one.nodes)
+    sure = sum(costs[one.node] for one in links if one.by == "id" and _same_sizes(flow, one))
     forward_us = sum(kernel.us for kernel in step.kernels if kernel.phase == PHASES[0])
     linked_us = sum(step.kernels[k].us for one in links for k in one.kernels)
-    by_order = all(one.by == "alignment" for one in links)  # which alone proves little
-    if found >= least * whole and (not by_order or linked_us >= least * forward_us):
+    enough = found >= least * whole and linked_us >= least * forward_us
+    if enough or (whole and sure >= least * whole):
         return
     here = Counter(op_name(flow.nodes[i].op) for i in range(len(flow.nodes)) if flow.launches(i))
     there = Counter(
@@ -268,11 +273,7 @@ def _more(some: Counter[str], others: Counter[str]) -> str:
 
 def _refuse_other_sizes(trace: ProfilerTrace, flow: Dataflow, links: Sequence[Link]) -> None:
     sized = [one for one in links if one.by == "id" and one.op and one.op.sizes is not None]
-    other = [
-        one
-        for one in sized
-        if _recorded(one)[: len(sizes_of(flow, one.node))] != sizes_of(flow, one.node)
-    ]
+    other = [one for one in sized if not _same_sizes(flow, one)]
     if 2 * len(other) <= len(sized):
         return
     first = max(other, key=lambda one: flow.annotated.costs[flow.nodes[one.node].name].time_us)
@@ -283,6 +284,12 @@ def _refuse_other_sizes(trace: ProfilerTrace, flow: Dataflow, links: Sequence[Li
         f" {_spelled(sizes_of(flow, first.node))} here and {_spelled(_recorded(first))} there;"
         " give the trace's with --batch, --seq or --input"
     )
+
+
+def _same_sizes(flow: Dataflow, one: Link) -> bool:
+    """Whether the recorded sizes of a link's op begin with those of the launch."""
+    sizes = sizes_of(flow, one.node)
+    return _recorded(one)[: len(sizes)] == sizes
 
 
 def _recorded(one: Link) -> Sizes:
@@ -336,9 +343,13 @@ def _totals(
     how: dict[int, str] = dict.fromkeys(backward, "sequence")
     how |= {number: one.by for one in links for number in one.kernels}
     gpu_us = sum(kernel.us for kernel in kernels) or 1.0
-    shares: dict[str, float] = {"id": 0.0, "alignment": 0.0, "sequence": 0.0, "unlinked": 0.0}
+    shares: dict[str, float] = {"id": 0.0, "alignment": 0.0, "sequence": 0.0}
+    missing: dict[str, float] = {}
     for number, kernel in enumerate(kernels):
-        shares[how.get(number, "unlinked")] += kernel.us / gpu_us
+        if number in how:
+            shares[how[number]] += kernel.us / gpu_us
+        else:
+            missing[kernel.phase] = missing.get(kernel.phase, 0.0) + kernel.us / gpu_us
     forward = [number for number, kernel in enumerate(kernels) if kernel.phase == PHASES[0]]
     forward_us = sum(kernels[number].us for number in forward) or 1.0
     phases = {phase: sum(k.us for k in kernels if k.phase == phase) for phase in PHASES}
@@ -363,6 +374,7 @@ def _totals(
         phases={phase: us for phase, us in phases.items() if us},
         streams=streams,
         linked=shares,
+        unlinked_share=missing,
         forward_linked=sum(kernels[n].us for n in forward if n in how) / forward_us,
         error=median(errors) if errors else None,
         classes=classes,

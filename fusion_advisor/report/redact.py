@@ -24,6 +24,9 @@ _AS_IT_IS = frozenset(
 _GONE = frozenset({"text", "reason"})
 """Fields of a source line or a comment that are emptied."""
 
+_BY_NAME = frozenset({"shapes"})
+"""Fields whose keys are names of the model's code."""
+
 
 def redacted(report: Report) -> Report:
     """Copy of the report under aliases: `file1.py:12`, `m1.0.m2`, `t3`."""
@@ -101,9 +104,8 @@ def _without(value: Any, modules: _Aliases, others: _Aliases, key: str = "") -> 
         modules = _Aliases()
     if "line" in row or key == "ignored":
         row = {name: "" if name in _GONE else inner for name, inner in row.items()}
-    return {
-        others.over(name): _without(inner, modules, others, name) for name, inner in row.items()
-    }
+    named = others.over if key in _BY_NAME else str  # other keys are fields, called as they are
+    return {named(name): _without(inner, modules, others, name) for name, inner in row.items()}
 
 
 def _files(value: Any) -> Iterator[str]:

@@ -50,6 +50,7 @@ def page_data(report: Report) -> dict[str, Any]:
         ],
         "todo": _todo(report),
         "bench": _bench(report),
+        "profiled": report.profile is not None,
     }
 
 
@@ -175,9 +176,16 @@ def _nodes(report: Report, place: Mapping[str, int]) -> dict[str, Any]:
         "read": [row.bytes_read for row in rows],
         "written": [row.bytes_written for row in rows],
         "us": [float(f"{row.time_us:.5g}") for row in rows],
+        "measured": [_measured_us(row) for row in rows] if report.profile else [],
+        "linked": [wording.linked(row) for row in rows] if report.profile else [],
         "group": [grouped.get(row.name, -1) for row in rows],
         "inputs": [[place[name] for name in row.inputs if name in place] for row in rows],
     }
+
+
+def _measured_us(row: NodeRow) -> float | None:
+    us = row.measured.us if row.measured else None
+    return None if us is None else float(f"{us:.5g}")
 
 
 def _coded(values: Iterable[str]) -> dict[str, list[Any]]:
@@ -218,6 +226,7 @@ def _group(report: Report, row: GroupRow, place: Mapping[str, int], kind: str) -
         "fusedUs": row.predicted.fused_us,
         "speedup": row.predicted.speedup,
         "interval": [low, high],
+        "profiledUs": row.profile.unfused_us if row.profile else None,
         "savedUs": row.impact.saved_us_total,
         "share": row.impact.share,
         "decidedBy": deciding.name if deciding else "",

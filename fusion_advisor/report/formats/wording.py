@@ -343,6 +343,9 @@ def profile(report: Report) -> list[tuple[str, str]]:
     each = ", ".join(f"{name} {time(us)}" for name, us in parts.items() if us)
     ways = [f"{percent(row.linked.get(way, 0.0))} {how}" for way, how in _LINKED.items()
             if row.linked.get(way, 0.0) >= _WORTH_A_WORD]  # fmt: skip
+    missing = [f"{percent(share)} {phase}" for phase, share in row.unlinked_share.items()
+               if share >= _WORTH_A_WORD]  # fmt: skip
+    rest = f"; no launch of the graph: {', '.join(missing)}" if missing else ""
     return [
         ("profile", "; ".join([of, *row.notes])),
         ("GPU", f"busy {time(row.busy_us)}: {each}"),
@@ -354,7 +357,7 @@ def profile(report: Report) -> list[tuple[str, str]]:
         (
             "linked",
             f"{percent(row.forward_linked)} of the forward kernels' time; of all kernels'"
-            f" {', '.join(ways)}, {percent(row.linked.get('unlinked', 0.0))} not",
+            f" {', '.join(ways)}{rest}",
         ),
         *([("off by", said)] if (said := prediction_errors(report)) else []),
     ]
@@ -393,6 +396,18 @@ def launch_times(report: Report, top: int) -> list[tuple[str, ...]]:
         )
         for node, us, by in rows[:top]
     ]
+
+
+def linked(node: NodeRow) -> str:
+    """Measured time of a launch in a profile, and how it was linked; empty without one."""
+    found = node.measured
+    if found is None:
+        return ""
+    if found.us is None:
+        return f"in the kernel of {found.within}"
+    kernels = f"{found.kernels} kernels" if found.kernels > 1 else "one kernel"
+    back = "" if found.backward_us is None else f"; backward {time(found.backward_us)}"
+    return f"{time(found.us)} in {kernels}, linked by {found.by}{back}"
 
 
 def unlinked_times(report: Report, top: int) -> list[tuple[str, ...]]:
@@ -450,21 +465,25 @@ def unfusable_launches(report: Report) -> list[tuple[str, float]]:
 
 
 def parts(report: Report) -> list[tuple[str, float, float]]:
-    """Parts of the step's time: each with its microseconds today, and with the groups fused. The
-    last is the part that fusion could reach and no group does."""
+    """Parts of the step's time: each with its microseconds today, and with the groups fused; of a
+    profile also those that no launch of the graph takes. The last is the part that fusion could
+    reach and no group does."""
     before = report.totals.time_us
     after = before / report.totals.predicted_speedup if report.totals.predicted_speedup else before
     fused = {name for group in report.groups for place in group.instances for name in place}
     never = unfusable_launches(report)
+    beside = [(name, us, us) for name, us in report.totals.time_by_bound.items()
+              if name in ("unlinked", "backward", "optimizer", "idle")]  # fmt: skip
     rest = sum(
         step_time(node)
         for node in report.nodes
         if node.name not in fused and node.parallelism.split(" ")[0] not in _BEYOND
     )
-    grouped = max(before - rest - sum(us for _, us in never), 0.0)
+    others = sum(us for _, us in never) + sum(us for _, us, _ in beside)
+    grouped = max(before - rest - others, 0.0)
     known = [("in groups", grouped, max(grouped - (before - after), 0.0))]
     known += [(name, us, us) for name, us in never]
-    return [part for part in [*known, ("left alone", rest, rest)] if part[1]]
+    return [part for part in [*known, *beside, ("left alone", rest, rest)] if part[1]]
 
 
 def rejections(report: Report) -> str:

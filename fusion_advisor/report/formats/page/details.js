@@ -116,6 +116,7 @@ function timing(group) {
   const [low, high] = group.interval;
   const rows = [
     ["eager, predicted", group.unfusedUs],
+    ...(group.profiledUs === null ? [] : [["in the profile", group.profiledUs]]),
     ["kernel, predicted", group.fusedUs],
   ];
   if (group.measured?.eagerUs) rows.push(["eager, measured", group.measured.eagerUs]);
@@ -274,6 +275,7 @@ function nodeParts(node, model, state) {
           : "",
       ],
       ["time", node.us ? `${micros(node.us)} predicted, ${node.bound}-bound` : ""],
+      ["measured", node.linked],
       ["attains", rate],
       ["not in a group", node.reason],
     ]),

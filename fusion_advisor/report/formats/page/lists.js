@@ -129,7 +129,13 @@ export function createLaunches(model, state) {
     text("op", "op", "9em", (n) => n.short, { cell: (n) => el("span", { title: n.op }, n.short) }),
     text("shape", "result", "13em", (n) => n.shape),
     number("bytes", "HBM", "6em", (n) => n.bytes, { cell: (n) => bytes(n.bytes) }),
-    number("us", "time", "6em", (n) => n.us, { cell: (n) => micros(n.us) }),
+    number("us", model.profiled ? "predicted" : "time", "6em", (n) => n.us, {
+      cell: (n) => micros(n.us),
+    }),
+    ...(model.profiled ? [number("measured", "measured", "6em", (n) => n.measured, {
+      cell: (n) => (n.measured === null ? "" : micros(n.measured)),
+      hint: "as the profile has it; empty where another launch's kernel computes it, or none is linked",
+    })] : []),
     number("intensity", "FLOP/B", "5.4em", (n) => (n.bytes ? n.flops / n.bytes : null), {
       cell: (n) => (n.bytes ? ratio(n.flops / n.bytes) : "–"),
     }),

@@ -26,6 +26,8 @@ function readNodes(columns, groups) {
     written: columns.written[i],
     bytes: columns.read[i] + columns.written[i],
     us: columns.us[i],
+    measured: columns.measured[i] ?? null,
+    linked: columns.linked[i] ?? "",
     group: groups[columns.group[i]] ?? null,
     inputs: columns.inputs[i],
     users: [],
