@@ -73,8 +73,9 @@ class Profile:
     """Totals of a trace's step, in microseconds: the median of `steps` alike of `of`.
 
     `step_us` is the time from one step's end to the next; in `idle_us` of it no kernel runs: in
-    `host_us` of that the host had not launched the next one (in `waited_us` of it, because it had
-    waited for the GPU), in `gaps_us` it had. `linked` are the shares of the kernels' time by
+    `host_us` of that the host had not launched the next one, in `gaps_us` it had. Of `host_us`,
+    `between_us` is before the step's first kernel, and `waited_us` after the host had waited for
+    the GPU. `linked` are the shares of the kernels' time by
     how they were linked to the graph's launches, `unlinked_share` of the rest, by phase. `error` is
     the median error of predicted times, as a share of the measured.
     """
@@ -87,8 +88,9 @@ class Profile:
     busy_us: float
     idle_us: float
     host_us: float
-    waited_us: float
     gaps_us: float
+    between_us: float
+    waited_us: float
     collectives_us: float
     copies_us: float
     kernels: int
@@ -112,8 +114,8 @@ class Profiled:
     nodes: Mapping[str, NodeTime]
     shared: Mapping[str, tuple[str, ...]]
     idle: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Time before a launch, us, in which the GPU was idle and the host still to launch it; of a
-    launch in a CUDA graph 0."""
+    """Time before a launch, us, in which the GPU was idle and the host still to launch it; 0 for a
+    launch in a CUDA graph, and for the step's first."""
 
     def times(self) -> dict[str, float]:
         """Measured microseconds of each linked launch; 0 for one that another's kernel computes."""
@@ -209,7 +211,8 @@ def profiled(trace: ProfilerTrace, flow: Dataflow, least: float) -> Profiled:
     idle: dict[str, float] = {}
     for one in links:
         launched = [step.kernels[k] for k in one.kernels if step.kernels[k].graph < 0]
-        idle[names[one.node]] = sum(kernel.host - kernel.waited for kernel in launched)
+        within = (kernel for kernel in launched if kernel is not step.first)
+        idle[names[one.node]] = sum(kernel.host - kernel.waited for kernel in within)
     shared = {names[one.node]: tuple(names[i] for i in one.nodes) for one in links if one.also}
     return Profiled(_totals(trace, flow, step, links, backward), nodes, shared, idle)
 
@@ -366,8 +369,9 @@ def _totals(
         busy_us=step.busy_us,
         idle_us=step.idle_us,
         host_us=min(step.host_us, step.idle_us),
-        waited_us=min(step.waited_us, step.idle_us),
         gaps_us=max(step.idle_us - step.host_us, 0.0),
+        between_us=min(step.first.host, step.host_us),
+        waited_us=min(step.waited_us, step.host_us),
         collectives_us=sum(k.us for k in kernels if k.sort == "collective"),
         copies_us=sum(k.us for k in kernels if k.kind == "copy"),
         kernels=len(kernels),

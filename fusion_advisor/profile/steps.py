@@ -99,6 +99,11 @@ class TracedStep:
     left_out: list[str] = field(default_factory=list[str])
 
     @property
+    def first(self) -> TracedKernel:
+        """Kernel that begins first."""
+        return min(self.kernels, key=lambda kernel: kernel.start)
+
+    @property
     def idle_us(self) -> float:
         return max(self.wall_us - self.busy_us, 0.0)
 

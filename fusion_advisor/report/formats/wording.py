@@ -338,7 +338,12 @@ def profile(report: Report) -> list[tuple[str, str]]:
         return []
     alike = f"{row.steps} steps" if row.steps == row.of else f"{row.steps} of {row.of} steps"
     of = f"{row.file}, {alike} of {time(row.step_us)} on {row.device or 'an unknown GPU'}"
-    behind = f" ({time(row.waited_us)} after it waited for the GPU)" if row.waited_us else ""
+    among = [(row.between_us, "before the step's first kernel"),
+             (row.waited_us, "after it waited for the GPU")]  # fmt: skip
+    of_it = ", ".join(
+        f"{time(us)} {what}" for us, what in among if us >= _WORTH_A_WORD * row.step_us
+    )
+    of_it = f" ({of_it})" if of_it else ""
     parts = {**row.phases, "collectives": row.collectives_us, "copies": row.copies_us}
     each = ", ".join(f"{name} {time(us)}" for name, us in parts.items() if us)
     ways = [f"{percent(row.linked.get(way, 0.0))} {how}" for way, how in _LINKED.items()
@@ -351,7 +356,7 @@ def profile(report: Report) -> list[tuple[str, str]]:
         ("GPU", f"busy {time(row.busy_us)}: {each}"),
         (
             "idle",
-            f"{time(row.idle_us)}: {time(row.host_us)} the host had not launched{behind},"
+            f"{time(row.idle_us)}: {time(row.host_us)} the host had not launched{of_it},"
             f" {time(row.gaps_us)} it had",
         ),
         (
