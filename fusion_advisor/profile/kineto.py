@@ -17,7 +17,6 @@ from fusion_advisor.profile.trace import (
     EventKind,
     HostOp,
     ProfilerTrace,
-    PythonFrame,
     RuntimeCall,
     Sizes,
 )
@@ -93,7 +92,7 @@ def _add(
             )
         )  # fmt: skip
     elif kind in _CALLS:
-        call = RuntimeCall(name, start, start + us, thread, _external(args))
+        call = RuntimeCall(name, start, start + us, thread)
         number = _id(args, "correlation")
         trace.calls[number if number >= 0 else -1 - len(trace.calls)] = call
     elif kind in _OPS:
@@ -107,7 +106,7 @@ def _add(
             )
         )  # fmt: skip
     elif kind == "python_function" and _OWN_FRAME.match(name):
-        trace.frames.append(PythonFrame(name, start, start + us, thread))
+        trace.frames.append(HostOp(name, start, start + us, thread))
 
 
 def _id(args: Mapping[str, Any], key: str) -> int:

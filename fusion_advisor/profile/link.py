@@ -50,14 +50,20 @@ class Link:
 
 @dataclass
 class _Item:
-    """Kernels that one op launched, or one kernel alone. `ops` names what launched or is fused in
-    it; `op` is the op of the graph's level, None where the chain has none."""
+    """Kernels that one op launched, or one kernel alone. `op` is the op that the graph has, None
+    where there is none; `fused` are the ops in the name of a kernel of Inductor."""
 
     kernels: list[int]
     op: HostOp | None
     fused: frozenset[str]
     words: frozenset[str]
     sort: str
+
+    @property
+    def look(self) -> object:
+        """Key that is equal for items that fit the same launches."""
+        op = self.op and (self.op.name, self.op.sizes)
+        return op, self.fused, self.words, self.sort
 
 
 class _Launches:
@@ -95,10 +101,13 @@ def link(flow: Dataflow, kernels: Sequence[TracedKernel]) -> list[Link]:
 
     def add(fits: Callable[[int, _Item], bool]) -> None:
         for nodes, found in _between(pairs, len(launches.places), len(items)):
-            masks = [
-                sum(1 << n for n, node in enumerate(nodes) if fits(node, items[item]))
-                for item in found
-            ]
+            known: dict[object, int] = {}  # of items that look alike
+            masks: list[int] = []
+            for item in found:
+                mask = known.get(items[item].look)
+                if mask is None:
+                    mask = sum(1 << n for n, node in enumerate(nodes) if fits(node, items[item]))
+                masks.append(known.setdefault(items[item].look, mask))
             pairs.extend((nodes[n], found[i]) for n, i in longest_pairing(masks, len(nodes)))
         pairs.sort()
 
@@ -158,12 +167,16 @@ def _items(launches: _Launches, kernels: Sequence[TracedKernel]) -> Iterator[_It
     vocabulary = sorted(bases, key=len, reverse=True)
     last: _Item | None = None
     owner: HostOp | None = None
+    before: list[int] = []  # fills of a graph, which its next kernel needs
     for number, kernel in enumerate(kernels):
         if kernel.phase != "forward":
             continue
+        if kernel.graph >= 0 and kernel.kind == "set":
+            before.append(number)
+            continue
         op = next((op for op in kernel.chain if op.name in known), None)
         inner = op or next((op for op in reversed(kernel.chain) if "::" in op.name), None)
-        helps = kernel.graph >= 0 and (kernel.kind == "set" or _HELPER.search(kernel.name))
+        helps = kernel.graph >= 0 and _HELPER.search(kernel.name)
         if last is not None and ((inner is not None and inner is owner) or helps):
             last.kernels.append(number)
             if last.sort not in ANCHORS and kernel.sort in ANCHORS:
@@ -173,7 +186,8 @@ def _items(launches: _Launches, kernels: Sequence[TracedKernel]) -> Iterator[_It
             yield last
         generated = _GENERATED.search(kernel.name)
         fused = frozenset(_spelled(generated[1], vocabulary) if generated else ())
-        last, owner = _Item([number], op, fused, words(kernel.name), kernel.sort), inner
+        last = _Item([*before, number], op, fused, words(kernel.name), kernel.sort)
+        owner, before = inner, []
     if last is not None:
         yield last
 
@@ -239,6 +253,7 @@ class _Fused:
     def spread(self, pairs: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
         """Launches of each generated kernel. Between two pairs each kernel takes a run of launches
         that it names; then what only its launches read, and what it names beside them."""
+        self._owner = {node: item for node, item in pairs if self._items[item].fused}
         for nodes, items in _between(pairs, len(self._launches.places), len(self._items)):
             fused = [item for item in items if self._items[item].fused]
             if fused:
@@ -254,13 +269,15 @@ class _Fused:
         return self._launches.bases[node].rstrip("_") in self._items[item].fused
 
     def _runs(self, nodes: range, items: Sequence[int]) -> Mapping[int, int]:
-        """Runs of launches, in order, of most worth: a table over launches and kernels."""
+        """Runs of launches, in order, of most worth: a table over launches and kernels. A run may
+        have launches within that its kernel does not name."""
         worst = float("-inf")
         best = [[0.0] * (len(items) + 1) for _ in range(len(nodes) + 1)]
         inside = [[worst] * (len(items) + 1) for _ in range(len(nodes) + 1)]
         for n, node in enumerate(nodes, 1):
             near = n > 1 and self._connected(nodes[n - 2], node)
             for i, item in enumerate(items, 1):
+                inside[n][i] = inside[n - 1][i]
                 if self._named(node, item):
                     opened = best[n - 1][i - 1] + 1 + _OPENED
                     inside[n][i] = max(opened, inside[n - 1][i] + 1 + near * _NEXT_TO)
@@ -273,6 +290,8 @@ class _Fused:
                 n -= 1
             elif not within and best[n][i] == best[n][i - 1]:
                 i -= 1
+            elif not self._named(nodes[n - 1], items[i - 1]):
+                n -= 1
             else:
                 found[nodes[n - 1]] = items[i - 1]
                 within = inside[n][i] != best[n - 1][i - 1] + 1 + _OPENED

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from statistics import median
 
 from fusion_advisor.profile.trace import (
@@ -76,9 +77,13 @@ class TracedKernel:
         """Class of the kernel: a pattern of the registry, `copy`, `fill`, `collective`, `other`."""
         if self.kind != "kernel":
             return "fill" if self.kind == "set" else "copy"
-        name = _GENERATED.sub(r"\1", self.name.lower())  # what is fused in it is no class
-        found = (sort for sort, words in _CLASSES.items() if re.search(words, name))
-        return next(found, "other")
+        return _class_of(self.name)
+
+
+@cache
+def _class_of(kernel: str) -> str:
+    name = _GENERATED.sub(r"\1", kernel.lower())  # what is fused in it is no class
+    return next((sort for sort, words in _CLASSES.items() if re.search(words, name)), "other")
 
 
 @dataclass
@@ -117,7 +122,9 @@ def one_step(trace: ProfilerTrace, passes: Callable[[Iterable[TracedKernel]], fl
     pieces = [kernels]
     if marks:
         marks.sort(key=lambda mark: mark.start)
-        pieces = [_within(kernels, mark) for mark in marks]
+        moments = [_moment(kernel) for kernel in kernels]
+        ends = [(bisect_left(moments, m.start), bisect_left(moments, m.end)) for m in marks]
+        pieces = [kernels[first:last] for first, last in ends]
         outside = len(kernels) - sum(map(len, pieces))
     found = [part for piece in pieces for part in _repeats(piece, passes)]
     step = _median([part for part in found if part])
@@ -128,11 +135,6 @@ def one_step(trace: ProfilerTrace, passes: Callable[[Iterable[TracedKernel]], fl
     if step.count < step.of:
         step.left_out.append(f"{step.of - step.count} steps that launch other kernels")
     return step
-
-
-def _within(kernels: Iterable[TracedKernel], mark: HostOp) -> list[TracedKernel]:
-    """Kernels that are launched within a mark."""
-    return [k for k in kernels if mark.start <= _moment(k) < mark.end]
 
 
 def _moment(kernel: TracedKernel) -> float:
@@ -153,8 +155,7 @@ def _kernels(trace: ProfilerTrace) -> Iterator[TracedKernel]:
     made: list[TracedKernel] = []
     busy_until = events[0].start if events else 0.0
     rows = zip(events, calls, chains, frames, strict=True)
-    for event, call, around, python in rows:
-        chain = tuple(span for span in around if isinstance(span, HostOp))
+    for event, call, chain, python in rows:
         launched = call.start if call else None
         in_graph = call is not None and "GraphLaunch" in call.name
         kernel = TracedKernel(
@@ -205,13 +206,14 @@ def _repeats(
         return
     names: dict[str, int] = {}
     marks = [names.setdefault(kernel.name, len(names)) for kernel in reversed(kernels)]
-    period = _period(marks)
-    if not period:
+    same = _same(marks)
+    period = next((p for p in range(1, len(marks)) if 2 * (p + same[p]) > len(marks)), 0)
+    if 2 * period > len(marks) or not period:
         yield kernels
         return
     alike = passes(kernels[-period:]) or 1.0
     length = period * max(round(1 / alike), 1)
-    covered = period + _same(marks, period)
+    covered = period + same[period]
     for begin in range(len(kernels) - covered // length * length, len(kernels), length):
         yield kernels[begin : begin + length]
 
@@ -220,18 +222,18 @@ _SEVERAL = 1.5
 """Passes of the model from which on kernels are more than one."""
 
 
-def _period(marks: Sequence[int]) -> int:
-    """Least distance at which most of a sequence repeats from its begin on; 0 without one."""
-    return next(
-        (p for p in range(1, len(marks) // 2 + 1)
-         if marks[p] == marks[0] and 2 * (p + _same(marks, p)) > len(marks)), 0,
-    )  # fmt: skip
-
-
-def _same(marks: Sequence[int], shift: int) -> int:
-    """Number of marks from the begin on that are equal to those `shift` later."""
-    limit = len(marks) - shift
-    return next((i for i in range(limit) if marks[i] != marks[i + shift]), limit)
+def _same(marks: Sequence[int]) -> list[int]:
+    """Number of marks from the begin on that stand again at each place (the Z function)."""
+    found = [0] * len(marks)
+    begin = end = 0
+    for place in range(1, len(marks)):
+        count = min(end - place, found[place - begin]) if place < end else 0
+        while place + count < len(marks) and marks[count] == marks[place + count]:
+            count += 1
+        found[place] = count
+        if place + count > end:
+            begin, end = place, place + count
+    return found
 
 
 def _median(steps: Sequence[list[TracedKernel]]) -> TracedStep:

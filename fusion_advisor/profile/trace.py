@@ -5,7 +5,7 @@ Times are microseconds on the trace's own clock, which host and GPU share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,8 +17,9 @@ EventKind = Literal["kernel", "copy", "set"]
 
 @dataclass(slots=True)
 class HostOp:
-    """Interval of a host thread: an op as dispatched, or an annotation. `sizes` is None where none
-    are recorded; `sequence` is the autograd sequence number, -1 where there is none."""
+    """Interval of a host thread: an op as dispatched, an annotation, or a Python function of the
+    user's own (`model.py(54): forward`). `sizes` is None where none are recorded; `sequence` is the
+    autograd sequence number, -1 where there is none."""
 
     name: str
     start: float
@@ -31,13 +32,12 @@ class HostOp:
 
 @dataclass(slots=True)
 class RuntimeCall:
-    """Call of the CUDA runtime or driver; `external` is the id of the op around it."""
+    """Call of the CUDA runtime or driver."""
 
     name: str
     start: float
     end: float
     thread: object
-    external: int = -1
 
 
 @dataclass(slots=True)
@@ -58,16 +58,6 @@ class DeviceEvent:
         return self.start + self.us
 
 
-@dataclass(slots=True)
-class PythonFrame:
-    """Interval of a Python function of the user's own: `model.py(54): forward`."""
-
-    name: str
-    start: float
-    end: float
-    thread: object
-
-
 @dataclass
 class ProfilerTrace:
     """Contents of a trace file. `devices` are the names of the GPUs, by their number."""
@@ -77,7 +67,7 @@ class ProfilerTrace:
     events: list[DeviceEvent] = field(default_factory=list[DeviceEvent])
     calls: dict[int, RuntimeCall] = field(default_factory=dict[int, RuntimeCall])
     ops: list[HostOp] = field(default_factory=list[HostOp])
-    frames: list[PythonFrame] = field(default_factory=list[PythonFrame])
+    frames: list[HostOp] = field(default_factory=list[HostOp])
 
     def on_one_device(self) -> tuple[int, list[DeviceEvent]]:
         """GPU that is busy longest, and its events in the order of their start."""
@@ -90,40 +80,25 @@ class ProfilerTrace:
 
 
 def enclosing(
-    spans: Iterable[HostOp | PythonFrame], moments: Sequence[tuple[object, float]]
-) -> list[tuple[HostOp | PythonFrame, ...]]:
+    spans: Iterable[HostOp], moments: Sequence[tuple[object, float]]
+) -> list[tuple[HostOp, ...]]:
     """Spans around each moment of a thread, the outermost first."""
-    found: list[tuple[HostOp | PythonFrame, ...]] = [()] * len(moments)
-    by_thread: dict[object, list[HostOp | PythonFrame]] = {}
+    found: list[tuple[HostOp, ...]] = [()] * len(moments)
+    by_thread: dict[object, list[HostOp]] = {}
     for span in spans:
         by_thread.setdefault(span.thread, []).append(span)
-    asked: dict[object, list[int]] = {}
-    for number, (thread, _) in enumerate(moments):
-        asked.setdefault(thread, []).append(number)
-    for thread, numbers in asked.items():
-        spans_here = iter(sorted(by_thread.get(thread, ()), key=lambda s: (s.start, -s.end)))
-        for number, around in _swept(
-            spans_here, sorted(numbers, key=lambda n: moments[n][1]), moments
-        ):
-            found[number] = around
-    return found
-
-
-def _swept(
-    spans: Iterator[HostOp | PythonFrame],
-    numbers: Sequence[int],
-    moments: Sequence[tuple[object, float]],
-) -> Iterator[tuple[int, tuple[HostOp | PythonFrame, ...]]]:
-    """Moments of one thread with the spans around each; both come in the order of time."""
-    stack: list[HostOp | PythonFrame] = []
-    following = next(spans, None)
-    for number in numbers:
-        moment = moments[number][1]
-        while following is not None and following.start <= moment:
-            while stack and stack[-1].end <= following.start:
+    for here in by_thread.values():
+        here.sort(key=lambda span: (-span.start, span.end))  # the next one is the last
+    stacks: dict[object, list[HostOp]] = {thread: [] for thread in by_thread}
+    for number in sorted(range(len(moments)), key=lambda number: moments[number][1]):
+        thread, moment = moments[number]
+        following, stack = by_thread.get(thread, []), stacks.get(thread, [])
+        while following and following[-1].start <= moment:
+            span = following.pop()
+            while stack and stack[-1].end <= span.start:
                 stack.pop()
-            stack.append(following)
-            following = next(spans, None)
+            stack.append(span)
         while stack and stack[-1].end <= moment:
             stack.pop()
-        yield number, tuple(span for span in stack if span.end > moment)
+        found[number] = tuple(span for span in stack if span.end > moment)
+    return found

@@ -17,6 +17,8 @@ import fusion_advisor as fa
 from fusion_advisor.report.schema import load_report
 from fusion_advisor.support.errors import CaptureError, UsageError
 
+from ..sample_traces import Recording
+
 QUICK = {"device": "h200", "verify": False, "compile": False}
 
 
@@ -140,3 +142,22 @@ def test_saved_it_is_what_the_command_leaves(tmp_path: Path) -> None:
     assert loaded.totals == report.totals
     assert loaded.groups[0].kernel.text == report.groups[0].kernel.text
     assert json.loads((tmp_path / "graph.json").read_text()) == json.loads(json.dumps(report.graph))
+
+
+def test_a_profile_gives_measured_times(tmp_path: Path) -> None:
+    recording = Recording()
+    for _ in range(3):
+        recording.op("aten::addmm", [("nvjet_gemm", 30.0)], [[64], [512, 64], [64, 64]])
+        recording.op("aten::sigmoid", [("sigmoid_kernel_cuda", 5.0)], [[512, 64]])
+        recording.op("aten::mul", [("MulFunctor", 6.0)], [[512, 64]])
+        recording.op("aten::add", [("CUDAFunctor_add", 7.0)], [[512, 64], [512, 64]])
+    trace = recording.write(tmp_path / "trace.json")
+    report = fa.analyze(Model(), X, verify=False, compile=False, profile=trace)
+    assert report.profile is not None
+    assert (report.profile.steps, report.profile.forward_linked) == (3, pytest.approx(1))
+    times = [node.measured.us for node in report.nodes if node.measured]
+    assert times == [30.0, 5.0, 6.0, 7.0]
+    (group,) = report.groups
+    assert (group.impact.basis, report.device.name) == ("profile", "h200")
+    with pytest.raises(UsageError, match="a trace of other sizes"):
+        fa.analyze(Model(), X[:256], verify=False, compile=False, profile=str(trace))
