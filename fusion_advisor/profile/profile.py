@@ -253,15 +253,14 @@ def _refuse_other_model(
         return
     here = Counter(op_name(flow.nodes[i].op) for i in range(len(flow.nodes)) if flow.launches(i))
     there = Counter(
-        next((op.name for op in reversed(kernel.chain) if op.name in here), _under(kernel))
+        next((op.name for op in kernel.chain if op.name in here), _under(kernel) or kernel.sort)
         for kernel in step.kernels
         if kernel.phase == PHASES[0]
     )
     raise UsageError(
         f"--profile {trace.file}: a trace of another model: {_share(found, whole)} of the graph's"
         f" predicted time is in it, and {_share(linked_us, forward_us)} of its time in the graph;"
-        f" only here {_more(here, there)}; only there"
-        f" {_more(there, here)}"
+        f" only here {_more(here, there)}; only there {_more(there, here)}"
     )
 
 
@@ -271,15 +270,19 @@ def _share(part: float, whole: float) -> str:
 
 def _more(some: Counter[str], others: Counter[str]) -> str:
     rows = (some - others).most_common(_NAMED)
-    return ", ".join(f"{count} {name or 'kernels'}" for name, count in rows) or "nothing"
+    return ", ".join(f"{count} {name}" for name, count in rows) or "nothing"
 
 
 def _refuse_other_sizes(trace: ProfilerTrace, flow: Dataflow, links: Sequence[Link]) -> None:
+    """Raise UsageError where most launches, of products and the like if there are any, have other
+    sizes."""
     sized = [one for one in links if one.by == "id" and one.op and one.op.sizes is not None]
+    costs = flow.annotated.costs
+    sized = [one for one in sized if costs[flow.nodes[one.node].name].pattern in ANCHORS] or sized
     other = [one for one in sized if not _same_sizes(flow, one)]
     if 2 * len(other) <= len(sized):
         return
-    first = max(other, key=lambda one: flow.annotated.costs[flow.nodes[one.node].name].time_us)
+    first = max(other, key=lambda one: costs[flow.nodes[one.node].name].time_us)
     node = flow.nodes[first.node]
     place = f" at {Path(node.source.file).name}:{node.source.line}" if node.source else ""
     raise UsageError(
@@ -443,9 +446,8 @@ def _shortened(name: str) -> str:
 
 
 def _under(kernel: TracedKernel) -> str:
-    """Op that launched a kernel, empty where none is recorded."""
-    ops = (op.name for op in reversed(kernel.chain) if not op.name.startswith("ProfilerStep"))
-    return next(ops, "")
+    """Op that launched a kernel, empty where none is recorded; annotations are none."""
+    return next((op.name for op in reversed(kernel.chain) if "::" in op.name), "")
 
 
 def _notes(trace: ProfilerTrace, links: Sequence[Link]) -> Iterator[str]:

@@ -132,10 +132,7 @@ export function createLaunches(model, state) {
     number("us", model.profiled ? "predicted" : "time", "6em", (n) => n.us, {
       cell: (n) => micros(n.us),
     }),
-    ...(model.profiled ? [number("measured", "measured", "6em", (n) => n.measured, {
-      cell: (n) => (n.measured === null ? "" : micros(n.measured)),
-      hint: "as the profile has it; empty where another launch's kernel computes it, or none is linked",
-    })] : []),
+    ...(model.profiled ? [measuredColumn()] : []),
     number("intensity", "FLOP/B", "5.4em", (n) => (n.bytes ? n.flops / n.bytes : null), {
       cell: (n) => (n.bytes ? ratio(n.flops / n.bytes) : "–"),
     }),
@@ -165,6 +162,13 @@ export function createLaunches(model, state) {
       const whole = rows.reduce((sum, node) => sum + node.bytes, 0);
       return `${plural(rows.length, "row")}, ${bytes(whole)}`;
     },
+  });
+}
+
+function measuredColumn() {
+  return number("measured", "measured", "6em", (n) => n.measured, {
+    cell: (n) => (n.measured === null ? "" : micros(n.measured)),
+    hint: "in the profile; empty where another launch's kernel computes it, or none is linked",
   });
 }
 
