@@ -259,7 +259,8 @@ class _Fused:
             if fused:
                 self._owner |= self._runs(nodes, fused)
         linked = {node for node, _ in pairs}
-        self._absorb([n for n in range(len(self._launches.places)) if n not in linked])
+        everything = range(len(self._launches.places))
+        self._absorb([n for n in everything if n not in linked and not self._apart(n)])
         found: dict[int, list[int]] = {}
         for node, item in self._owner.items():
             found.setdefault(item, []).append(node)
@@ -268,16 +269,20 @@ class _Fused:
     def _named(self, node: int, item: int) -> bool:
         return self._launches.bases[node].rstrip("_") in self._items[item].fused
 
+    def _apart(self, node: int) -> bool:
+        """Whether a launch is never a part of a generated kernel that does not name it."""
+        return self._launches.sorts[node] in ANCHORS
+
     def _runs(self, nodes: range, items: Sequence[int]) -> Mapping[int, int]:
         """Runs of launches, in order, of most worth: a table over launches and kernels. A run may
-        have launches within that its kernel does not name."""
+        have launches within that its kernel does not name, but no product."""
         worst = float("-inf")
         best = [[0.0] * (len(items) + 1) for _ in range(len(nodes) + 1)]
         inside = [[worst] * (len(items) + 1) for _ in range(len(nodes) + 1)]
         for n, node in enumerate(nodes, 1):
             near = n > 1 and self._connected(nodes[n - 2], node)
             for i, item in enumerate(items, 1):
-                inside[n][i] = inside[n - 1][i]
+                inside[n][i] = worst if self._apart(node) else inside[n - 1][i]
                 if self._named(node, item):
                     opened = best[n - 1][i - 1] + 1 + _OPENED
                     inside[n][i] = max(opened, inside[n - 1][i] + 1 + near * _NEXT_TO)
@@ -306,8 +311,8 @@ class _Fused:
         return bool(bases & read) or flow.nodes[places[one]].name in {ref.node for ref in bases}
 
     def _absorb(self, left: list[int]) -> None:
-        """Give launches that no kernel has to the kernel of all their readers, or to a kernel that
-        names them and has one of their readers or operands."""
+        """Give launches that no kernel has to a kernel that names them and has one of their readers
+        or operands, else to the kernel of all their readers."""
         flow, places = self._launches.flow, self._launches.places
         number = {place: node for node, place in enumerate(places)}
         todo = [node for node in reversed(left) if node not in self._owner]
@@ -324,7 +329,7 @@ class _Fused:
                 }
                 near = [item for item in (*readers, *makers) if item is not None]
                 owner = next((item for item in sorted(near) if self._named(node, item)), None)
-                if len(readers) == 1 and None not in readers:
+                if owner is None and len(readers) == 1 and None not in readers:
                     owner = next(iter(readers))
                 if owner is not None:
                     self._owner[node] = owner

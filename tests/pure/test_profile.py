@@ -349,6 +349,40 @@ def test_a_kernel_of_inductor_is_one_launch_of_several(tmp_path: Path) -> None:
     assert (fused.launches, fused.error) == (2, None)
 
 
+def test_a_kernel_of_inductor_takes_no_product_with_it(tmp_path: Path) -> None:
+    """Whatever else it names on either side, and though nothing else is in the trace."""
+    recording = Recording()
+    recording.op("triton_poi_fused_cos_sin_0", [("triton_poi_fused_cos_sin_0", 25.0)])
+    with pytest.raises(UsageError, match="another model: 4% of the graph's predicted time"):
+        measured(recording.write(tmp_path / "t.json"))
+
+
+def test_a_kernel_of_inductor_may_leave_ops_out_of_its_name(tmp_path: Path) -> None:
+    recording = Recording()
+    for _ in range(2):
+        recording.op("aten::mm", [(KERNELS["mm"], 100.0)], [[SIZE, SIZE]] * 3)
+        recording.op("triton_poi_fused_cos_sin_3", [("triton_poi_fused_cos_sin_3", 25.0)])
+    found = measured(recording.write(tmp_path / "t.json"))
+    assert found.shared == {f"sin_{n}": (f"cos_{n}", f"exp_{n}", f"sin_{n}") for n in range(2)}
+
+
+def test_a_product_with_an_epilogue_is_one_launch_of_several(tmp_path: Path) -> None:
+    recording = Recording()
+    for _ in range(2):
+        name = "triton_tem_fused_cos_mm_0"
+        recording.op(name, [(name, 110.0)])
+        name = "triton_poi_fused_exp_sin_1"
+        recording.op(name, [(name, 25.0)])
+    found = measured(recording.write(tmp_path / "t.json"))
+    assert found.shared == {
+        name: names
+        for n in range(2)
+        for name, names in ((f"cos_{n}", (f"mm_{n}", f"cos_{n}")),
+                            (f"sin_{n}", (f"exp_{n}", f"sin_{n}")))
+    }  # fmt: skip
+    assert_once(found)
+
+
 def training(recording: Recording) -> None:
     for number, op in enumerate(LAYER * 2):
         sizes = [[SIZE, SIZE]] * (2 if op == "mm" else 1)
