@@ -48,11 +48,13 @@ class Recording:
         self.host += 1
         self.event(kind, name, start, self.host - start, tid, **args)
 
-    def kernel(self, name: str, us: float, tid: int = 7, after: float = 2) -> None:
+    def kernel(
+        self, name: str, us: float, tid: int = 7, after: float = 2, kind: str = "kernel"
+    ) -> None:
         """Launch one kernel, which begins `after` so many microseconds where the GPU is free."""
         self.ids += 1
         self.event("cuda_runtime", "cudaLaunchKernel", self.host, 1, tid, correlation=self.ids)
-        self._run(name, us, self.ids, self.host + after)
+        self._run(name, us, self.ids, self.host + after, kind)
         self.host += 3
 
     def graph(self, kernels: Sequence[tuple[str, float]]) -> None:
@@ -62,9 +64,9 @@ class Recording:
             self._run(name, us, self.ids, self.host + 8)
         self.host += 10
 
-    def _run(self, name: str, us: float, number: int, begin: float) -> None:
+    def _run(self, name: str, us: float, number: int, begin: float, kind: str = "kernel") -> None:
         self.gpu = max(self.gpu, begin)
-        self.event("kernel", name, self.gpu, us, 3, device=0, stream=3, correlation=number)
+        self.event(kind, name, self.gpu, us, 3, device=0, stream=3, correlation=number)
         self.gpu += us
 
     def op(

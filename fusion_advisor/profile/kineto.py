@@ -55,13 +55,14 @@ def read_kineto(file: Path) -> ProfilerTrace:
     sizes: dict[Sizes, Sizes] = {}
     with _text(file) as text:
         for key, value in _Stream(file, text).items():
-            if key == "deviceProperties":
-                for row in cast("list[dict[str, Any]]", value):
-                    trace.devices[int(row.get("id", 0))] = str(row.get("name", ""))
-            elif key == "traceEvents":
-                if not isinstance(value, dict):
-                    raise _no_trace(file)
-                _add(trace, cast("dict[str, Any]", value), names, sizes)
+            try:
+                if key == "deviceProperties":
+                    for row in cast("list[dict[str, Any]]", value):
+                        trace.devices[int(row.get("id", 0))] = str(row.get("name", ""))
+                elif key == "traceEvents":
+                    _add(trace, cast("dict[str, Any]", value), names, sizes)
+            except (AttributeError, TypeError, ValueError) as error:  # of other types than Kineto's
+                raise _no_trace(file) from error
     return trace
 
 

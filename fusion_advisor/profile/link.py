@@ -167,16 +167,16 @@ def _items(launches: _Launches, kernels: Sequence[TracedKernel]) -> Iterator[_It
     vocabulary = sorted(bases, key=len, reverse=True)
     last: _Item | None = None
     owner: HostOp | None = None
-    before: list[int] = []  # fills of a graph, which its next kernel needs
+    before: list[int] = []  # fills, which the next kernel needs
     for number, kernel in enumerate(kernels):
         if kernel.phase != "forward":
             continue
-        if kernel.graph >= 0 and kernel.kind == "set":
-            before.append(number)
-            continue
         op = next((op for op in kernel.chain if op.name in known), None)
         inner = op or next((op for op in reversed(kernel.chain) if "::" in op.name), None)
-        helps = kernel.graph >= 0 and _HELPER.search(kernel.name)
+        if inner is None and kernel.kind == "set":
+            before.append(number)
+            continue
+        helps = inner is None and _HELPER.search(kernel.name)
         if last is not None and ((inner is not None and inner is owner) or helps):
             last.kernels.append(number)
             if last.sort not in ANCHORS and kernel.sort in ANCHORS:

@@ -386,7 +386,7 @@ def _totals(
         error=median(errors) if errors else None,
         classes=classes,
         unlinked=_unlinked(kernels, how),
-        notes=[*step.left_out, *_notes(trace, links)],
+        notes=[*step.left_out, *_notes(trace, kernels, links)],
     )
 
 
@@ -450,11 +450,16 @@ def _under(kernel: TracedKernel) -> str:
     return next((op.name for op in reversed(kernel.chain) if "::" in op.name), "")
 
 
-def _notes(trace: ProfilerTrace, links: Sequence[Link]) -> Iterator[str]:
-    """Yield what a reader has to know of the links."""
+def _notes(
+    trace: ProfilerTrace, kernels: Sequence[TracedKernel], links: Sequence[Link]
+) -> Iterator[str]:
+    """Yield what a reader has to know of the links and of idle time."""
     if not any(op.sizes for op in trace.ops):
         yield "no sizes recorded: they could not be compared; record with record_shapes=True"
     if all(one.by == "alignment" for one in links):
-        yield "no launch has an op of its own (a CUDA graph): linked by class and order"
+        why = "in a CUDA graph" if any(k.graph >= 0 for k in kernels) else "none are recorded"
+        yield f"no launch has an op of its own ({why}): linked by class and order"
+    if all(kernel.launched is None for kernel in kernels):
+        yield "no runtime calls recorded: whether the host had launched is not known"
     if trace.frames:
         yield "recorded with_stack, which slows the host: idle time is less without"

@@ -122,6 +122,8 @@ def test_a_trace_that_is_cut_off_is_one_line(
     [
         ("# no JSON", "no trace"),
         ("[[1, 2]]", "no trace"),
+        ('{"deviceProperties": 1}', "no trace"),
+        ('[{"ph": "X", "cat": "kernel", "ts": "soon"}]', "no trace"),
         ('{"traceEvents": []}', "no GPU kernels"),
         ('{"traceEvents": [{"ph" "X", "cat": "kernel", "name": "k"}]}', "no JSON"),
     ],
@@ -329,6 +331,21 @@ def test_a_cuda_graph_is_linked_by_class_and_order(tmp_path: Path) -> None:
     assert_once(found)
 
 
+def test_kernels_alone_are_linked_too(tmp_path: Path) -> None:
+    recording = Recording()
+    for _ in range(2):
+        recording.kernel("Memset (Device)", 1.0, kind="gpu_memset")
+        for op in LAYER:
+            recording.kernel(KERNELS[op], US[op])
+    recording.events = [row for row in recording.events if row["cat"] != "cuda_runtime"]
+    found = measured(recording.write(tmp_path / "t.json"))
+    assert times_of(found) == {
+        f"{op}_{layer}": (US[op] + (op == "mm"), "alignment") for layer in range(2) for op in LAYER
+    }
+    assert "none are recorded" in found.profile.notes[1]
+    assert "no runtime calls recorded" in found.profile.notes[2]
+
+
 def test_a_kernel_of_inductor_is_one_launch_of_several(tmp_path: Path) -> None:
     recording = Recording()
     for _ in range(2):
@@ -507,6 +524,7 @@ def test_a_gain_outside_of_the_interval_is_marked(tmp_path: Path) -> None:
     assert group.profile is not None
     assert group.profile.differs
     assert "The profile has 4.5 ms where" in render(report, "md")
+    assert "by the profile, " in render(report, "text")
 
 
 def test_what_the_trace_has_as_fast_is_nothing_to_do(tmp_path: Path) -> None:
@@ -549,6 +567,14 @@ def test_a_redacted_report_says_nothing_of_the_program(tmp_path: Path) -> None:
     report = reported(recording.write(tmp_path / "secret.json"))
     assert "secret" in render(report, "json")
     assert "secret" not in render(redacted(report), "json")
+
+
+def test_the_summary_stays_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    recording = Recording()
+    recording.steps(2, lambda number: training(recording))
+    text = render(reported(recording.write(tmp_path / "t.json")), "text")
+    assert len(text.splitlines()) <= 40
 
 
 def test_equal_traces_give_equal_reports(eager: Path) -> None:

@@ -74,7 +74,7 @@ def _row(group: GroupRow, note: str) -> tuple[str, ...]:
         wording.gain(group),
         f"{group.launches} → {group.launches - group.impact.launches_saved}",
         f"{group.traffic.ratio:.4g}x",
-        f"{group.predicted.speedup:.2f}x",
+        f"{group.predicted.speedup:.2f}x{wording.surprise(group)}",
         _text(group.route),
         _text(wording.kernel(group)),
         _code(wording.place(group)),

@@ -527,7 +527,14 @@ def action(row: GroupRow | AdviceRow) -> str:
     if isinstance(row, AdviceRow):
         return remedy(row)
     places = f" in each of {len(row.instances)} places" if len(row.instances) > 1 else ""
-    return f"{launches(row)}{places}: {remedy(row)}"
+    return f"{launches(row)}{places}: {remedy(row)}{surprise(row)}"
+
+
+def surprise(row: GroupRow) -> str:
+    """Measured gain of a profile where it is outside of the predicted interval; else empty."""
+    if row.profile is None or not row.profile.differs:
+        return ""
+    return f"; {row.profile.speedup:.2f}x by the profile, {row.predicted.speedup:.2f}x predicted"
 
 
 def remedy(row: GroupRow | AdviceRow) -> str:
