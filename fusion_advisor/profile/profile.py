@@ -461,5 +461,7 @@ def _notes(
         yield f"no launch has an op of its own ({why}): linked by class and order"
     if all(kernel.launched is None for kernel in kernels):
         yield "no runtime calls recorded: whether the host had launched is not known"
+    if several := sum(bool(one.also) for one in links):
+        yield f"{several} kernels of a compiler compute several launches: gains are over those"
     if trace.frames:
         yield "recorded with_stack, which slows the host: idle time is less without"

@@ -364,6 +364,9 @@ def test_a_kernel_of_inductor_is_one_launch_of_several(tmp_path: Path) -> None:
     assert_once(found)
     fused = next(row for row in found.profile.classes if row.name == "fused by a compiler")
     assert (fused.launches, fused.error) == (2, None)
+    assert found.profile.notes == [
+        "2 kernels of a compiler compute several launches: gains are over those"
+    ]
 
 
 def test_a_kernel_of_inductor_takes_no_product_with_it(tmp_path: Path) -> None:
