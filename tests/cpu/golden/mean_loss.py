@@ -34,10 +34,12 @@ def mean_loss_parts_kernel(
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DIVISOR: tl.constexpr,
+    ROWS_DIVISOR: tl.constexpr,
     FAR: tl.constexpr,
 ):
     # One program walks its share of the rows.
     cols = cols // DIVISOR * DIVISOR  # seen to hold whole vectors
+    rows = rows // ROWS_DIVISOR * ROWS_DIVISOR  # seen to hold whole vectors
     part = wide(tl.program_id(0), FAR)
     col = wide(tl.arange(0, COLS), FAR)
     col_mask = col < cols
@@ -201,6 +203,7 @@ def mean_loss(args_0, args_1):
             ROWS=32,
             COLS=host.power_of_two(20),
             DIVISOR=host.divisor(20),
+            ROWS_DIVISOR=host.divisor(n1),
             FAR=far,
             num_warps=1,
             enable_fp_fusion=True,
@@ -216,7 +219,7 @@ def mean_loss(args_0, args_1):
             (parts,),
             COLS=host.power_of_two(parts),
             FAR=far,
-            num_warps=2,
+            num_warps=1,
             enable_fp_fusion=True,
         ),
     ]

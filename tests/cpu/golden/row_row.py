@@ -81,7 +81,7 @@ def row_row(args_0):
             COLS=host.power_of_two(n1),
             DIVISOR=host.divisor(n1),
             FAR=far,
-            num_warps=2,
+            num_warps=4,
             enable_fp_fusion=True,
         ),
         host.launch(
@@ -92,7 +92,7 @@ def row_row(args_0):
             COLS=host.power_of_two(n0),
             DIVISOR=host.divisor(n0),
             FAR=far,
-            num_warps=4,
+            num_warps=8,
             enable_fp_fusion=True,
         ),
     ]

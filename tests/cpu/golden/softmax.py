@@ -72,7 +72,7 @@ def softmax(args_0):
             COLS=host.power_of_two(n1),
             DIVISOR=host.divisor(n1),
             FAR=far,
-            num_warps=2,
+            num_warps=1,
             enable_fp_fusion=True,
         ),
     ]

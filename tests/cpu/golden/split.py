@@ -103,7 +103,7 @@ def split(args_0):
             ROWS=16,
             COLS=host.power_of_two(parts),
             FAR=far,
-            num_warps=2,
+            num_warps=1,
             enable_fp_fusion=True,
         ),
     ]
