@@ -126,7 +126,7 @@ def _beside(model: torch.nn.Module) -> list[Call]:
     forwards = {inspect.unwrap(type(each).forward) for each in model.modules()}
     files = [forward.__globals__ for forward in forwards if inspect.isfunction(forward)]
     functions = {value for file in files for value in file.values() if inspect.isfunction(value)}
-    return [f for f in functions if isinstance(vars(f).get("operator"), torch._ops.OpOverload)]
+    return [f for f in functions if getattr(vars(f).get("operator"), "namespace", "") == NAMESPACE]
 
 
 def _traced(module: ModuleType) -> Call:
