@@ -8,7 +8,6 @@ Written by fusion-advisor, the same in every folder. It needs torch and Triton a
 """
 
 import argparse
-import functools
 import hashlib
 import importlib
 import inspect
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import torch
 import triton
+from torch._subclasses import FakeTensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -52,17 +52,17 @@ LIBRARY = torch.library.Library("fusion_advisor", "FRAGMENT")
 TAGS = torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag
 
 
-class Within(threading.local):
-    """Whether this thread runs a launcher as an operator, and one that launches nothing."""
+class Here(threading.local):
+    """Whether launchers launch nothing in this thread."""
 
-    running = idle = False
+    idle = False
 
 
-within = Within()
+here = Here()
 
 
 class Allocated(Exception):
-    """Raised with tensors of which a launcher's results come first, where it launches nothing."""
+    """Raised by a launcher that launches nothing, with tensors of which its results come first."""
 
 
 def registered(results):
@@ -92,26 +92,24 @@ def define(name, launcher, results):
     """Define an operator: a launcher on tensors, its allocations on fake ones. Where a gradient is
     required, the launcher runs the reference, through which autograd sees."""
 
-    def run(*tensors, idle=False):
-        before = within.running, within.idle
-        within.running, within.idle = True, idle
+    def idle(*tensors):
+        before, here.idle = here.idle, True
         try:
             return launcher(*tensors)
         except Allocated as allocated:
             return allocated.args[0] if results == 1 else allocated.args[:results]
         finally:
-            within.running, within.idle = before
+            here.idle = before
 
     def under_autograd(keys, *tensors):
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return idle(*tensors)
         return launcher.operator.redispatch(keys & torch._C._after_autograd_keyset, *tensors)
 
-    idle = functools.partial(run, idle=True)
     given = ", ".join(f"Tensor in{n}" for n in range(launcher.__code__.co_argcount))
     made = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     LIBRARY.define(f"{name}({given}) -> {made}", tags=TAGS)
-    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    LIBRARY.impl(name, launcher, "CompositeExplicitAutograd")
     LIBRARY.impl(name, under_autograd, "Autograd", with_keyset=True)
     torch.library.register_fake(f"fusion_advisor::{name}", idle, lib=LIBRARY)
 
@@ -158,7 +156,7 @@ BEHIND = 2**20
 def beyond_int32(tensors, *counted, behind=BEHIND):
     """Whether an offset in one of the tensors is too large for 32 bits, or a number counted to.
     Raises Allocated where nothing will be launched: sizes may be symbolic."""
-    if within.idle:
+    if here.idle:
         raise Allocated(*tensors)
     most = [*counted]
     for tensor in tensors:
@@ -310,8 +308,8 @@ def plan_of(launcher, *tensors):
     """Layout of what a launcher was given; and where the tensors lie, with what was done for others
     of that layout: allocations and launches. None where the launcher has to ask; what is traced
     calls its operator."""
-    if is_compiling() or within.idle:
-        traced = is_dynamo_compiling() or not within.running
+    if is_compiling() or here.idle:
+        traced = is_dynamo_compiling() or (isinstance(tensors[0], FakeTensor) and not here.idle)
         return None, getattr(launcher, "operator", None) if traced else None
     layout = [id(launcher)]
     for tensor in tensors:
