@@ -123,7 +123,8 @@ def _hosts() -> Iterator[ModuleType]:
 def _beside(model: torch.nn.Module) -> list[Call]:
     """Launchers in the file of a model (`ModelNew`), which has the guards under any names: without
     an operator, one that is traced runs its reference."""
-    forwards = {inspect.unwrap(type(each).forward) for each in model.modules()}
+    classes = {type(each) for each in model.modules()}
+    forwards = [inspect.unwrap(each.forward) for each in classes if hasattr(each, "forward")]
     files = [forward.__globals__ for forward in forwards if inspect.isfunction(forward)]
     functions = {value for file in files for value in file.values() if inspect.isfunction(value)}
     return [f for f in functions if getattr(vars(f).get("operator"), "namespace", "") == NAMESPACE]

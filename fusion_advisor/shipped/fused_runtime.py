@@ -89,8 +89,8 @@ launchers = []
 
 
 def define(name, launcher, results):
-    """Define an operator: a launcher on tensors, its allocations on fake ones. Where a gradient is
-    required, the launcher runs the reference, through which autograd sees."""
+    """Define an operator: on tensors it is the launcher, on fake ones what that allocates. Where a
+    gradient is required, the launcher runs the reference, through which autograd sees."""
 
     def idle(*tensors):
         before, here.idle = here.idle, True
@@ -277,7 +277,7 @@ def launch(kernel, grid, tensors, numbers, **constants):
             launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
         start = starter(compiled, (*grid, 1, 1)[:3], device)
-        start.kernel = kernel  # kept alive, for its id is a key here
+        start.kernel = kernel  # kept alive, for its id is a key here and may be in `plans`
         launched[key] = start, (*numbers, *values)
     return None
 
@@ -309,12 +309,13 @@ def plan_of(launcher, *tensors):
     of that layout: allocations and launches. None where the launcher has to ask; what is traced
     calls its operator."""
     if is_compiling() or here.idle:
+        # Dynamo traces this; export runs it on fake tensors, and so does the operator then.
         traced = is_dynamo_compiling() or (isinstance(tensors[0], FakeTensor) and not here.idle)
         return None, getattr(launcher, "operator", None) if traced else None
     layout = [id(launcher)]
     for tensor in tensors:
-        device, graded = tensor.get_device(), tensor.requires_grad
-        layout += tensor.shape, tensor.stride(), tensor.dtype, device, graded
+        shape, stride, device = tensor.shape, tensor.stride(), tensor.get_device()
+        layout += shape, stride, tensor.dtype, device, tensor.requires_grad
     layout = tuple(layout)
     plan = plans.get(layout)
     if plan is None:
@@ -322,7 +323,7 @@ def plan_of(launcher, *tensors):
     ends, pointers = 0, [tensor.data_ptr() for tensor in tensors]
     for pointer in pointers:
         ends |= pointer
-    graded = True in layout[5::5] and torch.is_grad_enabled()
+    graded = torch.is_grad_enabled() and True in layout[5::5]
     if ends % 16 or graded or layout[4] != torch.cuda.current_device():
         return None, None
     return layout, (pointers, plan)
