@@ -61,7 +61,7 @@ class Here(threading.local):
 here = Here()
 
 
-class Allocated(Exception):
+class Unlaunched(Exception):
     """Raised by a launcher that launches nothing, with tensors of which its results come first."""
 
 
@@ -96,8 +96,8 @@ def define(name, launcher, results):
         before, here.idle = here.idle, True
         try:
             return launcher(*tensors)
-        except Allocated as allocated:
-            return allocated.args[0] if results == 1 else allocated.args[:results]
+        except Unlaunched as unlaunched:
+            return unlaunched.args[0] if results == 1 else unlaunched.args[:results]
         finally:
             here.idle = before
 
@@ -155,9 +155,9 @@ BEHIND = 2**20
 
 def beyond_int32(tensors, *counted, behind=BEHIND):
     """Whether an offset in one of the tensors is too large for 32 bits, or a number counted to.
-    Raises Allocated where nothing will be launched: sizes may be symbolic."""
+    Raises Unlaunched where nothing will be launched: sizes may be symbolic."""
     if here.idle:
-        raise Allocated(*tensors)
+        raise Unlaunched(*tensors)
     most = [*counted]
     for tensor in tensors:
         steps = zip(tensor.shape, tensor.stride(), strict=True)
