@@ -21,12 +21,12 @@ from .spawned import run_script
 def test_an_older_runtime_is_one_line(tmp_path: Path) -> None:
     write_kernel(tmp_path / "mine" / "softmax.py", kernel("softmax").text)
     runtime = tmp_path / "mine" / "fused_runtime.py"
-    runtime.write_text(runtime.read_text().replace("VERSION = 1\n", "VERSION = 0\n"))
+    runtime.write_text(runtime.read_text().replace("VERSION = 2\n", "VERSION = 1\n"))
     done = subprocess.run(
         [sys.executable, "-c", "import mine.softmax"], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.stderr.splitlines()[-1] == (
-        f"ImportError: {runtime} is version 0 and a kernel beside it needs 1: take all files of "
+        f"ImportError: {runtime} is version 1 and a kernel beside it needs 2: take all files of "
         "the folder from one fusion-advisor (patch MODEL --update)"
     )
 

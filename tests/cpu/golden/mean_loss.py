@@ -20,7 +20,7 @@ if not __package__:
 from . import fused_runtime as host
 from .fused_device import max_nan, wide
 
-host.require(1)
+host.require(2)
 
 
 @triton.jit
@@ -146,8 +146,9 @@ def mean_loss_results_kernel(
 PROGRAMS = 4224
 
 
+@host.registered(results=1)
 def mean_loss(args_0, args_1):
-    layout, plan = host.plan_of(mean_loss_parts_kernel, args_0, args_1)
+    layout, plan = host.plan_of(mean_loss, args_0, args_1)
     if plan is not None:
         return host.do_again(plan, args_0, args_1)
     n1, _ = host.ranked(args_0.shape, 2)
@@ -161,7 +162,7 @@ def mean_loss(args_0, args_1):
         return host.fall_back(problem, mean_loss, reference, args_0, args_1)
     if not n1 * 20:
         return reference(args_0, args_1)
-    parts = min(host.cdiv(n1, 32), PROGRAMS)
+    parts = torch.sym_min(host.cdiv(n1, 32), PROGRAMS)
     cross_entropy_loss_nll_loss_forward_parts = torch.empty_strided(
         (parts,),
         (1,),
@@ -182,11 +183,11 @@ def mean_loss(args_0, args_1):
     )
     far = host.beyond_int32(
         (
+            cross_entropy_loss_nll_loss_forward_out,
             args_1,
             args_0,
             cross_entropy_loss_nll_loss_forward_parts,
             cross_entropy_loss_nll_loss_forward_parts_1,
-            cross_entropy_loss_nll_loss_forward_out,
         )
     )
     steps = [
