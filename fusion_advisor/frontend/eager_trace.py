@@ -367,10 +367,24 @@ class _Recorder(TorchDispatchMode):
         result = _on_cuda(func, args, kwargs)
         if func is aten.convolution.default:
             result = _as_cudnn_lays_out(result, args[0], args[1])
-        if _qualified(func) in _IGNORED:
+        if _qualified(func) in _IGNORED or (
+            func is aten.fill_.Scalar and self._made_full(args[0], args[1])
+        ):
             return result
         self._record(func, args, kwargs, result)
         return result
+
+    def _made_full(self, tensor: torch.Tensor, value: float) -> bool:
+        """Whether what was just allocated is filled, by an operator that calls both: one launch, as
+        when it is called by its own name."""
+        place = Slot(len(self.launches) - 1, 0)
+        if self._slots.get(id(tensor)) != place or not self.launches:
+            return False
+        last = self.launches[-1]
+        if last.op != "aten.empty_like.default":
+            return False
+        self.launches[-1] = replace(last, op="aten.full_like.default", args=(*last.args, value))
+        return True
 
     def _record(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         written = tuple(

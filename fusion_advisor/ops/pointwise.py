@@ -13,7 +13,14 @@ from fusion_advisor.ir.graph import DTYPE_BYTES, Arg
 from fusion_advisor.ops.registry import Call, Meaning, meaning_of, pointwise
 from fusion_advisor.ops.views import parts
 from fusion_advisor.region.axes import NotExpressible
-from fusion_advisor.region.builder import FLOAT_DTYPES, Builder, Scalar, Value, floats_only
+from fusion_advisor.region.builder import (
+    FLOAT_DTYPES,
+    INTEGER_DTYPES,
+    Builder,
+    Scalar,
+    Value,
+    floats_only,
+)
 
 Operand = Value | Scalar
 _LARGEST = {
@@ -213,13 +220,6 @@ def logaddexp(b: Builder, x: Value, y: Value) -> Value:
     found = larger + b.apply("log1p", b.apply("exp", -b.apply("abs", x - y)))
     same = b.apply("and", b.apply("eq", x, y), b.apply("eq", b.apply("abs", x), math.inf))
     return b.apply("where", same, x, found)
-
-
-@pointwise("aten.logit.default")
-def logit(b: Builder, x: Value, eps: Scalar | None = None) -> Value:
-    if eps is not None:
-        x = b.apply("minimum", b.apply("maximum", x, eps), 1.0 - eps)
-    return b.apply("log", x / (1.0 - x))
 
 
 @pointwise("aten.sinc.default")
@@ -534,15 +534,20 @@ for _aten, _name in (("bitwise_and", "and"), ("bitwise_or", "or"), ("bitwise_xor
 for _aten, _name in (("lshift", "shl"), ("rshift", "shr")):
 
     def _shifted(b: Builder, x: Value, by: Operand, _op: str = _name) -> Value:
-        """Bits moved, as far as there are bits: beyond, eager and Triton differ."""
+        """Bits moved. By more than there are, or fewer than none, nothing is left but the sign."""
+        if x.logical not in INTEGER_DTYPES:
+            raise NotExpressible(f"a shift of {x.logical}")
         most = 8 * DTYPE_BYTES[x.logical] - 1
-        if isinstance(by, Value):
-            by = b.apply("minimum", b.apply("maximum", by, 0), most)
-        elif not 0 <= by <= most:
-            raise NotExpressible(f"a shift of {x.logical} by {by}")
-        return b.apply(_op, x, by)
+        if not isinstance(by, Value):
+            if not 0 <= by <= most:
+                raise NotExpressible(f"a shift of {x.logical} by {by}")
+            return b.apply(_op, x, by)
+        within = b.apply("and", by >= 0, by <= most)
+        signed = _op == "shr" and x.logical != "uint8"
+        moved = b.apply(_op, x, b.apply("where", within, by, most))
+        return moved if signed else b.apply("where", within, moved, 0)
 
-    pointwise(f"aten.__{_aten}__.Tensor", f"aten.__{_aten}__.Scalar")(_shifted)
+    meaning_of("pointwise", f"aten.__{_aten}__.Tensor", f"aten.__{_aten}__.Scalar")(_shifted)
 
 
 def _truth(b: Builder, x: Value) -> Value:

@@ -90,7 +90,7 @@ def test_an_operator_without_a_meaning_is_what_it_calls() -> None:
 
     graph = captured(forward, torch.randn(4, 8), torch.rand(4, 8))
     assert ops(graph) == [
-        "log_sigmoid_forward", "empty_like", "fill_", "sub_", "mul_", "sub_", "mean", "sub",
+        "log_sigmoid_forward", "full_like", "sub_", "mul_", "sub_", "mean", "sub",
         "norm", "rot90",
     ]  # fmt: skip
 
