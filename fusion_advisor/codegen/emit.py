@@ -38,7 +38,7 @@ from fusion_advisor.rulebook.schema import Device, Rulebook
 from fusion_advisor.schedules.base import Plan, Step
 from fusion_advisor.schedules.bodies import body_of
 from fusion_advisor.schedules.names import Names
-from fusion_advisor.shipped.files import DEVICE, HOST, IMPORT, RUNTIME, version
+from fusion_advisor.shipped.files import DEVICE, HOST, IMPORT, RUNTIME, needed
 from fusion_advisor.tile.verify import verify
 
 
@@ -69,7 +69,7 @@ def emit(
     own = {HOST, "reference", *(kernel.name for kernel in file.kernels)}
     if name in own.union(*shared.values()) or f"{HOST}.{name}(" in content:
         raise ValueError(f"{name}: means something else in its file; choose another name")
-    imports = _imports(name, shared, library="libdevice." in content)
+    imports = _imports(name, shared, content)
     text = "\n".join([*_header(file, flow, decision), "", *imports, "", "", *lines])
     return Kernel(
         name=name,
@@ -238,8 +238,9 @@ def _shared(file: KernelFile, content: str) -> dict[str, list[str]]:
     return {DEVICE: sorted(device), RUNTIME: sorted(drawn)}
 
 
-def _imports(name: str, shared: Mapping[str, Sequence[str]], *, library: bool) -> list[str]:
+def _imports(name: str, shared: Mapping[str, Sequence[str]], content: str) -> list[str]:
     """Imports of a file: torch, Triton, and what it takes of the modules beside it."""
+    library = "libdevice." in content
     return [
         *("import torch", "import triton", "import triton.language as tl"),
         *(["from triton.language.extra import libdevice"] if library else []),
@@ -251,7 +252,7 @@ def _imports(name: str, shared: Mapping[str, Sequence[str]], *, library: bool) -
         IMPORT,
         *(line for module, names in shared.items() for line in _import_from(module, names)),
         "",
-        f"{HOST}.require({version()})",
+        f"{HOST}.require({needed(content)})",
     ]
 
 

@@ -158,15 +158,15 @@ def launcher(file: KernelFile) -> str:
             f" {_output_strides(file, access)}, dtype=torch.{access.tensor.dtype},"
             f" device={device}.device)"
         )
+    lines.append(_far(file))
     for kernel in file.kernels:
         if kernel.step.phases:
             lines += _exchanged(file, kernel)
-    lines.append(_far(file))
     lines += _launches(file)
     lines.append(_remember(file))
     lines.append(f"return {', '.join(file.output_names)}")
     lines = [
-        f"layout, plan = plan_of({file.kernels[0].name}, {given})",
+        f"layout, plan = plan_of({file.name}, {given})",
         "if plan is not None:",
         f"    return do_again(plan, {given})",
         *_read(file, "\n".join(lines)),
@@ -184,7 +184,8 @@ def launcher(file: KernelFile) -> str:
         f"# Programs at the most: each walks rows.\n{name} = {limit}\n\n\n"
         for limit, name in limits(file).items()
     )
-    return f"{constants}def {file.name}({parameters}):\n{content}"
+    operator = f"@{HOST}.registered(results={len(file.output_names)})"
+    return f"{constants}{operator}\ndef {file.name}({parameters}):\n{content}"
 
 
 _RUNTIME_CALL = re.compile(rf"(?<![\w.])({'|'.join(sorted(functions(RUNTIME)))})(?=\()")
@@ -206,10 +207,10 @@ def _read(file: KernelFile, used: str) -> list[str]:
 
 
 def _far(file: KernelFile) -> str:
-    """The line that asks how wide offsets have to be, of every tensor that a kernel takes."""
-    tensors = dict.fromkeys(
-        pointer.removesuffix("_ptr") for kernel in file.kernels for pointer in kernel.pointers
-    )
+    """The line that asks how wide offsets have to be, of every tensor that a kernel takes. The
+    results stand first: an operator's fake results are taken from there."""
+    taken = (pointer.removesuffix("_ptr") for k in file.kernels for pointer in k.pointers)
+    tensors = dict.fromkeys([*file.output_names, *taken])
     behind = [f"behind={file.behind}"] if file.behind != MOST_LANES else []
     return f"far = beyond_int32({', '.join([_tuple([*tensors]), *file.counted, *behind])})"
 
@@ -223,7 +224,7 @@ def _counted(file: KernelFile, programs: Extent) -> str:
     """How many programs there are along some axes."""
     text = extent(file, programs.axes)
     text = text if programs.per == 1 else f"cdiv({text}, {programs.per})"
-    return f"min({text}, {limits(file)[programs.most]})" if programs.most else text
+    return f"torch.sym_min({text}, {limits(file)[programs.most]})" if programs.most else text
 
 
 def _grid(file: KernelFile, step: Step) -> str:

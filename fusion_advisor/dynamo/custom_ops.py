@@ -1,9 +1,5 @@
-"""Custom ops of the backend: places of an ATen graph become calls of our kernels, one opaque
-operator for each emitted file.
-
-The operator's implementation is the file's launcher, with its guards and its fall-back, which may
-look at sizes since nobody traces it. Its fake implementation is the file's reference: the same ATen
-calls on fake tensors give every size, stride and dtype, symbolic ones too.
+"""Calls of kernels in the backend's graphs: places of an ATen graph become calls of the operator
+that each emitted file registers for its launcher (`shipped/fused_runtime.py`).
 """
 # torch.fx carries Any in every node.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -12,11 +8,11 @@ calls on fake tensors give every size, stride and dtype, symbolic ones too.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from math import prod
 from typing import Any, cast
 
@@ -36,7 +32,6 @@ from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.shipped.load import load_module, process_folder
 
-_LIBRARY = torch.library.Library("fusion_advisor", "FRAGMENT")
 _SIZES_ALONE = ("view", "creation", "allocation")
 """Patterns of ops that take sizes for nothing but the shape of their result."""
 
@@ -80,7 +75,7 @@ def _replace(lowered: Lowered, flow: Dataflow, place: Occurrence, kernel: Kernel
     _check_layouts(flow, expressed, taken)
     _check_sizes(lowered, place, expressed)
     kept = _kept_numbers(lowered, flow, expressed)
-    called = _operator(kernel)
+    called = _operator(kernel.text, kernel.entry)
     values = _fake_results(called, taken, made)
     for number in kept:
         guard_scalar(number)  # as torch itself fixes them where an operator asks for a number
@@ -222,26 +217,13 @@ def _said(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype} of strides {tuple(tensor.stride())}"
 
 
-def _operator(kernel: Kernel) -> Any:
+@cache
+def _operator(text: str, entry: str) -> Any:
     """Operator of an emitted file; its name holds a hash of the text, so that Inductor's cache on
     disk never meets another kernel."""
-    name = f"{kernel.entry}_{hashlib.sha256(kernel.text.encode()).hexdigest()[:12]}"
-    qualified = f"fusion_advisor::{name}"
-    if name not in _DEFINED:
-        if interpreted():
-            from fusion_advisor.verify.interpreter import install  # needs Triton
+    if interpreted():
+        from fusion_advisor.verify.interpreter import install  # needs Triton
 
-            install()
-        module = load_module(kernel.text, process_folder())
-        takes = ", ".join(f"Tensor t{number}" for number in range(len(kernel.inputs)))
-        gives = ", ".join("Tensor" for _ in kernel.outputs)
-        gives = gives if len(kernel.outputs) == 1 else f"({gives})"
-        tags = (torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag)
-        _LIBRARY.define(f"{name}({takes}) -> {gives}", tags=tags)
-        _LIBRARY.impl(name, getattr(module, kernel.entry), "CompositeExplicitAutograd")
-        torch.library.register_fake(qualified, module.reference, lib=_LIBRARY)
-        _DEFINED.add(name)
-    return getattr(torch.ops.fusion_advisor, name).default
-
-
-_DEFINED: set[str] = set()
+        install()
+    module: Any = load_module(text, process_folder())
+    return getattr(module, entry).operator

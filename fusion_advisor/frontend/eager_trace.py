@@ -26,6 +26,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from fusion_advisor.frontend.decompositions import COMPOSITES
 from fusion_advisor.frontend.expansions import (
@@ -49,12 +50,17 @@ from fusion_advisor.frontend.kept_whole import Method, kept_whole, op_name, whol
 from fusion_advisor.frontend.source_tracer import marked
 from fusion_advisor.ir.frames import source_of
 from fusion_advisor.ir.graph import Node, NodeKind, Ref, Source, Symbol, Tensor
+from fusion_advisor.ops import REGISTRY
 from fusion_advisor.support.errors import CaptureError
 
 _log = logging.getLogger(__name__)
 
 aten = torch.ops.aten
 _DEVICE = torch.device("cuda", 0)
+_COMPOSITE = (
+    torch._C.DispatchKey.CompositeImplicitAutograd,
+    torch._C.DispatchKey.CompositeExplicitAutograd,
+)
 _IGNORED = {
     "prim::device",
     "aten::_assert_tensor_metadata",
@@ -348,13 +354,37 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        for key in _composite_keys(func):
+            before = len(self.launches)
+            try:
+                with self:
+                    found = func._op_dk(key, *args, **kwargs)
+                if all(each.op in REGISTRY for each in self.launches[before:] if each.kernel):
+                    return found
+            except (RuntimeError, TypeError) as error:
+                _log.debug("%s kept whole: %s", func, error)
+            del self.launches[before:]
+        result = _on_cuda(func, args, kwargs)
         if func is aten.convolution.default:
             result = _as_cudnn_lays_out(result, args[0], args[1])
-        if _qualified(func) in _IGNORED:
+        if _qualified(func) in _IGNORED or (
+            func is aten.fill_.Scalar and self._made_full(args[0], args[1])
+        ):
             return result
         self._record(func, args, kwargs, result)
         return result
+
+    def _made_full(self, tensor: torch.Tensor, value: float) -> bool:
+        """Whether what was just allocated is filled, by an operator that calls both: one launch, as
+        when it is called by its own name."""
+        place = Slot(len(self.launches) - 1, 0)
+        if self._slots.get(id(tensor)) != place or not self.launches:
+            return False
+        last = self.launches[-1]
+        if last.op != "aten.empty_like.default":
+            return False
+        self.launches[-1] = replace(last, op="aten.full_like.default", args=(*last.args, value))
+        return True
 
     def _record(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         written = tuple(
@@ -417,6 +447,47 @@ class _Recorder(TorchDispatchMode):
         if isinstance(value, dict):
             return {key: self._freeze(item) for key, item in value.items()}
         return value
+
+
+def _on_cuda(func: Any, args: Any, kwargs: Any) -> Any:
+    """Result of an operator for fake CUDA tensors; where a build for CPUs cannot say it, the result
+    for fake CPU tensors laid out alike, on CUDA."""
+
+    def moved(device: torch.device) -> Any:
+        def move(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return device if isinstance(value, torch.device) else value
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=device
+            )
+
+        return move
+
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        if "not linked with support for cuda" not in str(error) or _shares(func):
+            raise
+    cpu = tree_map(moved(torch.device("cpu")), (args, kwargs))
+    return tree_map(moved(_DEVICE), func(*cpu[0], **cpu[1]))
+
+
+def _shares(func: Any) -> bool:
+    """Whether an operator writes an operand or returns a view of one."""
+    return any(argument.alias_info is not None for argument in func._schema.arguments)
+
+
+def _composite_keys(func: Any) -> list[torch._C.DispatchKey]:
+    """Key of the kernel by which an operator without a meaning of its own calls others, on every
+    device; none for another operator. Those over many tensors have a kernel of their own on CUDA,
+    which a build for CPUs does not know."""
+    name = _qualified(func)
+    if str(func) in REGISTRY or not name.startswith("aten::"):
+        return []
+    if name.startswith(("aten::_foreach", "aten::_fused")):
+        return []
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return [key for key in _COMPOSITE if has(func.name(), key.name)][:1]
 
 
 def _as_cudnn_lays_out(result: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:

@@ -12,6 +12,7 @@ versions stand alone, and have their own.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -41,9 +42,9 @@ class _Refused(Exception):
 
 
 @contextmanager
-def own_kernels(besides: str | None = None) -> Generator[None, None, None]:
-    """While active, calls of emitted kernels are operators; kernels of the package `besides` run
-    their references, as all do outside."""
+def own_kernels(model: torch.nn.Module, besides: str | None = None) -> Generator[None, None, None]:
+    """While active, calls of emitted kernels are operators; kernels of the package `besides` and
+    those in the model's own file run their references."""
     with ExitStack() as stack:
         for module in [*_hosts()]:
             plain = bool(besides) and module.__name__.startswith(f"{besides}.")
@@ -51,6 +52,8 @@ def own_kernels(besides: str | None = None) -> Generator[None, None, None]:
             patch = mock.patch.object(module, "fall_back", _called_as_it_is_by(module, instead))
             stack.enter_context(patch)
             _asked_always(module, stack)
+        for launcher in _beside(model):
+            stack.enter_context(mock.patch.object(launcher, "operator", None))
         yield
 
 
@@ -115,6 +118,16 @@ def _hosts() -> Iterator[ModuleType]:
             name == RUNTIME or ("reference" in parts and callable(parts.get(name)))
         ):
             yield module
+
+
+def _beside(model: torch.nn.Module) -> list[Call]:
+    """Launchers in the file of a model (`ModelNew`), which has the guards under any names: without
+    an operator, one that is traced runs its reference."""
+    classes = {type(each) for each in model.modules()}
+    forwards = [inspect.unwrap(each.forward) for each in classes if hasattr(each, "forward")]
+    files = [forward.__globals__ for forward in forwards if inspect.isfunction(forward)]
+    functions = {value for file in files for value in file.values() if inspect.isfunction(value)}
+    return [f for f in functions if getattr(vars(f).get("operator"), "namespace", "") == NAMESPACE]
 
 
 def _traced(module: ModuleType) -> Call:

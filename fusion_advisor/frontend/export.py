@@ -131,7 +131,10 @@ def trace(
     for attempt in attempts:
         recorder = Recorder(module) if trail else None
         try:
-            with own_kernels(references), _tracing(grad, attempt.masks, autocast, recorder) as seen:
+            with (
+                own_kernels(module, references),
+                _tracing(grad, attempt.masks, autocast, recorder) as seen,
+            ):
                 result = attempt.run()
         except Exception as error:  # noqa: BLE001 whatever a tracer or a model raises
             failures.append((attempt.name, error))

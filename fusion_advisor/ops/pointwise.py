@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 from fusion_advisor.ir.addressed import addressed_bytes
-from fusion_advisor.ir.graph import Arg
+from fusion_advisor.ir.graph import DTYPE_BYTES, Arg
 from fusion_advisor.ops.registry import Call, Meaning, meaning_of, pointwise
 from fusion_advisor.ops.views import parts
-from fusion_advisor.region.builder import FLOAT_DTYPES, Builder, Scalar, Value, floats_only
+from fusion_advisor.region.axes import NotExpressible
+from fusion_advisor.region.builder import (
+    FLOAT_DTYPES,
+    INTEGER_DTYPES,
+    Builder,
+    Scalar,
+    Value,
+    floats_only,
+)
 
 Operand = Value | Scalar
+_LARGEST = {
+    "float16": 65504.0,
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+    "float32": (2 - 2**-23) * 2.0**127,
+    "float64": sys.float_info.max,
+}
 
 for _name in [
     "abs",
@@ -141,6 +156,12 @@ def fmod(b: Builder, x: Value, y: Operand) -> Value:
     return b.apply("fmod", x, y)
 
 
+@pointwise("aten.floor_divide.default", discrete=True)
+def floor_divide(b: Builder, x: Value, y: Operand) -> Value:
+    floats_only(x, "an integer division with rounding")
+    return _floor_div(b, x, y)
+
+
 @pointwise("aten.reciprocal.default")
 def reciprocal(b: Builder, x: Value) -> Value:
     return 1.0 / x
@@ -190,6 +211,45 @@ def xlogy(b: Builder, x: Value, y: Operand) -> Value:
     of = y if isinstance(y, Value) else b.const(y, x.logical)
     found = b.apply("where", b.apply("eq", x, 0.0), 0.0, x * b.apply("log", of))
     return b.apply("where", b.apply("ne", of, of), math.nan, found)
+
+
+@pointwise("aten.logaddexp.default")
+def logaddexp(b: Builder, x: Value, y: Value) -> Value:
+    """log(exp(x) + exp(y)) from the larger one; of two equal infinities, that."""
+    larger = b.apply("maximum", x, y)
+    found = larger + b.apply("log1p", b.apply("exp", -b.apply("abs", x - y)))
+    same = b.apply("and", b.apply("eq", x, y), b.apply("eq", b.apply("abs", x), math.inf))
+    return b.apply("where", same, x, found)
+
+
+@pointwise("aten.sinc.default")
+def sinc(b: Builder, x: Value) -> Value:
+    angle = x * math.pi
+    return b.apply("where", b.apply("eq", x, 0.0), 1.0, b.apply("sin", angle) / angle)
+
+
+@pointwise("aten.heaviside.default", discrete=True)
+def heaviside(b: Builder, x: Value, at_zero: Value) -> Value:
+    step = b.cast(x > 0, x.logical)
+    return b.apply("where", b.apply("eq", x, 0), at_zero, step)
+
+
+@pointwise("aten.nan_to_num.default")
+def nan_to_num(
+    b: Builder,
+    x: Value,
+    nan: Scalar | None = None,
+    posinf: Scalar | None = None,
+    neginf: Scalar | None = None,
+) -> Value:
+    """Numbers in the place of NaN and infinities: 0 and the largest of the dtype, if not given."""
+    if x.logical not in FLOAT_DTYPES:
+        return x
+    largest = _LARGEST[x.logical]
+    high = b.apply("where", b.apply("eq", x, math.inf), largest if posinf is None else posinf, x)
+    low = -largest if neginf is None else neginf
+    both = b.apply("where", b.apply("eq", x, -math.inf), low, high)
+    return b.apply("where", b.apply("ne", x, x), nan or 0.0, both)
 
 
 @pointwise("aten.atan2.default")
@@ -469,6 +529,25 @@ for _aten, _name in (("bitwise_and", "and"), ("bitwise_or", "or"), ("bitwise_xor
         return b.apply(_op, x, y)
 
     pointwise(f"aten.{_aten}.Tensor", f"aten.{_aten}.Scalar")(_bitwise)
+
+
+for _aten, _name in (("lshift", "shl"), ("rshift", "shr")):
+
+    def _shifted(b: Builder, x: Value, by: Operand, _op: str = _name) -> Value:
+        """Bits moved. By more than there are, or fewer than none, nothing is left but the sign."""
+        if x.logical not in INTEGER_DTYPES:
+            raise NotExpressible(f"a shift of {x.logical}")
+        most = 8 * DTYPE_BYTES[x.logical] - 1
+        if not isinstance(by, Value):
+            if not 0 <= by <= most:
+                raise NotExpressible(f"a shift of {x.logical} by {by}")
+            return b.apply(_op, x, by)
+        within = b.apply("and", by >= 0, by <= most)
+        signed = _op == "shr" and x.logical != "uint8"
+        moved = b.apply(_op, x, b.apply("where", within, by, most))
+        return moved if signed else b.apply("where", within, moved, 0)
+
+    meaning_of("pointwise", f"aten.__{_aten}__.Tensor", f"aten.__{_aten}__.Scalar")(_shifted)
 
 
 def _truth(b: Builder, x: Value) -> Value:

@@ -34,6 +34,20 @@ def sum_(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False, dtype: Ar
     return b.reduce("sum", _in_result(b, x), _dims(dim), keepdim)
 
 
+@reduction("aten.nansum.default")
+def nansum(
+    b: Builder, x: Value, dim: Dim = None, keepdim: bool = False, dtype: Arg = None
+) -> Value:
+    value = _in_result(b, x)
+    known = b.apply("where", b.apply("ne", value, value), 0, value)
+    return b.reduce("sum", known, _dims(dim), keepdim)
+
+
+@reduction("aten.count_nonzero.dim_IntList", discrete=True)
+def count_nonzero(b: Builder, x: Value, dim: Dim = None) -> Value:
+    return b.reduce("sum", _in_result(b, _truth(b, x)), _dims(dim))
+
+
 @reduction("aten.mean.default", "aten.mean.dim")
 def mean(b: Builder, x: Value, dim: Dim = None, keepdim: bool = False, dtype: Arg = None) -> Value:
     return b.mean(_in_result(b, x), _dims(dim), keepdim)
@@ -73,6 +87,16 @@ def max_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Valu
 @reduction("aten.min.dim")
 def min_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
     return _extreme(b, "min", x, (dim,), keepdim), _arg(b, "argmin", x, (dim,), keepdim)
+
+
+@reduction("aten.aminmax.default")
+def aminmax(
+    b: Builder, x: Value, dim: int | None = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    return (
+        _extreme(b, "min", x, _dims(dim), keepdim),
+        _extreme(b, "max", x, _dims(dim), keepdim),
+    )
 
 
 def _arg(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
@@ -195,6 +219,14 @@ def norm(
     b: Builder, x: Value, p: Scalar | None = 2, dim: Dim = None, keepdim: bool = False
 ) -> Value:
     return vector_norm(b, x, 2 if p is None else p, dim, keepdim)
+
+
+@reduction("aten._weight_norm_interface.default")
+def weight_norm(b: Builder, v: Value, g: Value, dim: int = 0) -> tuple[Value, Value]:
+    """A weight whose slices along one dimension have the lengths `g`, and the lengths of `v`."""
+    others = tuple(d for d in range(len(v.shape)) if d != dim % len(v.shape))
+    length = b.apply("sqrt", b.reduce("sum", v * v, others, True))
+    return v * (g / length), length
 
 
 # -- softmax ---------------------------------------------------------------------------------------

@@ -117,6 +117,8 @@ PRIMITIVES: dict[str, Primitive] = {
     "and": _binary("&", 0),
     "or": _binary("|", 0),
     "xor": _binary("^", 0),
+    "shl": _binary("<<", 0),
+    "shr": _binary(">>", 0),  # with the sign of signed integers
     "not": Primitive("(~{0})", 0, exact=True),
     "where": Primitive("tl.where({0}, {1}, {2})", 0, exact=True),
     "erf": Primitive(

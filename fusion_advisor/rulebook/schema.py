@@ -160,6 +160,8 @@ class FlatSchedule(Table):
 
     block: Elements
     warps: Warps
+    single_elements_per_thread: Elements
+    """Elements of a thread where no two of them are one access, at most."""
     serial_elements: Elements
     """Positions that a lane combines in sequence, at most."""
     unrolled_elements: Elements
@@ -181,15 +183,13 @@ class RowSchedule(Table):
     """Elements of a thread whose lanes each walk positions of their own, all in flight at once."""
     unrolled_elements: Elements
     """Loads of a thread in flight where its walk is unrolled."""
-    min_warps: Warps
     max_warps: Warps
     tile_elements: Elements
-    sharing_elements: Elements
-    """Elements of a tile of more than two contiguous rows."""
+    """Elements of a tile of contiguous rows, which one warp has."""
     across_elements: Elements
     """Elements of a tile of rows that lie across contiguous memory."""
     walking_elements: Elements
-    """Elements of such a tile whose lanes each walk positions of their own."""
+    """Elements of a tile whose lanes each walk positions of their own."""
     programs_per_multiprocessor: Programs
     """Programs a multiprocessor that are kept before rows share programs."""
     across_programs: Programs
@@ -208,6 +208,8 @@ class BlockedSchedule(Table):
     chunk_elements: Elements
     scan_elements: Elements
     """Row length beyond which scans go in chunks, though a program could hold the row."""
+    scan_across: Elements
+    """The same where rows lie across memory, and the elements of a chunk of each row there."""
     scan_chunk_elements: Elements
     """Elements of a chunk of a scan, at least."""
     scan_chunks_elements: Elements
@@ -215,6 +217,8 @@ class BlockedSchedule(Table):
     elements_per_thread: Elements
     rows_across: Rows
     stages: Stages
+    staged_bytes: Bytes
+    """Bytes of an access to rows across memory, from which on chunks are on their way in stages."""
     l2_share: Share
     programs_resident: Programs
 

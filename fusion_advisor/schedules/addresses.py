@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import gcd, prod
 
 from fusion_advisor.region.exprs import INDEX
+from fusion_advisor.rulebook.devices import VECTOR_BYTES
 from fusion_advisor.schedules.base import DIVISOR
 from fusion_advisor.schedules.coordinates import Coordinates
+from fusion_advisor.schedules.launch import Constant
 from fusion_advisor.schedules.layout import (
     Access,
     Group,
@@ -45,8 +47,8 @@ class Addresses(Coordinates):
     strides: dict[str, tuple[Access, Group | int]] = field(
         default_factory=dict[str, tuple[Access, Group | int]]
     )
-    divided: bool = False
-    """Its rows are told to be a multiple of a number that does not leave whole vectors apart."""
+    told: list[Constant] = field(default_factory=list[Constant])
+    """Divisors of sizes that the compiler is told."""
 
     def value(self, number: int) -> Tile:
         """A value that is known here."""
@@ -58,18 +60,27 @@ class Addresses(Coordinates):
     # -- what is known of tensors --------------------------------------------------------------
 
     def _divided(self) -> list[Statement]:
-        """A row's length as a product, for the compiler to see that whole vectors hold it: of an
-        argument it knows only whether 16 divides it."""
-        step = self.step
-        groups = step.inner or step.outer
-        length = prod(group.size for group in groups)
-        axes = spanned(groups)
-        name = next((name for name, along in self.sizes.items() if along == axes), "")
-        near = any(axes and each.step(axes[-1]) == 1 for each in (*step.loads, *step.stores))
-        if not name or not near or length % DIVISOR == 0 or length % 2:
-            return []
-        self.divided = True
-        return [Multiple(name, "DIVISOR", "seen to hold whole vectors")]
+        """Sizes along which neighbours in memory lie, as products, for the compiler to see that
+        whole vectors hold them: of an argument it knows only whether 16 divides it."""
+        step, found = self.step, list[Statement]()
+        along = {"DIVISOR": spanned(step.inner or step.outer)}
+        if self.several and self.region.reduced:  # lanes that combine lie along rows, too
+            along["ROWS_DIVISOR"] = spanned(step.outer[-1:])
+        for constant, axes in along.items():
+            length = prod(step.sizes[axis] for axis in axes)
+            least = 2 if constant == "DIVISOR" else self._least_together(axes)
+            name = next((name for name, those in self.sizes.items() if those == axes), "")
+            near = any(axes and each.step(axes[-1]) == 1 for each in (*step.loads, *step.stores))
+            if name and near and length % DIVISOR and length % least == 0:
+                self.told.append(Constant(constant, gcd(length, DIVISOR), "divisor", axes))
+                found.append(Multiple(name, constant, "seen to hold whole vectors"))
+        return found
+
+    def _least_together(self, axes: tuple[int, ...]) -> int:
+        """Elements of half a vector of the tensors whose neighbours are in other rows: lanes that
+        have fewer at once gain less than what other tensors lose by such lanes."""
+        near = [a for a in (*self.step.loads, *self.step.stores) if axes and a.step(axes[-1]) == 1]
+        return max((VECTOR_BYTES // 2 // access.tensor.itemsize for access in near), default=1)
 
     # -- offsets -------------------------------------------------------------------------------
 

@@ -57,9 +57,12 @@ def chunks(
     if laid.coalesced(rulebook.schedules.row.sector_bytes.count) > 1:
         rows = min(numbers.rows_across.count, power_of_two(laid.count))
     share = rulebook.schedules.split if parts is not None else numbers
-    longest = _scanned(laid, numbers) if any(region.all("scan")) else share.chunk_elements.count
+    longest = share.chunk_elements.count
+    if any(region.all("scan")):
+        longest = rows * numbers.scan_across.count if rows > 1 else _scanned(laid, numbers)
     block = max(1, min(longest // rows, power_of_two(laid.length)))
-    stages, room = numbers.stages.count, device.multiprocessor.shared_memory_per_block.count
+    stages = numbers.stages.count if rows == 1 or laid.at_once >= numbers.staged_bytes.count else 1
+    room = device.multiprocessor.shared_memory_per_block.count
     while stages > 1 and staged_bytes(laid.loads, inner, rows * block, stages) > room:
         stages -= 1
     each = share.elements_per_thread.count

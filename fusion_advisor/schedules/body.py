@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import gcd, prod
+from math import prod
 from typing import Any, ClassVar, TypeVar
 
 from fusion_advisor.region.exprs import Expr
@@ -12,7 +12,7 @@ from fusion_advisor.region.peephole import WITH_ONE, one_more
 from fusion_advisor.region.primitives import MONOIDS, PRIMITIVES
 from fusion_advisor.region.random import SHARES
 from fusion_advisor.schedules.addresses import Addresses
-from fusion_advisor.schedules.base import DIVISOR, Step
+from fusion_advisor.schedules.base import Step
 from fusion_advisor.schedules.coordinates import COLS, ROWS, Scope
 from fusion_advisor.schedules.launch import Constant
 from fusion_advisor.schedules.layout import Access, reach, spanned, traced
@@ -92,9 +92,7 @@ class Body(Addresses):
         if self.draws_runs:
             runs = length % max(SHARES.values()) == 0
             found.append(Constant("SHARED", int(runs), "in_runs", axes))
-        if self.divided:
-            found.append(Constant("DIVISOR", gcd(length, DIVISOR), "divisor", axes))
-        return (*found, Constant("FAR", int(self.far), "far"))
+        return (*found, *self.told, Constant("FAR", int(self.far), "far"))
 
     @property
     def tile_constants(self) -> tuple[Constant, ...]:
@@ -330,17 +328,19 @@ class Body(Addresses):
             way = "double"
         elif held not in ("float32", "float64") and primitive.integer:
             way = "integer"
-        elif expr.exact:
-            way = "precise" if primitive.precise else ""
-        elif held == "float32" and self.precise and self._is_share(expr):
+        elif held == "float32" and self.precise and not expr.exact and self._is_share(expr):
             return DeviceCall("share_of", tuple(operands))
-        elif held == "float32" and self.step.rows > 1 and self._is_mean(expr):
+        elif held == "float32" and not expr.exact and self.step.rows > 1 and self._is_mean(expr):
             count = self.region.exprs[expr.args[-1]]
             exactly = self.precise and not set(count.axes) <= self.fixed  # a literal is made so
             # once for all rows; eager multiplies, too
             return operands[0] * _inverse(operands[1], "precise" if exactly else "")
-        elif held == "float32" and (self._is_shift(expr) or number in self._terms):
-            pass  # a term of a sum of at least 1 loses no more than rounding
+        elif held == "float32" and not expr.exact and self._loses_little(number):
+            pass
+        elif held == "float32" and (expr.exact or self.precise) and self._has_one_divisor(expr):
+            return DeviceCall("divided", tuple(operands))
+        elif expr.exact:
+            way = "precise" if primitive.precise else ""
         elif held == "float32" and self.precise and primitive.precise:
             way = "precise"
         elif held == "float32" and self.precise and primitive.scalar and self._of_row(number):
@@ -357,6 +357,18 @@ class Body(Addresses):
     def _is_shift(self, expr: Expr) -> bool:
         """The mean of a part of a row: deviations from about there are as good."""
         return expr.op == "div" and self.region.exprs[expr.args[-1]].op == "taken"
+
+    def _loses_little(self, number: int) -> bool:
+        """A deviation, or a term of a sum of at least 1: it loses no more than rounding."""
+        return self._is_shift(self.region.exprs[number]) or number in self._terms
+
+    def _has_one_divisor(self, expr: Expr) -> bool:
+        """A quotient of many lanes by one number."""
+        if expr.op != "div":
+            return False
+        lanes = self._inner or {axis for group in self.step.outer for axis in group.axes}
+        given, divisor = (self.region.depends[arg] & lanes for arg in expr.args)
+        return bool(given) and not divisor
 
     def _is_share(self, expr: Expr) -> bool:
         """A term of a sum that is not less than 1, over the sum."""

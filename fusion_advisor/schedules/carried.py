@@ -178,7 +178,7 @@ def _of_columns(laid: Rows, device: Device, rulebook: Rulebook) -> _Tile:
     warps = power_of_two(
         max(1, rows * block // (numbers.elements_per_thread.count * device.warp_size))
     )
-    warps = min(max(warps, rulebook.schedules.row.min_warps.count), numbers.max_warps.count)
+    warps = min(warps, numbers.max_warps.count)
     most = device.multiprocessor.count.count * numbers.programs_per_multiprocessor.count
     return _Tile(rows, block, warps, stages, most)
 

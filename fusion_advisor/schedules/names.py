@@ -38,6 +38,7 @@ _RESERVED = frozenset({HOST, *keyword.kwlist, *dir(builtins)}) | frozenset(
         "libdevice",
         "reference",
         "DIVISOR",
+        "ROWS_DIVISOR",
         "problem",
         "far",
         "FAR",

@@ -47,11 +47,13 @@ def tile(
     rest = _rest(laid, rulebook) if rows == 1 and laid.in_pieces else 0
     if rest:
         block //= 2
-    each = numbers.walking_elements_per_thread if serial else numbers.elements_per_thread
-    by_elements = rows * block // (each.count * device.warp_size)
-    wanted = power_of_two(max(by_elements, -(-laid.held(rows, block) // room)))
-    warps = min(max(wanted, numbers.min_warps.count), most)
     held = block + rest
+    each = (numbers.walking_elements_per_thread if serial else numbers.elements_per_thread).count
+    if not serial and coalesced == 1 and rows * block <= numbers.tile_elements.count:
+        each = rows * block  # one warp, which combines rows without waiting for others
+    by_elements = rows * held // (each * device.warp_size)
+    wanted = power_of_two(max(by_elements, -(-laid.held(rows, block) // room)))
+    warps = min(wanted, most)
     step = laid.step(NAME, device, rows=rows, block=held, warps=warps, smallest=(coalesced, held))
     again = read_again(step, device, rulebook)
     return replace(step, block=block, rest=rest, read_again=again)
@@ -80,7 +82,7 @@ def _rows(laid: Rows, block: int, coalesced: int, device: Device, rulebook: Rule
     """How many rows share a program: those that fill its tile, but no more than leave several
     programs for each multiprocessor."""
     numbers = rulebook.schedules.row
-    tile = _tile(laid, block, coalesced, rulebook)
+    tile = _tile(laid, coalesced, rulebook)
     rows = min(max(coalesced, tile // block, 1), power_of_two(laid.count))
     across = coalesced > 1 and not laid.serial
     each = numbers.across_programs if across else numbers.programs_per_multiprocessor
@@ -90,11 +92,10 @@ def _rows(laid: Rows, block: int, coalesced: int, device: Device, rulebook: Rule
     return rows
 
 
-def _tile(laid: Rows, block: int, coalesced: int, rulebook: Rulebook) -> int:
+def _tile(laid: Rows, coalesced: int, rulebook: Rulebook) -> int:
     """Elements of a tile of rows. What goes from one warp to another, to combine a row or because
-    loads and results have other lanes, costs less where rows have few warps."""
+    loads and results have other lanes, costs more than what a longer tile saves."""
     numbers = rulebook.schedules.row
-    if coalesced > 1:
-        return (numbers.walking_elements if laid.serial else numbers.across_elements).count
-    shared = not laid.serial and 2 * block <= numbers.sharing_elements.count
-    return (numbers.sharing_elements if shared else numbers.tile_elements).count
+    if laid.serial:
+        return numbers.walking_elements.count
+    return (numbers.across_elements if coalesced > 1 else numbers.tile_elements).count

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.schema import Device
-from fusion_advisor.schedules.base import Refused, Step, emission_order, peak_bytes
+from fusion_advisor.schedules.base import DIVISOR, Refused, Step, emission_order, peak_bytes
 from fusion_advisor.schedules.layout import Access, Group, accesses, collapse, leading, ordered
 
 
@@ -69,6 +69,17 @@ class Rows:
             if along and min(along) > min(across, default=min(along)):
                 needed = max(needed, sector_bytes // access.tensor.itemsize)
         return needed
+
+    @property
+    def at_once(self) -> int:
+        """Bytes that a lane may load at once, of the tensor of which those are the fewest."""
+        groups = (*self.along, *self.outer())
+
+        def vector(load: Access) -> int:
+            near = [g.size for g in groups if load.step(g.axes[-1]) == 1]
+            return load.tensor.itemsize * gcd(DIVISOR, *near[:1] or (1,))
+
+        return min((vector(load) for load in self.loads if load.walks & self.axes), default=0)
 
     def step(
         self,

@@ -93,10 +93,17 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
     one whose schedule comes first."""
     slack = rulebook.gate("parallel-pattern").number("finish_share").value
     least = min((plan.moved for plan in plans), default=0)
-    longest = rulebook.schedules.blocked.scan_elements.count
+    numbers = rulebook.schedules.blocked
+
+    def at_once(step: Step) -> bool:
+        """Does a kernel scan so many elements of a row at once that chunks would take less time?"""
+        most = numbers.scan_elements
+        if any(a.step(step.outer[-1].axes[-1]) == 1 for a in step.loads if step.outer):
+            most = numbers.scan_across
+        return any(step.region.all("scan")) and step.block > most.count
 
     def rank(plan: Plan) -> tuple[bool, bool, bool]:
-        long = any(s.block > longest and any(s.region.all("scan")) for s in plan.steps)
+        long = any(map(at_once, plan.steps))
         return _idles(plan.busiest, device), plan.moved > least * (1 + slack), long
 
     return sorted(plans, key=rank)

@@ -38,10 +38,19 @@ def functions(module: str) -> frozenset[str]:
 
 @cache
 def version() -> int:
-    """Version of the runtime: what a kernel's file asks for."""
+    """Version of the runtime: the latest that a kernel's file may ask for."""
     found = re.search(r"^VERSION = (\d+)$", texts()[f"{RUNTIME}.py"], re.MULTILINE)
     assert found is not None  # a unit test holds it
     return int(found[1])
+
+
+def needed(text: str) -> int:
+    """Version of the runtime that a kernel's file asks for: the least that has all it calls."""
+    return max([1, *(since for name, since in _SINCE.items() if f"{HOST}.{name}(" in text)])
+
+
+_SINCE = {"registered": 2}
+"""Functions of the runtime that its first version lacks, by the version that brought them."""
 
 
 def write_beside(folder: Path) -> None:

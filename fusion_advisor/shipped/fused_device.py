@@ -30,6 +30,22 @@ def share_of(x, total):
 
 
 @triton.jit
+def divided(x, y):
+    # x / y as a division rounds it, where many x have one y: as above, with both moved by powers of
+    # two where the reciprocal of y would be out of range. A quotient of infinity or zero, or beyond
+    # the largest number, leaves over nothing finite, and is right already. What an x below 1e-31
+    # leaves over float32 may not hold: then the last bit can differ.
+    size = tl.abs(y)
+    scale = tl.where(size < 1e-18, 2.0**60, tl.where(size > 1e18, 2.0**-60, 1.0))
+    near = y * scale
+    inverse = tl.div_rn(1.0, near)
+    x = x * scale
+    quotient = x * inverse
+    rest = tl.fma(-quotient, near, x)
+    return tl.where(tl.abs(rest) < float("inf"), tl.fma(rest, inverse, quotient), quotient)
+
+
+@triton.jit
 def max_nan(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 

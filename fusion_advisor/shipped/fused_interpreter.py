@@ -11,6 +11,7 @@ Written by fusion-advisor, the same in every folder. `install()` repairs, for Tr
 - `tl.reduce` and `tl.associative_scan` run the real combine function on whole halves of the array,
   O(log n) calls, instead of once an element;
 - `libdevice` exists: computed in float64 by torch, rounded to the operand's type;
+- `tl.fma` of fp32 rounds once (3.6 rounds twice);
 - a scalar comparison that is spread over a block stays boolean;
 - overflow and division by zero in masked lanes are silent;
 - the language is patched once for the process, not at every call of a device function.
@@ -109,6 +110,18 @@ def _clamp(self, value, low, high, propagate_nan):
     if propagate_nan == tl.PropagateNan.NONE:
         return self.binary_op(self.binary_op(value, low, np.fmax), high, np.fmin)
     return self.ternary_op(value, low, high, np.clip)
+
+
+def _fma(original):
+    """Multiply and add: a product of fp32 is exact in fp64."""
+
+    def fma(self, x, y, z):
+        if z.dtype.scalar != tl.float32:
+            return original(self, x, y, z)
+        wide = [each.data.astype(np.float64) for each in (x, y, z)]
+        return TensorHandle((wide[0] * wide[1] + wide[2]).astype(np.float32), tl.float32)
+
+    return fma
 
 
 # -- reductions and scans by their real combine functions ----------------------------------------
@@ -331,6 +344,7 @@ def install():
     builder.create_splat = _splat
     builder.create_maxnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmax)
     builder.create_clampf = _clamp
+    builder.create_fma = _fma(builder.create_fma)
     builder.create_minnumf = lambda self, lhs, rhs: self.binary_op(lhs, rhs, np.fmin)
     interpreter.ReduceOps.apply_impl = _reduce(interpreter.ReduceOps.apply_impl)
     interpreter.ReduceOps._finish = _finish

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: 0BSD
-"""Runtime of the kernels beside this file: guards, launches, fallback, self-check and bench.
+"""Runtime of the kernels beside this file: operators, guards, launches, fallback, self-check and
+bench.
 
 Written by fusion-advisor, the same in every folder. It needs torch and Triton alone.
 
@@ -7,21 +8,27 @@ Written by fusion-advisor, the same in every folder. It needs torch and Triton a
 """
 
 import argparse
+import hashlib
 import importlib
+import inspect
 import math
 import os
+import re
 import subprocess
 import sys
+import threading
 import types
 import warnings
 from pathlib import Path
 
 import torch
 import triton
+from torch._subclasses import FakeTensor
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-VERSION = 1
+VERSION = 2
 """Grows with what kernel files may ask of this one; a later version serves them all."""
 
 if __package__ and os.environ.get("TRITON_INTERPRET") == "1":
@@ -37,6 +44,74 @@ def require(version):
             f"{__file__} is version {VERSION} and a kernel beside it needs {version}: "
             "take all files of the folder from one fusion-advisor (patch MODEL --update)"
         )
+
+
+# -- operators: what torch.compile and torch.export see of a launcher ------------------------------
+
+LIBRARY = torch.library.Library("fusion_advisor", "FRAGMENT")
+TAGS = torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag
+
+
+class Here(threading.local):
+    """Whether launchers launch nothing in this thread."""
+
+    idle = False
+
+
+here = Here()
+
+
+class Unlaunched(Exception):
+    """Raised by a launcher that launches nothing, with tensors of which its results come first."""
+
+
+def registered(results):
+    """Decorator that registers a launcher as an operator, for what traces it, and gives it back as
+    it is, for eager. The name has the package and a hash of the file's text: the same file is
+    defined once, wherever it lies."""
+
+    def register(launcher):
+        lines, _ = inspect.findsource(launcher.__code__)
+        mark = hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
+        package = launcher.__module__.rpartition(".")[0] or launcher.__module__
+        name = re.sub(r"\W", "_", f"{package}_{launcher.__name__}_{mark}")
+        if not hasattr(torch.ops.fusion_advisor, name):
+            define(name, launcher, results)
+        launcher.operator = getattr(torch.ops.fusion_advisor, name).default
+        launchers.append(launcher)
+        return launcher
+
+    return register
+
+
+launchers = []
+"""Every launcher, kept alive: its id is a key in `plans`."""
+
+
+def define(name, launcher, results):
+    """Define an operator: on tensors it is the launcher, on fake ones what that allocates. Where a
+    gradient is required, the launcher runs the reference, through which autograd sees."""
+
+    def idle(*tensors):
+        before, here.idle = here.idle, True
+        try:
+            return launcher(*tensors)
+        except Unlaunched as unlaunched:
+            return unlaunched.args[0] if results == 1 else unlaunched.args[:results]
+        finally:
+            here.idle = before
+
+    def under_autograd(keys, *tensors):
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return idle(*tensors)
+        return launcher.operator.redispatch(keys & torch._C._after_autograd_keyset, *tensors)
+
+    given = ", ".join(f"Tensor in{n}" for n in range(launcher.__code__.co_argcount))
+    made = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+    LIBRARY.define(f"{name}({given}) -> {made}", tags=TAGS)
+    LIBRARY.impl(name, launcher, "CompositeExplicitAutograd")
+    LIBRARY.impl(name, under_autograd, "Autograd", with_keyset=True)
+    torch.library.register_fake(f"fusion_advisor::{name}", idle, lib=LIBRARY)
 
 
 # -- numbers that launchers ask for ----------------------------------------------------------------
@@ -79,7 +154,10 @@ BEHIND = 2**20
 
 
 def beyond_int32(tensors, *counted, behind=BEHIND):
-    """Whether an offset in one of the tensors is too large for 32 bits, or a number counted to."""
+    """Whether an offset in one of the tensors is too large for 32 bits, or a number counted to.
+    Raises Unlaunched where nothing will be launched: sizes may be symbolic."""
+    if here.idle:
+        raise Unlaunched(*tensors)
     most = [*counted]
     for tensor in tensors:
         steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -179,7 +257,7 @@ launched = {}
 def launch(kernel, grid, tensors, numbers, **constants):
     """Call `kernel[grid](...)`. What Triton compiled for such arguments before is launched
     directly; then what launches it, the tensors and the other arguments are given back."""
-    if not DIRECT or torch.compiler.is_compiling() or torch.version.hip:
+    if not DIRECT or torch.version.hip:
         kernel[grid](*tensors, *numbers, **constants)
         return None
     device = tensors[0].get_device()
@@ -199,7 +277,7 @@ def launch(kernel, grid, tensors, numbers, **constants):
             launched.clear()
         values = [constants[name] for name in kernel.arg_names if name in constants]
         start = starter(compiled, (*grid, 1, 1)[:3], device)
-        start.kernel = kernel  # kept alive, for its id is a key here and in `plans`
+        start.kernel = kernel  # kept alive, for its id is a key here and may be in `plans`
         launched[key] = start, (*numbers, *values)
     return None
 
@@ -223,18 +301,21 @@ def starter(compiled, grid, device):
 
 
 plans = {}
-"""Allocations and launches of a call, by the kernel and the layout of what it was given."""
+"""Allocations and launches of a call, by the launcher and the layout of what it was given."""
 
 
-def plan_of(kernel, *tensors):
+def plan_of(launcher, *tensors):
     """Layout of what a launcher was given; and where the tensors lie, with what was done for others
-    of that layout: allocations and launches. None where the launcher has to ask."""
-    if torch.compiler.is_compiling():
-        return None, None
-    layout = [id(kernel)]
+    of that layout: allocations and launches. None where the launcher has to ask; what is traced
+    calls its operator."""
+    if is_compiling() or here.idle:
+        # Dynamo traces this; export runs it on fake tensors, and so does the operator then.
+        traced = is_dynamo_compiling() or (isinstance(tensors[0], FakeTensor) and not here.idle)
+        return None, getattr(launcher, "operator", None) if traced else None
+    layout = [id(launcher)]
     for tensor in tensors:
-        layout += tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()
-        layout.append(tensor.requires_grad)
+        shape, stride, device = tensor.shape, tensor.stride(), tensor.get_device()
+        layout += shape, stride, tensor.dtype, device, tensor.requires_grad
     layout = tuple(layout)
     plan = plans.get(layout)
     if plan is None:
@@ -242,15 +323,17 @@ def plan_of(kernel, *tensors):
     ends, pointers = 0, [tensor.data_ptr() for tensor in tensors]
     for pointer in pointers:
         ends |= pointer
-    graded = True in layout[5::5] and torch.is_grad_enabled()
+    graded = torch.is_grad_enabled() and True in layout[5::5]
     if ends % 16 or graded or layout[4] != torch.cuda.current_device():
         return None, None
-    return layout, (pointers, *plan)
+    return layout, (pointers, plan)
 
 
 def do_again(plan, *tensors):
-    """Allocate and launch as before."""
-    pointers, made, zeroed, steps, results = plan
+    """Allocate and launch as before, or call an operator."""
+    if type(plan) is not tuple:
+        return plan(*tensors)
+    pointers, (made, zeroed, steps, results) = plan
     held = []  # what is made begins at multiples of 16, as all that is allocated on a GPU
     for like, sizes, options in made:
         if like is None:

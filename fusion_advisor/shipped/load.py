@@ -82,7 +82,7 @@ def _of_the_device(node: ast.stmt) -> bool:
     """Whether a statement defines a jit function, or imports what such a function uses."""
     match node:
         case ast.FunctionDef(decorator_list=decorators):
-            return bool(decorators)
+            return "triton.jit" in map(ast.unparse, decorators)
         case ast.ImportFrom(module=module, level=1):
             return module == DEVICE
         case ast.Import() | ast.ImportFrom():

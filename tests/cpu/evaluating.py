@@ -156,6 +156,8 @@ PRIMITIVES: dict[str, Callable[..., Tensor]] = {
     "mod": torch.fmod,
     "rint": torch.round,
     "and": torch.bitwise_and,
+    "shl": torch.bitwise_left_shift,
+    "shr": torch.bitwise_right_shift,
     "or": torch.bitwise_or,
     "xor": torch.bitwise_xor,
     "not": torch.bitwise_not,

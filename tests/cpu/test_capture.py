@@ -78,6 +78,30 @@ def test_composites_are_expanded_as_cuda_launches_them() -> None:
     ]  # fmt: skip
 
 
+def test_an_operator_without_a_meaning_is_what_it_calls() -> None:
+    """As on every device; one whose parts are not all known stays whole."""
+
+    def forward(x: Tensor, target: Tensor) -> object:
+        return (
+            functional.binary_cross_entropy_with_logits(x, target),
+            torch.dist(x, target),
+            torch.rot90(x),
+        )
+
+    graph = captured(forward, torch.randn(4, 8), torch.rand(4, 8))
+    assert ops(graph) == [
+        "log_sigmoid_forward", "full_like", "sub_", "mul_", "sub_", "mean", "sub",
+        "norm", "rot90",
+    ]  # fmt: skip
+
+
+def test_a_loss_of_transposed_scores_is_what_it_calls() -> None:
+    """Though a build for CPUs has no answer for its softmax on CUDA."""
+    scores = torch.randn(8, 4).t()
+    graph = captured(functional.cross_entropy, scores, torch.zeros(4, dtype=torch.long))
+    assert ops(graph) == ["_log_softmax", "nll_loss_forward"]
+
+
 def test_a_fused_norm_by_its_own_name_stays_whole() -> None:
     """As the references of emitted files call it."""
 

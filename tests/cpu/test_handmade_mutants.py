@@ -87,7 +87,7 @@ CAUGHT = {
         ('problem = serves("args_0", args_0, torch.float32, (n0, n1), (n1, 1))', "problem = None"),
     ),
     "a reach that is not asked": edited(
-        "softmax", ("far = beyond_int32((args_0, div_out))", "far = False")
+        "softmax", ("far = beyond_int32((div_out, args_0))", "far = False")
     ),
     "a dtype that nobody asks for": edited(
         "softmax", ("tensor.dtype is dtype", "True"), ("tensor.dtype != dtype", "False")

@@ -83,9 +83,11 @@ def softmax(a: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("columns", "rows", "warps"),
-    [(64, 16, 2), (96, 8, 2), (49, 16, 2), (77, 8, 2), (197, 4, 2), (1000, 2, 2)],
+    [(64, 16, 1), (96, 8, 1), (49, 16, 1), (77, 8, 1), (197, 4, 1), (1000, 1, 1), (1500, 1, 4)],
 )
-def test_rows_that_share_a_program_have_few_warps(columns: int, rows: int, warps: int) -> None:
+def test_rows_of_up_to_a_thousand_elements_have_one_warp(
+    columns: int, rows: int, warps: int
+) -> None:
     plan = best(softmax, torch.empty(200000, columns, device="meta"))
     assert (plan.steps[0].rows, plan.steps[0].warps) == (rows, warps)
 
@@ -117,3 +119,40 @@ def test_halves_that_begin_between_multiples_of_16(worker: Worker) -> None:
     sin = x(1, 1, 24, 24, dtype=torch.bfloat16)
     inputs = (query[..., 12:24], query[..., :12], sin, query[..., 24:96])
     assert checked(rotated, inputs, worker) is None
+
+
+# -- rows across memory: what lanes have at once ---------------------------------------------------
+
+
+def summed(a: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(a.t()).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"), [(8196, True), (8194, True), (8195, False), (8192, False)]
+)
+def test_vectors_across_rows_are_told(rows: int, told: bool, worker: Worker) -> None:
+    """Of half of 16 bytes and more; Triton knows 16 itself."""
+    assert ("ROWS_DIVISOR" in kernel_of(summed, x(700, rows)).text) == told
+    assert checked(summed, (x(700, rows // 128),), worker) is None
+
+
+@pytest.mark.parametrize(("dtype", "stages"), [(torch.float32, 3), (torch.bfloat16, 1)])
+def test_chunks_are_on_their_way_where_accesses_are_wide(dtype: torch.dtype, stages: int) -> None:
+    plan = best(summed, torch.empty(20000, 8194, device="meta", dtype=dtype))
+    assert (plan.schedule, plan.steps[0].stages) == ("blocked", stages)
+
+
+@pytest.mark.parametrize(("dim", "schedule"), [(0, "blocked"), (1, "row")])
+def test_scans_across_memory_go_in_short_chunks(dim: int, schedule: str, worker: Worker) -> None:
+    def scanned(a: torch.Tensor) -> torch.Tensor:
+        return torch.cumsum(a.relu(), dim) * 2
+
+    assert best(scanned, torch.empty(4096, 8192, device="meta")).schedule == schedule
+    assert checked(scanned, (x(70, 8192),), worker) is None
+
+
+@pytest.mark.parametrize(("count", "block"), [(100003, 512), (100002, 1024)])
+def test_threads_have_few_elements_where_each_is_an_access(count: int, block: int) -> None:
+    plan = best(lambda a: a.relu() + 1, torch.empty(count, device="meta"))
+    assert plan.steps[0].block == block

@@ -192,8 +192,8 @@ def test_drawn_seeds_are_given_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len({given[1] for _, given in file.calls[2:]}) == 2, "seeds of two calls"
 
 
-def test_a_compiler_traces_past_it(file: Any) -> None:
-    """While Dynamo traces, nothing is looked up or kept, and no graph breaks."""
+def test_to_a_compiler_it_is_one_operator(file: Any) -> None:
+    """While Dynamo traces, nothing is asked or kept, and no graph breaks."""
     for _ in range(3):
         file.swiglu(*halves())
     file.host.plans.clear()

@@ -103,12 +103,13 @@ def test_it_computes_what_the_model_does(crowded: tuple[Path, Patched], tmp_path
     alone.mkdir()
     (alone / "new.py").write_text(patch.model_new)
     run = f"""
-        import importlib.util
+        import importlib.util, sys
         import torch
         from fusion_advisor.verify.interpreter import install
         install()
         spec = importlib.util.spec_from_file_location("temp_module", "new.py")
         module = importlib.util.module_from_spec(spec)
+        sys.modules["temp_module"] = module
         spec.loader.exec_module(module)
         original = {{}}
         exec(open({str(file)!r}).read(), original)
@@ -123,6 +124,8 @@ def test_it_computes_what_the_model_does(crowded: tuple[Path, Patched], tmp_path
             for rows in (1, 37, 700):
                 x = torch.rand(rows, 96)
                 torch.testing.assert_close(two(x), one(x), atol=1e-4, rtol=1e-4)
+            whole = torch.compile(two, fullgraph=True, dynamic=True, backend="eager")
+            torch.testing.assert_close(whole(x), one(x), atol=1e-4, rtol=1e-4)
     """
     run_script(textwrap.dedent(run), folder=alone, FUSION_ADVISOR_STRICT="1")
 

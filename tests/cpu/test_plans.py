@@ -362,7 +362,7 @@ def test_division_by_a_power_of_two_is_multiplication(worker: Worker) -> None:
 
     text = kernel_of(divided, x(40, 33)).text
     body = text[text.index("def k_kernel") : text.index("def k(")]
-    assert body.count("div_rn") == 2
+    assert body.count("divided(") == 2
     assert "* 8.0" in body
     assert "* -0.25" in body
     assert "1.0\n" not in body

@@ -21,12 +21,12 @@ from .spawned import run_script
 def test_an_older_runtime_is_one_line(tmp_path: Path) -> None:
     write_kernel(tmp_path / "mine" / "softmax.py", kernel("softmax").text)
     runtime = tmp_path / "mine" / "fused_runtime.py"
-    runtime.write_text(runtime.read_text().replace("VERSION = 1\n", "VERSION = 0\n"))
+    runtime.write_text(runtime.read_text().replace("VERSION = 2\n", "VERSION = 1\n"))
     done = subprocess.run(
         [sys.executable, "-c", "import mine.softmax"], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.stderr.splitlines()[-1] == (
-        f"ImportError: {runtime} is version 0 and a kernel beside it needs 1: take all files of "
+        f"ImportError: {runtime} is version 1 and a kernel beside it needs 2: take all files of "
         "the folder from one fusion-advisor (patch MODEL --update)"
     )
 
@@ -158,3 +158,44 @@ def test_scratch_is_made_anew_and_what_was_zero_is_zero(planned: Launches) -> No
     assert (given[0], given[3], given[4]) == (x.data_ptr(), result.data_ptr(), 7)
     assert len({*given}) == len(given)
     assert not {given[1], given[2]} & {scratch.data_ptr(), words.data_ptr()}
+
+
+QUOTIENTS = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+import torch, triton
+import triton.language as tl
+from fusion_advisor.shipped import fused_interpreter
+fused_interpreter.install()
+from fusion_advisor.shipped.fused_device import divided
+
+
+@triton.jit
+def quotients(x_ptr, y_ptr, out_ptr, COUNT: tl.constexpr):
+    place = tl.arange(0, COUNT)
+    tl.store(out_ptr + place, divided(tl.load(x_ptr + place), tl.load(y_ptr)))
+
+
+torch.manual_seed(0)
+corners = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3e38, -3e38, 1.0, 1e-30])
+wrong = 0
+for round in range(300):
+    power = torch.randint(-126, 127, (1,))
+    y = torch.randn(1) * torch.exp2(power) if round >= len(corners) else corners[round : round + 1]
+    x = torch.randn(1024) * torch.exp2(torch.randint(-30, 30, (1024,)) + power * (round % 2))
+    x[: len(corners)] = corners
+    found, exact = torch.empty_like(x), x / y
+    quotients[(1,)](x, y, found, 1024)
+    same = (found == exact) | (found.isnan() & exact.isnan())
+    normal = (exact.abs() >= 2.0**-126) & (x.abs() >= 1e-31) | ~exact.isfinite()
+    wrong += int((~same & normal).sum())
+print(wrong)
+"""
+
+
+def test_quotients_by_one_number_are_rounded_as_a_division_rounds_them(tmp_path: Path) -> None:
+    """Bit by bit, infinities, zeros and NaN too; but where float32 has no more digits."""
+    script = tmp_path / "quotients.py"
+    script.write_text(QUOTIENTS)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0"], done.stderr

@@ -202,7 +202,7 @@ def launch_mutants(function: ir.TileFunction) -> Iterator[LaunchMutant]:
     for one in function.constants:
         if one in ("WHOLE", "NEAR"):
             yield LaunchMutant("flag set", f"{name}: {one}", _on(name, _set, one))
-        elif one in ("DIVISOR", "BEGUN"):
+        elif one in ("DIVISOR", "ROWS_DIVISOR"):
             yield LaunchMutant("divisor doubled", f"{name}: {one}", _on(name, _doubled, one))
         elif one in ("COLS", "REST", "ENDS", "PEERS", "ROWS", "BLOCK"):
             yield LaunchMutant("tile halved", f"{name}: {one}", _on(name, _halved, one))

@@ -19,6 +19,7 @@ from fusion_advisor.shipped.files import (
     RUNTIME,
     SHIPPED,
     functions,
+    needed,
     texts,
     version,
     write_beside,
@@ -73,6 +74,12 @@ def test_a_change_of_what_kernels_may_ask_is_seen(golden: Callable[[str, str], N
         if isinstance(node, ast.FunctionDef)
     ]
     golden("shipped.txt", "\n".join([f"version {version()}", *lines, ""]))
+
+
+def test_a_kernel_asks_for_the_least_version_that_has_all_it_calls() -> None:
+    assert needed("far = host.beyond_int32((x,))") == 1
+    assert needed("@host.registered(results=1)\ndef softmax(x):") == 2
+    assert needed("\n".join(f"host.{name}()" for name in functions(RUNTIME))) == version()
 
 
 def test_its_numbers_are_those_of_the_plans() -> None:

@@ -19,7 +19,7 @@ if not __package__:
 from . import fused_runtime as host
 from .fused_device import wide
 
-host.require(1)
+host.require(2)
 
 
 @triton.jit
@@ -44,8 +44,9 @@ def blocked_kernel(
         tl.store(cumsum_out_ptr + row * cols + col, cumsum, mask=col_mask)
 
 
+@host.registered(results=1)
 def blocked(args_0):
-    layout, plan = host.plan_of(blocked_kernel, args_0)
+    layout, plan = host.plan_of(blocked, args_0)
     if plan is not None:
         return host.do_again(plan, args_0)
     n0, n1 = host.ranked(args_0.shape, 2)
@@ -55,7 +56,7 @@ def blocked(args_0):
     if not n0 * n1:
         return reference(args_0)
     cumsum_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
-    far = host.beyond_int32((args_0, cumsum_out))
+    far = host.beyond_int32((cumsum_out, args_0))
     steps = [
         host.launch(
             blocked_kernel,

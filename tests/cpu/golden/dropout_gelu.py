@@ -24,7 +24,7 @@ from . import fused_runtime as host
 from .fused_device import one_plus_erf, random16_run, wide
 from .fused_runtime import dropped, random_bits
 
-host.require(1)
+host.require(2)
 
 
 @triton.jit
@@ -50,9 +50,10 @@ def dropout_gelu_kernel(
     tl.store(dropout_out_ptr + index, dropout, mask=mask)
 
 
+@host.registered(results=1)
 def dropout_gelu(args_0, seed=None, offset=None):
     seed, offset = host.random_state(seed, offset, args_0.device)
-    layout, plan = host.plan_of(dropout_gelu_kernel, args_0, seed, offset)
+    layout, plan = host.plan_of(dropout_gelu, args_0, seed, offset)
     if plan is not None:
         return host.do_again(plan, args_0, seed, offset)
     n0, n1 = host.ranked(args_0.shape, 2)
@@ -66,7 +67,7 @@ def dropout_gelu(args_0, seed=None, offset=None):
     if not n0 * n1:
         return reference(args_0, seed, offset)
     dropout_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
-    far = host.beyond_int32((args_0, seed, offset, dropout_out))
+    far = host.beyond_int32((dropout_out, args_0, seed, offset))
     steps = [
         host.launch(
             dropout_gelu_kernel,

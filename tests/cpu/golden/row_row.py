@@ -19,7 +19,7 @@ if not __package__:
 from . import fused_runtime as host
 from .fused_device import max_nan, min_nan, wide
 
-host.require(1)
+host.require(2)
 
 
 @triton.jit
@@ -59,8 +59,9 @@ def row_row_results_kernel(
     tl.store(amin_out_ptr, amin_min)
 
 
+@host.registered(results=1)
 def row_row(args_0):
-    layout, plan = host.plan_of(row_row_rows_kernel, args_0)
+    layout, plan = host.plan_of(row_row, args_0)
     if plan is not None:
         return host.do_again(plan, args_0)
     n0, n1 = host.ranked(args_0.shape, 2)
@@ -71,7 +72,7 @@ def row_row(args_0):
         return reference(args_0)
     amax_values = torch.empty_strided((n0,), (1,), dtype=torch.float32, device=args_0.device)
     amin_out = torch.empty_strided((), (), dtype=torch.float32, device=args_0.device)
-    far = host.beyond_int32((args_0, amax_values, amin_out))
+    far = host.beyond_int32((amin_out, args_0, amax_values))
     steps = [
         host.launch(
             row_row_rows_kernel,
@@ -81,7 +82,7 @@ def row_row(args_0):
             COLS=host.power_of_two(n1),
             DIVISOR=host.divisor(n1),
             FAR=far,
-            num_warps=2,
+            num_warps=4,
             enable_fp_fusion=True,
         ),
         host.launch(
@@ -92,7 +93,7 @@ def row_row(args_0):
             COLS=host.power_of_two(n0),
             DIVISOR=host.divisor(n0),
             FAR=far,
-            num_warps=4,
+            num_warps=8,
             enable_fp_fusion=True,
         ),
     ]

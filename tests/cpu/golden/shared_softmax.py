@@ -19,7 +19,7 @@ if not __package__:
 from . import fused_runtime as host
 from .fused_device import max_nan, publish, published, ticket, wide, widened_1, widened_2
 
-host.require(1)
+host.require(2)
 
 
 @triton.jit
@@ -71,8 +71,9 @@ def shared_softmax_kernel(
         tl.store(div_out_ptr + row * cols + col, div_part, mask=col_mask)
 
 
+@host.registered(results=1)
 def shared_softmax(args_0):
-    layout, plan = host.plan_of(shared_softmax_kernel, args_0)
+    layout, plan = host.plan_of(shared_softmax, args_0)
     if plan is not None:
         return host.do_again(plan, args_0)
     n0, n1 = host.ranked(args_0.shape, 2)
@@ -83,12 +84,12 @@ def shared_softmax(args_0):
         return reference(args_0)
     parts = host.cdiv(n1, 64)
     div_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
+    far = host.beyond_int32((div_out, args_0))
     # Words of this call alone, 0 until they are left; a captured graph zeroes them anew.
     workspace = torch.zeros(16 + n0 * parts, dtype=torch.int64, device=args_0.device)
     # Programs wait where there surely is room for all of a row, and for other such kernels;
     # elsewhere one launch leaves the words for the next.
     together = 2 * parts <= host.resident(args_0.device, 1)
-    far = host.beyond_int32((args_0, div_out))
     steps = [
         host.launch(
             shared_softmax_kernel,

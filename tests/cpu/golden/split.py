@@ -19,7 +19,7 @@ if not __package__:
 from . import fused_runtime as host
 from .fused_device import wide
 
-host.require(1)
+host.require(2)
 
 
 @triton.jit
@@ -65,8 +65,9 @@ def split_results_kernel(
     tl.store(sum_1_out_ptr + row, value_part_1, mask=row_mask)
 
 
+@host.registered(results=1)
 def split(args_0):
-    layout, plan = host.plan_of(split_parts_kernel, args_0)
+    layout, plan = host.plan_of(split, args_0)
     if plan is not None:
         return host.do_again(plan, args_0)
     n0, n1 = host.ranked(args_0.shape, 2)
@@ -83,7 +84,7 @@ def split(args_0):
         device=args_0.device,
     )
     sum_1_out = torch.empty_strided((n0,), (1,), dtype=torch.float32, device=args_0.device)
-    far = host.beyond_int32((args_0, sum_1_parts, sum_1_out))
+    far = host.beyond_int32((sum_1_out, args_0, sum_1_parts))
     steps = [
         host.launch(
             split_parts_kernel,
@@ -103,7 +104,7 @@ def split(args_0):
             ROWS=16,
             COLS=host.power_of_two(parts),
             FAR=far,
-            num_warps=2,
+            num_warps=1,
             enable_fp_fusion=True,
         ),
     ]

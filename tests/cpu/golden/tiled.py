@@ -20,7 +20,7 @@ if not __package__:
 from . import fused_runtime as host
 from .fused_device import wide
 
-host.require(1)
+host.require(2)
 
 
 @triton.jit
@@ -51,8 +51,9 @@ def tiled_kernel(
     tl.store(mul_out_ptr + row * cols + col, mul, mask=mask)
 
 
+@host.registered(results=1)
 def tiled(args_0, args_1):
-    layout, plan = host.plan_of(tiled_kernel, args_0, args_1)
+    layout, plan = host.plan_of(tiled, args_0, args_1)
     if plan is not None:
         return host.do_again(plan, args_0, args_1)
     n0, n1, n2 = host.ranked(args_0.shape, 3)
@@ -75,7 +76,7 @@ def tiled(args_0, args_1):
         dtype=torch.float32,
         device=args_0.device,
     )
-    far = host.beyond_int32((args_0, args_1, mul_out))
+    far = host.beyond_int32((mul_out, args_0, args_1))
     steps = [
         host.launch(
             tiled_kernel,
