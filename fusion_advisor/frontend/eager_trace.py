@@ -354,16 +354,9 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        for key in _composite_keys(func):
-            before = len(self.launches)
-            try:
-                with self:
-                    found = func._op_dk(key, *args, **kwargs)
-                if all(each.op in REGISTRY for each in self.launches[before:] if each.kernel):
-                    return found
-            except (RuntimeError, TypeError) as error:
-                _log.debug("%s kept whole: %s", func, error)
-            del self.launches[before:]
+        key = _composite_key(func)
+        if key is not None and (parts := self._in_parts(func, key, args, kwargs)):
+            return parts[0]
         result = _on_cuda(func, args, kwargs)
         if func is aten.convolution.default:
             result = _as_cudnn_lays_out(result, args[0], args[1])
@@ -373,6 +366,22 @@ class _Recorder(TorchDispatchMode):
             return result
         self._record(func, args, kwargs, result)
         return result
+
+    def _in_parts(
+        self, func: Any, key: torch._C.DispatchKey, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any] | None:
+        """Result of an operator, written down as what it calls; None, with nothing written down,
+        where some of that has no meaning, or cannot be called here."""
+        before = [*self.launches], {**self._slots}, {**self._homes}
+        try:
+            with self:
+                found = func._op_dk(key, *args, **kwargs)
+            if all(each.op in REGISTRY for each in self.launches[len(before[0]) :] if each.kernel):
+                return (found,)
+        except (RuntimeError, TypeError) as error:
+            _log.debug("%s kept whole: %s", func, error)
+        self.launches, self._slots, self._homes = before
+        return None
 
     def _made_full(self, tensor: torch.Tensor, value: float) -> bool:
         """Whether what was just allocated is filled, by an operator that calls both: one launch, as
@@ -477,17 +486,17 @@ def _shares(func: Any) -> bool:
     return any(argument.alias_info is not None for argument in func._schema.arguments)
 
 
-def _composite_keys(func: Any) -> list[torch._C.DispatchKey]:
+def _composite_key(func: Any) -> torch._C.DispatchKey | None:
     """Key of the kernel by which an operator without a meaning of its own calls others, on every
-    device; none for another operator. Those over many tensors have a kernel of their own on CUDA,
+    device; None for another operator. Those over many tensors have a kernel of their own on CUDA,
     which a build for CPUs does not know."""
     name = _qualified(func)
     if str(func) in REGISTRY or not name.startswith("aten::"):
-        return []
+        return None
     if name.startswith(("aten::_foreach", "aten::_fused")):
-        return []
+        return None
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return [key for key in _COMPOSITE if has(func.name(), key.name)][:1]
+    return next((key for key in _COMPOSITE if has(func.name(), key.name)), None)
 
 
 def _as_cudnn_lays_out(result: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:

@@ -93,10 +93,7 @@ def min_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Valu
 def aminmax(
     b: Builder, x: Value, dim: int | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    return (
-        _extreme(b, "min", x, _dims(dim), keepdim),
-        _extreme(b, "max", x, _dims(dim), keepdim),
-    )
+    return amin(b, x, dim, keepdim), amax(b, x, dim, keepdim)
 
 
 def _arg(b: Builder, op: str, x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:

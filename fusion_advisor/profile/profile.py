@@ -158,7 +158,7 @@ def read_trace(file: Path) -> ProfilerTrace:
 def device_of(trace: ProfilerTrace) -> str:
     """Name of the GPU whose kernels are taken, as its driver calls it; empty where the trace does
     not say."""
-    return trace.devices.get(trace.on_one_device()[0], "")
+    return trace.devices.get(trace.device, "")
 
 
 def choose_traced_device(

@@ -143,7 +143,7 @@ def _moment(kernel: TracedKernel) -> float:
 
 def _kernels(trace: ProfilerTrace) -> Iterator[TracedKernel]:
     """Yield the kernels of the busiest GPU in the order of their launches."""
-    _, events = trace.on_one_device()
+    events = trace.on_one_device()
     by_id = {op.external: op for op in trace.ops if op.external >= 0}
     calls = [trace.calls.get(event.correlation) for event in events]
     moments = [_launch(event, call, by_id) for event, call in zip(events, calls, strict=True)]

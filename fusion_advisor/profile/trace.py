@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 Sizes = tuple[tuple[int, ...], ...]
@@ -69,14 +70,18 @@ class ProfilerTrace:
     ops: list[HostOp] = field(default_factory=list[HostOp])
     frames: list[HostOp] = field(default_factory=list[HostOp])
 
-    def on_one_device(self) -> tuple[int, list[DeviceEvent]]:
-        """GPU that is busy longest, and its events in the order of their start."""
+    @cached_property
+    def device(self) -> int:
+        """GPU that is busy longest."""
         busy: dict[int, float] = {}
         for event in self.events:
             busy[event.device] = busy.get(event.device, 0.0) + event.us
-        device = max(busy, key=lambda number: busy[number])
-        chosen = [event for event in self.events if event.device == device]
-        return device, sorted(chosen, key=lambda event: event.start)
+        return max(busy, key=lambda number: busy[number])
+
+    def on_one_device(self) -> list[DeviceEvent]:
+        """Events of the GPU that is busy longest, in the order of their start."""
+        chosen = [event for event in self.events if event.device == self.device]
+        return sorted(chosen, key=lambda event: event.start)
 
 
 def enclosing(

@@ -68,19 +68,18 @@ class Addresses(Coordinates):
             along["ROWS_DIVISOR"] = spanned(step.outer[-1:])
         for constant, axes in along.items():
             length = prod(step.sizes[axis] for axis in axes)
-            least = 2 if constant == "DIVISOR" else self._least_together(axes)
             name = next((name for name, those in self.sizes.items() if those == axes), "")
-            near = any(axes and each.step(axes[-1]) == 1 for each in (*step.loads, *step.stores))
-            if name and near and length % DIVISOR and length % least == 0:
+            near = [a for a in (*step.loads, *step.stores) if axes and a.step(axes[-1]) == 1]
+            if not name or not near or length % DIVISOR == 0:
+                continue
+            least = 2
+            if constant == "ROWS_DIVISOR":
+                # Lanes with less than half a vector gain less than they cost the other tensors.
+                least = VECTOR_BYTES // 2 // min(access.tensor.itemsize for access in near)
+            if length % least == 0:
                 self.told.append(Constant(constant, gcd(length, DIVISOR), "divisor", axes))
                 found.append(Multiple(name, constant, "seen to hold whole vectors"))
         return found
-
-    def _least_together(self, axes: tuple[int, ...]) -> int:
-        """Elements of half a vector of the tensors whose neighbours are in other rows: lanes that
-        have fewer at once gain less than what other tensors lose by such lanes."""
-        near = [a for a in (*self.step.loads, *self.step.stores) if axes and a.step(axes[-1]) == 1]
-        return max((VECTOR_BYTES // 2 // access.tensor.itemsize for access in near), default=1)
 
     # -- offsets -------------------------------------------------------------------------------
 

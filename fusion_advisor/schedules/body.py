@@ -321,6 +321,7 @@ class Body(Addresses):
         if not primitive.text.startswith("("):
             operands = [self._typed(arg) for arg in expr.args]
         held = self.region.exprs[expr.args[-1]].dtype
+        single, loose = held == "float32", not expr.exact
         way = ""
         if number in self._one_more:
             return DeviceCall(WITH_ONE[expr.op], (operands[0],))
@@ -328,24 +329,24 @@ class Body(Addresses):
             way = "double"
         elif held not in ("float32", "float64") and primitive.integer:
             way = "integer"
-        elif held == "float32" and self.precise and not expr.exact and self._is_share(expr):
+        elif single and self.precise and loose and self._is_share(expr):
             return DeviceCall("share_of", tuple(operands))
-        elif held == "float32" and not expr.exact and self.step.rows > 1 and self._is_mean(expr):
+        elif single and loose and self.step.rows > 1 and self._is_mean(expr):
             count = self.region.exprs[expr.args[-1]]
             exactly = self.precise and not set(count.axes) <= self.fixed  # a literal is made so
             # once for all rows; eager multiplies, too
             return operands[0] * _inverse(operands[1], "precise" if exactly else "")
-        elif held == "float32" and not expr.exact and self._loses_little(number):
+        elif single and loose and self._loses_little(number):
             pass
-        elif held == "float32" and (expr.exact or self.precise) and self._has_one_divisor(expr):
+        elif single and (self.precise or expr.exact) and self._has_one_divisor(expr):
             return DeviceCall("divided", tuple(operands))
         elif expr.exact:
             way = "precise" if primitive.precise else ""
-        elif held == "float32" and self.precise and primitive.precise:
+        elif single and self.precise and primitive.precise:
             way = "precise"
-        elif held == "float32" and self.precise and primitive.scalar and self._of_row(number):
+        elif single and self.precise and primitive.scalar and self._of_row(number):
             way = "scalar"
-        elif held == "float32" and expr.op == "div" and expr.args[1] in self._large:
+        elif single and expr.op == "div" and expr.args[1] in self._large:
             return operands[0] * _inverse(operands[1])
         return Elementwise(expr.op, tuple(operands), way)
 

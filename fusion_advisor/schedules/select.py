@@ -95,7 +95,7 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
     least = min((plan.moved for plan in plans), default=0)
     numbers = rulebook.schedules.blocked
 
-    def at_once(step: Step) -> bool:
+    def scans_long(step: Step) -> bool:
         """Does a kernel scan so many elements of a row at once that chunks would take less time?"""
         most = numbers.scan_elements
         if any(a.step(step.outer[-1].axes[-1]) == 1 for a in step.loads if step.outer):
@@ -103,7 +103,7 @@ def _ranked(plans: list[Plan], device: Device, rulebook: Rulebook) -> list[Plan]
         return any(step.region.all("scan")) and step.block > most.count
 
     def rank(plan: Plan) -> tuple[bool, bool, bool]:
-        long = any(map(at_once, plan.steps))
+        long = any(map(scans_long, plan.steps))
         return _idles(plan.busiest, device), plan.moved > least * (1 + slack), long
 
     return sorted(plans, key=rank)

@@ -7,29 +7,28 @@ Triton is imported for the interpreter or not at all. Prints what each scenario 
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["FUSION_ADVISOR_STRICT"] = "1"  # a launcher that falls back raises
+sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 import torch.nn.functional as F
+from scenarios import Facts, report
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 from fusion_advisor.dynamo import backend
 from fusion_advisor.dynamo.backend import fusion_advisor, last
 from fusion_advisor.verify.interpreter import install
-
-Facts = dict[str, Any]
 
 
 class RMSNorm(nn.Module):
@@ -420,17 +419,7 @@ SCENARIOS: tuple[Callable[[], Facts], ...] = (
 
 def main() -> None:
     install()
-    found: dict[str, Facts] = {}
-    wanted = sys.argv[1:]
-    for scenario in SCENARIOS:
-        if wanted and scenario.__name__ not in wanted:
-            continue
-        torch.manual_seed(0)
-        try:
-            found[scenario.__name__] = scenario()
-        except Exception:  # noqa: BLE001 the test that asks for it fails with it
-            found[scenario.__name__] = {"raised": traceback.format_exc()}
-    print(json.dumps(found))
+    report(SCENARIOS, sys.argv[1:])
 
 
 if __name__ == "__main__":
