@@ -33,7 +33,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,22 +122,26 @@ def fusion_advisor(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+    dry: bool = False,
 ) -> Callable[..., Any]:
     """Compile a graph, as Dynamo calls a backend: a graph and example inputs in, a callable out. A
-    caller that binds `on_outcome` receives the outcome of each graph."""
+    caller that binds `on_outcome` receives the outcome of each graph. With `dry` the graph is
+    divided as on a GPU, wherever its inputs are, and then runs as it was: nothing is compiled."""
 
     def tell(outcome: Outcome) -> None:
         _tell(outcome)
         on_outcome(outcome)
 
     chosen = _options(mode, dict(options or {}))
-    why = _not_ours(module, inputs)
+    if dry:
+        chosen = replace(chosen, inner=_inner("eager", {}))
+    why = _not_ours(module, inputs, anywhere=dry or interpreted())
     if why:
         tell(Outcome(why=why))
         return chosen.inner(module, inputs)
     try:
-        ours, outcome = _divided(module, inputs, chosen)
-        if ours is None:
+        ours, outcome = _divided(module, inputs, chosen, anywhere=dry or interpreted())
+        if ours is None or dry:
             tell(outcome)
             return chosen.inner(module, inputs)
         compiled = chosen.inner(ours, inputs)
@@ -191,8 +195,9 @@ def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
     return inductor
 
 
-def _not_ours(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Reason why no kernel of ours can run in a graph; "" where one may."""
+def _not_ours(module: torch.fx.GraphModule, inputs: Sequence[Any], *, anywhere: bool) -> str:
+    """Reason why no kernel of ours can run in a graph; "" where one may. `anywhere`: on any device,
+    not on a GPU alone."""
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     recording = torch.is_grad_enabled() or _enables_gradients(module)
     if recording and any(tensor.requires_grad for tensor in tensors):
@@ -200,7 +205,7 @@ def _not_ours(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> str:
             "gradients are required: the graph is Inductor's alone and stays differentiable; "
             "kernels run under torch.no_grad() or torch.inference_mode()"
         )
-    if not interpreted() and not any(tensor.is_cuda for tensor in tensors):
+    if not anywhere and not any(tensor.is_cuda for tensor in tensors):
         return "no input is on a CUDA device: the graph is Inductor's alone"
     return ""
 
@@ -212,7 +217,7 @@ def _enables_gradients(module: torch.fx.GraphModule) -> bool:
 
 
 def _divided(
-    module: torch.fx.GraphModule, inputs: Sequence[Any], options: _Options
+    module: torch.fx.GraphModule, inputs: Sequence[Any], options: _Options, *, anywhere: bool
 ) -> tuple[torch.fx.GraphModule | None, Outcome]:
     """Graph with calls of our kernels in it; None where there are none."""
     rulebook = load_rulebook(options.rules)
@@ -221,6 +226,6 @@ def _divided(
     device, chosen = choose_device(options.device, rulebook, names)
     lowered = lower(module, inputs)
     division = divide(lowered.graph, device, rulebook, options.compiler, (chosen,))
-    places = substitute(lowered, division.flow, division.places)
+    places = substitute(lowered, division.flow, division.places, anywhere=anywhere)
     outcome = Outcome(tuple(places), division.report)
     return (lowered.module if outcome.taken else None), outcome

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import cache
 from math import prod
 from typing import Any, cast
+from unittest import mock
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -40,17 +41,19 @@ class NotReplaceable(Exception):
     """Raised where a place cannot be replaced: one line says why."""
 
 
-def substitute(lowered: Lowered, flow: Dataflow, places: Sequence[Occurrence]) -> list[Occurrence]:
+def substitute(
+    lowered: Lowered, flow: Dataflow, places: Sequence[Occurrence], *, anywhere: bool
+) -> list[Occurrence]:
     """Replace the places that have a kernel by calls of the kernel, in the graph itself; returns
     the places as they are then. A place whose kernel cannot be called there stays as it is, and
-    says why."""
+    says why. `anywhere`: tensors may be on another device than a GPU."""
     done: list[Occurrence] = []
     for place in places:
         if place.kernel is None:
             done.append(place)
             continue
         try:
-            _replace(lowered, flow, place, place.kernel)
+            _replace(lowered, flow, place, place.kernel, anywhere=anywhere)
         except NotReplaceable as why:
             place = replace(place, kernel=None, why=str(why))
         done.append(place)
@@ -60,7 +63,9 @@ def substitute(lowered: Lowered, flow: Dataflow, places: Sequence[Occurrence]) -
     return done
 
 
-def _replace(lowered: Lowered, flow: Dataflow, place: Occurrence, kernel: Kernel) -> None:
+def _replace(
+    lowered: Lowered, flow: Dataflow, place: Occurrence, kernel: Kernel, *, anywhere: bool
+) -> None:
     """Replace one place by a call of its kernel. Raises NotReplaceable before anything is
     changed."""
     expressed = place.decision.subject.expressed
@@ -71,12 +76,12 @@ def _replace(lowered: Lowered, flow: Dataflow, place: Occurrence, kernel: Kernel
         )
     taken = [_node_of(lowered, flow, ref) for ref in expressed.inputs]
     made = [_node_of(lowered, flow, ref) for ref in expressed.outputs]
-    _check_device([*taken, *made])
+    _check_device([*taken, *made], anywhere=anywhere)
     _check_layouts(flow, expressed, taken)
     _check_sizes(lowered, place, expressed)
     kept = _kept_numbers(lowered, flow, expressed)
     called = _operator(kernel.text, kernel.entry)
-    values = _fake_results(called, taken, made)
+    values = _fake_results(called, taken, made, anywhere=anywhere)
     for number in kept:
         guard_scalar(number)  # as torch itself fixes them where an operator asks for a number
     graph = lowered.module.graph
@@ -101,11 +106,11 @@ def _node_of(lowered: Lowered, flow: Dataflow, ref: Ref) -> torch.fx.Node:
     return node
 
 
-def _check_device(nodes: Sequence[torch.fx.Node]) -> None:
+def _check_device(nodes: Sequence[torch.fx.Node], *, anywhere: bool) -> None:
     devices = {node.meta["val"].device for node in nodes}
     if len(devices) > 1:
         raise NotReplaceable(f"its tensors are on {' and '.join(sorted(map(str, devices)))}")
-    if {device.type for device in devices} != {"cuda"} and not interpreted():
+    if {device.type for device in devices} != {"cuda"} and not anywhere:
         raise NotReplaceable(f"its tensors are on {devices.pop()}")
 
 
@@ -188,12 +193,18 @@ def _check_sizes(lowered: Lowered, place: Occurrence, expressed: Expressed) -> N
 
 
 def _fake_results(
-    called: Any, taken: Sequence[torch.fx.Node], made: Sequence[torch.fx.Node]
+    called: Any,
+    taken: Sequence[torch.fx.Node],
+    made: Sequence[torch.fx.Node],
+    *,
+    anywhere: bool,
 ) -> tuple[torch.Tensor, ...]:
     """Results of the kernel on fake tensors. Raises NotReplaceable where they differ from
     the graph's in their place."""
     given = [node.meta["val"] for node in taken]
-    with given[0].fake_mode, enable_python_dispatcher():
+    # A launcher takes tensors of any device where kernels are interpreted; here it launches none.
+    served = mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"} if anywhere else {})
+    with given[0].fake_mode, enable_python_dispatcher(), served:
         results = called(*given)
     results = results if isinstance(results, tuple) else (results,)
     for found, node in zip(results, made, strict=True):

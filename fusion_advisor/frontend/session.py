@@ -341,8 +341,8 @@ def captured_bare(
             "strings, and containers or plain objects of these"
         )
     fake = HostFakeMode()
-    with _undisturbed(), objects_known(arguments):
-        bare = _without_weights(model, fake)
+    with undisturbed(), objects_known(arguments):
+        bare = without_weights(model, fake)
         for name, mode in modes.items():
             bare.get_submodule(name).training = mode
         args, kwargs = fakes(arguments, fake)
@@ -350,7 +350,7 @@ def captured_bare(
         return capture_loaded(loaded, asked, mask_elements)
 
 
-def _without_weights(model: torch.nn.Module, fake: FakeTensorMode) -> torch.nn.Module:
+def without_weights(model: torch.nn.Module, fake: FakeTensorMode) -> torch.nn.Module:
     """A copy whose tensors all belong to the fake mode, whatever holds them."""
     try:
         with FakeCopyMode(fake):
@@ -363,7 +363,7 @@ def _without_weights(model: torch.nn.Module, fake: FakeTensorMode) -> torch.nn.M
 
 
 @contextmanager
-def _undisturbed() -> Generator[None]:
+def undisturbed() -> Generator[None]:
     """Leaves the generators of random numbers as they are, and lets nothing that the program has
     turned on around the block change what is captured."""
     numpy = sys.modules.get("numpy")

@@ -97,7 +97,7 @@ def _reasons(outcomes: list[Outcome]) -> Iterator[tuple[str, str]]:
 
 
 def apply(
-    model: torch.nn.Module | Callable[..., Any],
+    model: torch.nn.Module | Callable[..., Any] | str,
     example_inputs: Any = None,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
@@ -108,6 +108,7 @@ def apply(
     rules: tuple[str | Path, ...] = (),
     how: Literal["dynamo", "source"] = "dynamo",
     verify: bool | None = None,
+    dry: bool = False,
 ) -> Applied:
     """Let kernels run the groups of a model or a function.
 
@@ -120,10 +121,14 @@ def apply(
     accepted group then) or a backend function. `mode` and `dynamic` are torch.compile's, `device`
     and `rules` as on the command line. With `how="source"` the model's statements are edited for
     the examples, and `verify` checks every kernel against float64 first; `inner`, `mode` and
-    `dynamic` are not used. Raises UsageError for wrong arguments, and any exception of the model
+    `dynamic` are not used. With `dry` the result says what would become of such a call: a copy is
+    called on fake tensors, no GPU is needed, and the model stays as it is; a MODEL of the command
+    line, which brings its inputs, will do. Raises UsageError for wrong arguments, and any exception of the model
     when it is called.
     """
-    if not callable(model):
+    if isinstance(model, str) and not dry:
+        raise UsageError(f"apply: {model!r} is a name; only dry=True builds a model by its name")
+    if not callable(model) and not isinstance(model, str):
         raise UsageError(f"apply: {type(model).__name__} is neither a module nor a function")
     one_of("how", how, "dynamo", "source")
     args, kwargs = given_inputs(example_inputs)
@@ -145,6 +150,11 @@ def apply(
     options = {"inner": inner or "inductor", "device": device, "rules": rules}
     done = Applied(model)
     backend = partial(fusion_advisor, mode=mode, options=options, on_outcome=_Gathered(done).add)
+    if dry:
+        from fusion_advisor.workflows.dry_run import dry_run
+
+        dry_run(model, args, kwargs, partial(backend, dry=True), dynamic=dynamic)
+        return done
     if isinstance(model, torch.nn.Module):
         unapply(model)
         model.compile(backend=backend, dynamic=dynamic)
