@@ -12,6 +12,8 @@ Options (`torch.compile(..., options={...})`; all others are Inductor's, and `mo
   function that takes a graph and its inputs as a backend does.
 - `take_all`: every accepted group, also where its kernel is not expected to win over Inductor's;
   as it is with `inner="eager"`, where there is none to win over.
+- `rewrites`: what is worth more than a kernel (`dynamo/rewrites`), before anything is divided; on
+  by default. `read_inputs`: also where an input has to be read once a call, as a padding mask is.
 - `device`, `rules`: as on the command line; without `device` the rules of the inputs' GPU.
 
 Where gradients are required the graph is Inductor's alone: it stays differentiable as it was, and
@@ -41,6 +43,8 @@ import torch
 
 from fusion_advisor.dynamo.custom_ops import interpreted, substitute
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
+from fusion_advisor.dynamo.rewrites import Rewritten, Taken, rewrite
+from fusion_advisor.dynamo.two_graphs import choosing
 from fusion_advisor.frontend.aot import lower
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.load import load_rulebook
@@ -60,6 +64,7 @@ class Outcome:
     places: tuple[Occurrence, ...] = ()
     report: Report | None = None
     why: str = ""
+    rewrites: tuple[Taken, ...] = ()
 
     @property
     def taken(self) -> tuple[Occurrence, ...]:
@@ -82,6 +87,8 @@ class Outcome:
     def __str__(self) -> str:
         head = f"{len(self.taken)} of {len(self.places)} fusions are ours"
         lines = [self.why or head]
+        rewritten = Counter(f"{each.name}: {each.why}" for each in self.rewrites)
+        lines += [f"  rewritten x{count}: {what}" for what, count in rewritten.items()]
         for what, places in (("ours", self.taken), ("left to Inductor", self.left)):
             counted = Counter((place.group, place.name, place.why) for place in places)
             lines += [
@@ -112,6 +119,8 @@ class _Options:
     compiler: InnerCompiler
     device: str | None = None
     rules: tuple[Path, ...] = ()
+    rewrites: bool = True
+    read_inputs: bool = True
     patches: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -135,16 +144,68 @@ def fusion_advisor(
     chosen = _options(mode, dict(options or {}))
     if dry:
         chosen = replace(chosen, inner=_inner("eager", {}))
-    why = _not_ours(module, inputs, anywhere=dry or interpreted())
+    anywhere = dry or interpreted()
+    rewritten = _rewritten(module, inputs, chosen, read=chosen.read_inputs, anywhere=anywhere)
+
+    def compiled(graph: Rewritten, given: Sequence[Any]) -> Callable[..., Any]:
+        def told(outcome: Outcome) -> None:
+            tell(replace(outcome, rewrites=graph.taken))
+
+        return _compiled(graph.module, given, chosen, told, anywhere=anywhere, dry=dry)
+
+    if not rewritten.ones:
+        return compiled(rewritten, inputs)
+    whole = _rewritten(module, inputs, chosen, read=False, anywhere=anywhere)
+
+    def later(graph: Rewritten) -> Callable[..., Any]:
+        def backend(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+            return compiled(replace(graph, module=part), given)
+
+        return torch.compile(graph.module, backend=backend)
+
+    return choosing(rewritten, whole, inputs, lambda graph: compiled(graph, inputs), later)
+
+
+def _rewritten(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    options: _Options,
+    *,
+    read: bool,
+    anywhere: bool,
+) -> Rewritten:
+    """Graph after the rewrites; with `read` also those that ask what an input has."""
+    if not options.rewrites or _elsewhere(inputs, anywhere=anywhere):
+        return Rewritten(module)
+    try:
+        return rewrite(module, inputs, load_rulebook(options.rules), read=read)
+    except Exception as error:
+        if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
+            raise
+        warnings.warn(f"fusion_advisor: no rewrites here: {cause(error)}", stacklevel=2)
+        return Rewritten(module)
+
+
+def _compiled(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    options: _Options,
+    tell: Callable[[Outcome], None],
+    *,
+    anywhere: bool,
+    dry: bool,
+) -> Callable[..., Any]:
+    """Divide a graph and compile it."""
+    why = _not_ours(module, inputs, anywhere=anywhere)
     if why:
         tell(Outcome(why=why))
-        return chosen.inner(module, inputs)
+        return options.inner(module, inputs)
     try:
-        ours, outcome = _divided(module, inputs, chosen, anywhere=dry or interpreted())
+        ours, outcome = _divided(module, inputs, options, anywhere=anywhere)
         if ours is None or dry:
             tell(outcome)
-            return chosen.inner(module, inputs)
-        compiled = chosen.inner(ours, inputs)
+            return options.inner(module, inputs)
+        compiled = options.inner(ours, inputs)
         tell(outcome)
         return compiled
     except Exception as error:
@@ -153,7 +214,7 @@ def fusion_advisor(
         why = f"no kernels of ours here: {cause(error)}; Inductor compiles the graph alone"
         warnings.warn(f"fusion_advisor: {why}", stacklevel=2)
         tell(Outcome(why=why))
-    return chosen.inner(module, inputs)
+    return options.inner(module, inputs)
 
 
 def _tell(outcome: Outcome) -> None:
@@ -165,6 +226,8 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
     inner = options.pop("inner", "inductor")
     device, rules = options.pop("device", None), options.pop("rules", ())
     take_all = bool(options.pop("take_all", inner == "eager"))
+    rewrites = bool(options.pop("rewrites", True))
+    read_inputs = bool(options.pop("read_inputs", True))
     from torch._inductor import config, list_mode_options
 
     patches = {**(list_mode_options(mode) if mode else {}), **options}
@@ -175,7 +238,7 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
 
     compiler = InnerCompiler(setting("max_autotune"), setting("triton.cudagraphs"), take_all)
     paths = tuple(map(Path, (rules,) if isinstance(rules, str | Path) else rules))
-    return _Options(_inner(inner, patches), compiler, device, paths)
+    return _Options(_inner(inner, patches), compiler, device, paths, rewrites, read_inputs)
 
 
 def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
@@ -205,9 +268,14 @@ def _not_ours(module: torch.fx.GraphModule, inputs: Sequence[Any], *, anywhere: 
             "gradients are required: the graph is Inductor's alone and stays differentiable; "
             "kernels run under torch.no_grad() or torch.inference_mode()"
         )
-    if not anywhere and not any(tensor.is_cuda for tensor in tensors):
+    if _elsewhere(inputs, anywhere=anywhere):
         return "no input is on a CUDA device: the graph is Inductor's alone"
     return ""
+
+
+def _elsewhere(inputs: Sequence[Any], *, anywhere: bool) -> bool:
+    """Whether no input is on a GPU, where that matters."""
+    return not anywhere and not any(isinstance(v, torch.Tensor) and v.is_cuda for v in inputs)
 
 
 def _enables_gradients(module: torch.fx.GraphModule) -> bool:

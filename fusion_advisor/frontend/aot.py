@@ -46,15 +46,15 @@ class Lowered:
 def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
     """Lower the graph that Dynamo hands to a backend. Raises CaptureError where the graph cannot be
     replaced part by part without a change that the caller sees."""
-    fake = _fake_mode(inputs)
-    values = [_fake(value, fake) for value in inputs]
+    fake = fake_mode(inputs)
+    values = [as_fake(value, fake) for value in inputs]
 
     def run(*given: Any) -> Any:
         with fx_traceback.preserve_node_meta():
             return torch.fx.Interpreter(module).run(*given)
 
     with fake, enable_python_dispatcher():  # what CUDA runs as several kernels is taken apart
-        traced = make_fx(_functional(run), decomposition_table=_composites())(*values)
+        traced = make_fx(functional(run), decomposition_table=_composites())(*values)
     traced.graph.eliminate_dead_code()
     _refuse_shared_state(traced)
     placeholders = _placeholders(module, values)
@@ -79,7 +79,7 @@ def _composites() -> dict[Any, Callable[..., Any]]:
                 return NotImplemented
             within.add(operator)
             try:
-                return _functional(partial(parts, **kwargs))(*args)
+                return functional(partial(parts, **kwargs))(*args)
             finally:
                 within.discard(operator)
 
@@ -88,7 +88,7 @@ def _composites() -> dict[Any, Callable[..., Any]]:
     return {operator: once(operator, parts) for operator, parts in COMPOSITES.items()}
 
 
-def _functional(run: Callable[..., Any]) -> Callable[..., Any]:
+def functional(run: Callable[..., Any]) -> Callable[..., Any]:
     """The run without writes in place, except for a copy at the end into each input that was
     written, as AOTAutograd has it. `torch.func.functionalize` would ask for sizes as numbers, which
     fixes them."""
@@ -110,7 +110,7 @@ def _functional(run: Callable[..., Any]) -> Callable[..., Any]:
     return functional
 
 
-def _fake_mode(inputs: Sequence[Any]) -> FakeTensorMode:
+def fake_mode(inputs: Sequence[Any]) -> FakeTensorMode:
     """The fake mode that Dynamo gives to backends; its shape environment holds the guards."""
     context = TracingContext.try_get()
     if context is not None and context.fake_mode is not None:
@@ -119,7 +119,7 @@ def _fake_mode(inputs: Sequence[Any]) -> FakeTensorMode:
     return next(found, None) or FakeTensorMode()
 
 
-def _fake(value: Any, fake: FakeTensorMode) -> Any:
+def as_fake(value: Any, fake: FakeTensorMode) -> Any:
     """An input as Dynamo describes it: which of its sizes are symbolic, and where it comes from."""
     if not isinstance(value, torch.Tensor):
         return value

@@ -44,7 +44,7 @@ class _Entry:
 
 
 def rules(rulebook: Rulebook) -> list[Rule]:
-    """Every rule that has an explanation: gates, idioms, advice, the criterion."""
+    """Every rule that has an explanation: gates, idioms, advice, rewrites, the criterion."""
     return [rule for section in _sections(rulebook).values() for rule in section]
 
 
@@ -54,12 +54,13 @@ def _sections(rulebook: Rulebook) -> dict[str, list[Rule]]:
         "Gates": [*rulebook.gates.values()],
         "Idioms": [*rulebook.patterns.values()],
         "Advice": [*rulebook.advice.values()],
+        "Rewrites": [*rulebook.rewrites.values()],
         "The criterion": [rulebook.verify.criterion],
     }
 
 
 def entry(rulebook: Rulebook, name: str) -> Rule:
-    """A gate by its code or name, an idiom, a kind of advice or the criterion by its name.
+    """A gate by its code or name; an idiom, a kind of advice, a rewrite or the criterion by name.
     UsageError names what is known."""
     asked = name.strip().lower().replace("_", "-")
     every = {rule.name: rule for rule in rules(rulebook)}
@@ -83,7 +84,7 @@ def explanation(rulebook: Rulebook, rule: Rule) -> str:
 
 def page(rulebook: Rulebook) -> str:
     """All rules as Markdown."""
-    lines = ["# What the gates, idioms and advice ask", "", _OPENING, ""]
+    lines = ["# What the gates, idioms, advice and rewrites ask", "", _OPENING, ""]
     for title, rules in _sections(rulebook).items():
         lines += [f"## {title}", ""]
         for rule in rules:

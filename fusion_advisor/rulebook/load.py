@@ -20,8 +20,8 @@ from fusion_advisor.rulebook.quantities import Table, Tree, table_of
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.support.errors import AdvisorError, UsageError
 
-_FOLDERS = ("advice", "devices", "gates", "patterns", "schedules")
-_NAMED = ("advice", "devices", "gates", "patterns")
+_FOLDERS = ("advice", "devices", "gates", "patterns", "rewrites", "schedules")
+_NAMED = ("advice", "devices", "gates", "patterns", "rewrites")
 _SHARED = ("times", "instructions")
 """Tables that all devices share, laid under each device's own."""
 

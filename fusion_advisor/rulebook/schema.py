@@ -139,7 +139,7 @@ class Pattern(Table):
 
 
 class AdviceKind(Table):
-    """A finding that is not a fusion: its definition, its cost, its remedy."""
+    """A finding that is not a fusion, or a rewrite: its definition, its cost, its remedy."""
 
     name: str
     order: int
@@ -489,6 +489,7 @@ class Rulebook(Table):
     gates: Mapping[str, Gate]
     patterns: Mapping[str, Pattern]
     advice: Mapping[str, AdviceKind]
+    rewrites: Mapping[str, AdviceKind]
     schedules: Schedules
     times: Times
     """Figures of the time model for devices that have none of their own."""
@@ -509,8 +510,9 @@ class Rulebook(Table):
     tuning: Tuning
 
     def tuned(self) -> Iterator[tuple[str, Number]]:
-        """Every number outside gates, devices, idioms and advice, by its path in the rules."""
-        named = ("devices", "gates", "patterns", "advice")
+        """Every number outside gates, devices, idioms, advice and rewrites, by its path in the
+        rules."""
+        named = ("devices", "gates", "patterns", "advice", "rewrites")
         return _flat({name: section for name, section in self if name not in named})
 
     def device(self, name: str) -> Device:

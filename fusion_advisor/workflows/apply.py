@@ -36,7 +36,8 @@ class Applied:
     """Result of `apply` for a model's groups. `kernels` has in how many places each kernel runs, by
     name; `refused` why other groups do not run as kernels, by name; `saved_us` the microseconds
     that the kernels are predicted to save in a call, and `accepted_us` the microseconds that all
-    accepted groups would save. Calling the record calls the model, or the function that was given.
+    accepted groups would save; `rewrites` in how many places the graph was rewritten, by the name
+    of the rewrite. Calling the record calls the model, or the function that was given.
     """
 
     run: Callable[..., Any] = field(repr=False)
@@ -44,6 +45,7 @@ class Applied:
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     saved_us: float = 0.0
     accepted_us: float = 0.0
+    rewrites: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def share(self) -> float:
@@ -63,6 +65,7 @@ class Applied:
             f"{wording.time(self.accepted_us)} that analysis accepts"
         ]
         lines += [f"  {name} x{count}" for name, count in self.kernels.items()]
+        lines += [f"  rewritten: {name} x{count}" for name, count in self.rewrites.items()]
         lines += [f"  not {name}: {reason}" for name, reason in self.refused.items()]
         return "\n".join(lines)
 
@@ -83,6 +86,7 @@ class _Gathered:
         done = self.applied
         done.kernels = dict(Counter(place.name for each in best for place in each.taken))
         done.refused = dict(_reasons(best))
+        done.rewrites = dict(Counter(taken.name for each in best for taken in each.rewrites))
         done.saved_us = sum(each.saved_us for each in best)
         done.accepted_us = sum(each.accepted_us for each in best)
 

@@ -21,7 +21,8 @@ def explain(
     rules: Rules = None,
     debug: Debug = False,
 ) -> None:
-    """Say what a gate, idiom or the criterion asks, or an advice means: why, limits and sources."""
+    """Say what a gate, idiom or the criterion asks, or an advice or rewrite means: why, limits,
+    sources."""
     from fusion_advisor.rulebook.explain import entry, explanation, page
     from fusion_advisor.rulebook.explain import rules as every
 
@@ -52,14 +53,14 @@ def devices(rules: Rules = None, debug: Debug = False) -> None:
 
 
 def rules(rules: Rules = None, debug: Debug = False) -> None:
-    """List the gates, idioms, advice and tuned numbers, with the rules' version and hash."""
+    """List gates, idioms, advice, rewrites and tuned numbers, with the rules' version and hash."""
     rulebook = rulebook_of(rules)
     print(f"rules {rulebook.version} {rulebook.hash}")
     for gate in rulebook.gates.values():
         print(f"{gate.code} {gate.name:20} {gate.comparison:2} {_limits(gate) or gate.limit}")
     for pattern in rulebook.patterns.values():
         print(f"      {pattern.name:20} {pattern.what}")
-    for kind in rulebook.advice.values():
+    for kind in (*rulebook.advice.values(), *rulebook.rewrites.values()):
         print(f"      {kind.name:20} {_limits(kind) or kind.what}")
     for field, number in rulebook.tuned():
         print(f"      {field:36} {number!s:16} {number.source}")

@@ -1,0 +1,58 @@
+"""Rewrites of Dynamo's graph that are worth more than a kernel, before AOTAutograd traces it."""
+# torch.fx carries Any.
+# pyright: reportUnknownMemberType=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fusion_advisor.dynamo.rewrites.base import Asked, Rewrite, Taken
+from fusion_advisor.dynamo.rewrites.grouped_heads import grouped_heads
+from fusion_advisor.dynamo.rewrites.needless_masks import needless_masks
+from fusion_advisor.rulebook.schema import Rulebook
+
+REWRITES: tuple[Rewrite, ...] = (needless_masks, grouped_heads)
+"""Rewrites in their order: heads are grouped where no mask is left."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """Graph after the rewrites; `module` is the graph that was given where none was made."""
+
+    module: torch.fx.GraphModule
+    taken: tuple[Taken, ...] = ()
+
+    @property
+    def ones(self) -> tuple[int, ...]:
+        """Numbers of the inputs that must have ones alone."""
+        return tuple(sorted({number for each in self.taken for number in each.ones}))
+
+
+def rewrite(
+    module: torch.fx.GraphModule, inputs: Sequence[Any], rulebook: Rulebook, *, read: bool
+) -> Rewritten:
+    """Rewrite a graph as Dynamo hands it to a backend; the graph that is given stays. With `read`
+    also where the meaning is the same for some inputs alone (`Rewritten.ones`)."""
+    changed = _copied(module)
+    asked = Asked(changed, inputs, rulebook, read)
+    taken = tuple(each for unit in REWRITES for each in unit(asked))
+    if not taken:
+        return Rewritten(module)
+    changed.graph.eliminate_dead_code()
+    changed.recompile()
+    return Rewritten(changed, taken)
+
+
+def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Copy of Dynamo's graph, with what Dynamo says of its inputs."""
+    copied = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    copied.meta = module.meta
+    for old, new in zip(module.graph.nodes, copied.graph.nodes, strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source  # read by AOTAutograd, and by this backend
+    return copied

@@ -1,0 +1,83 @@
+"""A call of `scaled_dot_product_attention` in Dynamo's graph."""
+# torch.fx carries Any.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusion_advisor.frontend.expansions import hint
+
+_OPERATOR = torch.nn.functional.scaled_dot_product_attention
+_POSITIONAL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The call, with its arguments by name: query [..., queries, width], key [..., keys, width]."""
+
+    node: torch.fx.Node
+    given: dict[str, Any]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The fake tensor of an argument."""
+        return self.given[name].meta["example_value"]
+
+    @property
+    def mask(self) -> torch.fx.Node | None:
+        mask = self.given.get("attn_mask")
+        return mask if isinstance(mask, torch.fx.Node) else None
+
+    @property
+    def leading(self) -> tuple[Any, ...]:
+        """Sizes of the query before queries and width: batch and heads."""
+        return tuple(self.tensor("query").shape[:-2])
+
+    @property
+    def queries(self) -> Any:
+        return self.tensor("query").shape[-2]
+
+    @property
+    def keys(self) -> Any:
+        return self.tensor("key").shape[-2]
+
+    @property
+    def many(self) -> bool:
+        """Whether more than one query is answered at a time, whatever the sizes."""
+        return statically_known_true(self.queries > 1)
+
+    @property
+    def flops(self) -> float:
+        """Work of both products at the sizes of this call, nothing left out."""
+        sizes = (*self.tensor("query").shape, self.keys)
+        return 4.0 * math.prod(int(hint(each)) for each in sizes)
+
+    def change(self, **arguments: Any) -> None:
+        """Give the call other arguments, in the graph; the query stays in place."""
+        given = {**self.given, **arguments}
+        self.node.args = tuple(given.pop(name) for name in _POSITIONAL[:3])
+        self.node.kwargs = given
+
+
+def attentions(graph: torch.fx.Graph) -> Iterator[Attention]:
+    """Yield the calls of a graph in their order, those whose tensors are described."""
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target is not _OPERATOR:
+            continue
+        given = {**dict(zip(_POSITIONAL, node.args, strict=False)), **node.kwargs}
+        tensors = [given[name] for name in _POSITIONAL[:3]]
+        if isinstance(given.get("attn_mask"), torch.fx.Node):
+            tensors.append(given["attn_mask"])
+        if all(
+            isinstance(each, torch.fx.Node)
+            and isinstance(each.meta.get("example_value"), torch.Tensor)
+            for each in tensors
+        ):
+            yield Attention(node, given)

@@ -1,0 +1,372 @@
+"""Elements of a tensor as functions of their index, read from the ATen graph that makes the tensor.
+
+A graph that builds a mask computes with places: `arange`, comparisons, views. Here each tensor of
+such a graph becomes a function from an index, which may be symbolic, to a term. A term is a whole
+number as an expression of sympy, a constant, a comparison that depends on the index (`Holds`), an
+element of an input (`Read`), or an operator of terms (`Applied`). Nothing is said of what is not
+understood: `Unknown` is raised where an element is asked for.
+"""
+# torch.fx and sympy carry Any.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+
+aten = torch.ops.aten
+
+Index = tuple[sympy.Expr, ...]
+
+
+class Unknown(Exception):
+    """Raised for an element that is not a function of its index and of inputs as terms have it."""
+
+
+@dataclass(frozen=True)
+class Holds:
+    """Truth of `value >= 0`."""
+
+    value: sympy.Expr
+
+    @property
+    def opposite(self) -> Holds:
+        return Holds(sympy.expand(-self.value - 1))
+
+
+@dataclass(frozen=True)
+class Read:
+    """An element of an input of the graph."""
+
+    name: str
+    index: Index
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A number that is no whole number, or a truth value: a tensor of no dimension."""
+
+    value: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Applied:
+    """A pointwise operator of terms, computed by the operator itself where all of them are
+    constants."""
+
+    operator: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+Term = sympy.Expr | Holds | Read | Constant | Applied
+
+
+@dataclass(frozen=True)
+class Elements:
+    """A tensor by its elements. `sizes` may be symbolic."""
+
+    sizes: Index
+    dtype: torch.dtype
+    at: Callable[[Index], Term]
+
+
+def elements_of(node: torch.fx.Node) -> Elements:
+    """Elements of a node's tensor, of a graph that `make_fx` traced. Raises Unknown."""
+    return _Reader().of(node)
+
+
+def leaves(term: Term) -> Iterator[Holds | Read]:
+    """Yield what a term depends on beyond constants."""
+    if isinstance(term, Holds | Read):
+        yield term
+    elif isinstance(term, Applied):
+        for each in term.args:
+            if isinstance(each, Term):
+                yield from leaves(each)
+
+
+def value_of(term: Term, known: Mapping[Holds | Read, torch.Tensor]) -> torch.Tensor:
+    """Value of a term, a tensor of no dimension, where what it depends on has these values. Raises
+    Unknown."""
+    if isinstance(term, Constant):
+        return term.value
+    if isinstance(term, Holds | Read):
+        return known[term]
+    if isinstance(term, Applied):
+        given = [value_of(each, known) if isinstance(each, Term) else each for each in term.args]
+        return term.operator(*given, **term.kwargs)
+    if isinstance(term, sympy.Integer):
+        return torch.tensor(int(term))
+    raise Unknown(f"it has the number {term}")
+
+
+def size(number: Any) -> sympy.Expr:
+    """A size as an expression."""
+    return number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)
+
+
+_SAME = (aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default,
+         aten.lift_fresh_copy.default, aten.lift_fresh.default)  # fmt: skip
+_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_FULL: dict[Any, float | None] = {
+    aten.full.default: None, aten.full_like.default: None, aten.new_full.default: None,
+    aten.ones.default: 1, aten.ones_like.default: 1, aten.new_ones.default: 1,
+    aten.zeros.default: 0, aten.zeros_like.default: 0, aten.new_zeros.default: 0,
+}  # fmt: skip
+_EXACT: dict[Any, Callable[[Any, Any], sympy.Expr]] = {
+    aten.add: lambda a, b: a + b, aten.sub: lambda a, b: a - b, aten.mul: lambda a, b: a * b,
+    aten.rsub: lambda a, b: b - a,
+}  # fmt: skip
+"""Operators of whole numbers whose result is an expression again."""
+_COMPARED: dict[Any, Callable[[Any, Any], sympy.Expr]] = {
+    aten.ge: lambda a, b: a - b, aten.gt: lambda a, b: a - b - 1,
+    aten.le: lambda a, b: b - a, aten.lt: lambda a, b: b - a - 1,
+}  # fmt: skip
+"""Comparisons of whole numbers, as what is not negative where they hold."""
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._known: dict[torch.fx.Node, Elements] = {}
+
+    def of(self, node: torch.fx.Node) -> Elements:
+        if node not in self._known:
+            value = node.meta.get("val")
+            if not isinstance(value, torch.Tensor):
+                raise Unknown(f"{node.name} is no tensor")
+            sizes = tuple(map(size, value.shape))
+            self._known[node] = Elements(sizes, value.dtype, self._function(node, sizes, value))
+        return self._known[node]
+
+    def _function(
+        self, node: torch.fx.Node, sizes: Index, value: torch.Tensor
+    ) -> Callable[[Index], Term]:
+        if node.op == "placeholder":
+            return lambda index: Read(node.name, index, value.dtype)
+        if node.op == "get_attr":
+            return self._constant(node)
+        if node.op != "call_function":
+            raise Unknown(f"{node.name} is no call")
+        target: Any = node.target
+        args = [self._given(each) for each in node.args]
+        if target in _SAME:
+            return args[0].at
+        if target in _FULL:
+            filled = _FULL[target]
+            if filled is None:
+                filled = args[2 if target is aten.new_full.default else 1]
+            return _filled(filled, value.dtype)
+        if target is aten.scalar_tensor.default:
+            return _filled(args[0], value.dtype)
+        if target in (aten.arange.default, aten.arange.start, aten.arange.start_step):
+            start = args[0] if len(args) > 1 else 0
+            step = args[2] if len(args) > 2 else 1
+            if value.dtype.is_floating_point:
+                raise Unknown(f"{node.name} counts in {value.dtype}")
+            return lambda index: size(start) + size(step) * index[0]
+        if target in _VIEWS:
+            return _viewed(args[0], sizes)
+        if target is aten.expand.default:
+            return lambda index: args[0].at(within(args[0].sizes, index))
+        if target is aten._to_copy.default:
+            return lambda index: _converted(args[0], index, value.dtype)
+        if target is aten.copy.default:
+            return lambda index: _converted(args[1], within(args[1].sizes, index), value.dtype)
+        if target in _MOVED:
+            return _MOVED[target](*args)
+        if target in (aten.triu.default, aten.tril.default):
+            diagonal = size(args[1] if len(args) > 1 else 0)
+            sign = 1 if target is aten.triu.default else -1
+            none = Constant(torch.zeros((), dtype=value.dtype))
+            return lambda index: Applied(
+                aten.where.self,
+                (Holds(sympy.expand(sign * (index[-1] - index[-2] - diagonal))), args[0].at(index),
+                 none), {},
+            )  # fmt: skip
+        if target is aten.index.Tensor:
+            return _gathered(args[0], args[1])
+        if torch.Tag.pointwise in target.tags or target is aten.masked_fill.Tensor:
+            return _pointwise(target, args, node.kwargs)
+        raise Unknown(f"{node.name} is made by {target}")
+
+    def _given(self, value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            inner = value.meta.get("val")
+            return self.of(value) if isinstance(inner, torch.Tensor) else inner
+        return [self._given(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _constant(self, node: torch.fx.Node) -> Callable[[Index], Term]:
+        held: Any = node.graph.owning_module
+        for part in str(node.target).split("."):
+            held = getattr(held, part)
+        if held.numel() != 1:
+            raise Unknown(f"{node.name} is a table of {held.numel()} numbers")
+        return _filled(held.item(), held.dtype)
+
+
+def _filled(number: Any, dtype: torch.dtype) -> Callable[[Index], Term]:
+    whole = not dtype.is_floating_point and dtype is not torch.bool
+    if whole or isinstance(number, torch.SymInt):
+        return lambda index: size(number)
+    return lambda index: Constant(torch.tensor(number, dtype=dtype))
+
+
+def within(sizes: Index, index: Index) -> Index:
+    """The index into a tensor of these sizes where it is broadcast: 0 along a size of one."""
+    own = index[len(index) - len(sizes) :]
+    return tuple(sympy.Integer(0) if n == 1 else place for n, place in zip(sizes, own, strict=True))
+
+
+def _converted(source: Elements, index: Index, dtype: torch.dtype) -> Term:
+    term = source.at(index)
+    whole = isinstance(term, sympy.Expr)
+    if dtype == source.dtype or (whole and not dtype.is_floating_point and dtype is not torch.bool):
+        return term
+    return Applied(torch.Tensor.to, (term, dtype), {})
+
+
+def _viewed(source: Elements, sizes: Index) -> Callable[[Index], Term]:
+    """A view that puts in or takes out dimensions of one element."""
+    kept = [d for d, n in enumerate(sizes) if n != 1]
+    old = [d for d, n in enumerate(source.sizes) if n != 1]
+    if [sizes[d] for d in kept] != [source.sizes[d] for d in old]:
+        raise Unknown(f"a view of {source.sizes} as {sizes}")
+
+    def at(index: Index) -> Term:
+        place = dict(zip(old, (index[d] for d in kept), strict=True))
+        return source.at(tuple(place.get(d, sympy.Integer(0)) for d in range(len(source.sizes))))
+
+    return at
+
+
+def _permuted(source: Elements, order: Sequence[int]) -> Callable[[Index], Term]:
+    rank = len(source.sizes)
+    place = {d % rank: number for number, d in enumerate(order)}
+    return lambda index: source.at(tuple(index[place[d]] for d in range(rank)))
+
+
+def _transposed(source: Elements, one: int, other: int) -> Callable[[Index], Term]:
+    order = list(range(len(source.sizes)))
+    order[one], order[other] = order[other], order[one]
+    return _permuted(source, order)
+
+
+def _sliced(
+    source: Elements, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Callable[[Index], Term]:
+    del end  # the sizes have it
+    dim %= len(source.sizes)
+    first = _from_front(source, dim, 0 if start is None else start)
+
+    def at(index: Index) -> Term:
+        return source.at((*index[:dim], first + size(step) * index[dim], *index[dim + 1 :]))
+
+    return at
+
+
+def _selected(source: Elements, dim: int, place: Any) -> Callable[[Index], Term]:
+    dim %= len(source.sizes)
+    here = _from_front(source, dim, place)
+    return lambda index: source.at((*index[:dim], here, *index[dim:]))
+
+
+def _from_front(source: Elements, dim: int, place: Any) -> sympy.Expr:
+    given = size(place)
+    if given.is_negative:
+        return source.sizes[dim] + given
+    if not given.is_nonnegative:
+        raise Unknown(f"a place {given} that may count from the end")
+    return given
+
+
+def _unsqueezed(source: Elements, dim: int) -> Callable[[Index], Term]:
+    dim %= len(source.sizes) + 1
+    return lambda index: source.at((*index[:dim], *index[dim + 1 :]))
+
+
+def _squeezed(source: Elements, dims: Any = None) -> Callable[[Index], Term]:
+    rank = len(source.sizes)
+    asked = range(rank) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {d % rank for d in asked if source.sizes[d % rank] == 1}
+
+    def at(index: Index) -> Term:
+        given = iter(index)
+        return source.at(tuple(sympy.Integer(0) if d in gone else next(given) for d in range(rank)))
+
+    return at
+
+
+_MOVED: dict[Any, Callable[..., Callable[[Index], Term]]] = {
+    aten.permute.default: _permuted,
+    aten.transpose.int: _transposed,
+    aten.t.default: partial(_transposed, one=-2, other=-1),
+    aten.slice.Tensor: _sliced,
+    aten.select.int: _selected,
+    aten.unsqueeze.default: _unsqueezed,
+    aten.squeeze.default: _squeezed,
+    aten.squeeze.dim: _squeezed,
+    aten.squeeze.dims: _squeezed,
+}
+
+
+def _gathered(source: Elements, tables: Sequence[Elements | None]) -> Callable[[Index], Term]:
+    """Elements at the places that tables of whole numbers have, for leading dimensions alone."""
+    given = [table for table in tables if table is not None]
+    if None in tables[: len(given)] or any(table.dtype is torch.bool for table in given):
+        raise Unknown("places of some dimensions, not of the first ones")
+    rank = max(len(table.sizes) for table in given)
+
+    def at(index: Index) -> Term:
+        places: list[sympy.Expr] = []
+        for table in given:
+            term = table.at(within(table.sizes, index[:rank]))
+            if not isinstance(term, sympy.Expr) or not _not_negative(term):
+                raise Unknown("places that are not known, or that count from the end")
+            places.append(term)
+        return source.at((*places, *index[rank:]))
+
+    return at
+
+
+def _not_negative(term: sympy.Expr) -> bool:
+    """Whether an expression of indices and sizes, none of which is negative, is not negative."""
+    return bool(term.is_nonnegative)
+
+
+def _pointwise(
+    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Callable[[Index], Term]:
+    family = target.overloadpacket
+
+    def at(index: Index) -> Term:
+        given: list[Any] = []
+        for each in args:
+            if isinstance(each, Elements):
+                given.append(each.at(within(each.sizes, index)))
+            else:
+                given.append(each)
+        whole = [_whole(each) for each in given]
+        if len(given) == 2 and None not in whole and not kwargs:
+            if family in _EXACT:
+                return _EXACT[family](*whole)
+            if family in _COMPARED:
+                return Holds(sympy.expand(_COMPARED[family](*whole)))
+        return Applied(target, tuple(given), kwargs)
+
+    return at
+
+
+def _whole(value: Any) -> sympy.Expr | None:
+    """A whole number as an expression; None for any other operand."""
+    if isinstance(value, sympy.Expr):
+        return value
+    whole = isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
+    return size(value) if whole else None

@@ -1,0 +1,272 @@
+"""Rewrite of attention whose mask hides nothing, or what comes after each place and nothing else:
+without the mask, so that the flash kernel serves it.
+
+What a mask is, is proven for every size that the graph serves, from the operators that make it: its
+element as a function of batch, head, query and key. A mask that also hides padding is one of these
+where there is no padding; the input that tells is then read once a call, before the graph.
+"""
+# torch.fx and sympy carry Any.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+from typing import Any, Literal
+
+import sympy
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
+
+from fusion_advisor.dynamo.rewrites.attention import Attention, attentions
+from fusion_advisor.dynamo.rewrites.base import Asked, Taken
+from fusion_advisor.dynamo.rewrites.elements import (
+    Holds,
+    Index,
+    Read,
+    Unknown,
+    elements_of,
+    leaves,
+    size,
+    value_of,
+    within,
+)
+from fusion_advisor.frontend.aot import as_fake, fake_mode, functional
+from fusion_advisor.rulebook.schema import Rulebook
+
+_MOST_COMPARISONS = 6
+"""Most comparisons that a mask may depend on: each of their outcomes is looked at."""
+_PLACES = ("batch", "head", "query", "key")
+Hides = Literal["nothing", "later"]
+
+
+def needless_masks(asked: Asked) -> Iterator[Taken]:
+    """Take needless masks from the attentions of a graph, in place; yields those that were
+    taken, each with the inputs that must have ones alone for it."""
+    masked = [each for each in attentions(asked.module.graph) if each.mask is not None]
+    if not masked:
+        return
+    made = _Made(asked, masked)
+    number = {node.name: place for place, node in enumerate(made.placeholders)}
+    conditional: list[tuple[Attention, Hides, tuple[int, ...]]] = []
+    for attention in masked:
+        assert attention.mask is not None
+        try:
+            hides, shown = _hidden(made.mask(attention), attention, made.sizes)
+        except Unknown:
+            continue
+        if shown:
+            given = tuple(sorted(number[name] for name in shown))
+            conditional.append((attention, hides, given))
+        else:
+            yield from _taken(attention, hides)
+    if asked.read and _worth_reading([each for each, *_ in conditional], asked.rulebook):
+        for attention, hides, given in conditional:
+            yield from _taken(attention, hides, given)
+
+
+def _taken(attention: Attention, hides: Hides, ones: tuple[int, ...] = ()) -> Iterator[Taken]:
+    said = {"nothing": "hides nothing", "later": "is causal"}[hides]
+    where = " where there is no padding, which is read once a call" if ones else ""
+    if _without_mask(attention, hides):
+        yield Taken("needless-mask", attention.node, f"its mask {said}{where}", ones)
+
+
+def _worth_reading(masked: Sequence[Attention], rulebook: Rulebook) -> bool:
+    """Whether attentions without their masks save enough to read an input for it: not where one
+    query at a time is answered."""
+    limits = rulebook.rewrites["needless-mask"].limits
+    saved = sum(each.flops / limits["masked"].base for each in masked if each.many)
+    return saved >= limits["worth"].value * limits["read"].base
+
+
+# -- what a mask hides -----------------------------------------------------------------------------
+
+
+def _hidden(
+    mask: torch.fx.Node, attention: Attention, sizes: ShapeEnv | None
+) -> tuple[Hides, frozenset[str]]:
+    """What the mask hides, and the inputs that must have ones alone for it. Raises Unknown where
+    the mask hides anything else than what comes later."""
+    lengths = tuple(map(size, (*attention.leading, attention.queries, attention.keys)))
+    place: Index = tuple(
+        sympy.Symbol(name, integer=True, nonnegative=True) for name in _PLACES[-len(lengths) :]
+    )
+    elements = elements_of(mask)
+    term = elements.at(within(elements.sizes, place))
+    query, key = place[-2:]
+    causal = Holds(query - key)
+    known: dict[Holds | Read, torch.Tensor] = {}
+    shown: set[str] = set()
+    unsettled: list[Holds] = []
+    for leaf in dict.fromkeys(leaves(term)):
+        if isinstance(leaf, Read):
+            if leaf.dtype.is_floating_point or any(query in i.free_symbols for i in leaf.index):
+                raise Unknown(f"it depends on what {leaf.name} has")
+            known[leaf] = torch.ones((), dtype=leaf.dtype)
+            shown.add(leaf.name)
+        elif leaf not in (causal, causal.opposite):
+            always = _always(leaf.value, place, lengths, sizes)
+            never = _always(leaf.opposite.value, place, lengths, sizes)
+            known[leaf] = torch.tensor(always)
+            if not always and not never:
+                unsettled.append(leaf)
+    if len(unsettled) > _MOST_COMPARISONS:
+        raise Unknown(f"it depends on {len(unsettled)} comparisons")
+    seen: dict[bool, set[bool]] = {}
+    for before, *outcome in product((True, False), repeat=1 + len(unsettled)):
+        known |= dict(zip(unsettled, map(torch.tensor, outcome), strict=True))
+        case = [causal, *unsettled]
+        if not _possible(case, (before, *outcome)):
+            continue
+        known |= {causal: torch.tensor(before), causal.opposite: torch.tensor(not before)}
+        seen.setdefault(before, set()).add(_shows(value_of(term, known)))
+    if seen == {True: {True}, False: {True}}:
+        return "nothing", frozenset(shown)
+    if seen == {True: {True}, False: {False}}:
+        return "later", frozenset(shown)
+    raise Unknown("it hides other places")
+
+
+def _always(value: sympy.Expr, place: Index, lengths: Index, sizes: ShapeEnv | None) -> bool:
+    """Whether a comparison holds at every place: its least value is not negative."""
+    least = sympy.expand(value)
+    for symbol, length in zip(place, lengths, strict=True):
+        factor = least.coeff(symbol)
+        if not factor.is_Integer or least.coeff(symbol, 2) != 0:
+            return False
+        least = least.subs(symbol, 0 if factor >= 0 else length - 1)
+    if sizes is None or least.is_number:
+        return bool(least.is_nonnegative)
+    return statically_known_true(sizes.create_symboolnode(sympy.Ge(least, 0)))
+
+
+def _possible(comparisons: Sequence[Holds], outcome: Sequence[bool]) -> bool:
+    """Whether comparisons may come out like this together, as far as two of them tell: what is not
+    negative has no negative sum."""
+    together = [e if yes else e.opposite for e, yes in zip(comparisons, outcome, strict=True)]
+    sums = (one.value + other.value for one, other in combinations(together, 2))
+    return not any(each.is_number and each.is_negative for each in map(sympy.expand, sums))
+
+
+def _shows(value: torch.Tensor) -> bool:
+    """Whether an element of a mask shows its place. Raises Unknown for a number that changes how
+    much a place weighs."""
+    if value.dtype is torch.bool:
+        return bool(value)
+    if value == 0:
+        return True
+    if value <= torch.finfo(value.dtype).min:
+        return False
+    raise Unknown(f"it adds {float(value)}")
+
+
+def _without_mask(attention: Attention, hides: Hides) -> bool:
+    """Take the mask from a call; whether `is_causal` says the same, and it is taken."""
+    if attention.given.get("is_causal"):
+        return False  # torch refuses both
+    if hides == "nothing":
+        attention.change(attn_mask=None)
+        return True
+    queries, keys = attention.queries, attention.keys
+    if statically_known_true(queries == keys):
+        attention.change(attn_mask=None, is_causal=True)
+        return True
+    if not statically_known_true(queries <= keys):
+        return False
+    # What comes after the last query is never seen, and the flash kernel wants as many keys.
+    graph, seen = attention.node.graph, queries
+    with graph.inserting_before(attention.node):
+        if isinstance(queries, torch.SymInt):
+            seen = graph.call_method("size", (attention.given["query"], -2))
+            seen.meta["example_value"] = queries
+        shorter: dict[str, Any] = {}
+        for name in ("key", "value"):
+            given = attention.given[name]
+            cut: Any = (..., slice(None, seen), slice(None))
+            shorter[name] = graph.call_function(operator.getitem, (given, cut))
+            whole = given.meta["example_value"]
+            shorter[name].meta = {**given.meta, "example_value": whole[..., :queries, :]}
+    attention.change(attn_mask=None, is_causal=True, **shorter)
+    return True
+
+
+# -- how a mask is made ----------------------------------------------------------------------------
+
+
+class _Made:
+    """ATen graph of what makes masks: traced up to the last node that makes one, or writes into one
+    before its first attention."""
+
+    def __init__(self, asked: Asked, masked: Sequence[Attention]) -> None:
+        order = {node: number for number, node in enumerate(asked.module.graph.nodes)}
+        first: dict[torch.fx.Node, int] = {}
+        for attention in masked:
+            if attention.mask is not None:
+                first.setdefault(attention.mask, order[attention.node])
+        self._order = order
+        self._writes = {
+            mask: [order[mask], *(order[node] for node in order if _writes_into(node, mask))]
+            for mask in first
+        }
+        self._whole = {
+            mask: max(number for number in self._writes[mask] if number < first[mask])
+            for mask in first
+        }
+        self._cut = max(self._whole.values())
+        traced = _traced(asked, [node for node in order if order[node] <= self._cut], list(first))
+        nodes = list(traced.graph.nodes)
+        self.placeholders = [node for node in nodes if node.op == "placeholder"]
+        self._masks = dict(zip(first, nodes[-1].args[0], strict=True))
+        values = (node.meta.get("val") for node in nodes)
+        numbers = (value.node for value in values if isinstance(value, torch.SymInt))
+        self.sizes: ShapeEnv | None = next((number.shape_env for number in numbers), None)
+
+    def mask(self, attention: Attention) -> torch.fx.Node:
+        """The node of an attention's mask. Raises Unknown where the mask is written into after what
+        was traced of it."""
+        mask = attention.mask
+        assert mask is not None
+        until = max(self._cut + 1, self._order[attention.node])
+        if any(self._whole[mask] < number < until for number in self._writes[mask]):
+            raise Unknown("it is written into between attentions")
+        return self._masks[mask]
+
+
+def _writes_into(node: torch.fx.Node, mask: torch.fx.Node) -> bool:
+    """Whether a node may write into the memory of a mask, by its name."""
+    named = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = named.endswith("_") and not named.endswith("__")
+    if not (in_place or "out" in node.kwargs or named in _WRITING):
+        return False
+    return any(_storage(each) == _storage(mask) for each in node.all_input_nodes)
+
+
+_WRITING = ("setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior", "ixor")
+"""Functions of `operator` that write into their operand."""
+
+
+def _storage(node: torch.fx.Node) -> int | None:
+    value = node.meta.get("example_value")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+def _traced(
+    asked: Asked, nodes: Sequence[torch.fx.Node], wanted: Sequence[torch.fx.Node]
+) -> torch.fx.GraphModule:
+    """Trace the first nodes of a graph on fake tensors, to ATen operators without writes."""
+    part = torch.fx.Graph()
+    copied: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in nodes:
+        copied[node] = part.node_copy(node, copied.__getitem__)
+    part.output([copied[mask] for mask in wanted])
+    run = torch.fx.Interpreter(torch.fx.GraphModule(asked.module, part)).run
+    fake = fake_mode(asked.inputs)
+    values = [as_fake(value, fake) for value in asked.inputs]
+    with fake, enable_python_dispatcher():
+        return make_fx(functional(run))(*values)

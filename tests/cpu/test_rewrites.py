@@ -1,0 +1,405 @@
+"""Rewrites of Dynamo's graph: taken where they mean the same, and nowhere else."""
+
+# torch is partly untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fusion_advisor.dynamo.rewrites import rewrite
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.rulebook.schema import Rulebook
+
+Mask = Callable[..., Any]
+
+
+@dataclass
+class Seen:
+    """What the rewrites said of the graphs of one function; calling it runs the rewritten graphs,
+    each only where its inputs have the ones that it asks for."""
+
+    read: bool = True
+    names: list[str] = field(default_factory=list[str])
+    ones: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        done = rewrite(module, inputs, always_read(), read=self.read)
+        self.names += [each.name for each in done.taken]
+        self.ones.append(done.ones)
+
+        def run(*given: Any) -> Any:
+            asked = all(bool((given[number] == 1).all()) for number in done.ones)
+            return (done.module if asked else module)(*given)
+
+        return run
+
+
+@cache
+def always_read() -> Rulebook:
+    """Rules by which an input is read for the smallest attention, too."""
+    with TemporaryDirectory() as folder:
+        overlay = Path(folder) / "read.toml"
+        worth = 'worth = { value = 1e-12, unit = "x", source = "test" }'
+        overlay.write_text(f"[rewrites.needless-mask.limits]\n{worth}\n")
+        return load_rulebook((overlay,))
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def attended(mask: Mask, **more: Any) -> Callable[..., torch.Tensor]:
+    """Attention whose mask is made of its operands and of what else is given."""
+
+    def forward(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: torch.Tensor
+    ) -> torch.Tensor:
+        made = mask(q, k, *given)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=made, **more)
+
+    return forward
+
+
+def operands(batch: int = 2, heads: int = 3, queries: int = 6, keys: int = 6) -> list[torch.Tensor]:
+    return [torch.randn(batch, heads, n, 8) for n in (queries, keys, keys)]
+
+
+def least(q: torch.Tensor) -> float:
+    return torch.finfo(q.dtype).min
+
+
+# -- masks that are needless -----------------------------------------------------------------------
+
+
+def by_tril(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.tril(torch.ones(q.shape[2], k.shape[2], dtype=torch.bool))
+
+
+def by_comparison(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.arange(k.shape[2])[None, :] <= torch.arange(q.shape[2])[:, None]
+
+
+def by_triu_of_least(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.full((q.shape[2], k.shape[2]), least(q)).triu(1)[None, None]
+
+
+def by_infinity(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    later = torch.arange(k.shape[2]) > torch.arange(q.shape[2]).view(-1, 1)
+    return torch.zeros(q.shape[2], k.shape[2]).masked_fill(later, float("-inf"))
+
+
+def by_where(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    seen = torch.ones(q.shape[2], k.shape[2]).tril().bool()
+    return torch.where(seen, 0.0, least(q))
+
+
+def by_product(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """As transformers 4.40 had it: a triangle times a comparison."""
+    made = torch.triu(torch.full((q.shape[2], k.shape[2]), least(q)), diagonal=1)
+    made = made * (torch.arange(k.shape[2]) > torch.arange(q.shape[2]).reshape(-1, 1))
+    return made[None, None, :, :].expand(q.shape[0], 1, -1, -1)
+
+
+def written_in_place(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros(q.shape[2], k.shape[2])
+    made.masked_fill_(torch.arange(k.shape[2]) > torch.arange(q.shape[2])[:, None], least(q))
+    return made
+
+
+def inverted(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    later = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(diagonal=1)
+    return ~later
+
+
+def wide_window(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """A window as wide as there are keys."""
+    i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None, :]
+    return (j <= i) & (i - j < k.shape[2])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "mask",
+    [by_tril, by_comparison, by_triu_of_least, by_infinity, by_where, by_product,
+     written_in_place, inverted, wide_window],
+)  # fmt: skip
+def test_a_causal_mask_goes(mask: Mask, dynamic: bool) -> None:
+    seen = Seen()
+    forward = attended(mask)
+    compiled = torch.compile(forward, backend=seen, dynamic=dynamic)
+    for queries in (6, 9):
+        given = operands(queries=queries, keys=queries)
+        torch.testing.assert_close(compiled(*given), forward(*given))
+    assert set(seen.names) == {"needless-mask"}, seen
+
+
+def test_keys_after_the_last_query_are_left_out() -> None:
+    """As a static cache that is not full has them."""
+    seen = Seen()
+    forward = attended(by_comparison)
+    given = operands(queries=5, keys=9)
+    torch.testing.assert_close(torch.compile(forward, backend=seen)(*given), forward(*given))
+    assert seen.names == ["needless-mask"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_mask_that_hides_nothing_goes(dynamic: bool) -> None:
+    def mask(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        offset = k.shape[2] - q.shape[2]
+        return torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[:, None] + offset
+
+    def ones(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool)
+
+    for made, given in ((mask, operands(queries=1)), (ones, operands(queries=4, keys=7))):
+        seen = Seen()
+        compiled = torch.compile(attended(made), backend=seen, dynamic=dynamic)
+        torch.testing.assert_close(compiled(*given), attended(made)(*given))
+        assert seen.names == ["needless-mask"], made
+
+
+# -- padding ---------------------------------------------------------------------------------------
+
+
+def padded_and_causal(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As transformers has it: read by the places of batch and key."""
+    kept = mask.to(torch.bool)
+    batch = torch.arange(q.shape[0])[:, None, None, None]
+    i, j = torch.arange(q.shape[2])[None, None, :, None], torch.arange(k.shape[2])[None, None, None]
+    return (j <= i) & kept[batch, j]
+
+
+def padded_by_numbers(q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As BERT had it: added, and nothing is causal."""
+    return (1.0 - mask[:, None, None, :].to(q.dtype)) * least(q)
+
+
+@pytest.mark.parametrize("mask", [padded_and_causal, padded_by_numbers])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_padding_is_read(mask: Mask, dynamic: bool) -> None:
+    forward = attended(mask)
+    for read in (True, False):
+        torch.compiler.reset()
+        seen = Seen(read)
+        compiled = torch.compile(forward, backend=seen, dynamic=dynamic)
+        whole, holes = torch.ones(2, 6, dtype=torch.int64), torch.ones(2, 6, dtype=torch.int64)
+        holes[1, 4:] = 0
+        for given in (whole, holes):
+            values = operands()
+            torch.testing.assert_close(compiled(*values, given), forward(*values, given))
+        assert bool(seen.names) == read
+        assert all(bool(ones) == read for ones in seen.ones)
+
+
+def test_small_attention_is_not_worth_a_read() -> None:
+    module: list[tuple[torch.fx.GraphModule, Sequence[Any]]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        module.append((graph, inputs))
+        return graph.forward
+
+    torch.compile(attended(padded_and_causal), backend=backend)(
+        *operands(), torch.ones(2, 6, dtype=torch.int64)
+    )
+    assert not rewrite(*module[0], load_rulebook(()), read=True).taken
+
+
+# -- masks that stay -------------------------------------------------------------------------------
+
+
+def narrow_window(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None, :]
+    return (j <= i) & (i - j < 3)
+
+
+def strictly_before(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.tril(torch.ones(q.shape[2], k.shape[2], dtype=torch.bool), diagonal=1)
+
+
+def from_the_end(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    seen = torch.arange(k.shape[2]) >= torch.arange(q.shape[2])[:, None]
+    return torch.where(seen, 0.0, least(q))
+
+
+def softly(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.where(by_comparison(q, k), 0.0, -3.0)
+
+
+def by_distance(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None, :]
+    return (j - i).to(q.dtype) * 0.5
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "mask", [narrow_window, strictly_before, from_the_end, softly, by_distance]
+)
+def test_other_masks_stay(mask: Mask, dynamic: bool) -> None:
+    seen = Seen()
+    compiled = torch.compile(attended(mask), backend=seen, dynamic=dynamic)
+    given = operands()
+    torch.testing.assert_close(compiled(*given), attended(mask)(*given))
+    assert seen.names == []
+
+
+def test_a_mask_that_the_caller_gives_stays() -> None:
+    """It depends on the query: nobody reads all of it."""
+    seen = Seen()
+
+    def mask(q: torch.Tensor, k: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        return given
+
+    forward, given = attended(mask), torch.ones(6, 6, dtype=torch.bool).tril()
+    values = operands()
+    compiled = torch.compile(forward, backend=seen)
+    torch.testing.assert_close(compiled(*values, given), forward(*values, given))
+    assert seen.names == []
+
+
+def test_a_mask_that_is_written_later_stays() -> None:
+    seen = Seen()
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        mask = by_where(q, k)
+        first = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        mask[0, 0] = 1.5
+        mask[1, 0] = 2.5
+        return F.scaled_dot_product_attention(first, k, v, attn_mask=mask)
+
+    given = operands()
+    torch.testing.assert_close(torch.compile(forward, backend=seen)(*given), forward(*given))
+    assert len(seen.names) <= 1
+
+
+# -- drawn masks -----------------------------------------------------------------------------------
+
+
+def _drawn(draw: random.Random, depth: int) -> Callable[[Any, Any, int], Any]:
+    """A mask as a formula of query, key and how many there are."""
+    if depth == 0 or draw.random() < 0.2:
+        shift = draw.choice((0, 0, 0, 0, 1, -1, 2, -5, 40))
+        sign = draw.choice((1, 1, -1))
+        compared = draw.choice((torch.le, torch.lt, torch.ge, torch.gt))
+        ends = draw.random() < 0.2
+
+        def leaf(i: Any, j: Any, n: int) -> Any:
+            moved = i + (n if ends else shift)
+            return compared(j, moved) if sign > 0 else compared(moved, j)
+
+        return leaf
+    one, other = _drawn(draw, depth - 1), _drawn(draw, depth - 1)
+    kind = draw.choice(("and", "or", "not", "where", "xor"))
+    if kind == "not":
+        return lambda i, j, n: ~one(i, j, n)
+    if kind == "where":
+        return lambda i, j, n: torch.where(one(i, j, n), other(i, j, n), one(i, j, n))
+    joined = {"and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor}[kind]
+    return lambda i, j, n: joined(one(i, j, n), other(i, j, n))
+
+
+@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.deep)])
+def test_drawn_masks_go_only_where_they_may(count: int) -> None:
+    """Of random formulas none that hides anything else is taken, and of those that are causal or
+    hide nothing nearly all are; some rows may be hidden wholly, which only the mask itself does."""
+    draw = random.Random(20261125)
+    taken = needless = 0
+    for number in range(count):
+        formula, additive = _drawn(draw, draw.randint(0, 3)), draw.random() < 0.5
+        size = draw.choice((4, 7))
+
+        def mask(
+            q: torch.Tensor, k: torch.Tensor, formula: Any = formula, additive: bool = additive
+        ) -> torch.Tensor:
+            i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None, :]
+            seen = formula(i, j, q.shape[2])
+            return torch.where(seen, 0.0, float("-inf")) if additive else seen
+
+        q = torch.randn(1, 1, size, 8)
+        made = mask(q, q)
+        seen = made if made.dtype is torch.bool else made == 0
+        asked = Seen()
+        torch.compiler.reset()
+        torch.compile(attended(mask), backend=asked, dynamic=number % 2 == 0)(q, q, q)
+        causal = torch.ones(size, size).tril().bool()
+        right = bool(seen.all()) or bool((seen == causal).all())
+        assert right or not asked.names, f"formula {number} hides other places"
+        needless += right
+        taken += bool(asked.names)
+    assert needless > count / 8
+    assert taken >= 0.8 * needless, (taken, needless)
+
+
+# -- grouped heads ---------------------------------------------------------------------------------
+
+
+def expanded(x: torch.Tensor, n: int) -> torch.Tensor:
+    batch, groups, keys, width = x.shape
+    return (
+        x[:, :, None, :, :]
+        .expand(batch, groups, n, keys, width)
+        .reshape(batch, groups * n, keys, width)
+    )
+
+
+def interleaved(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x.repeat_interleave(n, dim=1)
+
+
+def unsqueezed(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x.unsqueeze(2).expand(-1, -1, n, -1, -1).flatten(1, 2).contiguous()
+
+
+def tiled(x: torch.Tensor, n: int) -> torch.Tensor:
+    """Groups follow each other: another order of heads."""
+    return x.repeat(1, n, 1, 1)
+
+
+def expanded_in_front(x: torch.Tensor, n: int) -> torch.Tensor:
+    batch, groups, keys, width = x.shape
+    return x[:, None].expand(batch, n, groups, keys, width).reshape(batch, -1, keys, width)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("repeated", "goes"),
+    [(expanded, True), (interleaved, True), (unsqueezed, True), (tiled, False),
+     (expanded_in_front, False)],
+)  # fmt: skip
+def test_grouped_heads(repeated: Callable[..., torch.Tensor], goes: bool, dynamic: bool) -> None:
+    seen = Seen()
+
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, repeated(k, 3), repeated(v, 3), is_causal=True)
+
+    compiled = torch.compile(forward, backend=seen, dynamic=dynamic)
+    for length in (5, 8):
+        q = torch.randn(2, 6, length, 8)
+        k, v = torch.randn(2, 2, length, 8), torch.randn(2, 2, length, 8)
+        torch.testing.assert_close(compiled(q, k, v), forward(q, k, v))
+    assert set(seen.names) == ({"grouped-heads"} if goes else set())
+
+
+def test_gradients_are_the_same() -> None:
+    forward = attended(by_comparison)
+    given = [each.requires_grad_() for each in operands()]
+    wanted = torch.autograd.grad(forward(*given).square().sum(), given)
+    seen = Seen()
+    found = torch.autograd.grad(torch.compile(forward, backend=seen)(*given).square().sum(), given)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    assert seen.names == ["needless-mask"]
