@@ -161,7 +161,10 @@ def fusion_advisor(
         def backend(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
             return compiled(replace(graph, module=part), given)
 
-        return torch.compile(graph.module, backend=backend)
+        def run(*given: Any) -> Any:  # Dynamo passes by a GraphModule that ran before
+            return graph.module(*given)
+
+        return torch.compile(run, backend=backend)
 
     return choosing(rewritten, whole, inputs, lambda graph: compiled(graph, inputs), later)
 

@@ -12,7 +12,9 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -399,6 +401,50 @@ def a_wrong_option() -> Facts:
     return {}
 
 
+class Padded(nn.Module):
+    """Attention that hides padding and what comes later, with a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv = RMSNorm(32), nn.Linear(32, 96)
+
+    def forward(self, x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        place = torch.arange(length)
+        seen = (place <= place[:, None]) & kept[:, None, None, :].bool()
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+def padding() -> Facts:
+    """Of the two graphs each is compiled as it is first asked for, in either order."""
+    model, facts = Padded().eval(), Facts()
+    whole, holes = torch.ones(2, 6, dtype=torch.int64), torch.ones(2, 6, dtype=torch.int64)
+    holes[1, 4:] = 0
+    with TemporaryDirectory() as folder:
+        rules = Path(folder) / "read.toml"
+        worth = 'worth = { value = 1e-12, unit = "x", source = "test" }'
+        rules.write_text(f"[rewrites.needless-mask.limits]\n{worth}\n")
+        for name, order in (("whole", (whole, holes, whole)), ("holes", (holes, whole, holes))):
+            torch.compiler.reset()
+            outcomes: list[backend.Outcome] = []
+            options = {"device": "h200", "take_all": True, "inner": "eager", "rules": rules}
+            call = torch.compile(
+                model, backend=partial(fusion_advisor, options=options, on_outcome=outcomes.append)
+            )
+            counts: list[int] = []
+            near = True
+            for kept in order:
+                x = torch.randn(2, 6, 32)
+                with torch.no_grad():
+                    near = near and torch.allclose(call(x, kept), model(x, kept), 1e-4, 1e-5)
+                counts.append(len(outcomes))
+            rewritten = [len(each.rewrites) for each in outcomes]
+            taken = [len(each.taken) for each in outcomes]
+            facts[name] = {"near": near, "counts": counts, "rewritten": rewritten, "taken": taken}
+    return facts
+
+
 def inductor() -> Facts:
     """Inductor's own code for the CPU around our kernels, for all sizes."""
     model = Stack().eval()
@@ -413,7 +459,7 @@ SCENARIOS: tuple[Callable[[], Facts], ...] = (
     sizes_found_dynamic, sizes_said_dynamic, numbers_made_from_sizes, rows_made_from_sizes,
     numbers_given_by_the_caller, gradients, gradients_within, inference_mode, constants, autocast,
     dropout, state_written_in_place, result_in_a_written_input, a_fault_of_ours,
-    nothing_that_wins, no_gpu, logged, a_wrong_option, inductor,
+    nothing_that_wins, no_gpu, logged, a_wrong_option, padding, inductor,
 )  # fmt: skip
 
 

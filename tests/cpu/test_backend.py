@@ -260,3 +260,15 @@ def test_the_names_of_our_options_stay() -> None:
     chosen = options_of(None, asked)
     assert asked == {}, "each of them is ours"
     assert (chosen.device, chosen.compiler.take_all) == ("h200", True)
+
+
+# -- rewrites --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["whole", "holes"])
+def test_a_graph_for_padding_and_one_without(scenarios: dict[str, Facts], first: str) -> None:
+    facts = facts_of(scenarios, "padding")[first]
+    assert facts["near"]
+    assert facts["counts"] == [1, 2, 2]
+    assert facts["rewritten"] == ([1, 0] if first == "whole" else [0, 1])
+    assert facts["taken"] == [1, 1]
