@@ -19,7 +19,6 @@ from fusion_advisor.ops import REGISTRY
 from fusion_advisor.ops.registry import Op
 from fusion_advisor.region.builder import NARROW_FLOATS
 from fusion_advisor.region.random import reference_text
-from fusion_advisor.schedules.names import Names
 
 _DROPPED = ("layout", "pin_memory", "non_blocking")
 """Keywords for where a tensor lives; they do not change its numbers."""
@@ -55,11 +54,14 @@ def _plain(arg: Arg) -> Iterator[int | float | None]:
 
 
 def reference_lines(
-    flow: Dataflow, expressed: Expressed, inputs: Mapping[Ref, str], sizes: Mapping[int, str]
+    flow: Dataflow,
+    expressed: Expressed,
+    inputs: Mapping[Ref, str],
+    sizes: Mapping[int, str],
+    titles: Mapping[str, str],
 ) -> list[str]:
-    """The body of `reference`: one line a node, and the return. `sizes` names every axis."""
-    names = Names()
-    names.used |= {*inputs.values(), *sizes.values()}
+    """The body of `reference`: one line a node, and the return. `sizes` names every axis, `titles`
+    every node."""
     texts: dict[Ref, str] = dict(inputs)
     lines: list[str] = []
     device = next(iter(inputs.values()))
@@ -108,7 +110,7 @@ def reference_lines(
         shape = shape_of(Ref(node.name), near)
         stream, _ = expressed.draws.get(node.name, (0, None))
         call = _call(node, operands, shape, device, stream)
-        name = names.claim(node.name)
+        name = titles[node.name]
         lines.append(f"{name} = {call}")
         single = len(node.outputs) == 1 and node.op not in _LISTS
         for i in range(len(node.outputs)):

@@ -25,12 +25,12 @@ from fusion_advisor.codegen.kernel_file import (
 from fusion_advisor.codegen.selftest import selftest
 from fusion_advisor.codegen.spelling import fitted, quoted
 from fusion_advisor.codegen.test_inputs import at_odd_sizes, cases, launches
+from fusion_advisor.codegen.titles import titled, titles, wish
 from fusion_advisor.codegen.triton import Triton
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.fusion.library_match import Spelling
 from fusion_advisor.fusion.lower import Expressed
-from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.kernel import LICENSE, Kernel
 from fusion_advisor.region.axes import NotExpressible
 from fusion_advisor.region.random import REFERENCE_RANDOM, STATE
@@ -93,7 +93,7 @@ def written(flow: Dataflow, decision: Decision, name: str, rulebook: Rulebook) -
     if plan is None or expressed is None:
         raise ValueError(f"{name}: a group without a plan cannot be emitted")
     unrolled = [_unrolled(step, subject.device, rulebook) for step in plan.steps]
-    file = _prepare(name, plan, expressed, unrolled)
+    file = _prepare(name, plan, expressed, unrolled, flow)
     return replace(file, held=_held(file, flow, rulebook))
 
 
@@ -122,14 +122,18 @@ def _unrolled(step: Step, device: Device, rulebook: Rulebook) -> int:
     return numbers.unrolled_elements.count * device.warp_size
 
 
-def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int]) -> KernelFile:
+def _prepare(
+    name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int], flow: Dataflow
+) -> KernelFile:
     """Choose every name of the file, and write the kernels' bodies."""
     names = Names()
     names.claim(name)
     state = STATE if expressed.draws else ()
     state = tuple(names.claim(name) for name in state)
-    inputs = (*(names.claim(_wish(ref)) for ref in expressed.inputs), *state)
-    outputs = tuple(names.claim(f"{_wish(ref)}_out") for ref in expressed.outputs)
+    inputs = (*(names.claim(wish(flow, ref)) for ref in expressed.inputs), *state)
+    outputs = tuple(names.claim(f"{wish(flow, ref)}_out") for ref in expressed.outputs)
+    named = titles(flow, expressed, names)
+    plan = titled(plan, named)
     tensors = {f"in{i}": text for i, text in enumerate(inputs)}
     tensors |= {f"out{i}": text for i, text in enumerate(outputs)}
     for step in plan.steps:
@@ -162,7 +166,9 @@ def _prepare(name: str, plan: Plan, expressed: Expressed, unrolled: Sequence[int
         kernel = JitFunction(f"{name}{kind}_kernel", step, body, body.program())
         verify(kernel.function, kernel.filled)
         kernels.append(kernel)
-    return KernelFile(name, plan, expressed, tuple(kernels), inputs, outputs, sizes, strides, whole)
+    return KernelFile(
+        name, plan, expressed, tuple(kernels), inputs, outputs, sizes, strides, whole, named
+    )
 
 
 def _space_name(plan: Plan, name: str) -> str:
@@ -192,10 +198,6 @@ def _held(file: KernelFile, flow: Dataflow, rulebook: Rulebook) -> tuple[tuple[s
         (file.input_names[number], d, flow.annotated.tensors[inputs[number]].shape[d])
         for number, d in held(flow, file.expressed, file.origins, file.indexed, telling)
     )
-
-
-def _wish(ref: Ref) -> str:
-    return f"{ref.node}_{ref.output}" if ref.output else ref.node
 
 
 def _origins(
@@ -290,7 +292,7 @@ def _reference(file: KernelFile, flow: Dataflow) -> str:
     inputs = dict(zip(file.expressed.inputs, file.input_names, strict=False))
     whole = _origins(file.plan, file.input_names, file.origins)
     captured = {axis: f"{name}.shape[{d}]" for axis, (name, d) in whole.items()}
-    lines = reference_lines(flow, file.expressed, inputs, {**file.sizes, **captured})
+    lines = reference_lines(flow, file.expressed, inputs, {**file.sizes, **captured}, file.titles)
     used = "\n".join(lines)
     sizes = [
         f"{file.sizes[axis]} = {name}.shape[{d}]"

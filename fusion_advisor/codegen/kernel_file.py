@@ -105,6 +105,8 @@ class KernelFile:
     """What the launcher calls the strides of each input, by its name."""
     origins: Mapping[int, tuple[str, int]]
     """Axes that are whole dimensions of an input: the input's name and the dimension."""
+    titles: Mapping[str, str]
+    """Names of the results of the group's nodes."""
     held: tuple[tuple[str, int, int], ...] = ()
     """Dimensions of inputs that have to be as captured: the input's name, the dimension, its
     size."""

@@ -6,11 +6,14 @@ sets, so that reachability over thousands of nodes costs milliseconds.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from fusion_advisor.cost.annotate import Annotated, annotate, element_set
 from fusion_advisor.ir.graph import Graph, Node, Ref
+from fusion_advisor.ir.source_names import source_names
 from fusion_advisor.rulebook.devices import Device
 
 
@@ -51,6 +54,16 @@ class Dataflow:
     @property
     def nodes(self) -> tuple[Node, ...]:
         return self.annotated.graph.nodes
+
+    @cached_property
+    def source_names(self) -> Mapping[Ref, str]:
+        """Name in the user's source of each tensor that has one."""
+        return source_names(self.nodes, self.readers, self.returned)
+
+    @cached_property
+    def launches_of(self) -> Counter[str]:
+        """Number of launches of each call of the exported program."""
+        return Counter(node.fx for i, node in enumerate(self.nodes) if node.fx and self.launches(i))
 
     def is_view(self, number: int) -> bool:
         return self.annotated.costs[self.nodes[number].name].pattern == "view"

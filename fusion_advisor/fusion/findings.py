@@ -13,7 +13,7 @@ from fusion_advisor.fusion.components import DecidedSet, Grouping, group
 from fusion_advisor.fusion.decide import Decision, deciding
 from fusion_advisor.fusion.fingerprint import fingerprint
 from fusion_advisor.fusion.idioms import name_of
-from fusion_advisor.fusion.in_words import describe_computation
+from fusion_advisor.fusion.in_words import computation_name, describe_computation
 from fusion_advisor.fusion.library_match import exact
 from fusion_advisor.fusion.lower import boundary
 from fusion_advisor.ir.faults import Faults
@@ -141,15 +141,21 @@ def identify(
         for found in founds
     }
     groups, candidates = ([*findings(letter, same)] for letter, same in merged.items())
-    shared = Counter(finding.pattern for finding in groups)
-    firsts = (founds[0] for founds in merged["g"].values())
+    firsts = [founds[0] for founds in merged["g"].values()]
+    names = [
+        tried(
+            partial(computation_name, each.decision.subject), first, each.pattern.replace("-", "_")
+        )
+        for each, first in zip(groups, firsts, strict=True)
+    ]
+    shared = Counter(names)
     named = [
         replace(
             each,
-            name=_identifier(each.pattern, each.fingerprint if shared[each.pattern] > 1 else ""),
+            name=f"{name}_{each.fingerprint[:6]}" if shared[name] > 1 else name,
             framework=tried(partial(_framework, each.decision, each.pattern), first, ""),
         )
-        for each, first in zip(groups, firsts, strict=True)
+        for each, first, name in zip(groups, firsts, names, strict=True)
     ]
     return Identified(named, candidates, grouping.gap, grouping.saveable_bytes)
 
@@ -217,8 +223,3 @@ def _merged(
         return -saved_us * sum(len(each.instances) for each in (first, *others)), mark
 
     return dict(sorted(found_by.items(), key=rank))
-
-
-def _identifier(pattern: str, mark: str) -> str:
-    base = pattern.replace("-", "_")
-    return f"{base}_{mark[:6]}" if mark else base

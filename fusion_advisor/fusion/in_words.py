@@ -6,7 +6,9 @@ that is no part of one is named by its op.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,6 +18,7 @@ from fusion_advisor.fusion.idioms import Form, gated, normalised, softmaxes, tan
 from fusion_advisor.fusion.lower import Expressed, boundary, lower_region
 from fusion_advisor.ir.graph import FLOATS, Ref
 from fusion_advisor.region.axes import NotExpressible
+from fusion_advisor.schedules.names import Names
 
 _MOST = 4
 """Limit on the words of a name. Beyond it, runs of plain ops become a count, then the last words
@@ -30,9 +33,12 @@ _CALLED = {
     "cudnn_batch_norm": "BatchNorm", "_native_batch_norm_legit": "BatchNorm",
     "_native_batch_norm_legit_no_training": "BatchNorm", "native_dropout": "dropout",
     "amax": "max", "amin": "min", "_to_copy": "cast", "clone": "copy",
-    "_log_softmax": "log-softmax", "nll_loss_forward": "NLL loss",
+    "constant_pad_nd": "pad", "_log_softmax": "log-softmax", "nll_loss_forward": "NLL loss",
 }  # fmt: skip
 """Names of ops that are not called by their own name."""
+
+_ARITHMETIC = ("add", "sub", "rsub", "mul", "div", "neg", "cast", "copy")
+"""Words that say least of a computation."""
 
 _MOVES = ("_to_copy", "clone", "copy", "copy_", "contiguous", "cat", "stack", "fill", "fill_")
 """Ops that compute nothing: named only where nothing else is there."""
@@ -48,21 +54,63 @@ class _NamedIdiom:
     end: int
 
 
+def computation_name(subject: Subject) -> str:
+    """Identifier for a set of launches: what they compute, in the graph's order, of at most four
+    words: `add_mish_rms_norm`. Where there are more, arithmetic is left out first, and what has a
+    name of its own stays. The launches of one call of the source have the call's name."""
+    flow, named = subject.flow, _named(subject)
+    here = Counter(flow.nodes[i].fx for i in named)
+    for i in named:
+        call = flow.nodes[i].fx
+        if here[call] == flow.launches_of[call] > 1:  # the whole call is here
+            named[i] = re.sub(r"_\d+$", "", call)
+    every = list(dict.fromkeys(map(_identifier, named.values())))
+    words = list(dict.fromkeys(map(_identifier, _words(subject, named))))
+    ops = set(map(_identifier, _plain(subject)))
+    telling = sorted(words, key=lambda word: (word in ops, word in _ARITHMETIC))[:_MOST]
+    name = "_".join(word for word in words if word in telling)
+    if Names().claim(name) == name:
+        return name
+    # A kernel `sum` would hide Python's own.
+    return f"repeated_{name}" if words == every else "_".join(every)
+
+
+def _identifier(word: str) -> str:
+    """Word as a part of a name: `RMSNorm` is `rms_norm`."""
+    spelled = re.sub(r"(?<=[A-Za-z])Norm", "_norm", word.removeprefix("linalg "))
+    return re.sub(r"\W+", "_", spelled, flags=re.ASCII).strip("_").lower()
+
+
 def describe_computation(subject: Subject) -> str:
     """Words for a set of launches, in the graph's order, joined by ` + `."""
-    flow, launches = subject.flow, subject.launches
-    named = {i: _of_op(flow, i) for i in launches}
-    for name, members in _wholes(subject):
-        named |= dict.fromkeys(members, name)
-    moves = {_of_op(flow, i) for i in launches if _short(flow.nodes[i].op) in _MOVES}
-    words = list(dict.fromkeys(named[i] for i in launches))
-    words = [word for word in words if word not in moves] or words
+    words = _words(subject, _named(subject))
     if len(words) > _MOST:
-        ops = {_of_op(flow, i) for i in launches} - set(_CALLED.values())
+        ops = _plain(subject)
         words = words if ops.issuperset(words) else list(_counted(words, ops))
     if len(words) > _MOST:
         words = [*words[: _MOST - 1], f"{len(words) - _MOST + 1} more"]
     return " + ".join(words)
+
+
+def _named(subject: Subject) -> dict[int, str]:
+    """Words for each launch: the idiom that it is part of, else its op."""
+    named = {i: _of_op(subject.flow, i) for i in subject.launches}
+    for name, members in _wholes(subject):
+        named |= dict.fromkeys(members, name)
+    return named
+
+
+def _words(subject: Subject, named: Mapping[int, str]) -> list[str]:
+    """Words for all launches, each once; without those for moves where there are others."""
+    flow, launches = subject.flow, subject.launches
+    moves = {_of_op(flow, i) for i in launches if _short(flow.nodes[i].op) in _MOVES}
+    words = list(dict.fromkeys(named[i] for i in launches))
+    return [word for word in words if word not in moves] or words
+
+
+def _plain(subject: Subject) -> set[str]:
+    """Names of the ops that are called by their own name."""
+    return {_of_op(subject.flow, i) for i in subject.launches} - set(_CALLED.values())
 
 
 def _counted(words: Iterable[str], ops: Set[str]) -> Iterator[str]:
@@ -96,7 +144,9 @@ def _wholes(subject: Subject) -> Iterator[tuple[str, list[int]]]:
     ends = _LaunchesOfValues(subject.flow, expressed, form)
     for i in form.region.all("add"):  # a part of a norm is called by that, below
         made = ends.launch_of(i)
-        if made is not None and _is_bias(form, i):
+        if made is None or not _short(subject.flow.nodes[made].op).startswith("add"):
+            continue  # the last sum of a LayerNorm
+        if _is_bias(form, i):
             yield "bias", [made]
     found = [
         *_norms(form),
@@ -113,7 +163,7 @@ def _wholes(subject: Subject) -> Iterator[tuple[str, list[int]]]:
             yield "residual", [made]
 
 
-_NORMS = ("RMSNorm", "LayerNorm")
+_NORMS = ("RMSNorm", "LayerNorm", "L2 norm")
 
 
 def _without_products(subject: Subject) -> Expressed | None:
@@ -197,12 +247,25 @@ class _LaunchesOfValues:
 
 
 def _norms(form: Form) -> Iterator[_NamedIdiom]:
-    """Match a row times one over the root of its mean square, then a weight and a bias."""
+    """Match a row times one over the root of its mean square, then a weight and a bias; or of its
+    sum of squares."""
     for row, squared, centred in normalised(form):
         end = next(filter(None, (_scaled(form, i, squared) for i in form.region.live)), None)
         if end is not None:
-            name = "LayerNorm" if centred else "RMSNorm"
+            mean = _of_a_mean(form, end, squared)
+            name = "LayerNorm" if centred else "RMSNorm" if mean else "L2 norm"
             yield _NamedIdiom(name, frozenset({row}), _affine(form, end))
+
+
+def _of_a_mean(form: Form, scaled: int, row: int) -> bool:
+    """Whether a constant divides what a row is scaled by, on the way from the sum of squares."""
+    others = (arg for arg in form.args(scaled) if arg != row)
+    way = (form.expr(i) for arg in others for i in form.behind(arg, _ROOT))
+    return any(any(map(form.constant, e.args)) for e in way if e.op in ("mul", "div"))
+
+
+_ROOT = ("add", "mul", "div", "maximum", "sqrt", "rsqrt", "reciprocal")
+"""Ops on the way from a sum of squares to what a row is divided by."""
 
 
 def _scaled(form: Form, number: int, row: int) -> int | None:
@@ -210,8 +273,7 @@ def _scaled(form: Form, number: int, row: int) -> int | None:
     expr = form.region.exprs[number]
     if expr.op not in ("mul", "div") or row not in form.args(number):
         return None
-    ops = ("add", "mul", "div", "maximum", "sqrt", "rsqrt", "reciprocal")
-    under = (form.behind(arg, ops) for arg in form.args(number) if arg != row)
+    under = (form.behind(arg, _ROOT) for arg in form.args(number) if arg != row)
     roots = any(form.expr(i).op in ("sqrt", "rsqrt") for values in under for i in values)
     return number if roots else None
 
@@ -281,11 +343,12 @@ def _gates(form: Form) -> Iterator[_NamedIdiom]:
 
 
 def _gelus(form: Form) -> Iterator[_NamedIdiom]:
-    """Match the whole GELU of u: the largest value that is made of u and constants alone."""
+    """Match the whole GELU of u: the largest sum or product made of u and constants alone."""
     for tanh, given in tanh_gelus(form):
         end = tanh
         for i in form.region.live:
-            if end in form.args(i) and _only_of(form, i, given):
+            factor = form.expr(i).op in ("add", "mul")
+            if factor and end in form.args(i) and _only_of(form, i, given):
                 end = i
         yield _NamedIdiom("GELU", frozenset({given}), end)
 
@@ -321,7 +384,7 @@ def _turned(
     for x in terms[0]:
         for y in terms[1]:
             cos, sin = _other(terms[0], x), _other(terms[1], y)
-            if x == y or cos == sin:
+            if x == y or cos == sin or form.constant(cos) or form.constant(sin):
                 continue
             first, second = _loads(form, x), _loads(form, y)
             others = _loads(form, cos) | _loads(form, sin)

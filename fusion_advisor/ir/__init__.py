@@ -8,6 +8,7 @@ OFFERS = (
     "kernel",
     "recording_file",
     "scenario",
+    "source_names",
     "source_trace",
 )
 """The modules that other rooms may import."""

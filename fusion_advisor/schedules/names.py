@@ -83,7 +83,7 @@ class Names:
     )
 
     def claim(self, wish: str) -> str:
-        name = re.sub(r"\W", "_", wish).strip("_") or "value"
+        name = re.sub(r"\W", "_", wish, flags=re.ASCII).strip("_") or "value"
         name = f"v{name}" if name[0].isdigit() else name
         candidate, number = name, 1
         while candidate in self.used:

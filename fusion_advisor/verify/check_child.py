@@ -149,18 +149,28 @@ def yardstick_of(kernel: Kernel, module: ModuleType) -> Callable[..., Any]:
         return module.reference
     scope = dict(vars(module))
     exec(compile(kernel.yardstick, f"<the graph of {kernel.name}>", "exec"), scope)
-    told, own = (_function(text) for text in (kernel.yardstick, kernel.text))
+    told, own = (canonical_reference(text) for text in (kernel.yardstick, kernel.text))
     if told != own:
         raise KernelFault("the file's reference is not the model's graph")
     return scope["reference"]
 
 
-def _function(text: str) -> str:
-    """Body of `reference` in a file, without its docstring."""
+def canonical_reference(text: str) -> str:
+    """Body of `reference` in a file, without its docstring and whatever its own names are: the
+    model's source names them, and it may have changed since the file was written."""
     made = (n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef))
     body = next((each for each in made if each.name == "reference"), None)
     if body is None:
         return ""
+    inner = [*ast.walk(body)]
+    taken = [arg.arg for arg in body.args.args]
+    kept = [n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    places = {name: f"{place}" for place, name in enumerate(dict.fromkeys([*taken, *kept]))}
+    for node in inner:
+        if isinstance(node, ast.Name):
+            node.id = places.get(node.id, node.id)
+        elif isinstance(node, ast.arg):
+            node.arg = places[node.arg]
     first, *rest = body.body
     said = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
     return ast.dump(ast.Module(rest if said else body.body, [])) + ast.dump(body.args)

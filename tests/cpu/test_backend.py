@@ -64,7 +64,7 @@ def test_results_are_eagers(scenarios: dict[str, Facts], name: str) -> None:
 
 def test_every_fusion_of_a_transformer_is_taken(scenarios: dict[str, Facts]) -> None:
     names = [name.rsplit("_", 1)[0] for name in facts_of(scenarios, "transformer")["taken"]]
-    assert names == ["residual_norm"] * 4 + ["rms"] + ["swiglu"] * 2
+    assert names == ["residual_rms_norm"] * 4 + ["rms"] + ["swiglu"] * 2
 
 
 def test_equal_computations_share_an_operator(scenarios: dict[str, Facts]) -> None:
@@ -177,7 +177,9 @@ def test_a_fault_costs_the_kernels_and_not_the_model(scenarios: dict[str, Facts]
 def test_what_was_done_is_logged(scenarios: dict[str, Facts]) -> None:
     facts = facts_of(scenarios, "logged")
     assert facts["level"] == "INFO"
-    assert facts["text"].startswith("1 of 1 fusions are ours\n  ours: g1 layer_norm x1: kernel ")
+    assert facts["text"].startswith(
+        "1 of 1 fusions are ours\n  ours: g1 layer_norm_relu x1: kernel "
+    )
     assert facts["kept"]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fusion_advisor.codegen.eager_reference import reference_order
-from fusion_advisor.codegen.emit import emit
+from fusion_advisor.codegen.emit import emit, written
 from fusion_advisor.ir.graph import Graph
 from fusion_advisor.measure import inductor_coverage
 from fusion_advisor.measure.child import group, model
@@ -144,11 +144,12 @@ def test_every_line_of_a_reference_is_a_node(function: Any, tmp_path: Path) -> N
     assert expressed is not None
     nodes = [flow.nodes[i].name for i in reference_order(flow, expressed)]
     kernel = emit(flow, decision, "kernel", RULES)
+    titles = written(flow, decision, "kernel", RULES).titles
     lines = lines_of(load_module(kernel.text, tmp_path).reference, nodes)
     assert len(nodes) > 1
     text = kernel.text.splitlines()
     for (_, line), node in lines.items():
-        assert text[line - 1].strip().startswith(node.strip("_"))  # `add_` is `add`
+        assert text[line - 1].strip().startswith(f"{titles[node]} = ")
     assert list(lines.values()) == nodes
 
 

@@ -137,13 +137,13 @@ def test_a_wrong_kernel_in_it_is_found(crowded: tuple[Path, Patched]) -> None:
     text = patch.model_new
     by = "2 launches of kernels on Triton's interpreter"
     assert run_on_numbers(file, text) == ({}, f"run at 3 with 1 seeds, {by}")
-    wrong = text.replace("(mean_sum, cols * 1.0)", "(mean_sum, 500.0)")
+    wrong = text.replace("(variance_sum, cols * 1.0)", "(variance_sum, 500.0)")
     assert wrong != text
     said, _ = run_on_numbers(file, wrong)
     assert "error" in said["run at 3"]
     fallen = text.replace("torch.float32, (n0, n1)", "torch.float64, (n0, n1)")
     _, said = run_on_numbers(file, fallen)
-    assert said.startswith("not run: RuntimeError: fused_rms_norm: "), said
+    assert said.startswith("not run: RuntimeError: fused_add_rms_norm: "), said
 
 
 def run_on_numbers(model: Path, text: str) -> tuple[dict[str, str], str]:

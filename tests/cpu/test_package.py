@@ -295,15 +295,15 @@ def test_a_kernel_that_is_not_called_is_left(folder: Path) -> None:
 def test_a_kernel_that_would_take_its_arguments_in_another_order_is_left(folder: Path) -> None:
     """An earlier version may have ordered them otherwise; the calls in the source stay."""
     (text,) = kernels(folder).values()
-    stamp, call = read_stamp(text), "(linear_view_1, linear_1_view_1)"
+    stamp, call = read_stamp(text), "(gate, up)"
     assert stamp
     assert f"def swiglu{call}" in text
-    turned = text.replace(f"def swiglu{call}", "def swiglu(linear_1_view_1, linear_view_1)")
-    turned = turned.replace(f"def reference{call}", "def reference(linear_1_view_1, linear_view_1)")
+    turned = text.replace(f"def swiglu{call}", "def swiglu(up, gate)")
+    turned = turned.replace(f"def reference{call}", "def reference(up, gate)")
     for called in ("return reference", "fall_back(problem, swiglu, reference, "):
         turned = turned.replace(
             f"{called}{call[1:] if called.endswith(' ') else call}",
-            f"{called}{'' if called.endswith(' ') else '('}linear_1_view_1, linear_view_1)",
+            f"{called}{'' if called.endswith(' ') else '('}up, gate)",
         )
     (folder / "fused_model" / "swiglu.py").write_text(stamped(turned, stamp))
     model = folder / "model.py"

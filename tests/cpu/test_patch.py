@@ -249,7 +249,7 @@ def test_a_loop_over_layers_is_a_barrier(tmp_path: Path) -> None:
         """,
     )
     text = changed(patch)
-    assert "x, y = fused_model.residual_norm(x, self.a(self.one(x)), self.two.weight)" in text
+    assert "x, y = fused_model.residual_rms_norm(x, self.a(self.one(x)), self.two.weight)" in text
     assert "fused_model.rms_norm(x, self.weight)" in text, "the norm that a block begins with"
     assert 0 < patch.saved_us < patch.free_us
     assert "for layer in self.layers:\n            x = layer(x)\n" in text
@@ -504,7 +504,7 @@ def test_sizes_that_nothing_reads_any_more_go(tmp_path: Path) -> None:
             shape="64, 8, 1024",
         )
     )
-    assert "return fused_model.softmax(x)" in text
+    assert "return fused_model.clamp_softmax_mul(x)" in text
     assert ".shape" not in text
 
 
@@ -527,7 +527,7 @@ def test_a_number_on_the_host_is_no_operand(tmp_path: Path) -> None:
     )
     text = changed(patch)
     assert "x = torch.min(self.lin(x), torch.tensor(0.5))" in text
-    assert "return fused_model.pointwise_chain(x)" in text
+    assert "return fused_model.add_tanh(x)" in text
     assert any("may lie on the host" in why for why in patch.unplaced.values())
 
 
@@ -670,7 +670,7 @@ def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
         "run at 3 with 1 seeds, 1 launches of kernels on Triton's interpreter; "
         "in bfloat16 and float16, too",
     )
-    wrong = patch.diff.replace("(mean_sum, cols * 1.0)", "(mean_sum, 500.0)")
+    wrong = patch.diff.replace("(variance_sum, cols * 1.0)", "(variance_sum, 500.0)")
     assert wrong != patch.diff
     said, _ = run_on_numbers(patch, tmp_path, wrong)
     assert said["run at 3"].startswith("output 0[")

@@ -28,7 +28,9 @@ def packages(folder: Path) -> None:
         write_kernel(folder / "mine" / f"{name}.py", kernel(name).text)
     softmax = kernel("softmax").text
     write_kernel(folder / "elsewhere" / "mine" / "softmax.py", softmax)
-    halved = softmax.replace("div = share_of(exp, sum_1)", "div = share_of(exp, sum_1) * 0.5")
+    halved = softmax.replace(
+        "softmax_1 = share_of(e, sum_1)", "softmax_1 = share_of(e, sum_1) * 0.5"
+    )
     assert halved != softmax
     write_kernel(folder / "other" / "softmax.py", halved)
     write_kernel(folder / "earlier" / "softmax.py", of_the_first_version(softmax))
@@ -40,7 +42,7 @@ def of_the_first_version(text: str) -> str:
         ("@host.registered(results=1)\n", ""),
         ("host.require(2)", "host.require(1)"),
         ("host.plan_of(softmax,", "host.plan_of(softmax_kernel,"),
-        ("host.beyond_int32((div_out, args_0))", "host.beyond_int32((args_0, div_out))"),
+        ("host.beyond_int32((softmax_out, args_0))", "host.beyond_int32((args_0, softmax_out))"),
     ):
         assert new in text
         text = text.replace(new, old)

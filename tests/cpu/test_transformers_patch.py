@@ -79,7 +79,7 @@ def test_only_what_changes_is_in_the_package(tree: Path) -> None:
     others = {*(tree / "fused_llama").rglob("*.py")} - {tree / "fused_llama/modeling_llama.py"}
     assert all(each.read_text().startswith("# SPDX-License-Identifier: 0BSD\n") for each in others)
     kernels = {path.stem for path in (tree / "fused_llama" / "kernels").glob("*.py")}
-    assert {"residual_norm", "rms_norm", "swiglu", "__init__"} <= kernels
+    assert {"residual_rms_norm", "rms_norm", "swiglu", "__init__"} <= kernels
 
 
 def test_the_fused_model_computes_the_same(tree: Path) -> None:

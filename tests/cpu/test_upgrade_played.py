@@ -92,7 +92,7 @@ def test_an_upgrade_alone_fails_no_gate_and_is_taken_in_place(run: Run, tmp_path
     source = (here / "model.py").read_text()
     run("new", "fusion-advisor patch model.py --device h200 --update")
     assert (here / "model.py").read_text() == source
-    (kernel,) = here.glob("fused_model/pointwise_chain.py")
+    (kernel,) = here.glob("fused_model/exp_add.py")
     assert re.search(r"^Written by: fusion-advisor 0\.2\.0", kernel.read_text(), re.MULTILINE)
     quiet = run("new", "fusion-advisor patch model.py --check")
     assert "0.1.0" not in quiet.stdout + quiet.stderr
@@ -101,4 +101,4 @@ def test_an_upgrade_alone_fails_no_gate_and_is_taken_in_place(run: Run, tmp_path
     # What does fail a gate: a kernel that somebody edited.
     kernel.write_text(kernel.read_text() + "\n# edited\n")
     failed = run("new", "fusion-advisor patch model.py --check", code=1)
-    assert "pointwise_chain.py" in failed.stdout + failed.stderr
+    assert "exp_add.py" in failed.stdout + failed.stderr

@@ -32,7 +32,7 @@ def dropout_gelu_kernel(
     args_0_ptr,
     seed_ptr,
     offset_ptr,
-    dropout_out_ptr,
+    dropout_gelu_out_ptr,
     count,
     BLOCK: tl.constexpr,
     FAR: tl.constexpr,
@@ -44,10 +44,17 @@ def dropout_gelu_kernel(
     gelu = args_0 * 0.5 * one_plus_erf(args_0 * 0.7071067811865476)
     seed = tl.load(seed_ptr)
     offset = tl.load(offset_ptr)
-    dropout_bits = random16_run(seed, offset, 0, wide(tl.program_id(0), FAR) * BLOCK, BLOCK, True)
-    dropout_part = tl.where(dropout_bits >= -1717986918, 1.1111111111111112, 0.0)
-    dropout = gelu * dropout_part
-    tl.store(dropout_out_ptr + index, dropout, mask=mask)
+    dropout_gelu_1_bits = random16_run(
+        seed,
+        offset,
+        0,
+        wide(tl.program_id(0), FAR) * BLOCK,
+        BLOCK,
+        True,
+    )
+    dropout_gelu_1_part = tl.where(dropout_gelu_1_bits >= -1717986918, 1.1111111111111112, 0.0)
+    dropout_gelu_1 = gelu * dropout_gelu_1_part
+    tl.store(dropout_gelu_out_ptr + index, dropout_gelu_1, mask=mask)
 
 
 @host.registered(results=1)
@@ -66,13 +73,18 @@ def dropout_gelu(args_0, seed=None, offset=None):
         return host.fall_back(problem, dropout_gelu, reference, args_0, seed, offset)
     if not n0 * n1:
         return reference(args_0, seed, offset)
-    dropout_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
-    far = host.beyond_int32((dropout_out, args_0, seed, offset))
+    dropout_gelu_out = torch.empty_strided(
+        (n0, n1),
+        (n1, 1),
+        dtype=torch.bfloat16,
+        device=args_0.device,
+    )
+    far = host.beyond_int32((dropout_gelu_out, args_0, seed, offset))
     steps = [
         host.launch(
             dropout_gelu_kernel,
             (host.cdiv(n0 * n1, 1024),),
-            (args_0, seed, offset, dropout_out),
+            (args_0, seed, offset, dropout_gelu_out),
             (n0 * n1,),
             BLOCK=1024,
             FAR=far,
@@ -80,8 +92,8 @@ def dropout_gelu(args_0, seed=None, offset=None):
             enable_fp_fusion=True,
         ),
     ]
-    host.remember(layout, (args_0, seed, offset), (dropout_out,), steps)
-    return dropout_out
+    host.remember(layout, (args_0, seed, offset), (dropout_gelu_out,), steps)
+    return dropout_gelu_out
 
 
 def reference(args_0, seed, offset):
@@ -89,8 +101,8 @@ def reference(args_0, seed, offset):
     n0 = args_0.shape[0]
     n1 = args_0.shape[1]
     gelu = torch.ops.aten.gelu.default(args_0)
-    dropout = dropped(gelu, random_bits((n0, n1), 8, seed, offset, 0, args_0.device), 0.1)
-    return dropout[0]
+    dropout_gelu_1 = dropped(gelu, random_bits((n0, n1), 8, seed, offset, 0, args_0.device), 0.1)
+    return dropout_gelu_1[0]
 
 
 # -- python fused_runtime.py dropout_gelu --check --bench ------------------------------------------

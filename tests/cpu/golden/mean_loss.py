@@ -27,8 +27,8 @@ host.require(2)
 def mean_loss_parts_kernel(
     args_1_ptr,
     args_0_ptr,
-    cross_entropy_loss_nll_loss_forward_parts_ptr,
-    cross_entropy_loss_nll_loss_forward_parts_1_ptr,
+    nll_loss_parts_ptr,
+    nll_loss_parts_1_ptr,
     cols,
     rows,
     ROWS: tl.constexpr,
@@ -43,75 +43,43 @@ def mean_loss_parts_kernel(
     part = wide(tl.program_id(0), FAR)
     col = wide(tl.arange(0, COLS), FAR)
     col_mask = col < cols
-    cross_entropy_loss_nll_loss_forward_sums = tl.full([ROWS, 1], 0.0, tl.float32)
-    cross_entropy_loss_nll_loss_forward_sums_1 = tl.full([ROWS, 1], 0.0, tl.float32)
+    nll_loss_sums = tl.full([ROWS, 1], 0.0, tl.float32)
+    nll_loss_sums_1 = tl.full([ROWS, 1], 0.0, tl.float32)
     for start in tl.range(part * ROWS, rows, tl.num_programs(0) * ROWS):
         row = start + tl.arange(0, ROWS)[:, None]
         row_mask = row < rows
         mask = row_mask & col_mask
         args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
-        cross_entropy_loss_log_softmax_max = tl.reduce(
+        log_softmax_max = tl.reduce(
             tl.where(col_mask, args_0, float("-inf")),
             1,
             max_nan,
             keep_dims=True,
         )
-        cross_entropy_loss_log_softmax_sum = tl.sum(
-            tl.where(
-                col_mask,
-                tl.exp2((args_0 - cross_entropy_loss_log_softmax_max) * 1.44269504),
-                0.0,
-            ),
+        log_softmax_sum = tl.sum(
+            tl.where(col_mask, tl.exp2((args_0 - log_softmax_max) * 1.44269504), 0.0),
             axis=1,
             keep_dims=True,
         )
         args_1 = tl.load(args_1_ptr + row, mask=row_mask, other=0)
-        cross_entropy_loss_nll_loss_forward_part = args_1 != -100
+        nll_loss_part = args_1 != -100
         args_0_1 = tl.load(
             args_0_ptr + row * cols + args_1,
-            mask=row_mask & cross_entropy_loss_nll_loss_forward_part,
+            mask=row_mask & nll_loss_part,
             other=0.0,
         )
-        cross_entropy_loss_log_softmax_part = (
-            args_0_1
-            - cross_entropy_loss_log_softmax_max
-            - libdevice.log(cross_entropy_loss_log_softmax_sum)
-        )
-        cross_entropy_loss_nll_loss_forward_part_1 = tl.where(
-            cross_entropy_loss_nll_loss_forward_part,
-            -cross_entropy_loss_log_softmax_part,
-            0.0,
-        )
-        cross_entropy_loss_nll_loss_forward_part_2 = tl.where(
-            cross_entropy_loss_nll_loss_forward_part,
-            1.0,
-            0.0,
-        )
-        cross_entropy_loss_nll_loss_forward_sums += tl.where(
-            row_mask,
-            cross_entropy_loss_nll_loss_forward_part_1,
-            0.0,
-        )
-        cross_entropy_loss_nll_loss_forward_sums_1 += tl.where(
-            row_mask,
-            cross_entropy_loss_nll_loss_forward_part_2,
-            0.0,
-        )
-    tl.store(
-        cross_entropy_loss_nll_loss_forward_parts_ptr + part,
-        tl.sum(cross_entropy_loss_nll_loss_forward_sums, axis=None),
-    )
-    tl.store(
-        cross_entropy_loss_nll_loss_forward_parts_1_ptr + part,
-        tl.sum(cross_entropy_loss_nll_loss_forward_sums_1, axis=None),
-    )
+        log_softmax_part = args_0_1 - log_softmax_max - libdevice.log(log_softmax_sum)
+        nll_loss_sums += tl.where(row_mask, tl.where(nll_loss_part, -log_softmax_part, 0.0), 0.0)
+        nll_loss_sums_1 += tl.where(row_mask, tl.where(nll_loss_part, 1.0, 0.0), 0.0)
+    tl.store(nll_loss_parts_ptr + part, tl.sum(nll_loss_sums, axis=None))
+    tl.store(nll_loss_parts_1_ptr + part, tl.sum(nll_loss_sums_1, axis=None))
 
 
 @triton.jit
 def mean_loss_results_kernel(
-    cross_entropy_loss_nll_loss_forward_parts_ptr,
-    cross_entropy_loss_nll_loss_forward_parts_1_ptr,
-    cross_entropy_loss_nll_loss_forward_out_ptr,
+    nll_loss_parts_ptr,
+    nll_loss_parts_1_ptr,
+    nll_loss_out_ptr,
     cols,
     COLS: tl.constexpr,
     FAR: tl.constexpr,
@@ -119,27 +87,16 @@ def mean_loss_results_kernel(
     # One program holds one whole row on chip.
     col = wide(tl.arange(0, COLS), FAR)
     col_mask = col < cols
-    cross_entropy_loss_nll_loss_forward_parts = tl.load(
-        cross_entropy_loss_nll_loss_forward_parts_ptr + col,
-        mask=col_mask,
-        other=0.0,
-    )
-    value_part = cross_entropy_loss_nll_loss_forward_parts.to(tl.float64)
-    cross_entropy_loss_nll_loss_forward_sum = tl.sum(tl.where(col_mask, value_part, 0.0), axis=0)
-    value_part_1 = cross_entropy_loss_nll_loss_forward_sum.to(tl.float32)
-    cross_entropy_loss_nll_loss_forward_parts_1 = tl.load(
-        cross_entropy_loss_nll_loss_forward_parts_1_ptr + col,
-        mask=col_mask,
-        other=0.0,
-    )
-    value_part_2 = cross_entropy_loss_nll_loss_forward_parts_1.to(tl.float64)
-    cross_entropy_loss_nll_loss_forward_sum_1 = tl.sum(
-        tl.where(col_mask, value_part_2, 0.0),
-        axis=0,
-    )
-    value_part_3 = cross_entropy_loss_nll_loss_forward_sum_1.to(tl.float32)
-    cross_entropy_loss_nll_loss_forward_part = tl.div_rn(value_part_1, value_part_3)
-    tl.store(cross_entropy_loss_nll_loss_forward_out_ptr, cross_entropy_loss_nll_loss_forward_part)
+    nll_loss_parts = tl.load(nll_loss_parts_ptr + col, mask=col_mask, other=0.0)
+    value_part = nll_loss_parts.to(tl.float64)
+    nll_loss_sum = tl.sum(tl.where(col_mask, value_part, 0.0), axis=0)
+    value_part_1 = nll_loss_sum.to(tl.float32)
+    nll_loss_parts_1 = tl.load(nll_loss_parts_1_ptr + col, mask=col_mask, other=0.0)
+    value_part_2 = nll_loss_parts_1.to(tl.float64)
+    nll_loss_sum_1 = tl.sum(tl.where(col_mask, value_part_2, 0.0), axis=0)
+    value_part_3 = nll_loss_sum_1.to(tl.float32)
+    nll_loss_part = tl.div_rn(value_part_1, value_part_3)
+    tl.store(nll_loss_out_ptr, nll_loss_part)
 
 
 # Programs at the most: each walks rows.
@@ -163,43 +120,20 @@ def mean_loss(args_0, args_1):
     if not n1 * 20:
         return reference(args_0, args_1)
     parts = torch.sym_min(host.cdiv(n1, 32), PROGRAMS)
-    cross_entropy_loss_nll_loss_forward_parts = torch.empty_strided(
+    nll_loss_parts = torch.empty_strided((parts,), (1,), dtype=torch.float32, device=args_0.device)
+    nll_loss_parts_1 = torch.empty_strided(
         (parts,),
         (1,),
         dtype=torch.float32,
         device=args_0.device,
     )
-    cross_entropy_loss_nll_loss_forward_parts_1 = torch.empty_strided(
-        (parts,),
-        (1,),
-        dtype=torch.float32,
-        device=args_0.device,
-    )
-    cross_entropy_loss_nll_loss_forward_out = torch.empty_strided(
-        (),
-        (),
-        dtype=torch.float32,
-        device=args_0.device,
-    )
-    far = host.beyond_int32(
-        (
-            cross_entropy_loss_nll_loss_forward_out,
-            args_1,
-            args_0,
-            cross_entropy_loss_nll_loss_forward_parts,
-            cross_entropy_loss_nll_loss_forward_parts_1,
-        )
-    )
+    nll_loss_out = torch.empty_strided((), (), dtype=torch.float32, device=args_0.device)
+    far = host.beyond_int32((nll_loss_out, args_1, args_0, nll_loss_parts, nll_loss_parts_1))
     steps = [
         host.launch(
             mean_loss_parts_kernel,
             (parts,),
-            (
-                args_1,
-                args_0,
-                cross_entropy_loss_nll_loss_forward_parts,
-                cross_entropy_loss_nll_loss_forward_parts_1,
-            ),
+            (args_1, args_0, nll_loss_parts, nll_loss_parts_1),
             (20, n1),
             ROWS=32,
             COLS=host.power_of_two(20),
@@ -212,11 +146,7 @@ def mean_loss(args_0, args_1):
         host.launch(
             mean_loss_results_kernel,
             (1,),
-            (
-                cross_entropy_loss_nll_loss_forward_parts,
-                cross_entropy_loss_nll_loss_forward_parts_1,
-                cross_entropy_loss_nll_loss_forward_out,
-            ),
+            (nll_loss_parts, nll_loss_parts_1, nll_loss_out),
             (parts,),
             COLS=host.power_of_two(parts),
             FAR=far,
@@ -227,27 +157,18 @@ def mean_loss(args_0, args_1):
     host.remember(
         layout,
         (args_0, args_1),
-        (cross_entropy_loss_nll_loss_forward_out,),
+        (nll_loss_out,),
         steps,
-        scratch=(
-            cross_entropy_loss_nll_loss_forward_parts,
-            cross_entropy_loss_nll_loss_forward_parts_1,
-        ),
+        scratch=(nll_loss_parts, nll_loss_parts_1),
     )
-    return cross_entropy_loss_nll_loss_forward_out
+    return nll_loss_out
 
 
 def reference(args_0, args_1):
     """What eager launches."""
-    cross_entropy_loss_log_softmax = torch.ops.aten._log_softmax.default(args_0, 1, False)
-    cross_entropy_loss_nll_loss_forward = torch.ops.aten.nll_loss_forward.default(
-        cross_entropy_loss_log_softmax,
-        args_1,
-        None,
-        1,
-        -100,
-    )
-    return cross_entropy_loss_nll_loss_forward[0]
+    log_softmax = torch.ops.aten._log_softmax.default(args_0, 1, False)
+    nll_loss = torch.ops.aten.nll_loss_forward.default(log_softmax, args_1, None, 1, -100)
+    return nll_loss[0]
 
 
 # -- python fused_runtime.py mean_loss --check --bench ---------------------------------------------

@@ -25,7 +25,7 @@ host.require(2)
 @triton.jit
 def shared_softmax_kernel(
     args_0_ptr,
-    div_out_ptr,
+    softmax_out_ptr,
     workspace_ptr,
     parts,
     cols,
@@ -44,31 +44,31 @@ def shared_softmax_kernel(
     col_mask = col < cols
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=col_mask, other=0.0)
     args_0_wide = args_0.to(tl.float32)
-    max_1_max = tl.reduce(tl.where(col_mask, args_0_wide, float("-inf")), 0, max_nan)
+    m_max = tl.reduce(tl.where(col_mask, args_0_wide, float("-inf")), 0, max_nan)
     args_0_wide_1 = widened_1(args_0, STEP < 0)
-    sub_part = args_0_wide_1 - max_1_max
-    exp_part = tl.exp2(sub_part * 1.44269504)
-    sum_1_sum = tl.sum(tl.where(col_mask, exp_part, 0.0), axis=0)
+    sub_part = args_0_wide_1 - m_max
+    e_part = tl.exp2(sub_part * 1.44269504)
+    sum_1_sum = tl.sum(tl.where(col_mask, e_part, 0.0), axis=0)
     words = workspace_ptr + 16 + row.to(tl.int64) * parts
     if STEP <= 0:
-        publish(words + part, max_1_max, sum_1_sum, STEP < 0)
+        publish(words + part, m_max, sum_1_sum, STEP < 0)
     if STEP != 0:
         peer = tl.arange(0, PEERS)
         peer_mask = peer < parts
-        max_1_parts, sum_1_parts = published(words + peer, peer_mask, STEP < 0)
-        max_1_max_1 = tl.reduce(tl.where(peer_mask, max_1_parts, float("-inf")), 0, max_nan)
+        m_parts, sum_1_parts = published(words + peer, peer_mask, STEP < 0)
+        m_max_1 = tl.reduce(tl.where(peer_mask, m_parts, float("-inf")), 0, max_nan)
         value_part = tl.where(
-            max_1_parts == float("-inf"),
+            m_parts == float("-inf"),
             0.0,
-            sum_1_parts * tl.exp2((max_1_parts - max_1_max_1) * 1.44269504),
+            sum_1_parts * tl.exp2((m_parts - m_max_1) * 1.44269504),
         )
         value_sum = tl.sum(tl.where(peer_mask, value_part, 0.0), axis=0)
-        value_part_1 = tl.where(max_1_max_1 == float("-inf"), float("nan"), value_sum)
+        value_part_1 = tl.where(m_max_1 == float("-inf"), float("nan"), value_sum)
         args_0_wide_2 = widened_2(args_0, STEP < 0)
-        sub_part_1 = args_0_wide_2 - max_1_max_1
-        exp_part_1 = tl.exp2(sub_part_1 * 1.44269504)
-        div_part = exp_part_1 * (1.0 / value_part_1)
-        tl.store(div_out_ptr + row * cols + col, div_part, mask=col_mask)
+        sub_part_1 = args_0_wide_2 - m_max_1
+        e_part_1 = tl.exp2(sub_part_1 * 1.44269504)
+        softmax_part = e_part_1 * (1.0 / value_part_1)
+        tl.store(softmax_out_ptr + row * cols + col, softmax_part, mask=col_mask)
 
 
 @host.registered(results=1)
@@ -83,8 +83,8 @@ def shared_softmax(args_0):
     if not n0 * n1:
         return reference(args_0)
     parts = host.cdiv(n1, 64)
-    div_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
-    far = host.beyond_int32((div_out, args_0))
+    softmax_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.bfloat16, device=args_0.device)
+    far = host.beyond_int32((softmax_out, args_0))
     # Words of this call alone, 0 until they are left; a captured graph zeroes them anew.
     workspace = torch.zeros(16 + n0 * parts, dtype=torch.int64, device=args_0.device)
     # Programs wait where there surely is room for all of a row, and for other such kernels;
@@ -94,7 +94,7 @@ def shared_softmax(args_0):
         host.launch(
             shared_softmax_kernel,
             (n0 * parts,),
-            (args_0, div_out, workspace),
+            (args_0, softmax_out, workspace),
             (parts, n1),
             COLS=64,
             PEERS=host.power_of_two(parts),
@@ -106,18 +106,18 @@ def shared_softmax(args_0):
         )
         for step in ((-1,) if together else (0, 1))
     ]
-    host.remember(layout, (args_0,), (div_out,), steps, zeroed=(workspace,))
-    return div_out
+    host.remember(layout, (args_0,), (softmax_out,), steps, zeroed=(workspace,))
+    return softmax_out
 
 
 def reference(args_0):
     """What eager launches."""
-    max_1 = torch.ops.aten.max.dim(args_0, -1, True)
-    sub = torch.ops.aten.sub.Tensor(args_0, max_1[0])
-    exp = torch.ops.aten.exp.default(sub)
-    sum_1 = torch.ops.aten.sum.dim_IntList(exp, [-1], True)
-    div = torch.ops.aten.div.Tensor(exp, sum_1)
-    return div
+    m = torch.ops.aten.max.dim(args_0, -1, True)
+    sub = torch.ops.aten.sub.Tensor(args_0, m[0])
+    e = torch.ops.aten.exp.default(sub)
+    sum_1 = torch.ops.aten.sum.dim_IntList(e, [-1], True)
+    softmax = torch.ops.aten.div.Tensor(e, sum_1)
+    return softmax
 
 
 # -- python fused_runtime.py shared_softmax --check --bench ----------------------------------------

@@ -26,7 +26,7 @@ host.require(2)
 @triton.jit
 def softmax_kernel(
     args_0_ptr,
-    div_out_ptr,
+    softmax_out_ptr,
     cols,
     rows,
     ROWS: tl.constexpr,
@@ -42,12 +42,12 @@ def softmax_kernel(
     col_mask = col < cols
     mask = row_mask & col_mask
     args_0 = tl.load(args_0_ptr + row * cols + col, mask=mask, other=0.0)
-    max_1 = tl.reduce(tl.where(col_mask, args_0, float("-inf")), 1, max_nan, keep_dims=True)
-    sub = args_0 - max_1
-    exp = libdevice.exp(sub)
-    sum_1 = tl.sum(tl.where(col_mask, exp, 0.0), axis=1, keep_dims=True)
-    div = share_of(exp, sum_1)
-    tl.store(div_out_ptr + row * cols + col, div, mask=mask)
+    m = tl.reduce(tl.where(col_mask, args_0, float("-inf")), 1, max_nan, keep_dims=True)
+    sub = args_0 - m
+    e = libdevice.exp(sub)
+    sum_1 = tl.sum(tl.where(col_mask, e, 0.0), axis=1, keep_dims=True)
+    softmax_1 = share_of(e, sum_1)
+    tl.store(softmax_out_ptr + row * cols + col, softmax_1, mask=mask)
 
 
 @host.registered(results=1)
@@ -61,13 +61,13 @@ def softmax(args_0):
         return host.fall_back(problem, softmax, reference, args_0)
     if not n0 * n1:
         return reference(args_0)
-    div_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
-    far = host.beyond_int32((div_out, args_0))
+    softmax_out = torch.empty_strided((n0, n1), (n1, 1), dtype=torch.float32, device=args_0.device)
+    far = host.beyond_int32((softmax_out, args_0))
     steps = [
         host.launch(
             softmax_kernel,
             (host.cdiv(n0, 2),),
-            (args_0, div_out),
+            (args_0, softmax_out),
             (n1, n0),
             ROWS=2,
             COLS=host.power_of_two(n1),
@@ -77,18 +77,18 @@ def softmax(args_0):
             enable_fp_fusion=True,
         ),
     ]
-    host.remember(layout, (args_0,), (div_out,), steps)
-    return div_out
+    host.remember(layout, (args_0,), (softmax_out,), steps)
+    return softmax_out
 
 
 def reference(args_0):
     """What eager launches."""
-    max_1 = torch.ops.aten.max.dim(args_0, -1, True)
-    sub = torch.ops.aten.sub.Tensor(args_0, max_1[0])
-    exp = torch.ops.aten.exp.default(sub)
-    sum_1 = torch.ops.aten.sum.dim_IntList(exp, [-1], True)
-    div = torch.ops.aten.div.Tensor(exp, sum_1)
-    return div
+    m = torch.ops.aten.max.dim(args_0, -1, True)
+    sub = torch.ops.aten.sub.Tensor(args_0, m[0])
+    e = torch.ops.aten.exp.default(sub)
+    sum_1 = torch.ops.aten.sum.dim_IntList(e, [-1], True)
+    softmax_1 = torch.ops.aten.div.Tensor(e, sum_1)
+    return softmax_1
 
 
 # -- python fused_runtime.py softmax --check --bench -----------------------------------------------

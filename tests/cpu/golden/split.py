@@ -45,7 +45,7 @@ def split_parts_kernel(
 @triton.jit
 def split_results_kernel(
     sum_1_parts_ptr,
-    sum_1_out_ptr,
+    sum_out_ptr,
     cols,
     rows,
     ROWS: tl.constexpr,
@@ -62,7 +62,7 @@ def split_results_kernel(
     value_part = sum_1_parts.to(tl.float64)
     sum_1_sum = tl.sum(tl.where(col_mask, value_part, 0.0), axis=1, keep_dims=True)
     value_part_1 = sum_1_sum.to(tl.float32)
-    tl.store(sum_1_out_ptr + row, value_part_1, mask=row_mask)
+    tl.store(sum_out_ptr + row, value_part_1, mask=row_mask)
 
 
 @host.registered(results=1)
@@ -83,8 +83,8 @@ def split(args_0):
         dtype=torch.float32,
         device=args_0.device,
     )
-    sum_1_out = torch.empty_strided((n0,), (1,), dtype=torch.float32, device=args_0.device)
-    far = host.beyond_int32((sum_1_out, args_0, sum_1_parts))
+    sum_out = torch.empty_strided((n0,), (1,), dtype=torch.float32, device=args_0.device)
+    far = host.beyond_int32((sum_out, args_0, sum_1_parts))
     steps = [
         host.launch(
             split_parts_kernel,
@@ -99,7 +99,7 @@ def split(args_0):
         host.launch(
             split_results_kernel,
             (host.cdiv(n0, 16),),
-            (sum_1_parts, sum_1_out),
+            (sum_1_parts, sum_out),
             (parts, n0),
             ROWS=16,
             COLS=host.power_of_two(parts),
@@ -108,8 +108,8 @@ def split(args_0):
             enable_fp_fusion=True,
         ),
     ]
-    host.remember(layout, (args_0,), (sum_1_out,), steps, scratch=(sum_1_parts,))
-    return sum_1_out
+    host.remember(layout, (args_0,), (sum_out,), steps, scratch=(sum_1_parts,))
+    return sum_out
 
 
 def reference(args_0):
