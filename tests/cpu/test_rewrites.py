@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -392,6 +393,154 @@ def test_grouped_heads(repeated: Callable[..., torch.Tensor], goes: bool, dynami
         k, v = torch.randn(2, 2, length, 8), torch.randn(2, 2, length, 8)
         torch.testing.assert_close(compiled(q, k, v), forward(q, k, v))
     assert set(seen.names) == ({"grouped-heads"} if goes else set())
+
+
+# -- attention by hand -----------------------------------------------------------------------------
+
+
+def as_nano_gpt(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+    seen = torch.ones(q.size(2), k.size(2), dtype=torch.bool).tril()
+    scores = scores.masked_fill(~seen, float("-inf"))
+    weights = F.dropout(F.softmax(scores, dim=-1), 0.1, training=False)
+    return weights @ v
+
+
+def as_bert(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = torch.matmul(q, k.transpose(-1, -2))
+    scores = scores / math.sqrt(q.shape[-1])
+    return torch.matmul(torch.softmax(scores, -1), v)
+
+
+def as_llama(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = torch.matmul(q, k.transpose(2, 3)) * 0.25
+    scores = scores + torch.full((q.size(2), k.size(2)), least(q)).triu(1)[None, None]
+    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+    return torch.matmul(weights, v)
+
+
+def in_float32(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q = q * q.size(-1) ** -0.5
+    scores = (q @ k.mT).float()
+    scores = torch.where(by_comparison(q, k), scores, least(q))
+    return scores.softmax(-1).type_as(v) @ v
+
+
+def in_place(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = q @ k.transpose(-2, -1)
+    scores *= 0.125
+    scores += by_triu_of_least(q, k)
+    return scores.softmax(dim=-1).matmul(v)
+
+
+def by_einsum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Heads behind places, as timm and einops have them."""
+    q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+    weights = (torch.einsum("bqhd,bkhd->bhqk", q, k) * 0.3).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def in_batches(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q, k, v = (each.flatten(0, 1) for each in (q, k, v))
+    return torch.bmm((torch.bmm(q, k.transpose(1, 2)) / 2.0).softmax(-1), v)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    "forward",
+    [as_nano_gpt, as_bert, as_llama, in_float32, in_place, by_einsum, in_batches],
+)
+def test_attention_by_hand(forward: Callable[..., torch.Tensor], dynamic: bool) -> None:
+    seen = Seen()
+    compiled = torch.compile(forward, backend=seen, dynamic=dynamic)
+    for length in (6, 9):
+        given = operands(queries=length, keys=length)
+        torch.testing.assert_close(compiled(*given), forward(*given))
+    assert seen.names[:1] == ["attention-by-hand"]
+
+
+def weights_too(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    weights = (q @ k.mT).softmax(-1)
+    return weights @ v, weights
+
+
+def over_queries(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return (q @ k.mT).softmax(-2) @ v
+
+
+def capped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(q @ k.mT).softmax(-1) @ v
+
+
+def with_a_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return (q @ k.mT + by_distance(q, k)).softmax(-1) @ v
+
+
+def hidden_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """A first row that sees nothing: NaN by hand."""
+    seen = torch.ones(q.size(2), k.size(2), dtype=torch.bool).tril(-1)
+    return (q @ k.mT).masked_fill(~seen, float("-inf")).softmax(-1) @ v
+
+
+def masked_before_scaled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return ((q @ k.mT + by_triu_of_least(q, k)) * -1.0).softmax(-1) @ v
+
+
+def divided_by_scores(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return (2.0 / (q @ k.mT)).softmax(-1) @ v
+
+
+def of_other_weights(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return v.mT @ (q @ k.mT).softmax(-1)
+
+
+def dropped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return F.dropout((q @ k.mT).softmax(-1), 0.5, training=True) @ v
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [weights_too, over_queries, capped, with_a_bias, hidden_rows, masked_before_scaled,
+     divided_by_scores, of_other_weights, dropped],
+)  # fmt: skip
+def test_what_is_not_attention_stays(forward: Callable[..., Any]) -> None:
+    seen, given = Seen(), operands()
+    found, wanted = torch.compile(forward, backend=seen)(*given), forward(*given)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    assert seen.names == []
+
+
+def test_layers_of_attention_by_hand() -> None:
+    """Several at a time, one of which has to stay."""
+    seen = Seen()
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for layer in (as_nano_gpt, as_llama, with_a_bias, in_place):
+            x = x + layer(x, x * 0.5, x)
+        return x
+
+    x = torch.randn(2, 3, 6, 8)
+    torch.testing.assert_close(torch.compile(forward, backend=seen)(x), forward(x))
+    assert seen.names == ["attention-by-hand"] * 3 + ["needless-mask"] * 3
+
+
+def test_writes_that_are_read_stay() -> None:
+    """What is dead to torch.fx: a call in place whose result has no name."""
+    seen = Seen()
+
+    def forward(q: torch.Tensor, k: torch.Tensor, state: torch.Tensor) -> Any:
+        mask = written_in_place(q, k)
+        state[0].add_(1.0)
+        unread = torch.zeros(4)
+        unread.add_(1.0)
+        return F.scaled_dot_product_attention(q, k, k, attn_mask=mask), mask * 2
+
+    given = [*operands()[:2], torch.zeros(2, 3)]
+    mine = [each.clone() for each in given]
+    torch.testing.assert_close(torch.compile(forward, backend=seen)(*mine), forward(*given))
+    torch.testing.assert_close(mine, given)
+    assert seen.names == ["needless-mask"]
 
 
 def test_gradients_are_the_same() -> None:

@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
+from fusion_advisor.dynamo.rewrites.attention_by_hand import attention_by_hand
 from fusion_advisor.dynamo.rewrites.base import Asked, Rewrite, Taken
 from fusion_advisor.dynamo.rewrites.grouped_heads import grouped_heads
 from fusion_advisor.dynamo.rewrites.needless_masks import needless_masks
+from fusion_advisor.dynamo.rewrites.nodes import take_out_dead
 from fusion_advisor.rulebook.schema import Rulebook
 
-REWRITES: tuple[Rewrite, ...] = (needless_masks, grouped_heads)
-"""Rewrites in their order: heads are grouped where no mask is left."""
+REWRITES: tuple[Rewrite, ...] = (attention_by_hand, needless_masks, grouped_heads)
+"""Rewrites in their order: each sees what those before have made."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def rewrite(
     taken = tuple(each for unit in REWRITES for each in unit(asked))
     if not taken:
         return Rewritten(module)
-    changed.graph.eliminate_dead_code()
+    take_out_dead(changed.graph)
     changed.recompile()
     return Rewritten(changed, taken)
 

@@ -16,6 +16,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fusion_advisor.frontend.expansions import hint
 
 _OPERATOR = torch.nn.functional.scaled_dot_product_attention
+_PLAIN = 0
+"""Kernel `MATH` of torch.nn.attention.SDPBackend, which is no fused one."""
 _POSITIONAL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -64,6 +66,26 @@ class Attention:
         given = {**self.given, **arguments}
         self.node.args = tuple(given.pop(name) for name in _POSITIONAL[:3])
         self.node.kwargs = given
+
+
+def fused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    dropout: float = 0.0,
+    causal: bool = False,
+) -> bool:
+    """Whether torch chooses a fused kernel for a call on a GPU, of fake tensors [batch, heads,
+    length, width]; elsewhere nothing is chosen. Keys and values may have fewer heads."""
+    if not query.is_cuda:
+        return True
+    grouped = not statically_known_true(query.shape[1] == key.shape[1])
+    chosen = torch.ops.aten._fused_sdp_choice(
+        query, key, value, mask, dropout, causal, scale=None, enable_gqa=grouped
+    )
+    return chosen != _PLAIN
 
 
 def attentions(graph: torch.fx.Graph) -> Iterator[Attention]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any, Literal
 
@@ -36,6 +37,7 @@ from fusion_advisor.dynamo.rewrites.elements import (
     value_of,
     within,
 )
+from fusion_advisor.dynamo.rewrites.nodes import storage, writes
 from fusion_advisor.frontend.aot import as_fake, fake_mode, functional
 from fusion_advisor.rulebook.schema import Rulebook
 
@@ -49,32 +51,41 @@ def needless_masks(asked: Asked) -> Iterator[Taken]:
     """Take needless masks from the attentions of a graph, in place; yields those that were
     taken, each with the inputs that must have ones alone for it."""
     masked = [each for each in attentions(asked.module.graph) if each.mask is not None]
+    for each in needless(asked, masked):
+        _take_mask(each.attention, each.hides)
+        said = {"nothing": "hides nothing", "later": "is causal"}[each.hides]
+        where = " where there is no padding, which is read once a call" if each.ones else ""
+        yield Taken("needless-mask", each.attention.node, f"its mask {said}{where}", each.ones)
+
+
+@dataclass(frozen=True)
+class Needless:
+    """Attention whose mask hides nothing, or what comes later alone, where the inputs whose
+    numbers are in `ones` have ones alone."""
+
+    attention: Attention
+    hides: Hides
+    ones: tuple[int, ...]
+
+
+def needless(asked: Asked, masked: Sequence[Attention]) -> list[Needless]:
+    """Attentions of these whose masks are needless, and worth what it takes to know that."""
     if not masked:
-        return
-    made = _Made(asked, masked)
+        return []
+    made, found = _Made(asked, masked), list[Needless]()
     number = {node.name: place for place, node in enumerate(made.placeholders)}
-    conditional: list[tuple[Attention, Hides, tuple[int, ...]]] = []
     for attention in masked:
-        assert attention.mask is not None
         try:
             hides, shown = _hidden(made.mask(attention), attention, made.sizes)
         except Unknown:
             continue
-        if shown:
-            given = tuple(sorted(number[name] for name in shown))
-            conditional.append((attention, hides, given))
-        else:
-            yield from _taken(attention, hides)
-    if asked.read and _worth_reading([each for each, *_ in conditional], asked.rulebook):
-        for attention, hides, given in conditional:
-            yield from _taken(attention, hides, given)
-
-
-def _taken(attention: Attention, hides: Hides, ones: tuple[int, ...] = ()) -> Iterator[Taken]:
-    said = {"nothing": "hides nothing", "later": "is causal"}[hides]
-    where = " where there is no padding, which is read once a call" if ones else ""
-    if _without_mask(attention, hides):
-        yield Taken("needless-mask", attention.node, f"its mask {said}{where}", ones)
+        if _can_be_said(attention, hides):
+            ones = tuple(sorted(number[name] for name in shown))
+            found.append(Needless(attention, hides, ones))
+    reading = [each.attention for each in found if each.ones]
+    if not asked.read or not _worth_reading(reading, asked.rulebook):
+        return [each for each in found if not each.ones]
+    return found
 
 
 def _worth_reading(masked: Sequence[Attention], rulebook: Rulebook) -> bool:
@@ -166,19 +177,19 @@ def _shows(value: torch.Tensor) -> bool:
     raise Unknown(f"it adds {float(value)}")
 
 
-def _without_mask(attention: Attention, hides: Hides) -> bool:
-    """Take the mask from a call; whether `is_causal` says the same, and it is taken."""
+def _can_be_said(attention: Attention, hides: Hides) -> bool:
+    """Whether `is_causal` says the same as the mask."""
     if attention.given.get("is_causal"):
         return False  # torch refuses both
-    if hides == "nothing":
-        attention.change(attn_mask=None)
-        return True
+    return hides == "nothing" or statically_known_true(attention.queries <= attention.keys)
+
+
+def _take_mask(attention: Attention, hides: Hides) -> None:
+    """Take a needless mask from a call."""
     queries, keys = attention.queries, attention.keys
-    if statically_known_true(queries == keys):
-        attention.change(attn_mask=None, is_causal=True)
-        return True
-    if not statically_known_true(queries <= keys):
-        return False
+    if hides == "nothing" or statically_known_true(queries == keys):
+        attention.change(attn_mask=None, is_causal=hides == "later")
+        return
     # What comes after the last query is never seen, and the flash kernel wants as many keys.
     graph, seen = attention.node.graph, queries
     with graph.inserting_before(attention.node):
@@ -193,7 +204,6 @@ def _without_mask(attention: Attention, hides: Hides) -> bool:
             whole = given.meta["example_value"]
             shorter[name].meta = {**given.meta, "example_value": whole[..., :queries, :]}
     attention.change(attn_mask=None, is_causal=True, **shorter)
-    return True
 
 
 # -- how a mask is made ----------------------------------------------------------------------------
@@ -211,7 +221,7 @@ class _Made:
                 first.setdefault(attention.mask, order[attention.node])
         self._order = order
         self._writes = {
-            mask: [order[mask], *(order[node] for node in order if _writes_into(node, mask))]
+            mask: [order[mask], *(n for node, n in order.items() if _writes_into(node, mask))]
             for mask in first
         }
         self._whole = {
@@ -239,21 +249,8 @@ class _Made:
 
 
 def _writes_into(node: torch.fx.Node, mask: torch.fx.Node) -> bool:
-    """Whether a node may write into the memory of a mask, by its name."""
-    named = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = named.endswith("_") and not named.endswith("__")
-    if not (in_place or "out" in node.kwargs or named in _WRITING):
-        return False
-    return any(_storage(each) == _storage(mask) for each in node.all_input_nodes)
-
-
-_WRITING = ("setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior", "ixor")
-"""Functions of `operator` that write into their operand."""
-
-
-def _storage(node: torch.fx.Node) -> int | None:
-    value = node.meta.get("example_value")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+    """Whether a node may write into the memory of a mask."""
+    return writes(node) and any(storage(each) == storage(mask) for each in node.all_input_nodes)
 
 
 def _traced(
