@@ -40,7 +40,7 @@ _PRODUCTS = ("matmul", "bmm")
 
 @dataclass
 class _Steps:
-    """What stands between a product and the softmax of its scores."""
+    """Steps between a product and the softmax of its scores."""
 
     product: torch.fx.Node
     scale: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])

@@ -1,4 +1,4 @@
-"""What a rewrite of Dynamo's graph says of itself."""
+"""Contract of the rewrites of Dynamo's graph."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A graph that builds a mask computes with places: `arange`, comparisons, views. Here each tensor of
 such a graph becomes a function from an index, which may be symbolic, to a term. A term is a whole
 number as an expression of sympy, a constant, a comparison that depends on the index (`Holds`), an
-element of an input (`Read`), or an operator of terms (`Applied`). Nothing is said of what is not
-understood: `Unknown` is raised where an element is asked for.
+element of an input (`Read`), or an operator of terms (`Composed`). Nothing is said of what is not
+understood: `Unproven` is raised where an element is asked for.
 """
 # torch.fx and sympy carry Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 Index = tuple[sympy.Expr, ...]
 
 
-class Unknown(Exception):
+class Unproven(Exception):
     """Raised for an element that is not a function of its index and of inputs as terms have it."""
 
 
@@ -50,14 +50,14 @@ class Read:
 
 
 @dataclass(frozen=True, eq=False)
-class Constant:
+class FixedValue:
     """A number that is no whole number, or a truth value: a tensor of no dimension."""
 
     value: torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Applied:
+class Composed:
     """A pointwise operator of terms, computed by the operator itself where all of them are
     constants."""
 
@@ -66,7 +66,7 @@ class Applied:
     kwargs: Mapping[str, Any]
 
 
-Term = sympy.Expr | Holds | Read | Constant | Applied
+Term = sympy.Expr | Holds | Read | FixedValue | Composed
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Elements:
 
 
 def elements_of(node: torch.fx.Node) -> Elements:
-    """Elements of a node's tensor, of a graph that `make_fx` traced. Raises Unknown."""
+    """Elements of a node's tensor, of a graph that `make_fx` traced. Raises Unproven."""
     return _Reader().of(node)
 
 
@@ -87,7 +87,7 @@ def leaves(term: Term) -> Iterator[Holds | Read]:
     """Yield what a term depends on beyond constants."""
     if isinstance(term, Holds | Read):
         yield term
-    elif isinstance(term, Applied):
+    elif isinstance(term, Composed):
         for each in term.args:
             if isinstance(each, Term):
                 yield from leaves(each)
@@ -95,17 +95,17 @@ def leaves(term: Term) -> Iterator[Holds | Read]:
 
 def value_of(term: Term, known: Mapping[Holds | Read, torch.Tensor]) -> torch.Tensor:
     """Value of a term, a tensor of no dimension, where what it depends on has these values. Raises
-    Unknown."""
-    if isinstance(term, Constant):
+    Unproven."""
+    if isinstance(term, FixedValue):
         return term.value
     if isinstance(term, Holds | Read):
         return known[term]
-    if isinstance(term, Applied):
+    if isinstance(term, Composed):
         given = [value_of(each, known) if isinstance(each, Term) else each for each in term.args]
         return term.operator(*given, **term.kwargs)
     if isinstance(term, sympy.Integer):
         return torch.tensor(int(term))
-    raise Unknown(f"it has the number {term}")
+    raise Unproven(f"it has the number {term}")
 
 
 def size(number: Any) -> sympy.Expr:
@@ -141,7 +141,7 @@ class _Reader:
         if node not in self._known:
             value = node.meta.get("val")
             if not isinstance(value, torch.Tensor):
-                raise Unknown(f"{node.name} is no tensor")
+                raise Unproven(f"{node.name} is no tensor")
             sizes = tuple(map(size, value.shape))
             self._known[node] = Elements(sizes, value.dtype, self._function(node, sizes, value))
         return self._known[node]
@@ -154,7 +154,7 @@ class _Reader:
         if node.op == "get_attr":
             return self._constant(node)
         if node.op != "call_function":
-            raise Unknown(f"{node.name} is no call")
+            raise Unproven(f"{node.name} is no call")
         target: Any = node.target
         args = [self._given(each) for each in node.args]
         if target in _SAME:
@@ -170,7 +170,7 @@ class _Reader:
             start = args[0] if len(args) > 1 else 0
             step = args[2] if len(args) > 2 else 1
             if value.dtype.is_floating_point:
-                raise Unknown(f"{node.name} counts in {value.dtype}")
+                raise Unproven(f"{node.name} counts in {value.dtype}")
             return lambda index: size(start) + size(step) * index[0]
         if target in _VIEWS:
             return _viewed(args[0], sizes)
@@ -185,8 +185,8 @@ class _Reader:
         if target in (aten.triu.default, aten.tril.default):
             diagonal = size(args[1] if len(args) > 1 else 0)
             sign = 1 if target is aten.triu.default else -1
-            none = Constant(torch.zeros((), dtype=value.dtype))
-            return lambda index: Applied(
+            none = FixedValue(torch.zeros((), dtype=value.dtype))
+            return lambda index: Composed(
                 aten.where.self,
                 (Holds(sympy.expand(sign * (index[-1] - index[-2] - diagonal))), args[0].at(index),
                  none), {},
@@ -195,7 +195,7 @@ class _Reader:
             return _gathered(args[0], args[1])
         if torch.Tag.pointwise in target.tags or target is aten.masked_fill.Tensor:
             return _pointwise(target, args, node.kwargs)
-        raise Unknown(f"{node.name} is made by {target}")
+        raise Unproven(f"{node.name} is made by {target}")
 
     def _given(self, value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
@@ -208,7 +208,7 @@ class _Reader:
         for part in str(node.target).split("."):
             held = getattr(held, part)
         if held.numel() != 1:
-            raise Unknown(f"{node.name} is a table of {held.numel()} numbers")
+            raise Unproven(f"{node.name} is a table of {held.numel()} numbers")
         return _filled(held.item(), held.dtype)
 
 
@@ -216,7 +216,7 @@ def _filled(number: Any, dtype: torch.dtype) -> Callable[[Index], Term]:
     whole = not dtype.is_floating_point and dtype is not torch.bool
     if whole or isinstance(number, torch.SymInt):
         return lambda index: size(number)
-    return lambda index: Constant(torch.tensor(number, dtype=dtype))
+    return lambda index: FixedValue(torch.tensor(number, dtype=dtype))
 
 
 def within(sizes: Index, index: Index) -> Index:
@@ -230,7 +230,7 @@ def _converted(source: Elements, index: Index, dtype: torch.dtype) -> Term:
     whole = isinstance(term, sympy.Expr)
     if dtype == source.dtype or (whole and not dtype.is_floating_point and dtype is not torch.bool):
         return term
-    return Applied(torch.Tensor.to, (term, dtype), {})
+    return Composed(torch.Tensor.to, (term, dtype), {})
 
 
 def _viewed(source: Elements, sizes: Index) -> Callable[[Index], Term]:
@@ -238,7 +238,7 @@ def _viewed(source: Elements, sizes: Index) -> Callable[[Index], Term]:
     kept = [d for d, n in enumerate(sizes) if n != 1]
     old = [d for d, n in enumerate(source.sizes) if n != 1]
     if [sizes[d] for d in kept] != [source.sizes[d] for d in old]:
-        raise Unknown(f"a view of {source.sizes} as {sizes}")
+        raise Unproven(f"a view of {source.sizes} as {sizes}")
 
     def at(index: Index) -> Term:
         place = dict(zip(old, (index[d] for d in kept), strict=True))
@@ -283,7 +283,7 @@ def _from_front(source: Elements, dim: int, place: Any) -> sympy.Expr:
     if given.is_negative:
         return source.sizes[dim] + given
     if not given.is_nonnegative:
-        raise Unknown(f"a place {given} that may count from the end")
+        raise Unproven(f"a place {given} that may count from the end")
     return given
 
 
@@ -321,7 +321,7 @@ def _gathered(source: Elements, tables: Sequence[Elements | None]) -> Callable[[
     """Elements at the places that tables of whole numbers have, for leading dimensions alone."""
     given = [table for table in tables if table is not None]
     if None in tables[: len(given)] or any(table.dtype is torch.bool for table in given):
-        raise Unknown("places of some dimensions, not of the first ones")
+        raise Unproven("places of some dimensions, not of the first ones")
     rank = max(len(table.sizes) for table in given)
 
     def at(index: Index) -> Term:
@@ -329,7 +329,7 @@ def _gathered(source: Elements, tables: Sequence[Elements | None]) -> Callable[[
         for table in given:
             term = table.at(within(table.sizes, index[:rank]))
             if not isinstance(term, sympy.Expr) or not _not_negative(term):
-                raise Unknown("places that are not known, or that count from the end")
+                raise Unproven("places that are not known, or that count from the end")
             places.append(term)
         return source.at((*places, *index[rank:]))
 
@@ -359,7 +359,7 @@ def _pointwise(
                 return _EXACT[family](*whole)
             if family in _COMPARED:
                 return Holds(sympy.expand(_COMPARED[family](*whole)))
-        return Applied(target, tuple(given), kwargs)
+        return Composed(target, tuple(given), kwargs)
 
     return at
 

@@ -30,7 +30,7 @@ from fusion_advisor.dynamo.rewrites.elements import (
     Holds,
     Index,
     Read,
-    Unknown,
+    Unproven,
     elements_of,
     leaves,
     size,
@@ -77,7 +77,7 @@ def needless(asked: Asked, masked: Sequence[Attention]) -> list[Needless]:
     for attention in masked:
         try:
             hides, shown = _hidden(made.mask(attention), attention, made.sizes)
-        except Unknown:
+        except Unproven:
             continue
         if _can_be_said(attention, hides):
             ones = tuple(sorted(number[name] for name in shown))
@@ -102,7 +102,7 @@ def _worth_reading(masked: Sequence[Attention], rulebook: Rulebook) -> bool:
 def _hidden(
     mask: torch.fx.Node, attention: Attention, sizes: ShapeEnv | None
 ) -> tuple[Hides, frozenset[str]]:
-    """What the mask hides, and the inputs that must have ones alone for it. Raises Unknown where
+    """Decide what the mask hides, and which inputs must have ones alone for it. Raises Unproven where
     the mask hides anything else than what comes later."""
     lengths = tuple(map(size, (*attention.leading, attention.queries, attention.keys)))
     place: Index = tuple(
@@ -118,7 +118,7 @@ def _hidden(
     for leaf in dict.fromkeys(leaves(term)):
         if isinstance(leaf, Read):
             if leaf.dtype.is_floating_point or any(query in i.free_symbols for i in leaf.index):
-                raise Unknown(f"it depends on what {leaf.name} has")
+                raise Unproven(f"it depends on what {leaf.name} has")
             known[leaf] = torch.ones((), dtype=leaf.dtype)
             shown.add(leaf.name)
         elif leaf not in (causal, causal.opposite):
@@ -128,7 +128,7 @@ def _hidden(
             if not always and not never:
                 unsettled.append(leaf)
     if len(unsettled) > _MOST_COMPARISONS:
-        raise Unknown(f"it depends on {len(unsettled)} comparisons")
+        raise Unproven(f"it depends on {len(unsettled)} comparisons")
     seen: dict[bool, set[bool]] = {}
     for before, *outcome in product((True, False), repeat=1 + len(unsettled)):
         known |= dict(zip(unsettled, map(torch.tensor, outcome), strict=True))
@@ -141,7 +141,7 @@ def _hidden(
         return "nothing", frozenset(shown)
     if seen == {True: {True}, False: {False}}:
         return "later", frozenset(shown)
-    raise Unknown("it hides other places")
+    raise Unproven("it hides other places")
 
 
 def _always(value: sympy.Expr, place: Index, lengths: Index, sizes: ShapeEnv | None) -> bool:
@@ -166,7 +166,7 @@ def _possible(comparisons: Sequence[Holds], outcome: Sequence[bool]) -> bool:
 
 
 def _shows(value: torch.Tensor) -> bool:
-    """Whether an element of a mask shows its place. Raises Unknown for a number that changes how
+    """Whether an element of a mask shows its place. Raises Unproven for a number that changes how
     much a place weighs."""
     if value.dtype is torch.bool:
         return bool(value)
@@ -174,7 +174,7 @@ def _shows(value: torch.Tensor) -> bool:
         return True
     if value <= torch.finfo(value.dtype).min:
         return False
-    raise Unknown(f"it adds {float(value)}")
+    raise Unproven(f"it adds {float(value)}")
 
 
 def _can_be_said(attention: Attention, hides: Hides) -> bool:
@@ -238,13 +238,13 @@ class _Made:
         self.sizes: ShapeEnv | None = next((number.shape_env for number in numbers), None)
 
     def mask(self, attention: Attention) -> torch.fx.Node:
-        """The node of an attention's mask. Raises Unknown where the mask is written into after what
+        """The node of an attention's mask. Raises Unproven where the mask is written into after what
         was traced of it."""
         mask = attention.mask
         assert mask is not None
         until = max(self._cut + 1, self._order[attention.node])
         if any(self._whole[mask] < number < until for number in self._writes[mask]):
-            raise Unknown("it is written into between attentions")
+            raise Unproven("it is written into between attentions")
         return self._masks[mask]
 
 
