@@ -103,7 +103,9 @@ def apply_source(
     counted = {each.finding.name: each.occurrences for each in puts}
     saved_us = sum(each.finding.saved_us_total for each in puts)
     free_us = _accepted_us(found, rulebook)
-    done = AppliedToSource(model, counted, found.made.refused, saved_us, free_us, found.unplaced)
+    done = AppliedToSource(
+        counted, found.made.refused, saved_us, free_us, found.unplaced, run=model
+    )
     if done.share < rulebook.apply.told.value:
         warnings.warn(f"fusion_advisor: {_too_little(done)}", stacklevel=3)
     return done
