@@ -21,6 +21,7 @@ from fusion_advisor.support.errors import CaptureError, did_you_mean
 _DEFAULT_BATCH = 1
 _DEFAULT_TOKENS = 512
 _AUDIO_SAMPLES = 16_000
+_DEFAULT_PIXELS = 224
 
 
 def load_config(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
@@ -116,6 +117,8 @@ def _inputs(module: Any, config: Any, scenario: Scenario, assumed: list[str]) ->
         values[name] = ids
     elif shape := _shape(name, config, batch):
         values[name] = torch.randn(shape, dtype=module_dtype(module))
+        if name == "pixel_values":
+            assumed.append(f"image={shape[-2]}x{shape[-1]}")
     else:
         raise CaptureError(f"do not know what {name} looks like; give --input {name}=SHAPE:DTYPE")
     if "decoder_input_ids" in takes and config.is_encoder_decoder:
@@ -130,12 +133,11 @@ def _shape(name: str, config: Any, batch: int) -> tuple[int, ...]:
     """Shape of an input that is no text, by its name; () where it is not known."""
     if name == "pixel_values":
         vision = getattr(config, "vision_config", config)
-        size = getattr(vision, "image_size", None)
-        if size is None:
-            return ()
+        size = getattr(vision, "image_size", None) or _DEFAULT_PIXELS
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         return batch, getattr(vision, "num_channels", 3), height, width
-    if name == "input_features" and hasattr(config, "max_source_positions"):
+    counts = [getattr(config, count, None) for count in ("num_mel_bins", "max_source_positions")]
+    if name == "input_features" and None not in counts:
         return batch, config.num_mel_bins, 2 * config.max_source_positions
     return (batch, _AUDIO_SAMPLES) if name == "input_values" else ()
 

@@ -97,6 +97,8 @@ def placed_for(given: str) -> str:
         )
     except BackendCompilerFailed as error:  # under `strict`: a fault of ours
         raise AdvisorError(str(error.inner_exception)) from error
+    except AdvisorError:
+        raise
     except Exception as error:
         advice = loaded.hint or "correct the model or its inputs"
         raise failure(f"running {loaded.source}", error, advice) from error

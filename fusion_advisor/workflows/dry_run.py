@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from fusion_advisor.frontend.session import undisturbed, without_weights
 from fusion_advisor.frontend.signature import fakes, objects_known, signature, unknown_in
 from fusion_advisor.frontend.user_model import HostFakeMode
-from fusion_advisor.support.errors import UsageError
+from fusion_advisor.ir.frames import source_of_traceback
+from fusion_advisor.support.errors import CaptureError, UsageError
 
 
 def dry_run(
@@ -53,8 +54,17 @@ def call_on_fakes(
     dynamic: bool | None,
 ) -> None:
     """Call a model whose tensors, as its arguments', belong to the fake mode, through torch.compile
-    and without gradients. Raises any exception of the model."""
+    and without gradients. Raises CaptureError for a model that asks for a number in a tensor's
+    data, and any exception of the model."""
     compiled = torch.compile(model, backend=backend, dynamic=dynamic)
     with warnings.catch_warnings(), torch.no_grad(), fake:
         warnings.simplefilter("ignore")  # they are about running what is not run here
-        compiled(*args, **kwargs)
+        try:
+            compiled(*args, **kwargs)
+        except DataDependentOutputException as error:
+            source = source_of_traceback(error)
+            where = f"{source.file}:{source.line}: " if source else ""
+            raise CaptureError(
+                f"{where}the model asks for a number in a tensor, whose data a dry run lacks; call "
+                "fusion_advisor.apply(model, inputs) on the GPU"
+            ) from error
