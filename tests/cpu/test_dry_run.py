@@ -94,6 +94,17 @@ def test_symbolic_sizes_are_told() -> None:
     assert "computes with s" in why
 
 
+def test_a_kernel_of_too_many_tensors_costs_no_other() -> None:
+    def combined(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        for each in more:
+            x = x * each
+        return softmax(x @ x.T)
+
+    would = fa.apply(combined, [torch.empty(256, 256) for _ in range(70)], **HOW)
+    assert would.kernels == {"softmax": 1}
+    assert [*would.refused.values()] == ["takes 70 tensors, where an operator takes 64"]
+
+
 def test_an_exception_of_the_model_is_the_callers() -> None:
     with pytest.raises(RuntimeError, match=r"\[4, 9\]|4x9"):
         fa.apply(nn.Linear(8, 8), torch.empty(4, 9), **HOW)
