@@ -23,6 +23,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import statistics
 import time
 from collections import Counter
@@ -110,12 +111,18 @@ def placed_in(kind: str, task: str, seed: str) -> Iterator[Row]:
                 _place(row)
                 row.failure = ""
             except Exception as error:  # noqa: BLE001 a type that fails is a row
-                row.failure = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                row.failure = _said(error)
             row.seconds = time.perf_counter() - began
             if not row.failure:
                 break
         whole = row.whole
         yield row
+
+
+def _said(error: Exception) -> str:
+    """An exception in one line, without the folders of this machine."""
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return re.sub(r"[^\s\"]*site-packages/", "", said)[:200]
 
 
 def _place(row: Row) -> None:
@@ -235,7 +242,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     ):
         left = "" if row.share >= GOOD else _most(row.refused)
         lines.append(
-            f"| {row.kind} | {row.task} | {row.phase} | {'all' if row.whole else LAYERS}"
+            f"| {row.kind} | {row.task} | {row.phase} | {_layers(row)}"
             f" | {row.share:.3f} | {row.inductor:.3f} | {row.places} | {row.graphs}"
             f" | {row.saved_us:.0f} of {row.accepted_us:.0f} | {row.seconds:.1f} | {left} |"
         )
@@ -244,6 +251,13 @@ def table(rows: Sequence[Row]) -> list[str]:
         f"- {row.kind} ({row.task}, {row.phase}): {row.failure}" for row in rows if row.failure
     ]
     return lines
+
+
+def _layers(row: Row) -> str:
+    """Layers that a model was built with: as many as it has where its constructor counts none."""
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING[row.kind]
+    same = row.whole or _cut(known).to_dict() == known().to_dict()
+    return "all" if same else str(LAYERS)
 
 
 def _summary(rows: Sequence[Row]) -> str:
