@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusion_advisor.frontend.user_model import Loaded, building, guarded, read_json, under_scenario
+from fusion_advisor.frontend.user_model import (
+    Loaded,
+    building,
+    failure,
+    guarded,
+    read_json,
+    under_scenario,
+)
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.support.errors import CaptureError, did_you_mean
 
@@ -119,7 +126,7 @@ def _inputs(module: Any, config: Any, scenario: Scenario, assumed: list[str]) ->
         values[name] = torch.randn(shape, dtype=module_dtype(module))
         if name == "pixel_values":
             assumed.append(f"image={shape[-2]}x{shape[-1]}")
-    else:
+    elif name not in {spec.name for spec in scenario.inputs}:  # those are laid over these
         raise CaptureError(f"do not know what {name} looks like; give --input {name}=SHAPE:DTYPE")
     if "decoder_input_ids" in takes and config.is_encoder_decoder:
         values["decoder_input_ids"] = ids
@@ -204,17 +211,25 @@ def _decoding(
     kwargs: dict[str, Any],
     assumed: list[str],
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
-    import transformers
-
     if "input_ids" not in kwargs or config.is_encoder_decoder:
         raise CaptureError("--phase decode needs a causal language model; use --phase forward")
     length = scenario.kv_len or _default_tokens(config)
     if scenario.kv_len is None:
         assumed.append(f"kv_len={length}")
-    text = config.get_text_config()
+    ids = kwargs["input_ids"]
+    try:
+        cache = _static_cache(config.get_text_config(), length, ids, module_dtype(module))
+    except Exception as error:
+        raise failure("making a static cache", error, "use --phase prefill") from error
+    return _Decode(module, cache, length), {"input_ids": ids}
+
+
+def _static_cache(text: Any, length: int, ids: torch.Tensor, dtype: torch.dtype) -> Any:
+    """A cache whose layers all have the same heads and one width."""
+    import transformers
+
     cache = transformers.StaticCache(config=text, max_cache_len=length)
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    ids = kwargs["input_ids"]
-    cache.early_initialization(ids.shape[0], heads, width, module_dtype(module), ids.device)
-    return _Decode(module, cache, length), {"input_ids": ids}
+    cache.early_initialization(ids.shape[0], heads, width, dtype, ids.device)
+    return cache
