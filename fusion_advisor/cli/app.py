@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from fusion_advisor.cli.commands import analyze, known, measure, patch, reports, settings
+from fusion_advisor.cli.commands import analyze, apply, known, measure, patch, reports, settings
 from fusion_advisor.ir.faults import described
 from fusion_advisor.support.errors import AdvisorError
 
@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 
 for _command in (
-    analyze.analyze, settings.config, settings.init, analyze.emit, patch.patch,
+    analyze.analyze, settings.config, settings.init, analyze.emit, apply.apply, patch.patch,
     measure.bench, measure.calibrate, reports.report, reports.diff,
     known.explain, known.devices, known.rules, known.ops, known.doctor,
 ):  # fmt: skip
@@ -78,7 +78,7 @@ def main() -> None:
 
 def _prepared(words: list[str]) -> AbstractContextManager[None]:
     """While options are read, a child already imports torch for the commands that capture."""
-    captures = bool(words) and words[0] in ("analyze", "emit", "patch")
+    captures = bool(words) and words[0] in ("analyze", "emit", "apply", "patch")
     if not captures or not {"--check", "--help"}.isdisjoint(words):
         return nullcontext()
     from fusion_advisor.frontend.child import prepared

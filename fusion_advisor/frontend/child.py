@@ -1,8 +1,9 @@
 """Capture: MODEL and scenario in, one `Graph` out.
 
 A model file is somebody's code. `capture` runs it in a child process under a limit of time and
-memory and gets the graph back as JSON in a file of its own; `capture_module` does the same in
-process, for a module that is already there. This module imports no torch.
+memory and gets the graph back as JSON in a file of its own; `in_child` lets any function of this
+package work on a model there. `capture_module` captures in process, a module that is already there.
+This module imports no torch.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "InputSpec", "Limits", "Scenario", "capture", "capture_here", "capture_loaded",
-    "capture_module", "capturing", "parse_dtype", "parse_input",
+    "capture_module", "capturing", "in_child", "parse_dtype", "parse_input",
 ]  # fmt: skip
 
 _POLL_SECONDS = 0.05
@@ -61,8 +62,16 @@ _ERRORS = {"CaptureError": CaptureError, "UsageError": UsageError}
 
 
 @dataclass(frozen=True)
+class ChildJob:
+    """Request to a child: a function of this package as `module:name`, and its argument."""
+
+    function: str
+    given: str
+
+
+@dataclass(frozen=True)
 class CaptureJob:
-    """Request to a child, with the arguments of `capturing`."""
+    """Request for a capture, with the arguments of `capturing`."""
 
     model: str
     scenario: Scenario
@@ -114,11 +123,23 @@ def capturing(
         yield lambda: recorded_graph(model)
         return
     request = CaptureJob(model, scenario or Scenario(), trail, references, moved, mask_elements)
+    asked = ChildJob(f"{__name__}:captured_for", to_json(request))
+    with in_child(asked, model, limits, debug) as answered:
+        yield lambda: from_json(Graph, answered())
+
+
+@contextmanager
+def in_child(
+    asked: ChildJob, model: str, limits: Limits | None = None, debug: bool = False
+) -> Generator[Callable[[], bytes]]:
+    """Start a function of this package, from JSON to JSON, that runs the code of MODEL; the
+    function given waits for its result, and raises as `capture` does."""
+    _refuse_missing(model)
     with _Child() as child:
         watch = _Watch(child.process, limits or Limits())
-        child.ask(to_json(request))
+        child.ask(to_json(asked))
 
-        def captured() -> Graph:
+        def answered() -> bytes:
             code = watch.finish()
             reply = child.answer()
             printed = child.printed()
@@ -126,7 +147,7 @@ def capturing(
                 sys.stderr.write(printed)
             return _read_reply(reply, model, code, watch.verdict, printed)
 
-        yield captured
+        yield answered
 
 
 @contextmanager
@@ -456,10 +477,10 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
 
 
-def _read_reply(reply: bytes, model: str, code: int, verdict: str, printed: str) -> Graph:
+def _read_reply(reply: bytes, model: str, code: int, verdict: str, printed: str) -> bytes:
     kind, _, body = reply.partition(b"\n")
-    if kind == b"graph" and not verdict:
-        return from_json(Graph, body)
+    if kind == b"result" and not verdict:
+        return body
     if kind == b"error" and not verdict:
         content = json.loads(body)
         raise _ERRORS.get(content["type"], AdvisorError)(content["message"])
@@ -520,21 +541,30 @@ def _answer_one(request: int, reply: int, imported: Callable[[], bytes]) -> NoRe
             content = asked.read()
         if not content:
             leave(0)  # nobody asks
-        answered.write(unready or _answer(from_json(CaptureJob, content)))
+        answered.write(unready or _answer(from_json(ChildJob, content)))
         answered.flush()
         leave(0)
 
 
-def _answer(asked: CaptureJob) -> bytes:
-    if asked.moved:
-        relocate(*asked.moved)
+def _answer(asked: ChildJob) -> bytes:
+    module, _, name = asked.function.partition(":")
     try:
-        graph = capture_here(
-            asked.model, asked.scenario, asked.trail, asked.references, asked.mask_elements
-        )
-        return b"graph\n" + to_json(graph).encode()
+        result: str = getattr(importlib.import_module(module), name)(asked.given)
+        return b"result\n" + result.encode()
     except BaseException as error:  # noqa: BLE001 the parent tells the user, in one line
         return _failed(error)
+
+
+def captured_for(given: str) -> str:
+    """Graph for a `CaptureJob`, both as JSON: what the child of `capturing` does."""
+    asked = from_json(CaptureJob, given)
+    if asked.moved:
+        relocate(*asked.moved)
+    return to_json(
+        capture_here(
+            asked.model, asked.scenario, asked.trail, asked.references, asked.mask_elements
+        )
+    )
 
 
 def relocate(folder: str, copy: str) -> None:

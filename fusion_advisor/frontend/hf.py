@@ -14,13 +14,21 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusion_advisor.frontend.user_model import Loaded, building, guarded, read_json, under_scenario
+from fusion_advisor.frontend.user_model import (
+    Loaded,
+    building,
+    failure,
+    guarded,
+    read_json,
+    under_scenario,
+)
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.support.errors import CaptureError, did_you_mean
 
 _DEFAULT_BATCH = 1
 _DEFAULT_TOKENS = 512
 _AUDIO_SAMPLES = 16_000
+_DEFAULT_PIXELS = 224
 
 
 def load_config(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
@@ -116,7 +124,9 @@ def _inputs(module: Any, config: Any, scenario: Scenario, assumed: list[str]) ->
         values[name] = ids
     elif shape := _shape(name, config, batch):
         values[name] = torch.randn(shape, dtype=module_dtype(module))
-    else:
+        if name == "pixel_values":
+            assumed.append(f"image={shape[-2]}x{shape[-1]}")
+    elif name not in {spec.name for spec in scenario.inputs}:  # those are laid over these
         raise CaptureError(f"do not know what {name} looks like; give --input {name}=SHAPE:DTYPE")
     if "decoder_input_ids" in takes and config.is_encoder_decoder:
         values["decoder_input_ids"] = ids
@@ -130,12 +140,11 @@ def _shape(name: str, config: Any, batch: int) -> tuple[int, ...]:
     """Shape of an input that is no text, by its name; () where it is not known."""
     if name == "pixel_values":
         vision = getattr(config, "vision_config", config)
-        size = getattr(vision, "image_size", None)
-        if size is None:
-            return ()
+        size = getattr(vision, "image_size", None) or _DEFAULT_PIXELS
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         return batch, getattr(vision, "num_channels", 3), height, width
-    if name == "input_features" and hasattr(config, "max_source_positions"):
+    counts = [getattr(config, count, None) for count in ("num_mel_bins", "max_source_positions")]
+    if name == "input_features" and None not in counts:
         return batch, config.num_mel_bins, 2 * config.max_source_positions
     return (batch, _AUDIO_SAMPLES) if name == "input_values" else ()
 
@@ -202,17 +211,25 @@ def _decoding(
     kwargs: dict[str, Any],
     assumed: list[str],
 ) -> tuple[torch.nn.Module, dict[str, Any]]:
-    import transformers
-
     if "input_ids" not in kwargs or config.is_encoder_decoder:
         raise CaptureError("--phase decode needs a causal language model; use --phase forward")
     length = scenario.kv_len or _default_tokens(config)
     if scenario.kv_len is None:
         assumed.append(f"kv_len={length}")
-    text = config.get_text_config()
+    ids = kwargs["input_ids"]
+    try:
+        cache = _static_cache(config.get_text_config(), length, ids, module_dtype(module))
+    except Exception as error:
+        raise failure("making a static cache", error, "use --phase prefill") from error
+    return _Decode(module, cache, length), {"input_ids": ids}
+
+
+def _static_cache(text: Any, length: int, ids: torch.Tensor, dtype: torch.dtype) -> Any:
+    """A cache whose layers all have the same heads and one width."""
+    import transformers
+
     cache = transformers.StaticCache(config=text, max_cache_len=length)
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    ids = kwargs["input_ids"]
-    cache.early_initialization(ids.shape[0], heads, width, module_dtype(module), ids.device)
-    return _Decode(module, cache, length), {"input_ids": ids}
+    cache.early_initialization(ids.shape[0], heads, width, dtype, ids.device)
+    return cache

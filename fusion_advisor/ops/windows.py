@@ -32,7 +32,8 @@ def _covered(size: int, out: int, kernel: int, stride: int, pad: int, dilation: 
     for tap in range(kernel):
         first = tap * dilation - pad
         skipped = max(0, -(first // stride)) if first < 0 else 0
-        places = range(first + skipped * stride, min(size, first + out * stride), stride)
+        last = max(0, min(size, first + out * stride))  # below 0: this tap is in the padding alone
+        places = range(first + skipped * stride, last, stride)
         touched[places.start : places.stop : stride] = b"\1" * len(places)
     return sum(touched)
 

@@ -2,6 +2,7 @@
 
 OFFERS = (
     "analyze",
+    "apply_named",
     "bench",
     "patch",
     "patch_transformers",

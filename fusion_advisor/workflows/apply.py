@@ -27,55 +27,28 @@ from torch.utils import _pytree as pytree
 
 from fusion_advisor.dynamo.backend import Inner, Outcome, fusion_advisor
 from fusion_advisor.frontend.user_model import given_inputs
-from fusion_advisor.report.formats import wording
 from fusion_advisor.support.errors import UsageError, one_of
+from fusion_advisor.workflows.dry_run import dry_run
+from fusion_advisor.workflows.placed import Placed
 
 
 @dataclass
-class Applied:
-    """Result of `apply` for a model's groups. `kernels` has in how many places each kernel runs, by
-    name; `refused` why other groups do not run as kernels, by name; `saved_us` the microseconds
-    that the kernels are predicted to save in a call, and `accepted_us` the microseconds that all
-    accepted groups would save; `rewrites` in how many places the graph was rewritten, by the name
-    of the rewrite. Calling the record calls the model, or the function that was given.
-    """
+class Applied(Placed):
+    """Result of `apply` for a model's groups. Calling the record calls the model, or the function
+    that was given."""
 
-    run: Callable[..., Any] = field(repr=False)
-    kernels: Mapping[str, int] = field(default_factory=dict[str, int])
-    refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    saved_us: float = 0.0
-    accepted_us: float = 0.0
-    rewrites: Mapping[str, int] = field(default_factory=dict[str, int])
-
-    @property
-    def share(self) -> float:
-        """Saving of the kernels as a share of the saving of all accepted groups. 1 where there are
-        none; 0 where the saving is unknown, since a graph was left as it is."""
-        if self.accepted_us:
-            return self.saved_us / self.accepted_us
-        return 0.0 if self.refused else 1.0
+    run: Callable[..., Any] = field(repr=False, kw_only=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs)
 
-    def __str__(self) -> str:
-        places = sum(self.kernels.values())
-        lines = [
-            f"kernels in {places} places save {wording.time(self.saved_us)} of "
-            f"{wording.time(self.accepted_us)} that analysis accepts"
-        ]
-        lines += [f"  {name} x{count}" for name, count in self.kernels.items()]
-        lines += [f"  rewritten: {name} x{count}" for name, count in self.rewrites.items()]
-        lines += [f"  not {name}: {reason}" for name, reason in self.refused.items()]
-        return "\n".join(lines)
-
 
 @dataclass(frozen=True)
-class _Gathered:
+class Gathered:
     """Outcomes of one model's graphs, by the piece of Python code that each is captured from. For a
     piece that was captured again (for other sizes), the graph that saves most counts."""
 
-    applied: Applied
+    placed: Placed
     pieces: dict[Hashable, list[Outcome]] = field(default_factory=dict[Hashable, list[Outcome]])
 
     def add(self, outcome: Outcome) -> None:
@@ -83,12 +56,12 @@ class _Gathered:
         piece = compiling.frame_id if compiling is not None else None
         self.pieces.setdefault(piece, []).append(outcome)
         best = [max(outcomes, key=lambda each: each.saved_us) for outcomes in self.pieces.values()]
-        done = self.applied
+        done = self.placed
         done.kernels = dict(Counter(place.name for each in best for place in each.taken))
         done.refused = dict(_reasons(best))
         done.rewrites = dict(Counter(taken.name for each in best for taken in each.rewrites))
-        done.saved_us = sum(each.saved_us for each in best)
-        done.accepted_us = sum(each.accepted_us for each in best)
+        done.saved_us = sum((each.saved_us for each in best), 0.0)
+        done.accepted_us = sum((each.accepted_us for each in best), 0.0)
 
 
 def _reasons(outcomes: list[Outcome]) -> Iterator[tuple[str, str]]:
@@ -101,7 +74,7 @@ def _reasons(outcomes: list[Outcome]) -> Iterator[tuple[str, str]]:
 
 
 def apply(
-    model: torch.nn.Module | Callable[..., Any] | str,
+    model: torch.nn.Module | Callable[..., Any],
     example_inputs: Any = None,
     example_kwargs: Mapping[str, Any] | None = None,
     *,
@@ -125,14 +98,11 @@ def apply(
     accepted group then) or a backend function. `mode` and `dynamic` are torch.compile's, `device`
     and `rules` as on the command line. With `how="source"` the model's statements are edited for
     the examples, and `verify` checks every kernel against float64 first; `inner`, `mode` and
-    `dynamic` are not used. With `dry` the result says what would become of such a call: a copy is
-    called on fake tensors, no GPU is needed, and the model stays as it is; a MODEL of the command
-    line, which brings its inputs, will do. Raises UsageError for wrong arguments, and any exception of the model
-    when it is called.
+    `dynamic` are not used. With `dry` the result says what would become of such a call: a copy
+    without weights is called on fake tensors, no GPU is needed, and the model stays as it is.
+    Raises UsageError for wrong arguments, and any exception of the model when it is called.
     """
-    if isinstance(model, str) and not dry:
-        raise UsageError(f"apply: {model!r} is a name; only dry=True builds a model by its name")
-    if not callable(model) and not isinstance(model, str):
+    if not callable(model):
         raise UsageError(f"apply: {type(model).__name__} is neither a module nor a function")
     one_of("how", how, "dynamo", "source")
     args, kwargs = given_inputs(example_inputs)
@@ -148,16 +118,17 @@ def apply(
 
         if not isinstance(model, torch.nn.Module):
             raise UsageError('apply: how="source" edits a torch.nn.Module, not a function')
+        if dry:
+            raise UsageError('apply: dry=True says what Dynamo would place, not how="source"')
         model._compiled_call_impl = None
         paths, checked = tuple(map(Path, rules)), verify is not False
         return apply_source(model, args, kwargs, device=device, rules=paths, verify=checked)
     options = {"inner": inner or "inductor", "device": device, "rules": rules}
-    done = Applied(model)
-    backend = partial(fusion_advisor, mode=mode, options=options, on_outcome=_Gathered(done).add)
+    done = Applied(run=model)
+    told = Gathered(done).add
+    backend = partial(fusion_advisor, mode=mode, options=options, on_outcome=told, dry=dry)
     if dry:
-        from fusion_advisor.workflows.dry_run import dry_run
-
-        dry_run(model, args, kwargs, partial(backend, dry=True), dynamic=dynamic)
+        dry_run(model, args, kwargs, backend, dynamic=dynamic)
         return done
     if isinstance(model, torch.nn.Module):
         unapply(model)

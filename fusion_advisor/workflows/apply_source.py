@@ -104,7 +104,7 @@ def apply_source(
     saved_us = sum(each.finding.saved_us_total for each in puts)
     free_us = _accepted_us(found, rulebook)
     done = AppliedToSource(
-        model, counted, found.made.refused, saved_us, free_us, unplaced=found.unplaced
+        counted, found.made.refused, saved_us, free_us, run=model, unplaced=found.unplaced
     )
     if done.share < rulebook.apply.told.value:
         warnings.warn(f"fusion_advisor: {_too_little(done)}", stacklevel=3)

@@ -6,64 +6,65 @@ kernels, without a GPU, without weights, and without a run of the model or of a 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from fusion_advisor.frontend.loading import load
 from fusion_advisor.frontend.session import undisturbed, without_weights
 from fusion_advisor.frontend.signature import fakes, objects_known, signature, unknown_in
 from fusion_advisor.frontend.user_model import HostFakeMode
-from fusion_advisor.ir.scenario import Scenario
-from fusion_advisor.support.errors import UsageError
+from fusion_advisor.ir.frames import source_of_traceback
+from fusion_advisor.support.errors import CaptureError, UsageError
 
 
 def dry_run(
-    model: str | Callable[..., Any],
+    model: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     backend: Callable[..., Any],
     *,
     dynamic: bool | None,
-    scenario: Scenario | None = None,
 ) -> None:
-    """Call a copy of the model on fake tensors through torch.compile with a backend that compiles
-    nothing. `model` is a MODEL of the command line, whose inputs are its own, a module or a
-    function; neither is changed. Raises UsageError for arguments that cannot be described,
-    CaptureError for a MODEL that cannot be loaded, and any exception of the model."""
-    if isinstance(model, str):
-        loaded = load(model, scenario or Scenario())
-        with undisturbed(), _quiet(), loaded.fake:
-            _called(loaded.module, loaded.args, loaded.kwargs, backend, dynamic)
-        return
+    """Call a copy of a module, or a function, on fake tensors like the arguments, through
+    torch.compile with a backend that compiles nothing. Raises UsageError for arguments that cannot
+    be described, CaptureError for a module that cannot be copied, and any exception of the
+    model."""
     given = signature((args, dict(kwargs)))
     for what in unknown_in(given):
-        raise UsageError(f"apply: dry=True cannot describe an argument: it is {what}")
+        raise UsageError(
+            f"apply: an argument is {what}, which dry=True cannot describe; pass tensors, numbers, "
+            "strings, and containers or plain objects of these"
+        )
     fake = HostFakeMode()
-    with undisturbed(), objects_known(given), _quiet():
+    with undisturbed(), objects_known(given):
         bare = without_weights(model, fake) if isinstance(model, torch.nn.Module) else model
         fake_args, fake_kwargs = fakes(given, fake)
-        with fake:
-            _called(bare, fake_args, fake_kwargs, backend, dynamic)
+        call_on_fakes(bare, fake_args, fake_kwargs, fake, backend, dynamic=dynamic)
 
 
-def _called(
+def call_on_fakes(
     model: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    fake: FakeTensorMode,
     backend: Callable[..., Any],
+    *,
     dynamic: bool | None,
 ) -> None:
+    """Call a model whose tensors, as its arguments', belong to the fake mode, through torch.compile
+    and without gradients. Raises CaptureError for a model that asks for a number in a tensor's
+    data, and any exception of the model."""
     compiled = torch.compile(model, backend=backend, dynamic=dynamic)
-    with torch.no_grad():
-        compiled(*args, **kwargs)
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Silence warnings of what torch would do with fake tensors, which nothing is done with."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    with warnings.catch_warnings(), torch.no_grad(), fake:
+        warnings.simplefilter("ignore")  # they are about running what is not run here
+        try:
+            compiled(*args, **kwargs)
+        except DataDependentOutputException as error:
+            source = source_of_traceback(error)
+            where = f"{source.file}:{source.line}: " if source else ""
+            raise CaptureError(
+                f"{where}the model asks for a number in a tensor, whose data a dry run lacks; call "
+                "fusion_advisor.apply(model, inputs) on the GPU"
+            ) from error

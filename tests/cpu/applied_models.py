@@ -144,6 +144,18 @@ def a_model_that_raises() -> Facts:
     return {"said": said, "runs": model._compiled_call_impl is not None}  # pyright: ignore[reportPrivateUsage]
 
 
+def dry_first() -> Facts:
+    """The model draws random numbers; its outcome before it has kernels, and with them."""
+    model, x = Drawing().train(), torch.randn(2, 5, 32)
+    found: list[fa.Applied] = []
+    runs: list[bool] = []
+    for dry in (True, False):
+        found.append(fa.apply(model, x, dry=dry, **HOW))
+        runs.append(runs_kernels(model, x))
+    dry, placed = ({k: v for k, v in vars(each).items() if k != "run"} for each in found)
+    return {"dry": dry, "placed": placed, "runs": runs}
+
+
 def as_it_was_called() -> Facts:
     """`verify=` was of the edited statements, which is what is done."""
     model, x = Stack().eval(), torch.randn(2, 5, 32)
@@ -156,7 +168,7 @@ def as_it_was_called() -> Facts:
 
 SCENARIOS: tuple[Callable[[], Facts], ...] = (
     without_examples, with_examples, taken_out_again, copies, a_function, two_models,
-    with_gradients, a_model_that_raises, as_it_was_called,
+    with_gradients, a_model_that_raises, dry_first, as_it_was_called,
 )  # fmt: skip
 
 

@@ -91,6 +91,16 @@ class Perceptron(nn.Module):
         return self.second(torch.relu_(y * self.scale)).softmax(-1)
 
 
+class Parts(nn.Module):
+    """Parts of a tensor, written in place: in the graph they have the steps of the whole."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = x.new_zeros(x.shape[0], 8, x.shape[1])
+        whole[:, 2] = torch.tanh(x.exp() * 2 + 1)
+        whole[:, :, 4:8] = torch.sigmoid(x.exp() * 3)[:, None, 4:8]
+        return whole
+
+
 class Losses(nn.Module):
     """What CUDA runs as several kernels: some of the same operator, some in place."""
 
@@ -154,6 +164,10 @@ def transformer_in_bfloat16() -> Facts:
 
 def perceptron() -> Facts:
     return run(Perceptron(), torch.randn(6, 24))
+
+
+def parts() -> Facts:
+    return run(Parts(), torch.randn(6, 24))
 
 
 def losses() -> Facts:
@@ -455,7 +469,7 @@ def inductor() -> Facts:
 
 
 SCENARIOS: tuple[Callable[[], Facts], ...] = (
-    transformer, transformer_in_bfloat16, perceptron, losses, operators_are_shared,
+    transformer, transformer_in_bfloat16, perceptron, parts, losses, operators_are_shared,
     sizes_found_dynamic, sizes_said_dynamic, numbers_made_from_sizes, rows_made_from_sizes,
     numbers_given_by_the_caller, gradients, gradients_within, inference_mode, constants, autocast,
     dropout, state_written_in_place, result_in_a_written_input, a_fault_of_ours,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fusion_advisor.workflows.apply import Applied
+from fusion_advisor.workflows.placed import Placed
 
 from .spawned import run_script
 
@@ -53,7 +53,7 @@ def test_a_piece_that_is_captured_again_counts_once(scenarios: dict[str, Facts])
     assert sum(facts["again"].values()) == STACK
     assert facts["said"].splitlines()[0] == (
         f"kernels in {STACK} places save {facts['saved']:.3g} µs of {facts['saved']:.3g} µs that "
-        "analysis accepts"
+        "analysis accepts (100 %)"
     )
     assert len(facts["said"].splitlines()) == 1 + len(facts["again"])
 
@@ -112,11 +112,18 @@ def test_calls_of_the_release_before_work(scenarios: dict[str, Facts]) -> None:
     assert sum(facts["kernels"].values()) == STACK
 
 
+def test_a_dry_run_says_what_is_placed_then(scenarios: dict[str, Facts]) -> None:
+    facts = facts_of(scenarios, "dry_first")
+    assert facts["dry"] == facts["placed"]
+    assert sum(facts["dry"]["kernels"].values()) >= STACK
+    assert facts["runs"] == [False, True]
+
+
 def test_what_was_not_placed_is_said() -> None:
-    done = Applied(print, {"softmax": 2}, {"layer_norm": "draws random numbers"}, 30.0, 120.0)
+    done = Placed({"softmax": 2}, {"layer_norm": "draws random numbers"}, 30.0, 120.0)
     assert done.share == 0.25
     assert str(done).splitlines() == [
-        "kernels in 2 places save 30 µs of 120 µs that analysis accepts",
+        "kernels in 2 places save 30 µs of 120 µs that analysis accepts (25 %)",
         "  softmax x2",
         "  not layer_norm: draws random numbers",
     ]

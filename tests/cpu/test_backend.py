@@ -47,6 +47,7 @@ def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:
         "transformer",
         "transformer_in_bfloat16",
         "perceptron",
+        "parts",
         "losses",
         "inference_mode",
         "constants",

@@ -126,3 +126,18 @@ def test_a_model_that_takes_images_too_says_how_to_give_them(tmp_path: Path) -> 
     assert given == "pixel_values=2x3x56x56:float32"
     graph = capture_here(model, Scenario(batch=2, inputs=(parse_input(given),)))
     assert not graph.not_run
+
+
+SPEECH = {
+    "model_type": "speech_to_text", "architectures": ["Speech2TextForConditionalGeneration"],
+    "encoder_layers": 1, "decoder_layers": 1, "d_model": 64, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
+}  # fmt: skip
+
+
+def test_an_input_that_nothing_tells_can_be_given(tmp_path: Path) -> None:
+    model = write(tmp_path, SPEECH)
+    with pytest.raises(CaptureError, match="give --input input_features=SHAPE:DTYPE"):
+        capture_here(model, Scenario(batch=1, seq=8))
+    given = parse_input("input_features=1x64x80:float32")
+    assert capture_here(model, Scenario(batch=1, seq=8, inputs=(given,))).nodes

@@ -98,6 +98,11 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "apply": (lambda: fa.apply(NUMBER), "int is neither a module nor a function"),
     "apply inputs": (lambda: fa.apply(Softmax(), NUMBER), "inputs are a int; give a list"),
     "apply how": (lambda: fa.apply(Softmax(), X, how=NUMBER), "how 3: expected dynamo or source"),
+    "apply dry": (
+        lambda: fa.apply(Softmax(), [iter([X])], dry=True),
+        "list_iterator, which dry=True",
+    ),
+    "apply dry how": (lambda: fa.apply(Softmax(), X, how="source", dry=True), 'not how="source"'),
     "unapply": (lambda: fa.unapply(torch.relu), "is no module; apply changed none"),
     "patch level": (lambda: fa.patch("model.py", level=NUMBER), "expected kernel or framework"),
     "patch mode": (lambda: fa.patch("model.py", mode=NUMBER), "expected eval or train"),

@@ -198,6 +198,9 @@ CASES: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...], list[Lau
         lambda a, w: F.conv2d(a, w, stride=(9, 1), dilation=(2, 1)),
         (x(2, 4, 9, 9), x(6, 4, 3, 3)), [(4 * 2 * 4 * 3 * 9 + 4 * 6 * 4 * 9, 4 * 2 * 6 * 1 * 7)],
     ),
+    "convolution with taps in the padding alone": (
+        lambda a, w: F.conv1d(a, w, padding=8), (x(1, 1, 4), x(1, 1, 16)), [(16 + 64, 20)],
+    ),
     "pooling": (
         lambda a: F.avg_pool2d(a, 2), (x(2, 4, 9, 9),), [(4 * 2 * 4 * 8 * 8, POOLED)],
     ),

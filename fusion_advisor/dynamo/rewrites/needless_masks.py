@@ -102,8 +102,8 @@ def _worth_reading(masked: Sequence[Attention], rulebook: Rulebook) -> bool:
 def _hidden(
     mask: torch.fx.Node, attention: Attention, sizes: ShapeEnv | None
 ) -> tuple[Hides, frozenset[str]]:
-    """Decide what the mask hides, and which inputs must have ones alone for it. Raises Unproven where
-    the mask hides anything else than what comes later."""
+    """Decide what the mask hides, and which inputs must have ones alone for it. Raises Unproven
+    where the mask hides anything else than what comes later."""
     lengths = tuple(map(size, (*attention.leading, attention.queries, attention.keys)))
     place: Index = tuple(
         sympy.Symbol(name, integer=True, nonnegative=True) for name in _PLACES[-len(lengths) :]
@@ -238,8 +238,8 @@ class _Made:
         self.sizes: ShapeEnv | None = next((number.shape_env for number in numbers), None)
 
     def mask(self, attention: Attention) -> torch.fx.Node:
-        """The node of an attention's mask. Raises Unproven where the mask is written into after what
-        was traced of it."""
+        """Node of an attention's mask. Raises Unproven where the mask is written into after what was
+        traced of it."""
         mask = attention.mask
         assert mask is not None
         until = max(self._cut + 1, self._order[attention.node])

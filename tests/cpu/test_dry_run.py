@@ -1,0 +1,163 @@
+"""`fusion_advisor.apply(dry=True)` and `fusion-advisor apply`: what they say, and that they leave
+everything as it was. test_apply holds a dry run to a real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fusion_advisor as fa
+
+from . import spawned
+
+HOW: dict[str, Any] = {"inner": "eager", "device": "h200", "dry": True}
+
+MODEL = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        assert x.shape[0] != 7
+        e = torch.exp(x - x.amax(-1, keepdim=True))
+        return e / e.sum(-1, keepdim=True)
+
+
+def get_inputs():
+    return [torch.randn(1024, 4096)]
+"""
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64,
+    "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 2, "vocab_size": 128,
+}  # fmt: skip
+
+
+class Counting(nn.Module):
+    """Writes a buffer, draws and has gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(256))
+        self.register_buffer("calls", torch.zeros(()))
+        self.last = nn.Linear(256, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        y = torch.tanh(x * self.scale + 1).softmax(-1)
+        return self.last(y) * random.random() + torch.rand(256)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
+
+
+def test_everything_stays_as_it_was() -> None:
+    model, x = Counting(), torch.randn(64, 256)
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    drawn, by_torch = random.getstate(), torch.get_rng_state()
+    would = fa.apply(model, x, **HOW)
+    assert would.kernels
+    assert drawn == random.getstate()
+    assert torch.equal(by_torch, torch.get_rng_state())
+    assert all(torch.equal(kept[name], each) for name, each in model.state_dict().items())
+    assert model._compiled_call_impl is None
+    assert model.training
+    assert "TRITON_INTERPRET" not in os.environ
+
+
+def test_a_function_has_its_kernels() -> None:
+    def scaled(x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        return softmax(x * scale)
+
+    would = fa.apply(scaled, torch.empty(64, 256), {"scale": 2.0}, **HOW)
+    assert (dict(would.kernels), would.refused, would.share) == ({"softmax": 1}, {}, 1)
+
+
+def test_symbolic_sizes_are_told() -> None:
+    """A kernel serves every size; what follows from a size changes from call to call."""
+
+    def averaged(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(softmax(x) @ x.T / x.shape[0])
+
+    would = fa.apply(averaged, torch.empty(64, 256), dynamic=True, **HOW)
+    assert would.kernels == {"softmax": 1}
+    (why,) = would.refused.values()
+    assert "computes with s" in why
+
+
+def test_a_kernel_of_too_many_tensors_costs_no_other() -> None:
+    def combined(x: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        for each in more:
+            x = x * each
+        return softmax(x @ x.T)
+
+    would = fa.apply(combined, [torch.empty(256, 256) for _ in range(70)], **HOW)
+    assert would.kernels == {"softmax": 1}
+    assert [*would.refused.values()] == ["takes 70 tensors, where an operator takes 64"]
+
+
+def test_an_exception_of_the_model_is_the_callers() -> None:
+    with pytest.raises(RuntimeError, match=r"\[4, 9\]|4x9"):
+        fa.apply(nn.Linear(8, 8), torch.empty(4, 9), **HOW)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("models")
+    (here / "model.py").write_text(MODEL)
+    (here / "config.json").write_text(json.dumps(LLAMA))
+    return here
+
+
+def test_a_named_model_is_told_by_text_and_json(folder: Path) -> None:
+    done = spawned.command("apply", "model.py", "--inner", "eager", "--json", "x.json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assumed, said, kernel = done.stderr.splitlines()
+    assert assumed == "assumed: device=h200 (the default); mode=eval; dtype as the model has it"
+    assert said.endswith("that analysis accepts (100 %)")
+    assert kernel == "  softmax x1"
+    found = json.loads((folder / "x.json").read_text())
+    assert (found["kernels"], found["refused"], found["share"]) == ({"softmax": 1}, {}, 1)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_phases_of_a_config_are_run(folder: Path, phase: str) -> None:
+    words = ("--phase", phase, "--batch", "2", "--dtype", "bf16", "--inner", "eager", "--json", "-")
+    done = spawned.command("apply", "hf:config.json", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["share"] == 1
+    assert found["kernels"]["swiglu"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (("model.py", "--mode", "train"), 2, "--mode train: kernels run without gradients"),
+        (("model.py", "--autocast", "bf16"), 2, "--autocast: casts differ"),
+        (("model.py", "--phase", "decode"), 2, "phase decode: only for hf: models"),
+        (("model.py", "--inner", "none"), 2, "--inner 'none': expected eager or inductor"),
+        (("nowhere.py",), 2, "nowhere.py: no such file"),
+        (("model.py", "--batch", "7"), 3, "model.py:7: running model.py raised AssertionError"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    folder: Path, words: tuple[str, ...], code: int, line: str
+) -> None:
+    done = spawned.command("apply", *words, cwd=folder)
+    assert done.returncode == code
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("fusion-advisor: error: ")
+    assert line in said
