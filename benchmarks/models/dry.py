@@ -127,7 +127,10 @@ def _said(error: Exception) -> str:
 
 def _place(row: Row) -> None:
     """Build and call one model; its graphs are divided twice, for either inner compiler."""
-    config, found = _config(row.kind, cut=not row.whole), {"eager": Placed(), "inductor": Placed()}
+    config, found = (
+        config_of(row.kind, cut=not row.whole),
+        {"eager": Placed(), "inductor": Placed()},
+    )
     config.dtype = torch.bfloat16
     cls = getattr(transformers, f"AutoModelFor{row.task}")
     scenario, fake = Scenario(phase=row.phase, dtype="bfloat16"), HostFakeMode()
@@ -156,7 +159,7 @@ def _place(row: Row) -> None:
     row.refused = dict(eager.refused)
 
 
-def _config(kind: str, *, cut: bool) -> Any:
+def config_of(kind: str, *, cut: bool) -> Any:
     """The default configuration of a type, built with four layers where its constructor counts
     them; the same of the configurations within it."""
     cls = transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind]

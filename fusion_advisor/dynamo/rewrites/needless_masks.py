@@ -238,8 +238,8 @@ class _Made:
         self.sizes: ShapeEnv | None = next((number.shape_env for number in numbers), None)
 
     def mask(self, attention: Attention) -> torch.fx.Node:
-        """Node of an attention's mask. Raises Unproven where the mask is written into after what was
-        traced of it."""
+        """Node of an attention's mask. Raises Unproven where the mask is written into later than
+        what was traced of it."""
         mask = attention.mask
         assert mask is not None
         until = max(self._cut + 1, self._order[attention.node])

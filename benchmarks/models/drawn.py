@@ -1,0 +1,302 @@
+"""Whole models that nobody has picked: a step in every way of running each; writes a table.
+
+    python -m benchmarks.models.drawn --seed HEX [--count 12] [--seconds 540] [--out DIR]
+
+Model types are drawn by the seed, the first eight digits of the commit that is measured, as
+`benchmarks.models.dry` draws them, and built with four layers at their real width in bfloat16 on
+random weights. Text is called as a tokenizer gives it: token ids and a padding mask of ones, which
+half of them have a hole in one row of; the cache is the model's own. Each way of each model has a
+process and empty caches of compilers of its own, several of which prepare at a time; one measures
+at a time. `first` is the first call's seconds. A step is the wall time of steps that follow each
+other, the median of several batches; what a way computes is held to eager's first result.
+"""
+# transformers and torch.compile are untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..gpu import ROOT, heading
+
+WAYS = ("eager", "compile", "backend", "backend, no rewrites")
+SIZES = {"text": (4, 2048), "images": (16, 0), "other": (4, 0)}
+"""Batch and tokens of a call by what goes in; 0 for what the model's configuration says."""
+_TOGETHER = 6
+
+
+@dataclass
+class Row:
+    """One way of one model type. `ms` is a step, `first` seconds, `apart` the distance to eager's
+    result as a share of its length."""
+
+    kind: str
+    task: str
+    way: str
+    seed: str
+    ms: float = 0.0
+    first: float = 0.0
+    apart: float = 0.0
+    padded: bool = False
+    said: str = ""
+    failure: str = ""
+
+
+# -- one way of one model, in a process of its own -------------------------------------------------
+
+
+def child(row: Row) -> None:
+    """Prepare a way, say so, measure it when told, and print its row."""
+    import torch
+
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    torch.set_grad_enabled(False)
+    step = None
+    try:
+        step = _prepared(row)
+    except Exception as error:  # noqa: BLE001 a way that fails is a row
+        row.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    print("ready", file=out)
+    sys.stdin.readline()
+    try:
+        if step is not None:
+            row.ms = _measured(step)
+    except Exception as error:  # noqa: BLE001 a way that fails is a row
+        row.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    print(json.dumps(asdict(row)), file=out)
+
+
+def _prepared(row: Row) -> Any:
+    """A step of a way, after its first call."""
+    import torch
+    import transformers
+
+    from benchmarks.models.dry import config_of
+    from fusion_advisor.frontend.hf import built
+    from fusion_advisor.ir.scenario import Scenario
+
+    config = config_of(row.kind, cut=True)
+    config.dtype = torch.bfloat16
+    cls = getattr(transformers, f"AutoModelFor{row.task}")
+    kind = "images" if row.task.startswith("Image") else "text" if "LM" in row.task else "other"
+    batch, tokens = SIZES[kind]
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or tokens
+    scenario = Scenario(phase="prefill", batch=batch, seq=min(tokens, longest) or None)
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model, given = built(cls, config, scenario, [])
+        ids = given.get("input_ids")
+        if ids is not None:
+            given["attention_mask"] = torch.ones_like(ids)
+            if row.padded:
+                given["attention_mask"][0, : ids.shape[1] // 8] = 0
+    model = model.eval()
+    wanted = _leading(model(**given)).float()
+    step = _way(model, row.way)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    found = _leading(step(**given)).float()
+    torch.cuda.synchronize()
+    row.first = time.perf_counter() - began
+    if row.padded:  # what is computed at padding is nobody's
+        found, wanted = found[1:], wanted[1:]
+    row.apart = float((found - wanted).norm() / wanted.norm())
+    row.said = _said(row.way)
+    return lambda: step(**given)
+
+
+def _leading(result: Any) -> Any:
+    return result if hasattr(result, "shape") else result[0]
+
+
+def _way(model: Any, way: str) -> Any:
+    import torch
+
+    from fusion_advisor.dynamo.backend import fusion_advisor
+
+    if way == "eager":
+        return model
+    if way == "compile":
+        return torch.compile(model)
+    options = {} if way == "backend" else {"rewrites": False}
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        return fusion_advisor(graph, inputs, options=options)
+
+    return torch.compile(model, backend=backend)
+
+
+def _said(way: str) -> str:
+    from collections import Counter
+
+    from fusion_advisor.dynamo.backend import last
+
+    outcome = last()
+    if not way.startswith("backend") or outcome is None:
+        return ""
+    made = Counter(each.name for each in outcome.rewrites)
+    rewrites = ", ".join(f"{name} x{count}" for name, count in made.items())
+    return outcome.why or f"{len(outcome.taken)} of {len(outcome.places)}; {rewrites or 'none'}"
+
+
+def _measured(step: Any) -> float:
+    """Milliseconds of a step: the median of batches of steps that follow each other."""
+    import torch
+
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    count = max(3, min(40, int(0.1 / (time.perf_counter() - began))))
+    spent: list[float] = []
+    for _ in range(7):
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+        torch.cuda.synchronize()
+        spent.append((time.perf_counter() - began) / count * 1e3)
+    return statistics.median(spent)
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+def run(seed: str, count: int, ways: Sequence[str], seconds: float, out: Path) -> Iterator[Row]:
+    """Yield rows of the model types that a seed draws, some processes preparing at a time."""
+    from benchmarks.models.dry import drawn
+
+    jobs = [
+        Row(kind, task, way, seed, padded=number % 2 == 1 and "LM" in task)
+        for number, (kind, task) in enumerate(drawn(seed)[:count])
+        for way in ways
+    ]
+    deadline = time.monotonic() + seconds
+    while jobs and time.monotonic() < deadline:
+        wave, jobs = jobs[:_TOGETHER], jobs[_TOGETHER:]
+        with tempfile.TemporaryDirectory() as caches:
+            running = [(row, _start(row, Path(caches) / str(n), out)) for n, row in enumerate(wave)]
+            for _, process in running:
+                _line(process, deadline)
+            for row, process in running:
+                if process.stdin is not None and process.poll() is None:
+                    process.stdin.write("go\n")
+                    process.stdin.flush()
+                answer = _line(process, deadline)
+                process.kill()
+                if answer.startswith("{"):
+                    yield Row(**json.loads(answer))
+                else:
+                    row.failure = "did not answer in time"
+                    yield row
+    for row in jobs:
+        row.failure = "no time was left"
+        yield row
+
+
+def _start(row: Row, caches: Path, out: Path) -> subprocess.Popen[str]:
+    names = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    own = {name: str(caches / folder) for name, folder in names.items()}
+    log = (out / f"{row.kind}_{row.way.replace(', ', '_').replace(' ', '_')}.log").open("w")
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.models.drawn", "--child", json.dumps(asdict(row))],
+        cwd=ROOT, env={**os.environ, **own}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+    )  # fmt: skip
+
+
+def _line(process: subprocess.Popen[str], deadline: float) -> str:
+    import select
+
+    assert process.stdout is not None
+    left = max(0.0, deadline - time.monotonic())
+    seen, _, _ = select.select([process.stdout], [], [], left)
+    return process.stdout.readline().strip() if seen else ""
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The table: milliseconds of a step and seconds of the first call by the way."""
+    ways = list(dict.fromkeys(row.way for row in rows))
+    lines = [*heading("Whole models that a seed drew"), "", *(__doc__ or "").split("\n\n")[2:3], ""]
+    lines += [
+        "| type | task | padding | " + " | ".join(ways) + " | best rival / backend | first: "
+        + ", ".join(ways[1:]) + " | apart | backend |",
+        "|---" * (len(ways) + 7) + "|",
+    ]  # fmt: skip
+    ratios: list[float] = []
+    failed: list[str] = []
+    for kind in dict.fromkeys(row.kind for row in rows):
+        at = {row.way: row for row in rows if row.kind == kind}
+        failed += [f"- {kind}, {row.way}: {row.failure}" for row in at.values() if row.failure]
+        if any(row.failure for row in at.values()):
+            continue
+        ours, one = at["backend"], next(iter(at.values()))
+        ratio = min(at["eager"].ms, at["compile"].ms) / ours.ms
+        ratios.append(ratio)
+        steps = " | ".join(f"{at[way].ms:.3f}" for way in ways)
+        first = ", ".join(f"{at[way].first:.1f}" for way in ways[1:])
+        apart = ", ".join(f"{at[way].apart:.4f}" for way in ways[1:])
+        lines.append(
+            f"| {kind} | {one.task} | {'a hole' if one.padded else 'none'} | {steps} | {ratio:.3f}"
+            f" | {first} | {apart} | {ours.said} |"
+        )
+    if ratios:
+        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        below = sum(ratio < 0.98 for ratio in ratios)
+        lines += [
+            "",
+            f"{len(ratios)} models: {mean:.3f} in the mean, {below} below 0.98.",
+        ]
+    return "\n".join([*lines, "", "## What failed", "", *failed]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--seed", default="")
+    parser.add_argument("--count", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--ways", default=";".join(WAYS), help="some of the ways, between ;")
+    parser.add_argument("--out", type=Path, default=Path())
+    options = parser.parse_args()
+    if options.child:
+        child(Row(**json.loads(options.child)))
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    for row in run(
+        options.seed, options.count, options.ways.split(";"), options.seconds, options.out
+    ):
+        print(
+            row.kind,
+            row.way,
+            f"{row.ms:.3f}",
+            f"{row.first:.1f}",
+            row.said,
+            row.failure,
+            flush=True,
+        )
+        rows.append(row)
+        lines = (json.dumps(asdict(each)) for each in rows)
+        (options.out / "models.jsonl").write_text("\n".join(lines) + "\n")
+        (options.out / "drawn_models.md").write_text(table(rows))
+
+
+if __name__ == "__main__":
+    main()
