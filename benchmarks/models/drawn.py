@@ -1,6 +1,6 @@
 """Whole models that nobody has picked: a step in every way of running each; writes a table.
 
-    python -m benchmarks.models.drawn --seed HEX [--count 12] [--seconds 540] [--out DIR]
+    python -m benchmarks.models.drawn --seed HEX [--count 12] [--each 75] [--seconds 540] [--out D]
 
 Model types are drawn by the seed, the first eight digits of the commit that is measured, as
 `benchmarks.models.dry` draws them, and built with four layers at their real width in bfloat16 on
@@ -26,14 +26,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..gpu import ROOT, heading
 
-WAYS = ("eager", "compile", "backend", "backend, no rewrites")
-SIZES = {"text": (4, 2048), "images": (16, 0), "other": (4, 0)}
+WAYS = ("eager", "compile", "backend")
+SIZES = {"text": (4, 1024), "images": (16, 0), "other": (4, 0)}
 """Batch and tokens of a call by what goes in; 0 for what the model's configuration says."""
 _TOGETHER = 6
 
@@ -133,12 +134,7 @@ def _way(model: Any, way: str) -> Any:
         return model
     if way == "compile":
         return torch.compile(model)
-    options = {} if way == "backend" else {"rewrites": False}
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        return fusion_advisor(graph, inputs, options=options)
-
-    return torch.compile(model, backend=backend)
+    return torch.compile(model, backend=fusion_advisor)
 
 
 def _said(way: str) -> str:
@@ -178,32 +174,38 @@ def _measured(step: Any) -> float:
 # -- all of them -----------------------------------------------------------------------------------
 
 
-def run(seed: str, count: int, ways: Sequence[str], seconds: float, out: Path) -> Iterator[Row]:
-    """Yield rows of the model types that a seed draws, some processes preparing at a time."""
+def run(seed: str, count: int, each: float, seconds: float, out: Path) -> Iterator[Row]:
+    """Yield rows of the model types that a seed draws, some processes preparing at a time, for
+    `each` seconds at most."""
     from benchmarks.models.dry import drawn
 
     jobs = [
         Row(kind, task, way, seed, padded=number % 2 == 1 and "LM" in task)
         for number, (kind, task) in enumerate(drawn(seed)[:count])
-        for way in ways
+        for way in WAYS
     ]
     deadline = time.monotonic() + seconds
     while jobs and time.monotonic() < deadline:
         wave, jobs = jobs[:_TOGETHER], jobs[_TOGETHER:]
         with tempfile.TemporaryDirectory() as caches:
             running = [(row, _start(row, Path(caches) / str(n), out)) for n, row in enumerate(wave)]
-            for _, process in running:
-                _line(process, deadline)
+            ready = min(deadline, time.monotonic() + each)
+            prepared = [_line(process, ready) for _, process in running]
+            for (_, process), line in zip(running, prepared, strict=True):
+                if not line:
+                    process.kill()
             for row, process in running:
-                if process.stdin is not None and process.poll() is None:
+                answer = ""
+                with suppress(BrokenPipeError):
+                    assert process.stdin is not None
                     process.stdin.write("go\n")
                     process.stdin.flush()
-                answer = _line(process, deadline)
+                    answer = _line(process, deadline)
                 process.kill()
                 if answer.startswith("{"):
                     yield Row(**json.loads(answer))
                 else:
-                    row.failure = "did not answer in time"
+                    row.failure = f"was not ready within {each:g} s"
                     yield row
     for row in jobs:
         row.failure = "no time was left"
@@ -232,26 +234,25 @@ def _line(process: subprocess.Popen[str], deadline: float) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """The table: milliseconds of a step and seconds of the first call by the way."""
-    ways = list(dict.fromkeys(row.way for row in rows))
     lines = [*heading("Whole models that a seed drew"), "", *(__doc__ or "").split("\n\n")[2:3], ""]
     lines += [
-        "| type | task | padding | " + " | ".join(ways) + " | best rival / backend | first: "
-        + ", ".join(ways[1:]) + " | apart | backend |",
-        "|---" * (len(ways) + 7) + "|",
+        "| type | task | padding | " + " | ".join(WAYS) + " | best rival / backend | first: "
+        + ", ".join(WAYS[1:]) + " | apart | backend |",
+        "|---" * (len(WAYS) + 7) + "|",
     ]  # fmt: skip
     ratios: list[float] = []
     failed: list[str] = []
     for kind in dict.fromkeys(row.kind for row in rows):
         at = {row.way: row for row in rows if row.kind == kind}
         failed += [f"- {kind}, {row.way}: {row.failure}" for row in at.values() if row.failure]
-        if any(row.failure for row in at.values()):
+        if len(at) < len(WAYS) or any(row.failure for row in at.values()):
             continue
         ours, one = at["backend"], next(iter(at.values()))
         ratio = min(at["eager"].ms, at["compile"].ms) / ours.ms
         ratios.append(ratio)
-        steps = " | ".join(f"{at[way].ms:.3f}" for way in ways)
-        first = ", ".join(f"{at[way].first:.1f}" for way in ways[1:])
-        apart = ", ".join(f"{at[way].apart:.4f}" for way in ways[1:])
+        steps = " | ".join(f"{at[way].ms:.3f}" for way in WAYS)
+        first = ", ".join(f"{at[way].first:.1f}" for way in WAYS[1:])
+        apart = ", ".join(f"{at[way].apart:.4f}" for way in WAYS[1:])
         lines.append(
             f"| {kind} | {one.task} | {'a hole' if one.padded else 'none'} | {steps} | {ratio:.3f}"
             f" | {first} | {apart} | {ours.said} |"
@@ -272,7 +273,7 @@ def main() -> None:
     parser.add_argument("--seed", default="")
     parser.add_argument("--count", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=540.0)
-    parser.add_argument("--ways", default=";".join(WAYS), help="some of the ways, between ;")
+    parser.add_argument("--each", type=float, default=75.0, help="seconds to prepare, at most")
     parser.add_argument("--out", type=Path, default=Path())
     options = parser.parse_args()
     if options.child:
@@ -280,18 +281,9 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
-    for row in run(
-        options.seed, options.count, options.ways.split(";"), options.seconds, options.out
-    ):
-        print(
-            row.kind,
-            row.way,
-            f"{row.ms:.3f}",
-            f"{row.first:.1f}",
-            row.said,
-            row.failure,
-            flush=True,
-        )
+    for row in run(options.seed, options.count, options.each, options.seconds, options.out):
+        said = row.failure or f"{row.ms:.3f} ms, first {row.first:.1f} s, {row.said}"
+        print(f"{row.kind}, {row.way}: {said}", flush=True)
         rows.append(row)
         lines = (json.dumps(asdict(each)) for each in rows)
         (options.out / "models.jsonl").write_text("\n".join(lines) + "\n")

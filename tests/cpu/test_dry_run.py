@@ -79,7 +79,7 @@ def test_a_function_has_its_kernels() -> None:
         return softmax(x * scale)
 
     would = fa.apply(scaled, torch.empty(64, 256), {"scale": 2.0}, **HOW)
-    assert (dict(would.kernels), would.refused, would.share) == ({"softmax": 1}, {}, 1)
+    assert (dict(would.kernels), would.refused, would.share) == ({"mul_softmax": 1}, {}, 1)
 
 
 def test_symbolic_sizes_are_told() -> None:
@@ -129,7 +129,7 @@ def test_a_named_model_is_told_by_text_and_json(folder: Path) -> None:
     assert said.endswith("that analysis accepts (100 %)")
     assert kernel == "  softmax x1"
     found = json.loads((folder / "x.json").read_text())
-    assert (found["kernels"], found["refused"], found["share"]) == ({"softmax": 1}, {}, 1)
+    assert (found["kernels"], found["refused"], found["share"]) == ({"mul_softmax": 1}, {}, 1)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
