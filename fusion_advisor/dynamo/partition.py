@@ -42,6 +42,8 @@ class Occurrence:
     why: str
     decision: Decision
     kernel: Kernel | None = None
+    as_fast: bool = False
+    """Whether the group is Inductor's because its kernel is expected to be as fast."""
 
     @property
     def saved_us(self) -> float:
@@ -96,10 +98,11 @@ def _divided(
         )
         place = Occurrence(finding.id, finding.name, str(weighed), decision)
         if not compiler.take_all and route == "inductor":
-            yield replace(place, why="a short chain of pointwise ops, which Inductor fuses as well")
+            why = "a short chain of pointwise ops, which Inductor fuses as well"
+            yield replace(place, why=why, as_fast=True)
             continue
         if not compiler.take_all and not weighed.wins:
-            yield place
+            yield replace(place, as_fast=True)
             continue
         expressed = decision.subject.expressed
         assert expressed is not None

@@ -27,6 +27,8 @@ from torch.utils import _pytree as pytree
 
 from fusion_advisor.dynamo.backend import Inner, Outcome, fusion_advisor
 from fusion_advisor.frontend.user_model import given_inputs
+from fusion_advisor.report.formats import wording
+from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.errors import UsageError, one_of
 from fusion_advisor.workflows.dry_run import dry_run
 from fusion_advisor.workflows.placed import Placed
@@ -43,12 +45,14 @@ class Applied(Placed):
         return self.run(*args, **kwargs)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Gathered:
     """Outcomes of one model's graphs, by the piece of Python code that each is captured from. For a
-    piece that was captured again (for other sizes), the graph that saves most counts."""
+    piece that was captured again (for other sizes), the graph that saves most counts. `warn_below`:
+    share of what could run as kernels of ours below which a graph is warned of, once."""
 
     placed: Placed
+    warn_below: float = 0.0
     pieces: dict[Hashable, list[Outcome]] = field(default_factory=dict[Hashable, list[Outcome]])
 
     def add(self, outcome: Outcome) -> None:
@@ -62,6 +66,28 @@ class Gathered:
         done.rewrites = dict(Counter(taken.name for each in best for taken in each.rewrites))
         done.saved_us = sum((each.saved_us for each in best), 0.0)
         done.accepted_us = sum((each.accepted_us for each in best), 0.0)
+        if why := _too_little(outcome, self.warn_below):
+            self.warn_below = 0.0
+            warnings.warn(f"fusion_advisor: {why}", stacklevel=2)
+
+
+def _too_little(outcome: Outcome, share: float) -> str:
+    """Warning in one line where less than a share of a graph's gain is had, and the reason that
+    most groups have; "" elsewhere. Groups that Inductor is expected to run as fast do not count."""
+    if not share:
+        return ""
+    if outcome.why:
+        return f"no kernels run in a graph: {outcome.why}"
+    missing = [place for place in outcome.left if not place.as_fast]
+    lost = sum(place.saved_us for place in missing)
+    if lost <= (1 - share) * (outcome.saved_us + lost):
+        return ""
+    ((reason, count),) = Counter(place.why for place in missing).most_common(1)
+    return (
+        f"kernels in {len(outcome.taken)} places save {wording.time(outcome.saved_us)} of "
+        f"{wording.time(outcome.saved_us + lost)} that analysis accepts: {reason} "
+        f"({count} of {len(missing)} groups)"
+    )
 
 
 def _reasons(outcomes: list[Outcome]) -> Iterator[tuple[str, str]]:
@@ -125,7 +151,8 @@ def apply(
         return apply_source(model, args, kwargs, device=device, rules=paths, verify=checked)
     options = {"inner": inner or "inductor", "device": device, "rules": rules}
     done = Applied(run=model)
-    told = Gathered(done).add
+    least = 0.0 if dry else load_rulebook(tuple(map(Path, rules))).apply.told.value
+    told = Gathered(done, least).add
     backend = partial(fusion_advisor, mode=mode, options=options, on_outcome=told, dry=dry)
     if dry:
         dry_run(model, args, kwargs, backend, dynamic=dynamic)

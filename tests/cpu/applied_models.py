@@ -128,8 +128,13 @@ def two_models() -> Facts:
 def with_gradients() -> Facts:
     model = Stack()
     done = fa.apply(model, **HOW)
-    model(torch.randn(2, 5, 32)).sum().backward()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model(torch.randn(2, 5, 32)).sum().backward()
+        model(torch.randn(3, 6, 32)).sum().backward()  # captured again, and said once
+    said = [str(each.message) for each in seen if "fusion_advisor" in str(each.message)]
     return {
+        "said": said,
         "kernels": dict(done.kernels), "refused": dict(done.refused), "share": done.share,
         "has": all(parameter.grad is not None for parameter in model.parameters()),
     }  # fmt: skip

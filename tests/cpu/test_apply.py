@@ -96,6 +96,8 @@ def test_it_says_why_nothing_runs(scenarios: dict[str, Facts]) -> None:
     assert facts["refused"]["graph 1"].startswith("gradients are required")
     assert facts["share"] == 0
     assert facts["has"]
+    (said,) = facts["said"]
+    assert said.startswith("fusion_advisor: no kernels run in a graph: gradients are required")
 
 
 def test_a_model_that_raises_stays_as_it_is(scenarios: dict[str, Facts]) -> None:

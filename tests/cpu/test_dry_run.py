@@ -129,7 +129,7 @@ def test_a_named_model_is_told_by_text_and_json(folder: Path) -> None:
     assert said.endswith("that analysis accepts (100 %)")
     assert kernel == "  softmax x1"
     found = json.loads((folder / "x.json").read_text())
-    assert (found["kernels"], found["refused"], found["share"]) == ({"mul_softmax": 1}, {}, 1)
+    assert (found["kernels"], found["refused"], found["share"]) == ({"softmax": 1}, {}, 1)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
