@@ -36,7 +36,7 @@ from ..gpu import ROOT, heading
 WAYS = ("eager", "compile", "backend")
 SIZES = {"text": (4, 1024), "images": (16, 0), "other": (4, 0)}
 """Batch and tokens of a call by what goes in; 0 for what the model's configuration says."""
-_TOGETHER = 6
+_TOGETHER = 3
 
 
 @dataclass

@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusion_advisor.dynamo.rewrites import rewrite
+from fusion_advisor.dynamo.rewrites.attention import launched
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
 
@@ -541,6 +543,18 @@ def test_writes_that_are_read_stay() -> None:
     torch.testing.assert_close(torch.compile(forward, backend=seen)(*mine), forward(*given))
     torch.testing.assert_close(mine, given)
     assert seen.names == ["needless-mask"]
+
+
+def test_the_kernel_that_torch_chooses_is_seen_on_fake_tensors() -> None:
+    """As for the question whether one fused kernel serves a call, which only a GPU has."""
+    with FakeTensorMode():
+        q, k = torch.empty(2, 4, 16, 32), torch.empty(2, 4, 16, 32)
+        attention = F.scaled_dot_product_attention
+        fused = launched(attention, q, k, k, is_causal=True)
+        plain = launched(attention, q, k, k, dropout_p=0.5)
+    assert "_scaled_dot_product_flash_attention_for_cpu" in fused
+    assert "bmm" in plain
+    assert not any(name.startswith("_scaled_dot_product") for name in plain)
 
 
 def test_gradients_are_the_same() -> None:

@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusion_advisor.frontend.expansions import hint
 
 _OPERATOR = torch.nn.functional.scaled_dot_product_attention
-_PLAIN = 0
-"""Kernel `MATH` of torch.nn.attention.SDPBackend, which is no fused one."""
 _POSITIONAL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -78,14 +77,34 @@ def fused(
     causal: bool = False,
 ) -> bool:
     """Whether torch chooses a fused kernel for a call on a GPU, of fake tensors [batch, heads,
-    length, width]; elsewhere nothing is chosen. Keys and values may have fewer heads."""
+    length, width]; elsewhere nothing is asked. Keys and values may have fewer heads."""
     if not query.is_cuda:
         return True
     grouped = not statically_known_true(query.shape[1] == key.shape[1])
-    chosen = torch.ops.aten._fused_sdp_choice(
-        query, key, value, mask, dropout, causal, scale=None, enable_gqa=grouped
+    return any(
+        name.startswith("_scaled_dot_product")
+        for name in launched(
+            _OPERATOR, query, key, value, mask, dropout, causal, enable_gqa=grouped
+        )
     )
-    return chosen != _PLAIN
+
+
+def launched(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[str]:
+    """Names of the operators that a call comes to, on fake tensors: what is asked is what
+    AOTAutograd gets as it traces the call."""
+    with _Launches() as seen, torch.no_grad():
+        function(*args, **kwargs)
+    return seen.names
+
+
+class _Launches(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def attentions(graph: torch.fx.Graph) -> Iterator[Attention]:
