@@ -162,7 +162,9 @@ def _read_by_a_product(softmax: torch.fx.Node) -> torch.fx.Node | None:
         (user,) = node.users
         if called(user, *_PRODUCTS, "einsum"):
             return user if _operands(user)[:1] == [node] else None
-        off = called(user, "dropout") and argument(user, 2, "training") is False
+        off = called(user, "dropout") and (
+            argument(user, 2, "training") is False or argument(user, 1, "p") == 0
+        )
         if not (off or (called(user, *_CASTS) and _floats(user))) or user.args[0] is not node:
             return None
         node = user
