@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import gcd, log2, prod
 
 from fusion_advisor.ops import Call
+from fusion_advisor.ops.losses import MEAN, NONE
 from fusion_advisor.rulebook.devices import LANES_SERVED, LINE_BYTES, VECTOR_BYTES, Device
 
 ROW_OF_PLANE = 32
@@ -25,7 +26,9 @@ OF_CHANNEL, BLOCKS_BELOW = 16, 128
 IMAGES_OF_CHANNELS = 1 << 18
 """Limit on the blocks of a batch norm (cuda/Normalization.cuh)."""
 LEAST_OF_LOSS = 16
-"""Samples of each thread of nll_loss, before a block has its full size (cuda/NLLLoss.cu)."""
+"""Samples of each thread of nll_loss, before a block has its full size (cuda/Loss.cu)."""
+OF_IMAGE = 128
+"""Least samples of a thread of nll_loss2d where an image has several blocks (cuda/NLLLoss2d.cu)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +271,21 @@ def channels_last(call: Call, device: Device) -> Blocks:
     return Blocks(count, -(-wide * high // warp), max(rounds, 1), launches=2)
 
 
-def picking(samples: int, device: Device) -> Blocks:
-    """Grid of nll_loss: one block; each thread loads a sample's class, then the value of that
-    class, then the next sample's."""
-    warp, most = device.warp_size, device.multiprocessor.threads_per_block.count
+def picking(call: Call, device: Device) -> Blocks:
+    """Grid of nll_loss: each thread loads a sample's class, then the value of that class, then the
+    next sample's. Losses that are kept have a thread each. Losses that are reduced have one block;
+    those of images have blocks of each image, beside launches that clear the result and the total
+    weight, and one that divides by it."""
+    target, warp = call.operands[1], device.warp_size
+    samples, most = target.numel, device.multiprocessor.threads_per_block.count
+    reduction = call.arg(3, "reduction")
+    if reduction == NONE:
+        return Blocks(-(-samples // most), most // warp, 2)
+    if len(target.shape) > 1:
+        image = samples // max(target.shape[0], 1)
+        each = max(-(-image // most) // OF_IMAGE, 1)
+        rounds, launches = 2 * -(-image // (each * most)), 3 + (reduction == MEAN)
+        return Blocks(target.shape[0] * each, most // warp, rounds, launches=launches)
     wanted = 1 << round(log2(max(samples / LEAST_OF_LOSS, 1)))
     threads = min(max(wanted, warp), most)
     return Blocks(1, threads // warp, 2 * -(-samples // threads))
