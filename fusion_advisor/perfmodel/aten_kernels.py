@@ -298,6 +298,7 @@ def _name(call: Call, op: Op | None, kind: str, device: Device) -> str:
             return f"{kind}_norm"
         return f"{kind}_extreme" if name in EXTREMES else ""
     name = name.removeprefix("log_")  # of a softmax: one kernel makes both
+    name = name.replace("fused_rms_norm", "native_layer_norm")  # as one kernel makes both
     if kind in POINTWISE and not _normalises(call):
         return ""
     if kind in POINTWISE:

@@ -147,3 +147,18 @@ def test_a_loss_that_keeps_its_elements_is_a_pointwise_kernel(loss: Callable[...
     seen = [(w.kind, w.op, w.programs, w.warps) for w in (kept, plain)]
     assert seen[0] == seen[1]
     assert kept.instructions > plain.instructions
+
+
+@pytest.mark.parametrize("width", [96, 2176, 2178])
+def test_an_rms_norm_is_launched_as_a_layer_norm(width: int) -> None:
+    """By one kernel, which has a block of 128 threads a row where rows are whole vectors, and by
+    two where they are not (native/cuda/layer_norm_kernel.cu)."""
+
+    def seen(norm: Callable[..., object]) -> tuple[object, ...]:
+        work = of_eager(norm, empty(4736, width, dtype=HALF))
+        return work.op, work.programs, work.warps, work.depth, work.launches
+
+    shape = (width,)
+    rms = seen(partial(F.rms_norm, normalized_shape=shape))
+    assert rms == seen(partial(F.layer_norm, normalized_shape=shape))
+    assert rms[1:3] == ((4736, 4) if width % 4 == 0 else (4736, 16))
