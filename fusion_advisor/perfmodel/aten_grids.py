@@ -23,6 +23,8 @@ LAYER_NORM_VECTOR = 4
 OF_CHANNEL, BLOCKS_BELOW = 16, 128
 """Elements of each thread where channels are neighbours, and blocks below each other at most
 (cuda/Normalization.cuh)."""
+AROUND = {"linear": 2, "grid_sampler": 2, "cubic": 4}
+"""Places along a dimension that a resampled result lies between (cuda/UpSample*.cu)."""
 IMAGES_OF_CHANNELS = 1 << 18
 """Limit on the blocks of a batch norm (cuda/Normalization.cuh)."""
 LEAST_OF_LOSS = 16
@@ -197,9 +199,16 @@ def _tiles(shape: Sequence[int], device: Device) -> int:
 
 
 def _window(call: Call) -> tuple[int, int]:
-    """Places of a window, and of a row of it."""
-    size = call.arg(1, "kernel_size")
-    sizes = [n for n in (size if isinstance(size, tuple) else (size,)) if isinstance(n, int)] or [1]
+    """Places that a result is made of, and those of a row of them: of a pooling its window, of an
+    adaptive one its share of the operand, of a resampled result the places around it."""
+    name, size = call.node.op, call.arg(1, "kernel_size")
+    listed = size if isinstance(size, tuple) else (size,)
+    sizes = [n for n in listed if isinstance(n, int)] or [1]
+    if "adaptive" in name:
+        given = call.operands[0].shape[-len(sizes) :]
+        sizes = [-(-n // max(made, 1)) for n, made in zip(given, sizes, strict=True)]
+    elif "pool" not in name:
+        sizes = [next((n for word, n in AROUND.items() if word in name), 1)]
     if len(sizes) == 1:
         sizes *= max(len(call.out.shape) - 2, 1)
     return prod(sizes), sizes[-1]

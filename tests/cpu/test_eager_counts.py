@@ -162,3 +162,21 @@ def test_an_rms_norm_is_launched_as_a_layer_norm(width: int) -> None:
     rms = seen(partial(F.rms_norm, normalized_shape=shape))
     assert rms == seen(partial(F.layer_norm, normalized_shape=shape))
     assert rms[1:3] == ((4736, 4) if width % 4 == 0 else (4736, 16))
+
+
+WINDOWS: dict[str, tuple[Callable[[torch.Tensor], object], int, int]] = {
+    "a pooling's": (lambda x: F.avg_pool2d(x, (4, 2)), 4, 8),
+    "an adaptive pooling's": (lambda x: F.adaptive_avg_pool2d(x, (4, 8)), 16, 128),
+    "the nearest place": (lambda x: F.interpolate(x, scale_factor=2), 1, 1),
+    "places around": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), 2, 4),
+    "further places": (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), 4, 16),
+}
+
+
+@pytest.mark.parametrize(("function", "rounds", "places"), WINDOWS.values(), ids=WINDOWS)
+def test_a_result_is_made_of_its_window(
+    function: Callable[[torch.Tensor], object], rounds: int, places: int
+) -> None:
+    """The second argument of a pooling is its window, of the others the size of the result."""
+    work = of_eager(function, empty(16, 32, 64, 64))
+    assert (work.depth, work.near) == (rounds, places)
