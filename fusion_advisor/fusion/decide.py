@@ -4,15 +4,14 @@ not to fuse."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from fusion_advisor.cost.annotate import seconds_of_arithmetic
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.cost.times import Fused, time_model
+from fusion_advisor.cost.times import time_model
 from fusion_advisor.fusion.gates import GATES, Subject
-from fusion_advisor.fusion.gates.traffic_saving import fused_bytes
+from fusion_advisor.fusion.gates.traffic_saving import fused_bytes, fused_of
 from fusion_advisor.fusion.lower import boundary, lower_region
 from fusion_advisor.fusion.verdict import GateResult
 from fusion_advisor.ir.faults import Faults
@@ -85,18 +84,6 @@ class Decision:
         return self.subject.hopeless or any(
             gate.outcome == "fails" and gate.name in growing for gate in self.gates
         )
-
-
-def fused_of(subject: Subject, registers: Sequence[int] = ()) -> Fused:
-    """Input of the time model for a set's kernels, with the registers per thread of each where they
-    are compiled."""
-    device, plan = subject.device, subject.plan
-    arithmetic_us = 1e6 * sum(
-        seconds_of_arithmetic(device, cost.unit, cost.dtype, cost.flops, cost.special_flops)
-        for cost in map(subject.cost, subject.launches)
-    )
-    launches = len(plan.steps) if plan else 1
-    return Fused(plan, fused_bytes(subject), arithmetic_us, launches, registers)
 
 
 def subject_of(flow: Dataflow, launches: Iterable[int], rulebook: Rulebook) -> Subject:

@@ -37,6 +37,7 @@ __all__ = [
 
 OFFERS = (
     "attention",
+    "losses",
     "registry",
 )
 """The modules that other rooms may import."""

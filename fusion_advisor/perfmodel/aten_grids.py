@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import gcd, log2, prod
 
 from fusion_advisor.ops import Call
+from fusion_advisor.ops.losses import MEAN, NONE
 from fusion_advisor.rulebook.devices import LANES_SERVED, LINE_BYTES, VECTOR_BYTES, Device
 
 ROW_OF_PLANE = 32
@@ -22,10 +23,14 @@ LAYER_NORM_VECTOR = 4
 OF_CHANNEL, BLOCKS_BELOW = 16, 128
 """Elements of each thread where channels are neighbours, and blocks below each other at most
 (cuda/Normalization.cuh)."""
+AROUND = {"linear": 2, "grid_sampler": 2, "cubic": 4}
+"""Places along a dimension that a resampled result lies between (cuda/UpSample*.cu)."""
 IMAGES_OF_CHANNELS = 1 << 18
 """Limit on the blocks of a batch norm (cuda/Normalization.cuh)."""
 LEAST_OF_LOSS = 16
-"""Samples of each thread of nll_loss, before a block has its full size (cuda/NLLLoss.cu)."""
+"""Samples of each thread of nll_loss, before a block has its full size (cuda/Loss.cu)."""
+OF_IMAGE = 128
+"""Least samples of a thread of nll_loss2d where an image has several blocks (cuda/NLLLoss2d.cu)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +199,16 @@ def _tiles(shape: Sequence[int], device: Device) -> int:
 
 
 def _window(call: Call) -> tuple[int, int]:
-    """Places of a window, and of a row of it."""
-    size = call.arg(1, "kernel_size")
-    sizes = [n for n in (size if isinstance(size, tuple) else (size,)) if isinstance(n, int)] or [1]
+    """Places that a result is made of, and those of a row of them: of a pooling its window, of an
+    adaptive one its share of the operand, of a resampled result the places around it."""
+    name, size = call.node.op, call.arg(1, "kernel_size")
+    listed = size if isinstance(size, tuple) else (size,)
+    sizes = [n for n in listed if isinstance(n, int)] or [1]
+    if "adaptive" in name:
+        given = call.operands[0].shape[-len(sizes) :]
+        sizes = [-(-n // max(made, 1)) for n, made in zip(given, sizes, strict=True)]
+    elif "pool" not in name:
+        sizes = [next((n for word, n in AROUND.items() if word in name), 1)]
     if len(sizes) == 1:
         sizes *= max(len(call.out.shape) - 2, 1)
     return prod(sizes), sizes[-1]
@@ -268,10 +280,21 @@ def channels_last(call: Call, device: Device) -> Blocks:
     return Blocks(count, -(-wide * high // warp), max(rounds, 1), launches=2)
 
 
-def picking(samples: int, device: Device) -> Blocks:
-    """Grid of nll_loss: one block; each thread loads a sample's class, then the value of that
-    class, then the next sample's."""
-    warp, most = device.warp_size, device.multiprocessor.threads_per_block.count
+def picking(call: Call, device: Device) -> Blocks:
+    """Grid of nll_loss: each thread loads a sample's class, then the value of that class, then the
+    next sample's. Losses that are kept have a thread each. Losses that are reduced have one block;
+    those of images have blocks of each image, beside launches that clear the result and the total
+    weight, and one that divides by it."""
+    target, warp = call.operands[1], device.warp_size
+    samples, most = target.numel, device.multiprocessor.threads_per_block.count
+    reduction = call.arg(3, "reduction")
+    if reduction == NONE:
+        return Blocks(-(-samples // most), most // warp, 2)
+    if len(target.shape) > 1:
+        image = samples // max(target.shape[0], 1)
+        each = max(-(-image // most) // OF_IMAGE, 1)
+        rounds, launches = 2 * -(-image // (each * most)), 3 + (reduction == MEAN)
+        return Blocks(target.shape[0] * each, most // warp, rounds, launches=launches)
     wanted = 1 << round(log2(max(samples / LEAST_OF_LOSS, 1)))
     threads = min(max(wanted, warp), most)
     return Blocks(1, threads // warp, 2 * -(-samples // threads))

@@ -11,6 +11,7 @@ from math import prod
 
 from fusion_advisor.ir.graph import Ref, Tensor
 from fusion_advisor.ops import Call, Op
+from fusion_advisor.ops.losses import NONE
 from fusion_advisor.perfmodel.aten_grids import (
     LAYER_NORM_VECTOR,
     Blocks,
@@ -42,6 +43,10 @@ OF_THEIR_OWN = ("tril", "triu")
 CONTIGUOUS = ("native_layer_norm", "native_group_norm", "softmax", "cum")
 """Ops that copy an operand of another layout first (native/cuda/: layer_norm_kernel.cu,
 group_norm.cpp, SoftMax.cu, ScanUtils.cuh)."""
+
+PICKING = ("nll_loss_forward", "nll_loss2d_forward")
+"""Losses that take one value of each sample's, and keep, add up or average them
+(native/cuda/: Loss.cu, NLLLoss2d.cu)."""
 
 NORM = "linalg_vector_norm"
 """Reductions whose steps raise to a power."""
@@ -142,8 +147,8 @@ def _blocks(call: Call, kind: str, name: str, device: Device) -> Blocks:
     if name.startswith("native_batch_norm") and kind in POINTWISE:
         last = name.endswith("_channels")
         return channels_last(call, device) if last else given_statistics(call, device)
-    if name == "nll_loss_forward":
-        return picking(call.operands[1].numel, device)
+    if name.startswith(PICKING):
+        return picking(call, device)
     if kind in POINTWISE:
         alike = {_steps(t) for t in (*call.operands, call.out) if t.numel == call.out.numel}
         contiguous = len(alike) == 1 and all(t.shape == call.out.shape for t in call.operands)
@@ -246,9 +251,14 @@ def _kind(call: Call, op: Op | None) -> str:
 def _of_one(call: Call) -> bool:
     """Whether the launch is a reduction along dimensions of one element. A norm or a softmax is as
     large, too."""
-    name, shape = call.node.op, call.operands[0].shape
-    dims = () if "softmax" in name or ("norm" in name and NORM not in name) else _reduced(call)
+    shape, dims = call.operands[0].shape, () if _normalises(call) else _reduced(call)
     return bool(dims) and all(shape[d] == 1 for d in dims)
+
+
+def _normalises(call: Call) -> bool:
+    """Whether the launch is a norm or a softmax, whose result is as large as its operand."""
+    name = call.node.op
+    return "softmax" in name or ("norm" in name and NORM not in name)
 
 
 def _casts(call: Call) -> bool:
@@ -263,15 +273,20 @@ def _casts(call: Call) -> bool:
 
 
 def _combines(call: Call) -> bool:
-    """Whether the launch reduces; a batch norm with given statistics does not."""
+    """Whether the launch reduces; a batch norm with given statistics does not, nor does a loss that
+    keeps its elements."""
     further = call.node.outputs[1:]
-    return not further or any(tensor is not None and tensor.numel for tensor in further)
+    if further:
+        return any(tensor is not None and tensor.numel for tensor in further)
+    kept = call.out.shape == call.operands[0].shape and not _reduced(call)
+    return _normalises(call) or not kept
 
 
 def _name(call: Call, op: Op | None, kind: str, device: Device) -> str:
-    """Name of the operator, and which of its kernels. Pointwise operators have none, but for a norm
-    that is given its statistics. Reductions to fewer elements share one kernel; further kernels
-    exist where they also give an index, for the largest or least element, and for a norm."""
+    """Name of the operator, and which of its kernels. Pointwise operators have none, nor has a loss
+    that keeps its elements; a norm that is given its statistics has one. Reductions to fewer
+    elements share one kernel; further kernels exist where they also give an index, for the largest
+    or least element, and for a norm."""
     parts = call.node.op.split(".")
     name = parts[1].strip("_") if len(parts) > 1 else call.node.op
     if op is not None and op.pattern == "pointwise":
@@ -283,6 +298,9 @@ def _name(call: Call, op: Op | None, kind: str, device: Device) -> str:
             return f"{kind}_norm"
         return f"{kind}_extreme" if name in EXTREMES else ""
     name = name.removeprefix("log_")  # of a softmax: one kernel makes both
+    name = name.replace("fused_rms_norm", "native_layer_norm")  # as one kernel makes both
+    if kind in POINTWISE and not _normalises(call):
+        return ""
     if kind in POINTWISE:
         return f"{name}_pointwise" if len(call.out.shape) > 2 else f"{name}_channels"
     if kind in ("normal", "scan") and len(call.node.outputs) == 1 and not _contiguous(call):
@@ -295,6 +313,8 @@ def _name(call: Call, op: Op | None, kind: str, device: Device) -> str:
             return "softmax_held"
     if kind == "copy" and any(not _dense(tensor) for tensor in call.operands):
         return f"{name}_strided"
+    if name in PICKING and call.arg(3, "reduction") == NONE:
+        return f"{name}_kept"
     return name
 
 

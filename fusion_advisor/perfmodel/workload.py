@@ -9,7 +9,7 @@ from math import prod
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.cost.times import EagerLaunch, Fused
 from fusion_advisor.ir.graph import Ref
-from fusion_advisor.perfmodel.aten_kernels import launched
+from fusion_advisor.perfmodel.aten_kernels import POINTWISE, launched
 from fusion_advisor.perfmodel.coalescing import scattered, torn
 from fusion_advisor.perfmodel.instruction_count import Program, tally, wavefronts
 from fusion_advisor.perfmodel.model import (
@@ -37,7 +37,9 @@ class Fitted:
     def launch(self, launch: EagerLaunch, device: Device) -> tuple[float, Work]:
         op, moved = launch.op, (launch.bytes_read, launch.bytes_written)
         work = launched(launch.call, op, moved, device)
-        if op is not None and op.pattern == "pointwise":
+        # Figures of a kind, and not of one kernel, were counted beside what primitives issue.
+        shared = device.times.named(work.kind, work.op).removesuffix(NARROW) in POINTWISE
+        if op is not None and (op.pattern == "pointwise" or shared):
             work = replace(work, instructions=launch.instructions)
         if launch.unit == "tensor" or device.times.named(work.kind, work.op) == "other":
             work = replace(work, arithmetic_us=launch.arithmetic_us)  # instructions: not counted

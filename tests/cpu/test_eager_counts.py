@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion_advisor.perfmodel.model import Work, instructions
+from fusion_advisor.perfmodel.model import Work, instructions, launch_us
 
 from .launches import empty, of_eager
 from .regions import H200
@@ -103,3 +104,79 @@ def test_lanes_beside_a_row_of_windows_issue_too_and_whole_warps_do_not() -> Non
 
     assert issued(16, 16) == pytest.approx(issued(16, 64), rel=0.01)
     assert issued(16, 64) > 3 * issued(2, 64)
+
+
+PIXELS = (6, 21, 600, 500)
+"""Scores of the classes of pixels, of six images."""
+REDUCED = [
+    ("none", (5000, 30), (5, 32, 2, 1)),
+    ("mean", (5000, 30), (1, 8, 40, 1)),
+    ("sum", (5000, 30), (1, 8, 40, 1)),
+    ("none", PIXELS, (1758, 32, 2, 1)),
+    ("mean", PIXELS, (12, 32, 294, 4)),
+    ("sum", PIXELS, (12, 32, 294, 3)),
+]
+"""Blocks, warps, rounds of loads and launches, as cuda/Loss.cu and NLLLoss2d.cu compute them."""
+
+
+@pytest.mark.parametrize(("reduction", "shape", "launched"), REDUCED)
+def test_a_loss_of_classes_spreads_by_its_reduction(
+    reduction: str, shape: tuple[int, ...], launched: tuple[int, ...]
+) -> None:
+    classes = empty(shape[0], *shape[2:], dtype=torch.int64)
+    work = of_eager(partial(F.nll_loss, reduction=reduction), empty(*shape), classes)
+    assert (work.programs, work.warps, work.depth, work.launches) == launched
+
+
+def test_a_kept_loss_of_many_rows_takes_less_than_a_reduced_one() -> None:
+    rows, classes = empty(1 << 20, 32), empty(1 << 20, dtype=torch.int64)
+
+    def us(reduction: str) -> float:
+        return launch_us(of_eager(partial(F.nll_loss, reduction=reduction), rows, classes), H200)
+
+    assert 10 * us("none") < us("mean")
+
+
+@pytest.mark.parametrize(
+    "loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy]
+)
+def test_a_loss_that_keeps_its_elements_is_a_pointwise_kernel(loss: Callable[..., object]) -> None:
+    inputs = empty(4096, 2048), empty(4096, 2048)
+    kept = of_eager(partial(loss, reduction="none"), *inputs)
+    plain = of_eager(torch.sub, *inputs)
+    seen = [(w.kind, w.op, w.programs, w.warps) for w in (kept, plain)]
+    assert seen[0] == seen[1]
+    assert kept.instructions > plain.instructions
+
+
+@pytest.mark.parametrize("width", [96, 2176, 2178])
+def test_an_rms_norm_is_launched_as_a_layer_norm(width: int) -> None:
+    """By one kernel, which has a block of 128 threads a row where rows are whole vectors, and by
+    two where they are not (native/cuda/layer_norm_kernel.cu)."""
+
+    def seen(norm: Callable[..., object]) -> tuple[object, ...]:
+        work = of_eager(norm, empty(4736, width, dtype=HALF))
+        return work.op, work.programs, work.warps, work.depth, work.launches
+
+    shape = (width,)
+    rms = seen(partial(F.rms_norm, normalized_shape=shape))
+    assert rms == seen(partial(F.layer_norm, normalized_shape=shape))
+    assert rms[1:3] == ((4736, 4) if width % 4 == 0 else (4736, 16))
+
+
+WINDOWS: dict[str, tuple[Callable[[torch.Tensor], object], int, int]] = {
+    "a pooling's": (lambda x: F.avg_pool2d(x, (4, 2)), 4, 8),
+    "an adaptive pooling's": (lambda x: F.adaptive_avg_pool2d(x, (4, 8)), 16, 128),
+    "the nearest place": (lambda x: F.interpolate(x, scale_factor=2), 1, 1),
+    "places around": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), 2, 4),
+    "further places": (lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"), 4, 16),
+}
+
+
+@pytest.mark.parametrize(("function", "rounds", "places"), WINDOWS.values(), ids=WINDOWS)
+def test_a_result_is_made_of_its_window(
+    function: Callable[[torch.Tensor], object], rounds: int, places: int
+) -> None:
+    """The second argument of a pooling is its window, of the others the size of the result."""
+    work = of_eager(function, empty(16, 32, 64, 64))
+    assert (work.depth, work.near) == (rounds, places)

@@ -192,6 +192,19 @@ def test_row_of_32768_fits_on_an_h200_and_65536_does_not() -> None:
     assert [plan.schedule for plan in planned.plans] == ["cooperative", "blocked"]
 
 
+def test_what_saves_few_bytes_is_held_to_the_time_that_it_saves() -> None:
+    """Both ways read the images twice, but eager's norm of one group has a program for each."""
+    x = torch.empty(25, 512, 94, 64)
+    _, _, grouping = analysed(lambda x: F.elu(F.group_norm(x, 1)), x)
+    (found,) = grouping.groups
+    decision = found.decision
+    (gate,) = [gate for gate in decision.gates if gate.name == "traffic-saving"]
+    assert decision.unfused_bytes / decision.fused_bytes < gate.limit
+    assert gate.measured is not None
+    assert gate.limit < gate.measured < decision.unfused_us / decision.fused_us
+    assert "predicted" in gate.why
+
+
 def test_matmul_matmul_softmax_fails_the_first_step() -> None:
     square = [torch.empty(4096, 4096, dtype=torch.bfloat16) for _ in range(3)]
     _, _, grouping = analysed(lambda a, b, c: torch.softmax(a @ b @ c, -1), *square)
