@@ -145,7 +145,7 @@ def fusion_advisor(
     if dry:
         chosen = replace(chosen, inner=_inner("eager", {}))
     anywhere = dry or interpreted()
-    rewritten = _rewritten(module, inputs, chosen, read=chosen.read_inputs, anywhere=anywhere)
+    rewritten = _rewritten(module, inputs, chosen, conditions=True, anywhere=anywhere)
 
     def compiled(graph: Rewritten, given: Sequence[Any]) -> Callable[..., Any]:
         def told(outcome: Outcome) -> None:
@@ -153,9 +153,9 @@ def fusion_advisor(
 
         return _compiled(graph.module, given, chosen, told, anywhere=anywhere, dry=dry)
 
-    if not rewritten.ones:
+    if not rewritten.conditions:
         return compiled(rewritten, inputs)
-    whole = _rewritten(module, inputs, chosen, read=False, anywhere=anywhere)
+    whole = _rewritten(module, inputs, chosen, conditions=False, anywhere=anywhere)
 
     def later(graph: Rewritten) -> Callable[..., Any]:
         def backend(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
@@ -174,14 +174,15 @@ def _rewritten(
     inputs: Sequence[Any],
     options: _Options,
     *,
-    read: bool,
+    conditions: bool,
     anywhere: bool,
 ) -> Rewritten:
-    """Graph after the rewrites; with `read` also those that ask what an input has."""
+    """Graph after the rewrites, with those that mean the same under conditions or without."""
     if not options.rewrites or _elsewhere(inputs, anywhere=anywhere):
         return Rewritten(module)
     try:
-        return rewrite(module, inputs, load_rulebook(options.rules), read=read)
+        rulebook, read = load_rulebook(options.rules), options.read_inputs
+        return rewrite(module, inputs, rulebook, conditions=conditions, read=read)
     except Exception as error:
         if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
             raise

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusion_advisor.dynamo.rewrites import rewrite
 from fusion_advisor.dynamo.rewrites.attention import launched
+from fusion_advisor.dynamo.rewrites.conditions import Requirement, Unchanged
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
 
@@ -35,16 +36,15 @@ class Seen:
 
     read: bool = True
     names: list[str] = field(default_factory=list[str])
-    ones: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
+    conditions: list[tuple[Requirement, ...]] = field(default_factory=list[tuple[Requirement, ...]])
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         done = rewrite(module, inputs, always_read(), read=self.read)
         self.names += [each.name for each in done.taken]
-        self.ones.append(done.ones)
+        self.conditions.append(done.conditions)
 
         def run(*given: Any) -> Any:
-            asked = all(bool((given[number] == 1).all()) for number in done.ones)
-            return (done.module if asked else module)(*given)
+            return (done.module if done.serves(given) else module)(*given)
 
         return run
 
@@ -206,7 +206,7 @@ def test_padding_is_read(mask: Mask, dynamic: bool) -> None:
             values = operands()
             torch.testing.assert_close(compiled(*values, given), forward(*values, given))
         assert bool(seen.names) == read
-        assert all(bool(ones) == read for ones in seen.ones)
+        assert all(bool(each) == read for each in seen.conditions)
 
 
 def test_small_attention_is_not_worth_a_read() -> None:
@@ -220,6 +220,48 @@ def test_small_attention_is_not_worth_a_read() -> None:
         *operands(), torch.ones(2, 6, dtype=torch.int64)
     )
     assert not rewrite(*module[0], load_rulebook(()), read=True).taken
+
+
+# -- triangles that a model keeps ------------------------------------------------------------------
+
+
+class Kept(torch.nn.Module):
+    """As GPT-2 and minGPT keep their mask: a buffer, of which a call takes a corner."""
+
+    table: torch.Tensor
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("table", table)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        corner = self.table[:, :, k.size(2) - q.size(2) : k.size(2), : k.size(2)]
+        scores = scores.masked_fill(corner == 0, float("-inf"))
+        return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_triangle_that_a_model_keeps(dynamic: bool) -> None:
+    model, seen = Kept(torch.tril(torch.ones(16, 16)).view(1, 1, 16, 16)), Seen()
+    compiled = torch.compile(model, backend=seen, dynamic=dynamic)
+    for length in (6, 9):
+        given = operands(queries=length, keys=length)
+        torch.testing.assert_close(compiled(*given), model(*given))
+    assert set(seen.names) == {"attention-by-hand", "needless-mask"}
+    assert all(isinstance(each, Unchanged) for (each,) in seen.conditions)
+    model.table[0, 0, 3, 0] = 0  # one place is hidden from now on
+    torch.testing.assert_close(compiled(*given), model(*given))
+
+
+def test_other_tables_stay() -> None:
+    window = torch.ones(16, 16).tril().triu(-3)
+    for table in (window, torch.randn(16, 16), torch.ones(16, 16).tril(-1)):
+        torch.compiler.reset()
+        model, seen, given = Kept(table.view(1, 1, 16, 16)), Seen(), operands()
+        compiled = torch.compile(model, backend=seen)
+        torch.testing.assert_close(compiled(*given), model(*given), equal_nan=True)
+        assert seen.names == []
 
 
 # -- masks that stay -------------------------------------------------------------------------------

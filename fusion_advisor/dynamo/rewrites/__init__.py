@@ -13,6 +13,7 @@ import torch
 
 from fusion_advisor.dynamo.rewrites.attention_by_hand import attention_by_hand
 from fusion_advisor.dynamo.rewrites.base import Asked, Rewrite, Taken
+from fusion_advisor.dynamo.rewrites.conditions import Requirement
 from fusion_advisor.dynamo.rewrites.grouped_heads import grouped_heads
 from fusion_advisor.dynamo.rewrites.needless_masks import needless_masks
 from fusion_advisor.dynamo.rewrites.nodes import take_out_dead
@@ -30,18 +31,29 @@ class Rewritten:
     taken: tuple[Taken, ...] = ()
 
     @property
-    def ones(self) -> tuple[int, ...]:
-        """Numbers of the inputs that must have ones alone."""
-        return tuple(sorted({number for each in self.taken for number in each.ones}))
+    def conditions(self) -> tuple[Requirement, ...]:
+        """All that must hold for the graph to mean the same, what is read last."""
+        every = dict.fromkeys(each for taken in self.taken for each in taken.conditions)
+        return tuple(sorted(every, key=lambda each: each.reads))
+
+    def serves(self, inputs: Sequence[Any]) -> bool:
+        """Whether the graph means the same for these inputs."""
+        return all(each.holds(inputs) for each in self.conditions)
 
 
 def rewrite(
-    module: torch.fx.GraphModule, inputs: Sequence[Any], rulebook: Rulebook, *, read: bool
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    rulebook: Rulebook,
+    *,
+    conditions: bool = True,
+    read: bool = True,
 ) -> Rewritten:
-    """Rewrite a graph as Dynamo hands it to a backend; the graph that is given stays. With `read`
-    also where the meaning is the same for some inputs alone (`Rewritten.ones`)."""
+    """Rewrite a graph as Dynamo hands it to a backend; the graph that is given stays. With
+    `conditions` also where the meaning is the same for some inputs alone (`Rewritten.serves`), with
+    `read` also where the host waits to know that."""
     changed = _copied(module)
-    asked = Asked(changed, inputs, rulebook, read)
+    asked = Asked(changed, inputs, rulebook, conditions, read)
     taken = tuple(each for unit in REWRITES for each in unit(asked))
     if not taken:
         return Rewritten(module)

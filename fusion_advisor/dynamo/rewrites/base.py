@@ -8,29 +8,31 @@ from typing import Any
 
 import torch
 
+from fusion_advisor.dynamo.rewrites.conditions import Requirement
 from fusion_advisor.rulebook.schema import Rulebook
 
 
 @dataclass(frozen=True)
 class Taken:
     """A rewrite that was made at a node: its name, and why it holds. The graph means the same as
-    before where each input whose number is in `ones` has ones alone."""
+    before where all conditions hold."""
 
     name: str
     node: torch.fx.Node
     why: str
-    ones: tuple[int, ...] = ()
+    conditions: tuple[Requirement, ...] = ()
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Graph to rewrite, with its inputs as Dynamo gives them. `read`: a rewrite may ask what an
-    input has."""
+    """Graph to rewrite, with its inputs as Dynamo gives them. `conditions`: a rewrite may have
+    some; `read`: also those that the host waits for."""
 
     module: torch.fx.GraphModule
     inputs: Sequence[Any]
     rulebook: Rulebook
-    read: bool = True
+    conditions: bool
+    read: bool
 
 
 Rewrite = Callable[[Asked], Iterator[Taken]]

@@ -78,9 +78,10 @@ class Elements:
     at: Callable[[Index], Term]
 
 
-def elements_of(node: torch.fx.Node) -> Elements:
-    """Elements of a node's tensor, of a graph that `make_fx` traced. Raises Unproven."""
-    return _Reader().of(node)
+def elements_of(node: torch.fx.Node, known: Mapping[str, Callable[[Index], Term]]) -> Elements:
+    """Elements of a node's tensor, of a graph that `make_fx` traced; those of some inputs are
+    known, by the input's name. Raises Unproven."""
+    return _Reader(known).of(node)
 
 
 def leaves(term: Term) -> Iterator[Holds | Read]:
@@ -134,7 +135,8 @@ _COMPARED: dict[Any, Callable[[Any, Any], sympy.Expr]] = {
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, inputs: Mapping[str, Callable[[Index], Term]]) -> None:
+        self._inputs = inputs
         self._known: dict[torch.fx.Node, Elements] = {}
 
     def of(self, node: torch.fx.Node) -> Elements:
@@ -149,6 +151,8 @@ class _Reader:
     def _function(
         self, node: torch.fx.Node, sizes: Index, value: torch.Tensor
     ) -> Callable[[Index], Term]:
+        if node.op == "placeholder" and node.name in self._inputs:
+            return self._inputs[node.name]
         if node.op == "placeholder":
             return lambda index: Read(node.name, index, value.dtype)
         if node.op == "get_attr":

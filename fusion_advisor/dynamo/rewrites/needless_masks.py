@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_tru
 
 from fusion_advisor.dynamo.rewrites.attention import Attention, attentions
 from fusion_advisor.dynamo.rewrites.base import Asked, Taken
+from fusion_advisor.dynamo.rewrites.conditions import Ones, Requirement
 from fusion_advisor.dynamo.rewrites.elements import (
     Holds,
     Index,
@@ -38,6 +39,7 @@ from fusion_advisor.dynamo.rewrites.elements import (
     within,
 )
 from fusion_advisor.dynamo.rewrites.nodes import storage, writes
+from fusion_advisor.dynamo.rewrites.tables import Tables
 from fusion_advisor.frontend.aot import as_fake, fake_mode, functional
 from fusion_advisor.rulebook.schema import Rulebook
 
@@ -48,24 +50,25 @@ Hides = Literal["nothing", "later"]
 
 
 def needless_masks(asked: Asked) -> Iterator[Taken]:
-    """Take needless masks from the attentions of a graph, in place; yields those that were
-    taken, each with the inputs that must have ones alone for it."""
+    """Take needless masks from the attentions of a graph, in place; yields those that were taken,
+    each with its conditions."""
     masked = [each for each in attentions(asked.module.graph) if each.mask is not None]
     for each in needless(asked, masked):
         _take_mask(each.attention, each.hides)
         said = {"nothing": "hides nothing", "later": "is causal"}[each.hides]
-        where = " where there is no padding, which is read once a call" if each.ones else ""
-        yield Taken("needless-mask", each.attention.node, f"its mask {said}{where}", each.ones)
+        reads = any(condition.reads for condition in each.conditions)
+        where = " where there is no padding, which is read once a call" if reads else ""
+        why = f"its mask {said}{where}"
+        yield Taken("needless-mask", each.attention.node, why, each.conditions)
 
 
 @dataclass(frozen=True)
 class Needless:
-    """Attention whose mask hides nothing, or what comes later alone, where the inputs whose
-    numbers are in `ones` have ones alone."""
+    """Attention whose mask hides nothing, or what comes later alone, under some conditions."""
 
     attention: Attention
     hides: Hides
-    ones: tuple[int, ...]
+    conditions: tuple[Requirement, ...]
 
 
 def needless(asked: Asked, masked: Sequence[Attention]) -> list[Needless]:
@@ -73,19 +76,17 @@ def needless(asked: Asked, masked: Sequence[Attention]) -> list[Needless]:
     if not masked:
         return []
     made, found = _Made(asked, masked), list[Needless]()
-    number = {node.name: place for place, node in enumerate(made.placeholders)}
+    reading: list[Needless] = []
     for attention in masked:
         try:
-            hides, shown = _hidden(made.mask(attention), attention, made.sizes)
+            hides, conditions = _hidden(made, attention)
         except Unproven:
             continue
-        if _can_be_said(attention, hides):
-            ones = tuple(sorted(number[name] for name in shown))
-            found.append(Needless(attention, hides, ones))
-    reading = [each.attention for each in found if each.ones]
-    if not asked.read or not _worth_reading(reading, asked.rulebook):
-        return [each for each in found if not each.ones]
-    return found
+        if _can_be_said(attention, hides) and (asked.conditions or not conditions):
+            one = Needless(attention, hides, conditions)
+            (reading if any(each.reads for each in conditions) else found).append(one)
+    worth = _worth_reading([each.attention for each in reading], asked.rulebook)
+    return found + reading if asked.read and worth else found
 
 
 def _worth_reading(masked: Sequence[Attention], rulebook: Rulebook) -> bool:
@@ -99,31 +100,30 @@ def _worth_reading(masked: Sequence[Attention], rulebook: Rulebook) -> bool:
 # -- what a mask hides -----------------------------------------------------------------------------
 
 
-def _hidden(
-    mask: torch.fx.Node, attention: Attention, sizes: ShapeEnv | None
-) -> tuple[Hides, frozenset[str]]:
-    """Decide what the mask hides, and which inputs must have ones alone for it. Raises Unproven
-    where the mask hides anything else than what comes later."""
+def _hidden(made: _Made, attention: Attention) -> tuple[Hides, tuple[Requirement, ...]]:
+    """Decide what the mask of an attention hides, and under which conditions. Raises Unproven where
+    the mask hides anything else than what comes later."""
     lengths = tuple(map(size, (*attention.leading, attention.queries, attention.keys)))
     place: Index = tuple(
         sympy.Symbol(name, integer=True, nonnegative=True) for name in _PLACES[-len(lengths) :]
     )
-    elements = elements_of(mask)
+    elements = elements_of(made.mask(attention), made.tables)
+    made.tables.read.clear()
     term = elements.at(within(elements.sizes, place))
     query, key = place[-2:]
     causal = Holds(query - key)
     known: dict[Holds | Read, torch.Tensor] = {}
-    shown: set[str] = set()
+    shown: dict[str, Requirement] = {}
     unsettled: list[Holds] = []
     for leaf in dict.fromkeys(leaves(term)):
         if isinstance(leaf, Read):
             if leaf.dtype.is_floating_point or any(query in i.free_symbols for i in leaf.index):
                 raise Unproven(f"it depends on what {leaf.name} has")
             known[leaf] = torch.ones((), dtype=leaf.dtype)
-            shown.add(leaf.name)
+            shown[leaf.name] = Ones(made.number[leaf.name])
         elif leaf not in (causal, causal.opposite):
-            always = _always(leaf.value, place, lengths, sizes)
-            never = _always(leaf.opposite.value, place, lengths, sizes)
+            always = _always(leaf.value, place, lengths, made.sizes)
+            never = _always(leaf.opposite.value, place, lengths, made.sizes)
             known[leaf] = torch.tensor(always)
             if not always and not never:
                 unsettled.append(leaf)
@@ -137,10 +137,11 @@ def _hidden(
             continue
         known |= {causal: torch.tensor(before), causal.opposite: torch.tensor(not before)}
         seen.setdefault(before, set()).add(_shows(value_of(term, known)))
+    conditions = (*made.tables.read.values(), *shown.values())
     if seen == {True: {True}, False: {True}}:
-        return "nothing", frozenset(shown)
+        return "nothing", conditions
     if seen == {True: {True}, False: {False}}:
-        return "later", frozenset(shown)
+        return "later", conditions
     raise Unproven("it hides other places")
 
 
@@ -231,7 +232,9 @@ class _Made:
         self._cut = max(self._whole.values())
         traced = _traced(asked, [node for node in order if order[node] <= self._cut], list(first))
         nodes = list(traced.graph.nodes)
-        self.placeholders = [node for node in nodes if node.op == "placeholder"]
+        inputs = [node.name for node in nodes if node.op == "placeholder"]
+        self.number = {name: number for number, name in enumerate(inputs)}
+        self.tables = Tables(asked, inputs)
         self._masks = dict(zip(first, nodes[-1].args[0], strict=True))
         values = (node.meta.get("val") for node in nodes)
         numbers = (value.node for value in values if isinstance(value, torch.SymInt))
