@@ -285,6 +285,12 @@ def softly(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return torch.where(by_comparison(q, k), 0.0, -3.0)
 
 
+def one_of_two(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """A part of several results."""
+    made = torch.zeros(2 * q.shape[2], k.shape[2]).chunk(2)[1]
+    return made.cummax(0)[0]
+
+
 def by_distance(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None, :]
     return (j - i).to(q.dtype) * 0.5
@@ -292,7 +298,7 @@ def by_distance(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
-    "mask", [narrow_window, strictly_before, from_the_end, softly, by_distance]
+    "mask", [narrow_window, strictly_before, from_the_end, softly, one_of_two, by_distance]
 )
 def test_other_masks_stay(mask: Mask, dynamic: bool) -> None:
     seen = Seen()

@@ -8,7 +8,7 @@ understood: `Unproven` is raised where an element is asked for.
 """
 # torch.fx and sympy carry Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownArgumentType=false, reportMissingTypeStubs=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -157,8 +157,8 @@ class _Reader:
             return lambda index: Read(node.name, index, value.dtype)
         if node.op == "get_attr":
             return self._constant(node)
-        if node.op != "call_function":
-            raise Unproven(f"{node.name} is no call")
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise Unproven(f"{node.name} is no call of an operator")
         target: Any = node.target
         args = [self._given(each) for each in node.args]
         if target in _SAME:
