@@ -1,7 +1,7 @@
 """Dry run of `fusion_advisor.apply`: Dynamo captures a call on fake tensors and the backend places
 kernels, without a GPU, without weights, and without a run of the model or of a kernel."""
 # The model and its inputs are whatever the user has.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def call_on_fakes(
     and without gradients. Raises CaptureError for a model that asks for a number in a tensor's
     data, and any exception of the model."""
     compiled = torch.compile(model, backend=backend, dynamic=dynamic)
-    with warnings.catch_warnings(), torch.no_grad(), fake:
+    # As a first call is: sizes of calls before it, of other models too, would make some symbolic.
+    first = torch._dynamo.config.patch(automatic_dynamic_shapes=False)
+    with warnings.catch_warnings(), torch.no_grad(), fake, first:
         warnings.simplefilter("ignore")  # they are about running what is not run here
         try:
             compiled(*args, **kwargs)
