@@ -36,7 +36,9 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -104,6 +106,7 @@ class _LastOutcome:
 
 
 _last = _LastOutcome()
+_numbers = count()
 
 
 def last() -> Outcome | None:
@@ -164,7 +167,10 @@ def fusion_advisor(
         def run(*given: Any) -> Any:  # Dynamo passes by a GraphModule that ran before
             return graph.module(*given)
 
-        return torch.compile(run, backend=backend)
+        # Dynamo counts compilations by the code object: a graph has its own.
+        code = run.__code__.replace(co_name=f"run_{next(_numbers)}")
+        own = FunctionType(code, run.__globals__, code.co_name, None, run.__closure__)
+        return torch.compile(own, backend=backend)
 
     return choosing(rewritten, whole, inputs, lambda graph: compiled(graph, inputs), later)
 

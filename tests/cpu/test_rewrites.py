@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -603,6 +603,164 @@ def test_the_kernel_that_torch_chooses_is_seen_on_fake_tensors() -> None:
     assert "_scaled_dot_product_flash_attention_for_cpu" in fused
     assert "bmm" in plain
     assert not any(name.startswith("_scaled_dot_product") for name in plain)
+
+
+# -- what a second pair of eyes broke --------------------------------------------------------------
+
+T: TypeAlias = torch.Tensor
+
+
+def tril(q: T) -> torch.Tensor:
+    return torch.ones(q.size(-2), q.size(-2), dtype=torch.bool).tril()
+
+
+def filled_with_zero(q: T, k: T, v: T) -> torch.Tensor:
+    return (q @ k.mT).masked_fill(~tril(q), 0.0).softmax(-1) @ v
+
+
+def filled_twice(q: T, k: T, v: T) -> torch.Tensor:
+    scores = (q @ k.mT).masked_fill(~tril(q), float("-inf")).masked_fill(~tril(q), 0.0)
+    return scores.softmax(-1) @ v
+
+
+def scaled_down(q: T, k: T, v: T) -> torch.Tensor:
+    return ((q @ k.mT) * -0.5).masked_fill(~tril(q), float("-inf")).softmax(-1) @ v
+
+
+def scaled_down_by_torch(q: T, k: T, v: T) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=tril(q), scale=-0.5)
+
+
+def condition_written_later(q: T, k: T, v: T) -> torch.Tensor:
+    hidden = torch.zeros(q.size(-2), q.size(-2), dtype=torch.bool)
+    hidden[:, 3:] = True
+    return (q @ k.mT).masked_fill(hidden, float("-inf")).softmax(-1) @ v
+
+
+def key_written_between(q: T, k: T, v: T) -> torch.Tensor:
+    k = k * 1
+    scores = q @ k.mT
+    k.copy_(v)
+    return scores.softmax(-1) @ v
+
+
+def repeated_and_written(q: T, k: T, v: T) -> torch.Tensor:
+    k, v = k[:, :1].repeat_interleave(3, 1), v[:, :1].repeat_interleave(3, 1)
+    k[:, :, 0] = 0
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def viewed_afterwards(q: T, k: T, v: T) -> torch.Tensor:
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    made = (q @ k.mT).softmax(-1) @ v
+    return made.view(-1, made.size(-1))
+
+
+def written_by_a_flag(q: T, k: T, v: T) -> torch.Tensor:
+    s = q * 1
+    F.relu(s, inplace=True)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=tril(q)) + s
+
+
+def mask_written_by_a_flag(q: T, k: T, v: T) -> torch.Tensor:
+    mask = torch.where(tril(q), 0.0, least(q))
+    first = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    F.relu(mask, inplace=True)
+    return first + F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def larger_than_the_scores(q: T, k: T, v: T) -> torch.Tensor:
+    added = torch.zeros(4, 1, q.size(-2), q.size(-2))
+    return (q[:1] @ k[:1].mT + added).softmax(-1) @ v[:1]
+
+
+def into_the_scores(q: T, k: T, v: T) -> Any:
+    scores = q @ k.mT
+    weights = torch.softmax(scores * 2, -1, out=torch.empty_like(scores))
+    return weights @ v
+
+
+def sliced_before_the_start(q: T, k: T, v: T) -> torch.Tensor:
+    mask = torch.ones(6, 6, dtype=torch.bool).tril(4)[-10:]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def cubed(q: T, k: T, v: T) -> torch.Tensor:
+    i, j = torch.arange(6), torch.arange(6)
+    mask = (i * i * i)[:, None] + 0 * j <= 3
+    mask = mask | (j == 0)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def wrapped_around(q: T, k: T, v: T) -> torch.Tensor:
+    i = torch.arange(6, dtype=torch.uint8)
+    mask = (i[None] - i[:, None]) <= 0
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def by_keywords(q: T, k: T, v: T) -> torch.Tensor:
+    weights = F.softmax(input=q @ k.mT, dim=-1)
+    return F.dropout(input=weights, p=0.0, training=False) @ v
+
+
+def beside_a_vmap(q: T, k: T, v: T) -> torch.Tensor:
+    made = F.scaled_dot_product_attention(q, k, v, attn_mask=tril(q))
+    return made + torch.vmap(torch.sin)(q)
+
+
+BROKEN = [
+    filled_with_zero, filled_twice, scaled_down, scaled_down_by_torch, condition_written_later,
+    key_written_between, repeated_and_written, viewed_afterwards, written_by_a_flag,
+    mask_written_by_a_flag, larger_than_the_scores, into_the_scores, sliced_before_the_start,
+    cubed, wrapped_around, by_keywords, beside_a_vmap,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("forward", BROKEN)
+def test_it_means_the_same(forward: Callable[..., torch.Tensor]) -> None:
+    given = operands()
+    found, wanted = torch.compile(forward, backend=Seen())(*given), forward(*given)
+    torch.testing.assert_close(found, wanted)
+    assert found.shape == wanted.shape
+
+
+@pytest.mark.parametrize("part", ["weights", "repetition"])
+def test_gradients_that_are_switched_off_stay_off(part: str) -> None:
+    def weights(q: T, k: T, v: T) -> torch.Tensor:
+        with torch.no_grad():
+            made = (q @ k.mT).softmax(-1)
+        return made @ v
+
+    def repetition(q: T, k: T, v: T) -> torch.Tensor:
+        with torch.no_grad():
+            k, v = k[:, :1].repeat_interleave(3, 1), v[:, :1].repeat_interleave(3, 1)
+        return F.scaled_dot_product_attention(q, k, v)
+
+    forward = {"weights": weights, "repetition": repetition}[part]
+    found: list[list[torch.Tensor | None]] = []
+    given = operands()
+    for call in (forward, torch.compile(forward, backend=Seen())):
+        mine = [each.clone().requires_grad_() for each in given]
+        call(*mine).square().sum().backward()
+        found.append([each.grad for each in mine])
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other)
+
+
+def test_a_mask_that_is_made_of_itself_many_times() -> None:
+    """Its parts are shared: read as a tree, they are 3 to the 14th."""
+
+    def mask(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        made = tril(q)
+        for _ in range(14):
+            made = made & (made | made)
+        return made
+
+    seen, given = Seen(), operands()
+    torch.compile(attended(mask), backend=seen)(*given)
+    assert seen.names == ["needless-mask"]
 
 
 def test_gradients_are_the_same() -> None:

@@ -53,11 +53,12 @@ def rewrite(
     `conditions` also where the meaning is the same for some inputs alone (`Rewritten.serves`), with
     `read` also where the host waits to know that."""
     changed = _copied(module)
-    asked = Asked(changed, inputs, rulebook, conditions, read)
+    unread = frozenset(node for node in changed.graph.nodes if not node.users)
+    asked = Asked(changed, inputs, rulebook, conditions, read, unread)
     taken = tuple(each for unit in REWRITES for each in unit(asked))
     if not taken:
         return Rewritten(module)
-    take_out_dead(changed.graph)
+    take_out_dead(changed.graph, unread)
     changed.recompile()
     return Rewritten(changed, taken)
 

@@ -14,6 +14,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusion_advisor.dynamo.rewrites.nodes import value_of
 from fusion_advisor.frontend.expansions import hint
 
 _OPERATOR = torch.nn.functional.scaled_dot_product_attention
@@ -53,6 +54,14 @@ class Attention:
     def many(self) -> bool:
         """Whether more than one query is answered at a time, whatever the sizes."""
         return statically_known_true(self.queries > 1)
+
+    @property
+    def scaled_up(self) -> bool:
+        """Whether the scale is above zero: torch's kernels hide places before they scale."""
+        scale = self.given.get("scale")
+        if isinstance(scale, torch.fx.Node):
+            scale = scale.meta.get("example_value", 0.0)
+        return scale is None or bool(scale > 0)  # guarded, as torch fixes the number anyway
 
     @property
     def flops(self) -> float:
@@ -113,12 +122,8 @@ def attentions(graph: torch.fx.Graph) -> Iterator[Attention]:
         if node.op != "call_function" or node.target is not _OPERATOR:
             continue
         given = {**dict(zip(_POSITIONAL, node.args, strict=False)), **node.kwargs}
-        tensors = [given[name] for name in _POSITIONAL[:3]]
+        tensors = [given.get(name) for name in _POSITIONAL[:3]]
         if isinstance(given.get("attn_mask"), torch.fx.Node):
             tensors.append(given["attn_mask"])
-        if all(
-            isinstance(each, torch.fx.Node)
-            and isinstance(each.meta.get("example_value"), torch.Tensor)
-            for each in tensors
-        ):
+        if all(value_of(each) is not None for each in tensors):
             yield Attention(node, given)

@@ -27,6 +27,7 @@ from fusion_advisor.dynamo.rewrites.nodes import (
     called,
     number_of,
     take_out_dead,
+    undisturbed,
     value_of,
 )
 
@@ -72,7 +73,7 @@ def attention_by_hand(asked: Asked) -> Iterator[Taken]:
     for softmax in list(asked.module.graph.nodes):
         if not called(softmax, "softmax") or not _over_last(softmax):
             continue
-        scores = _steps(softmax.args[0])
+        scores = _steps(argument(softmax, 0, "input"))
         end = _read_by_a_product(softmax)
         if scores is None or end is None:
             continue
@@ -84,7 +85,7 @@ def attention_by_hand(asked: Asked) -> Iterator[Taken]:
         if attention.mask is None or attention.node in proven:
             end.replace_all_uses_with(result)
             yield Taken("attention-by-hand", attention.node, "two products joined by a softmax")
-    take_out_dead(asked.module.graph)
+    take_out_dead(asked.module.graph, asked.unread)
 
 
 # -- what is written out ---------------------------------------------------------------------------
@@ -92,22 +93,23 @@ def attention_by_hand(asked: Asked) -> Iterator[Taken]:
 
 def _over_last(softmax: torch.fx.Node) -> bool:
     """Whether a softmax is over the last dimension of scores, in their dtype or a wider one."""
-    scores = value_of(softmax.args[0])
-    dim = argument(softmax, 1, "dim")
-    return scores is not None and scores.dim() >= 3 and dim in (-1, scores.dim() - 1)
+    scores = value_of(argument(softmax, 0, "input"))
+    if scores is None or "out" in softmax.kwargs:
+        return False
+    return scores.dim() >= 3 and argument(softmax, 1, "dim") in (-1, scores.dim() - 1)
 
 
 def _steps(node: Any) -> _Steps | None:
     """The steps from scores up to their product; None where one is not understood, or anything else
     reads what is between."""
     steps = _Steps(node)
-    while isinstance(node, torch.fx.Node) and len(node.users) == 1:
+    while isinstance(node, torch.fx.Node) and len(node.users) == 1 and "out" not in node.kwargs:
         if called(node, *_PRODUCTS, "einsum"):
             steps.product = node
             return steps
-        first = node.args[0] if node.args else None
+        first = argument(node, 0, "input")
         if called(node, *_CASTS):
-            if not _floats(node):
+            if not _widens(first, node):
                 return None
             node = first
         elif called(node, *_TIMES, *_OVER) and (factor := number_of(node)) is not None:
@@ -127,16 +129,35 @@ def _steps(node: Any) -> _Steps | None:
             node = chain[0]
         elif called(node, *_FILLED):
             number = argument(node, 2, "value")
-            if not isinstance(number, int | float):
+            if not _hides(number, node):
                 return None
             steps.filled.append((argument(node, 1, "mask"), float(number), True))
             node = first
-        elif called(node, "where") and isinstance(argument(node, 2, "other"), int | float):
-            steps.filled.append((first, float(argument(node, 2, "other")), False))
+        elif called(node, "where"):
+            number = argument(node, 2, "other")
+            if not _hides(number, node):
+                return None
+            steps.filled.append((argument(node, 0, "condition"), float(number), False))
             node = argument(node, 1, "input")
         else:
             return None
     return None
+
+
+def _hides(number: Any, node: torch.fx.Node) -> bool:
+    """Whether a number in place of a score hides its place: what is filled in is not added."""
+    value = value_of(node)
+    if value is None or not isinstance(number, int | float) or not _floats(node):
+        return False
+    return number <= torch.finfo(value.dtype).min
+
+
+def _widens(source: Any, node: torch.fx.Node) -> bool:
+    """Whether a conversion keeps every number, so that nothing overflows there alone."""
+    old, new = value_of(source), value_of(node)
+    if old is None or new is None or not (old.is_floating_point() and new.is_floating_point()):
+        return False
+    return old.dtype == new.dtype or old.dtype.itemsize < new.dtype.itemsize
 
 
 def _floats(node: torch.fx.Node) -> bool:
@@ -151,7 +172,7 @@ def _leads_to_a_product(node: Any) -> bool:
             return True
         if not called(node, *_CASTS, *_TIMES, *_OVER, *_FILLED):
             return False
-        node = node.args[0]
+        node = argument(node, 0, "input")
     return False
 
 
@@ -160,12 +181,15 @@ def _read_by_a_product(softmax: torch.fx.Node) -> torch.fx.Node | None:
     node = softmax
     while len(node.users) == 1:
         (user,) = node.users
+        if "out" in user.kwargs:
+            return None
         if called(user, *_PRODUCTS, "einsum"):
             return user if _operands(user)[:1] == [node] else None
         off = called(user, "dropout") and (
             argument(user, 2, "training") is False or argument(user, 1, "p") == 0
         )
-        if not (off or (called(user, *_CASTS) and _floats(user))) or user.args[0] is not node:
+        same = argument(user, 0, "input") is node
+        if not same or not (off or (called(user, *_CASTS) and _floats(user))):
             return None
         node = user
     return None
@@ -212,6 +236,15 @@ def _placed(scores: _Steps, end: torch.fx.Node) -> tuple[torch.fx.Node, Attentio
         and alike(query.shape[:-2], value.shape[:-2])
         and alike([query.shape[-1], key.shape[-2]], [key.shape[-1], value.shape[-2]])
     )
+    if fits and made is not None:
+        whole = [*query.shape[:-1], value.shape[-1]]
+        fits = alike([whole[d] for d in second.result_order], made.shape)
+    masks = [*scores.added, *(condition for condition, *_ in scores.filled)]
+    made_at = [each for each in masks if isinstance(each, torch.fx.Node)]
+    if not undisturbed(scores.product, end, [first.left, first.right, *made_at]) or not all(
+        undisturbed(each, end, [each]) for each in made_at
+    ):
+        return None  # read at another time, or with other gradients, than they are by hand
     lifted = query.dim() == 3
     if not fits or not fused(*(t[:, None] if lifted else t for t in (query, key, value))):
         return None
@@ -251,7 +284,7 @@ def _written(
             operands = [method("unsqueeze", each, 1) for each in operands]
             if mask is not None and mask.meta["example_value"].dim() > 2:
                 mask = method("unsqueeze", mask, 1)
-        scale = _scale(scores, graph)
+        scale = _scale(scores, end)
         given = {"attn_mask": mask, "scale": scale}
         called_node = graph.call_function(
             torch.nn.functional.scaled_dot_product_attention, tuple(operands), given
@@ -261,6 +294,8 @@ def _written(
         called_node.meta["example_value"] = query.new_empty((*query.shape[:-1], value.shape[-1]))
         result = method("squeeze", called_node, 1) if lifted else called_node
         result = ordered(result, second.result_order)
+        if not _takes_any_strides(end):
+            result = method("contiguous", result)  # as a product lies
     names = dict(zip(("query", "key", "value"), operands, strict=True))
     return result, Attention(called_node, {**names, **given})
 
@@ -293,17 +328,33 @@ def _mask(scores: _Steps, dtype: torch.dtype, end: torch.fx.Node) -> torch.fx.No
     return None if mask is None else function(torch.Tensor.to, mask, dtype)
 
 
-def _scale(scores: _Steps, graph: torch.fx.Graph) -> Any:
+def _scale(scores: _Steps, end: torch.fx.Node) -> Any:
     """The product of all factors; a node where one of them is known at run time alone."""
     scale: Any = 1.0
     for sign, factor in scores.scale:
+        join = operator.mul if sign == "*" else operator.truediv
         if isinstance(factor, torch.fx.Node) or isinstance(scale, torch.fx.Node):
-            scale = graph.call_function(
-                operator.mul if sign == "*" else operator.truediv, (scale, factor)
-            )
+            given = scale, factor
+            scale = end.graph.call_function(join, given)
+            numbers = [
+                each.meta["example_value"] if isinstance(each, torch.fx.Node) else each
+                for each in given
+            ]
+            scale.meta["example_value"] = join(*numbers)
         else:
-            scale = scale * factor if sign == "*" else scale / factor
+            scale = join(scale, factor)
     return scale
+
+
+def _takes_any_strides(end: torch.fx.Node) -> bool:
+    """Whether whoever reads a product gives the same however it lies: one reader alone, for views
+    share memory."""
+    if len(end.users) != 1:
+        return False
+    (user,) = end.users
+    if called(user, "transpose", "permute", "swapaxes"):
+        return _takes_any_strides(user)
+    return called(user, "reshape", "contiguous", "flatten", "linear", "matmul")
 
 
 def _product(node: torch.fx.Node) -> _Product | None:

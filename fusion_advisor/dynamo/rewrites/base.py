@@ -33,6 +33,8 @@ class Asked:
     rulebook: Rulebook
     conditions: bool
     read: bool
+    unread: frozenset[torch.fx.Node]
+    """Nodes that nothing reads in the graph as it was given: they do something, or are dead."""
 
 
 Rewrite = Callable[[Asked], Iterator[Taken]]

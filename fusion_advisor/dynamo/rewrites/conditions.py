@@ -1,7 +1,7 @@
 """Conditions under which a rewritten graph means the same, asked before each call of it."""
 # torch is partly untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -24,16 +24,21 @@ class Requirement(Protocol):
 
 @dataclass(frozen=True)
 class Ones:
-    """An input has ones alone, as a padding mask without padding. Assumed of fake tensors; never
-    true under the capture of a CUDA graph, where nothing can be read."""
+    """An input has ones alone, as a padding mask without padding, and shares no memory with the
+    inputs that the graph writes into. Assumed of fake tensors; never true under the capture of a
+    CUDA graph, where nothing can be read."""
 
     number: int
+    written: tuple[int, ...] = ()
     reads = True
 
     def holds(self, inputs: Sequence[Any]) -> bool:
         given = inputs[self.number]
         if isinstance(given, FakeTensor):
             return True
+        memory = given.untyped_storage()._cdata
+        if any(inputs[each].untyped_storage()._cdata == memory for each in self.written):
+            return False
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return False
         return bool((given if given.dtype is torch.bool else given == 1).all())

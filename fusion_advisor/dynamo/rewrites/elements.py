@@ -86,27 +86,37 @@ def elements_of(node: torch.fx.Node, known: Mapping[str, Callable[[Index], Term]
 
 def leaves(term: Term) -> Iterator[Holds | Read]:
     """Yield what a term depends on beyond constants."""
-    if isinstance(term, Holds | Read):
-        yield term
-    elif isinstance(term, Composed):
-        for each in term.args:
-            if isinstance(each, Term):
-                yield from leaves(each)
+    seen: set[int] = set()
+    todo: list[Any] = [term]
+    while todo:
+        one = todo.pop()
+        if isinstance(one, Holds | Read):
+            yield one
+        elif isinstance(one, Composed) and id(one) not in seen:
+            seen.add(id(one))
+            todo += one.args
 
 
 def value_of(term: Term, known: Mapping[Holds | Read, torch.Tensor]) -> torch.Tensor:
     """Value of a term, a tensor of no dimension, where what it depends on has these values. Raises
     Unproven."""
-    if isinstance(term, FixedValue):
-        return term.value
-    if isinstance(term, Holds | Read):
-        return known[term]
-    if isinstance(term, Composed):
-        given = [value_of(each, known) if isinstance(each, Term) else each for each in term.args]
-        return term.operator(*given, **term.kwargs)
-    if isinstance(term, sympy.Integer):
-        return torch.tensor(int(term))
-    raise Unproven(f"it has the number {term}")
+    done: dict[int, torch.Tensor] = {}  # terms share their parts
+
+    def value(term: Term) -> torch.Tensor:
+        if isinstance(term, FixedValue):
+            return term.value
+        if isinstance(term, Holds | Read):
+            return known[term]
+        if isinstance(term, sympy.Integer):
+            return torch.tensor(int(term))
+        if not isinstance(term, Composed):
+            raise Unproven(f"it has the number {term}")
+        if id(term) not in done:
+            given = [value(each) if isinstance(each, Term) else each for each in term.args]
+            done[id(term)] = term.operator(*given, **term.kwargs)
+        return done[id(term)]
+
+    return value(term)
 
 
 def size(number: Any) -> sympy.Expr:
@@ -145,7 +155,8 @@ class _Reader:
             if not isinstance(value, torch.Tensor):
                 raise Unproven(f"{node.name} is no tensor")
             sizes = tuple(map(size, value.shape))
-            self._known[node] = Elements(sizes, value.dtype, self._function(node, sizes, value))
+            at = _remembered(self._function(node, sizes, value))
+            self._known[node] = Elements(sizes, value.dtype, at)
         return self._known[node]
 
     def _function(
@@ -173,7 +184,7 @@ class _Reader:
         if target in (aten.arange.default, aten.arange.start, aten.arange.start_step):
             start = args[0] if len(args) > 1 else 0
             step = args[2] if len(args) > 2 else 1
-            if value.dtype.is_floating_point:
+            if value.dtype.is_floating_point or _is_narrow(value.dtype):
                 raise Unproven(f"{node.name} counts in {value.dtype}")
             return lambda index: size(start) + size(step) * index[0]
         if target in _VIEWS:
@@ -216,6 +227,23 @@ class _Reader:
         return _filled(held.item(), held.dtype)
 
 
+def _remembered(function: Callable[[Index], Term]) -> Callable[[Index], Term]:
+    """The function, asked once for an index."""
+    known: dict[Index, Term] = {}
+
+    def at(index: Index) -> Term:
+        if index not in known:
+            known[index] = function(index)
+        return known[index]
+
+    return at
+
+
+def _is_narrow(dtype: torch.dtype) -> bool:
+    """Whether whole numbers of a dtype may wrap where places are counted."""
+    return not dtype.is_floating_point and dtype is not torch.bool and dtype.itemsize < 4
+
+
 def _filled(number: Any, dtype: torch.dtype) -> Callable[[Index], Term]:
     whole = not dtype.is_floating_point and dtype is not torch.bool
     if whole or isinstance(number, torch.SymInt):
@@ -231,6 +259,8 @@ def within(sizes: Index, index: Index) -> Index:
 
 def _converted(source: Elements, index: Index, dtype: torch.dtype) -> Term:
     term = source.at(index)
+    if _is_narrow(dtype):
+        raise Unproven(f"it is converted to {dtype}")
     whole = isinstance(term, sympy.Expr)
     if dtype == source.dtype or (whole and not dtype.is_floating_point and dtype is not torch.bool):
         return term
@@ -285,8 +315,8 @@ def _selected(source: Elements, dim: int, place: Any) -> Callable[[Index], Term]
 def _from_front(source: Elements, dim: int, place: Any) -> sympy.Expr:
     given = size(place)
     if given.is_negative:
-        return source.sizes[dim] + given
-    if not given.is_nonnegative:
+        given = source.sizes[dim] + given
+    if not given.is_nonnegative:  # torch begins at 0 where a negative place is before it
         raise Unproven(f"a place {given} that may count from the end")
     return given
 
@@ -349,6 +379,8 @@ def _pointwise(
     target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[[Index], Term]:
     family = target.overloadpacket
+    if any(isinstance(each, Elements) and _is_narrow(each.dtype) for each in args):
+        raise Unproven("it computes with narrow integers")
 
     def at(index: Index) -> Term:
         given: list[Any] = []

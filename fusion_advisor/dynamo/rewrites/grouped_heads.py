@@ -13,7 +13,7 @@ import torch
 
 from fusion_advisor.dynamo.rewrites.attention import Attention, attentions, fused
 from fusion_advisor.dynamo.rewrites.base import Asked, Taken
-from fusion_advisor.dynamo.rewrites.nodes import alike, argument, called, value_of
+from fusion_advisor.dynamo.rewrites.nodes import alike, argument, called, undisturbed, value_of
 
 
 def grouped_heads(asked: Asked) -> Iterator[Taken]:
@@ -25,9 +25,12 @@ def grouped_heads(asked: Asked) -> Iterator[Taken]:
         key, value = (_before_repetition(attention, name) for name in ("key", "value"))
         if key is None or value is None:
             continue
+        query, repeated = attention.tensor("query"), attention.tensor("key")
+        if query.dim() != repeated.dim() or not alike(query.shape[1:2], repeated.shape[1:2]):
+            continue
         groups, given = (key.meta["example_value"], value.meta["example_value"]), attention.given
         if alike(groups[0].shape[1:2], groups[1].shape[1:2]) and fused(
-            attention.tensor("query"), *groups, value_of(attention.mask),
+            query, *groups, value_of(attention.mask),
             dropout=given.get("dropout_p") or 0.0, causal=bool(given.get("is_causal")),
         ):  # fmt: skip
             attention.change(key=key, value=value, enable_gqa=True)
@@ -37,22 +40,27 @@ def grouped_heads(asked: Asked) -> Iterator[Taken]:
 def _before_repetition(attention: Attention, name: str) -> torch.fx.Node | None:
     """Node of [batch, groups, keys, width] that an argument [batch, heads, keys, width] repeats,
     each group for as many heads that follow each other; None where it is no repetition."""
-    node = attention.given[name]
+    node = given = attention.given[name]
+    if given.meta["example_value"].dim() != len(("batch", "heads", "keys", "width")):
+        return None
     while called(node, "contiguous", "clone"):
-        node = node.args[0]
+        node = argument(node, 0, "input")
     if called(node, "repeat_interleave"):
-        whole = node.args[0]
+        whole = argument(node, 0, "input")
         once = isinstance(argument(node, 1, "repeats"), int)
-        return whole if once and argument(node, 2, "dim") in (1, -3) else None
+        same = once and argument(node, 2, "dim") in (1, -3) and value_of(whole) is not None
+        return whole if same and undisturbed(node, attention.node, [whole, node, given]) else None
     if not called(node, "reshape", "view", "flatten"):
         return None
-    spread = node.args[0]
+    spread = argument(node, 0, "input")
     if not called(spread, "expand"):
         return None
-    apart = spread.args[0]
+    apart = argument(spread, 0, "input")
     if not (called(apart, "unsqueeze", "view", "reshape") or _puts_in(apart)):
         return None
-    whole = apart.args[0]
+    whole = argument(apart, 0, "input")
+    if not undisturbed(apart, attention.node, [whole, node, given]):
+        return None
     values = [value_of(each) for each in (whole, apart, spread, node)]
     of_whole, of_apart, of_spread, of_node = ([] if v is None else [*v.shape] for v in values)
     if len(of_whole) != 4 or len(of_spread) != 5:

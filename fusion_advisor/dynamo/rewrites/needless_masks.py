@@ -38,7 +38,8 @@ from fusion_advisor.dynamo.rewrites.elements import (
     value_of,
     within,
 )
-from fusion_advisor.dynamo.rewrites.nodes import storage, writes
+from fusion_advisor.dynamo.rewrites.nodes import storage, writes_into, written
+from fusion_advisor.dynamo.rewrites.nodes import value_of as fake_of
 from fusion_advisor.dynamo.rewrites.tables import Tables
 from fusion_advisor.frontend.aot import as_fake, fake_mode, functional
 from fusion_advisor.rulebook.schema import Rulebook
@@ -108,6 +109,9 @@ def _hidden(made: _Made, attention: Attention) -> tuple[Hides, tuple[Requirement
         sympy.Symbol(name, integer=True, nonnegative=True) for name in _PLACES[-len(lengths) :]
     )
     elements = elements_of(made.mask(attention), made.tables)
+    beside = zip(reversed(elements.sizes), reversed(lengths), strict=False)
+    if len(elements.sizes) > len(lengths) or any(n not in (1, whole) for n, whole in beside):
+        raise Unproven("it makes the scores larger")
     made.tables.read.clear()
     term = elements.at(within(elements.sizes, place))
     query, key = place[-2:]
@@ -120,7 +124,7 @@ def _hidden(made: _Made, attention: Attention) -> tuple[Hides, tuple[Requirement
             if leaf.dtype.is_floating_point or any(query in i.free_symbols for i in leaf.index):
                 raise Unproven(f"it depends on what {leaf.name} has")
             known[leaf] = torch.ones((), dtype=leaf.dtype)
-            shown[leaf.name] = Ones(made.number[leaf.name])
+            shown[leaf.name] = Ones(made.number[leaf.name], made.written)
         elif leaf not in (causal, causal.opposite):
             always = _always(leaf.value, place, lengths, made.sizes)
             never = _always(leaf.opposite.value, place, lengths, made.sizes)
@@ -149,8 +153,8 @@ def _always(value: sympy.Expr, place: Index, lengths: Index, sizes: ShapeEnv | N
     """Whether a comparison holds at every place: its least value is not negative."""
     least = sympy.expand(value)
     for symbol, length in zip(place, lengths, strict=True):
-        factor = least.coeff(symbol)
-        if not factor.is_Integer or least.coeff(symbol, 2) != 0:
+        factor = sympy.diff(least, symbol)
+        if not factor.is_Integer:
             return False
         least = least.subs(symbol, 0 if factor >= 0 else length - 1)
     if sizes is None or least.is_number:
@@ -182,7 +186,9 @@ def _can_be_said(attention: Attention, hides: Hides) -> bool:
     """Whether `is_causal` says the same as the mask."""
     if attention.given.get("is_causal"):
         return False  # torch refuses both
-    return hides == "nothing" or statically_known_true(attention.queries <= attention.keys)
+    if hides == "nothing":
+        return True
+    return attention.scaled_up and statically_known_true(attention.queries <= attention.keys)
 
 
 def _take_mask(attention: Attention, hides: Hides) -> None:
@@ -235,6 +241,7 @@ class _Made:
         inputs = [node.name for node in nodes if node.op == "placeholder"]
         self.number = {name: number for number, name in enumerate(inputs)}
         self.tables = Tables(asked, inputs)
+        self.written = _written_inputs(asked.module.graph)
         self._masks = dict(zip(first, nodes[-1].args[0], strict=True))
         values = (node.meta.get("val") for node in nodes)
         numbers = (value.node for value in values if isinstance(value, torch.SymInt))
@@ -251,9 +258,17 @@ class _Made:
         return self._masks[mask]
 
 
+def _written_inputs(graph: torch.fx.Graph) -> tuple[int, ...]:
+    """Numbers of the inputs that a graph may write into."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    into = {storage(each) for node in graph.nodes for each in written(node)}
+    return tuple(n for n, node in enumerate(inputs) if fake_of(node) is not None
+                 and storage(node) in into)  # fmt: skip
+
+
 def _writes_into(node: torch.fx.Node, mask: torch.fx.Node) -> bool:
     """Whether a node may write into the memory of a mask."""
-    return writes(node) and any(storage(each) == storage(mask) for each in node.all_input_nodes)
+    return writes_into(node, {storage(mask)})
 
 
 def _traced(
@@ -268,5 +283,6 @@ def _traced(
     run = torch.fx.Interpreter(torch.fx.GraphModule(asked.module, part)).run
     fake = fake_mode(asked.inputs)
     values = [as_fake(value, fake) for value in asked.inputs]
-    with fake, enable_python_dispatcher():
+    grad = torch.set_grad_enabled(torch.is_grad_enabled())  # the part may end within `no_grad`
+    with grad, fake, enable_python_dispatcher():
         return make_fx(functional(run))(*values)

@@ -5,25 +5,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 
 def called(node: Any, *names: str) -> bool:
-    """Whether a node calls a function or method of one of these names."""
+    """Whether a node calls a function of torch or Python, or a method, of one of these names."""
     if not isinstance(node, torch.fx.Node) or node.op not in ("call_function", "call_method"):
         return False
-    named = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return named in names
+    return _name(node) in names and (node.op == "call_method" or _is_torchs(node.target))
+
+
+def _name(node: torch.fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _is_torchs(target: Any) -> bool:
+    """Whether a function is torch's or Python's own, and no operator that somebody registered."""
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(target).startswith("aten.")
+    module = getattr(target, "__module__", None) or ""
+    return module.partition(".")[0] in ("", "torch", "_operator", "operator", "builtins", "math")
 
 
 def value_of(node: Any) -> torch.Tensor | None:
-    """Fake tensor of a node; None for what is no tensor."""
+    """Fake tensor of a node; None for what is no plain tensor, as within `torch.vmap`."""
     value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
-    return value if isinstance(value, torch.Tensor) else None
+    return value if isinstance(value, FakeTensor) else None
 
 
 def argument(node: torch.fx.Node, place: int, name: str) -> Any:
@@ -43,17 +55,65 @@ def number_of(node: torch.fx.Node) -> Any:
     return None
 
 
-_WRITING = ("setitem", "iadd", "isub", "imul", "itruediv", "iand", "ior", "ixor", "ipow")
-"""Functions of `operator` that write into their operand."""
+_WRITING = (
+    *("setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul"),
+    *("iand", "ior", "ixor", "ilshift", "irshift"),
+)
+"""Functions of `operator` that write into their first operand."""
+_COUNTING = ("batch_norm", "instance_norm")
+"""Functions that keep running statistics."""
 
 
-def writes(node: torch.fx.Node) -> bool:
-    """Whether a node may write into a tensor that it is given, by its name."""
+def written(node: torch.fx.Node) -> list[Any]:
+    """Nodes whose tensors a node may write into, known by its name, its arguments or its schema;
+    every operand of a function that is not torch's. Empty where it writes nothing."""
     if node.op not in ("call_function", "call_method"):
-        return False
-    named = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = named.endswith("_") and not named.endswith("__")
-    return in_place or "out" in node.kwargs or named in _WRITING
+        return []
+    name, target = _name(node), node.target
+    if "out" in node.kwargs:
+        given = node.kwargs["out"]
+        return list(given) if isinstance(given, tuple | list) else [given]
+    flagged = node.kwargs.get("inplace") or any(each is True for each in node.args[1:])
+    if (name.endswith("_") and not name.endswith("__")) or flagged or name in _WRITING:
+        first = argument(node, 0, "input")
+        return node.all_input_nodes if isinstance(first, tuple | list) else [first]
+    known = isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    if name in _COUNTING or (known and _is_mutable(target)):
+        return node.all_input_nodes
+    foreign = node.op == "call_function" and not known and not _is_torchs(target)
+    return node.all_input_nodes if foreign else []
+
+
+def _is_mutable(target: Any) -> bool:
+    """Whether an operator, or an overload of it, writes into an operand."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    return any(getattr(target, each)._schema.is_mutable for each in target.overloads())
+
+
+def writes_into(node: torch.fx.Node, memory: Collection[int | None]) -> bool:
+    """Whether a node may write into memory of these storages, or into an unknown one."""
+    return any((into := storage(each)) is None or into in memory for each in written(node))
+
+
+_MODES = ("_set_grad_enabled", "_enter_autocast", "_exit_autocast", "_enter_inference_mode",
+          "_exit_inference_mode", "enter_autocast", "exit_autocast")  # fmt: skip
+
+
+def undisturbed(first: torch.fx.Node, last: torch.fx.Node, read: Sequence[Any]) -> bool:
+    """Whether nothing between two nodes writes into the tensors of some nodes, or switches
+    gradients or autocast: what is read at the first may as well be read at the last."""
+    memory = {storage(each) for each in read}
+    node = first.next
+    while node is not last:
+        if node.op == "root":
+            return False  # the last one stands before the first
+        if _name(node) in _MODES:
+            return False
+        if writes_into(node, memory):
+            return False
+        node = node.next
+    return True
 
 
 def storage(node: Any) -> int | None:
@@ -62,17 +122,13 @@ def storage(node: Any) -> int | None:
     return None if value is None else value.untyped_storage()._cdata
 
 
-def take_out_dead(graph: torch.fx.Graph) -> None:
-    """Take out the nodes that nothing needs. What writes in place is needed where its memory is
-    read later, or is an input's; to torch.fx an unused call of `masked_fill_` is dead."""
-    needed: set[torch.fx.Node] = set()
+def take_out_dead(graph: torch.fx.Graph, unread: Collection[torch.fx.Node]) -> None:
+    """Take out what nothing reads any more; what was `unread` before the rewrites stays. What
+    writes in place stays where its memory is read later, or is an input's."""
     read = {storage(node) for node in graph.nodes if node.op in ("placeholder", "get_attr")}
-    read.add(None)  # what is not known to be a tensor may be any
     for node in reversed(list(graph.nodes)):
-        writing = writes(node)
-        written = writing and storage(node.kwargs.get("out", argument(node, 0, "input"))) in read
-        if node in needed or written or (node.is_impure() and not writing):
-            needed.update(node.all_input_nodes)
+        kept = node.users or node in unread or node.op in ("placeholder", "output")
+        if kept or writes_into(node, read):
             read.update(map(storage, node.all_input_nodes))
         else:
             graph.erase_node(node)
