@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..gpu import ROOT, heading
+from .step import batches, leading, warmed
 
 WAYS = (
     "eager",
@@ -206,7 +207,7 @@ def _prepared(
 
     model, given = _built(name, sizes[0], layers, device)
     inputs = [given, *(_given(name, size, device) for size in sizes[1:])]
-    eager = [_leading(model(**given)).clone() for given in inputs]
+    eager = [leading(model(**given)).clone() for given in inputs]
     rows = [Row(name, way, str(size), size.made) for size in sizes]
     said = ""
     try:
@@ -222,7 +223,7 @@ def _prepared(
         try:
             if way.endswith("graph"):
                 steps = _graphed(model, given)
-            found = _leading(steps(**given)).clone()
+            found = leading(steps(**given)).clone()
             row.apart = float((found.double() - wanted.double()).norm() / wanted.double().norm())
             del found
             row.said = said or _taken(way)
@@ -348,38 +349,19 @@ def _way(model: Any, way: str) -> Callable[..., Any]:
 
 def _training_step(model: Any, given: dict[str, Any]) -> Callable[[], Any]:
     def step() -> None:
-        _leading(model(**given)).float().square().mean().backward()
+        leading(model(**given)).float().square().mean().backward()
         model.zero_grad(set_to_none=True)  # the other model's step needs the memory
 
     return step
 
 
-def _leading(result: Any) -> Any:
-    """The first tensor of what a model returns."""
-    return result if hasattr(result, "shape") else result[0]
-
-
 def _measure(row: Row, step: Callable[[], Any], device: str) -> None:
     import torch
 
-    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-    for _ in range(3 if device == "cuda" else 1):
-        step()
-    wait()
+    warmed(step, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
-    step()
-    wait()
-    once = time.perf_counter() - began
-    count = max(3, min(50, int(0.08 / once))) if device == "cuda" else 1
-    spent: list[float] = []
-    for _ in range(7 if device == "cuda" else 2):
-        began = time.perf_counter()
-        for _ in range(count):
-            step()
-        wait()
-        spent.append((time.perf_counter() - began) / count * 1e3)
+    spent = batches(step, device)
     row.low_ms, row.ms, row.high_ms = statistics.quantiles(spent, n=4)
     if device == "cuda":
         row.memory = torch.cuda.max_memory_allocated()

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu import ROOT, heading
+from .step import batches, leading, warmed
 
 WAYS = ("eager", "compile", "backend")
 SIZES = {"text": (4, 1024), "images": (16, 0), "other": (4, 0)}
@@ -75,7 +76,8 @@ def child(row: Row) -> None:
     sys.stdin.readline()
     try:
         if step is not None:
-            row.ms = _measured(step)
+            warmed(step)
+            row.ms = statistics.median(batches(step))
     except Exception as error:  # noqa: BLE001 a way that fails is a row
         row.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     print(json.dumps(asdict(row)), file=out)
@@ -107,11 +109,11 @@ def _prepared(row: Row) -> Any:
             if row.padded:
                 given["attention_mask"][0, : ids.shape[1] // 8] = 0
     model = model.eval()
-    wanted = _leading(model(**given)).float()
+    wanted = leading(model(**given)).float()
     step = _way(model, row.way)
     torch.cuda.synchronize()
     began = time.perf_counter()
-    found = _leading(step(**given)).float()
+    found = leading(step(**given)).float()
     torch.cuda.synchronize()
     row.first = time.perf_counter() - began
     if row.padded:  # what is computed at padding is nobody's
@@ -119,10 +121,6 @@ def _prepared(row: Row) -> Any:
     row.apart = float((found - wanted).norm() / wanted.norm())
     row.said = _said(row.way)
     return lambda: step(**given)
-
-
-def _leading(result: Any) -> Any:
-    return result if hasattr(result, "shape") else result[0]
 
 
 def _way(model: Any, way: str) -> Any:
@@ -148,27 +146,6 @@ def _said(way: str) -> str:
     made = Counter(each.name for each in outcome.rewrites)
     rewrites = ", ".join(f"{name} x{count}" for name, count in made.items())
     return outcome.why or f"{len(outcome.taken)} of {len(outcome.places)}; {rewrites or 'none'}"
-
-
-def _measured(step: Any) -> float:
-    """Milliseconds of a step: the median of batches of steps that follow each other."""
-    import torch
-
-    for _ in range(3):
-        step()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    step()
-    torch.cuda.synchronize()
-    count = max(3, min(40, int(0.1 / (time.perf_counter() - began))))
-    spent: list[float] = []
-    for _ in range(7):
-        began = time.perf_counter()
-        for _ in range(count):
-            step()
-        torch.cuda.synchronize()
-        spent.append((time.perf_counter() - began) / count * 1e3)
-    return statistics.median(spent)
 
 
 # -- all of them -----------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ torch.compile; writes a table.
 
 Four layers of each model at its real width in bfloat16 on random weights, without the head, and
 with a padding mask of ones where `padding` says so, as a tokenizer gives it. One process measures
-one way after the other: the wall time of steps that follow each other, the median of three batches
-of twenty. `apart` is the distance to eager's result as a share of its length.
+one way after the other: the wall time of steps that follow each other, the median of seven
+batches. `apart` is the distance to eager's result as a share of its length.
 """
 # transformers and torch.compile are untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu import heading
+from .step import batches, warmed
 
 _LLAMA = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
@@ -101,28 +101,14 @@ def row(name: str) -> str:
             found = step(**given)[0].float()
             wanted = found if wanted is None else wanted
             apart.append(f"{float((found - wanted).norm() / wanted.norm()):.4f}")
-            cells.append(f"{_measured(partial(step, **given)):.2f}")
+            call = partial(step, **given)
+            warmed(call)
+            cells.append(f"{statistics.median(batches(call)):.2f}")
             if way == "backend" and (outcome := last()) is not None:
                 made = Counter(each.name for each in outcome.rewrites)
                 said = ", ".join(f"{each} x{count}" for each, count in made.items()) or "none"
     size = f"{job.batch} x {job.tokens}"
     return f"| {name} | {size} | {' | '.join(cells)} | {', '.join(apart[1:])} | {said} |"
-
-
-def _measured(step: Callable[[], Any]) -> float:
-    import torch
-
-    for _ in range(4):
-        step()
-    torch.cuda.synchronize()
-    spent: list[float] = []
-    for _ in range(3):
-        began = time.perf_counter()
-        for _ in range(20):
-            step()
-        torch.cuda.synchronize()
-        spent.append((time.perf_counter() - began) / 20 * 1e3)
-    return statistics.median(spent)
 
 
 def table(rows: Sequence[str]) -> str:

@@ -156,23 +156,39 @@ def fusion_advisor(
 
         return _compiled(graph.module, given, chosen, told, anywhere=anywhere, dry=dry)
 
+    def for_all(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        whole = _rewritten(part, given, chosen, conditions=False, anywhere=anywhere)
+        return compiled(whole, given)
+
+    def rewritten_one(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
+        return compiled(replace(rewritten, module=part), given)
+
     if not rewritten.conditions:
         return compiled(rewritten, inputs)
-    whole = _rewritten(module, inputs, chosen, conditions=False, anywhere=anywhere)
+    graphs = {True: (rewritten.module, rewritten_one), False: (module, for_all)}
 
-    def later(graph: Rewritten) -> Callable[..., Any]:
-        def backend(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
-            return compiled(replace(graph, module=part), given)
+    def now(kept: bool) -> Callable[..., Any]:
+        graph, backend = graphs[kept]
+        return backend(graph, inputs)
 
-        def run(*given: Any) -> Any:  # Dynamo passes by a GraphModule that ran before
-            return graph.module(*given)
+    def later(kept: bool) -> Callable[..., Any]:
+        return _captured_again(*graphs[kept])
 
-        # Dynamo counts compilations by the code object: a graph has its own.
-        code = run.__code__.replace(co_name=f"run_{next(_numbers)}")
-        own = FunctionType(code, run.__globals__, code.co_name, None, run.__closure__)
-        return torch.compile(own, backend=backend)
+    return choosing(rewritten.conditions, inputs, now, later)
 
-    return choosing(rewritten, whole, inputs, lambda graph: compiled(graph, inputs), later)
+
+def _captured_again(
+    graph: torch.fx.GraphModule, backend: Callable[..., Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Callable that lets Dynamo capture a graph as it is called, for a backend."""
+
+    def run(*given: Any) -> Any:  # Dynamo passes by a GraphModule that ran before
+        return graph(*given)
+
+    # Dynamo counts compilations by the code object: a graph has its own.
+    code = run.__code__.replace(co_name=f"run_{next(_numbers)}")
+    own = FunctionType(code, run.__globals__, code.co_name, None, run.__closure__)
+    return torch.compile(own, backend=backend)
 
 
 def _rewritten(

@@ -26,6 +26,7 @@ from torch.fx.node import map_arg
 from fusion_advisor.codegen.kernel_file import fixed_axes, origins
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.dynamo.partition import Occurrence
+from fusion_advisor.dynamo.rewrites.nodes import alike, kept_by_a_module
 from fusion_advisor.frontend.aot import Lowered
 from fusion_advisor.frontend.expansions import describe, symbolic
 from fusion_advisor.fusion.lower import Expressed
@@ -164,11 +165,8 @@ def _is_kept_by_the_model(number: torch.fx.Node) -> bool:
     """Whether the number is an attribute of a module, which Dynamo passes as a tensor of
     float64."""
     given = number.all_input_nodes
-    source: Any = getattr(given[0], "_dynamo_source", None) if len(given) == 1 else None
-    if source is None or number.target is not torch.ops.aten._local_scalar_dense.default:
-        return False
-    kind = source.guard_source  # a method in older releases
-    return cast(Any, kind() if callable(kind) else kind).is_unspecialized_nn_module()
+    read = number.target is torch.ops.aten._local_scalar_dense.default
+    return read and len(given) == 1 and kept_by_a_module(given[0])
 
 
 def _check_sizes(lowered: Lowered, place: Occurrence, expressed: Expressed) -> None:
@@ -218,7 +216,7 @@ def _fake_results(
     results = results if isinstance(results, tuple) else (results,)
     for found, node in zip(results, made, strict=True):
         wanted = node.meta["val"]
-        same = found.dtype == wanted.dtype and _same(found.shape, wanted.shape)
+        same = found.dtype == wanted.dtype and alike(found.shape, wanted.shape)
         if not same or not (_lies_as(found, wanted) or _unseen(node, found)):
             raise NotReplaceable(f"{node.name} would be {_said(found)}, not {_said(wanted)}")
     return results
@@ -238,9 +236,7 @@ def _unseen(node: torch.fx.Node, found: torch.Tensor) -> bool:
     for user in node.users:
         reader: Any = user.target
         if getattr(reader, "namespace", "") != "aten":
-            return (
-                False  # the graph's caller, or a kernel, which serves the strides it was made for
-            )
+            return False  # the graph's caller, or a kernel for the strides that it was made for
 
         def given(argument: torch.fx.Node) -> Any:
             return found if argument is node else argument.meta["val"]
@@ -253,12 +249,6 @@ def _unseen(node: torch.fx.Node, found: torch.Tensor) -> bool:
         if not _lies_as(read, wanted):
             return False
     return True
-
-
-def _same(these: Sequence[Any], those: Sequence[Any]) -> bool:
-    return len(these) == len(those) and all(
-        statically_known_true(a == b) for a, b in zip(these, those, strict=True)
-    )
 
 
 def _said(tensor: torch.Tensor) -> str:

@@ -10,28 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fusion_advisor.dynamo.rewrites import Rewritten
+from fusion_advisor.dynamo.rewrites.conditions import Requirement, hold
 
 Run = Callable[..., Any]
 
 
 def choosing(
-    short: Rewritten,
-    whole: Rewritten,
+    conditions: Sequence[Requirement],
     inputs: Sequence[Any],
-    compiled: Callable[[Rewritten], Run],
-    compiled_later: Callable[[Rewritten], Run],
+    compiled: Callable[[bool], Run],
+    compiled_later: Callable[[bool], Run],
 ) -> Run:
-    """Callable that runs `short` where it serves the inputs, and `whole` elsewhere. What these
-    inputs ask for is `compiled` at once; the other graph by `compiled_later`, as its first call
-    comes."""
-    first = short.serves(inputs)
-    runs: dict[bool, Run] = {first: compiled(short if first else whole)}
+    """Callable that runs the rewritten graph where the conditions hold, and the graph for all
+    inputs elsewhere. What these inputs ask for is `compiled` at once, told whether the conditions
+    hold; the other graph by `compiled_later`, as its first call comes."""
+    first = hold(conditions, inputs)
+    runs = {first: compiled(first)}
 
     def run(*given: Any) -> Any:
-        use_short = short.serves(given)
-        if use_short not in runs:
-            runs[use_short] = compiled_later(short if use_short else whole)
-        return runs[use_short](*given)
+        kept = hold(conditions, given)
+        if kept not in runs:
+            runs[kept] = compiled_later(kept)
+        return runs[kept](*given)
 
     return run

@@ -56,7 +56,7 @@ from fusion_advisor.frontend.signature import (
     objects_known,
     signature,
     sizes,
-    unknown_in,
+    undescribed,
     without_sizes,
 )
 from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
@@ -335,11 +335,8 @@ def captured_bare(
     """Graph of a live model without wrappers for arguments like these, captured on a copy that has
     no weights; `modes` says of modules by their paths whether they are in train mode. The model and
     the process stay as they are. Raises CaptureError where the model cannot be captured."""
-    for what in unknown_in(arguments):
-        raise CaptureError(
-            f"an argument is {what}, which cannot be described; pass tensors, numbers, "
-            "strings, and containers or plain objects of these"
-        )
+    if why := undescribed(arguments):
+        raise CaptureError(why)
     fake = HostFakeMode()
     with undisturbed(), objects_known(arguments):
         bare = without_weights(model, fake)

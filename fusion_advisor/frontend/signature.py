@@ -100,6 +100,16 @@ def unknown_in(part: Part) -> Iterator[str]:
             yield from unknown_in(inner)
 
 
+def undescribed(part: Part) -> str:
+    """Sentence that says of the first argument without a description what it is, and what to pass
+    instead; "" where all are described."""
+    what = next(unknown_in(part), "")
+    return what and (
+        f"an argument is {what}, which cannot be described; pass tensors, numbers, strings, and "
+        "containers or plain objects of these"
+    )
+
+
 def fakes(part: Part, fake: FakeTensorMode) -> Any:
     """Arguments of such a signature, with tensors of that mode. TypeError for what is unknown."""
     made: dict[int, torch.Tensor] = {}

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from fusion_advisor.frontend.session import undisturbed, without_weights
-from fusion_advisor.frontend.signature import fakes, objects_known, signature, unknown_in
+from fusion_advisor.frontend.signature import fakes, objects_known, signature, undescribed
 from fusion_advisor.frontend.user_model import HostFakeMode
 from fusion_advisor.ir.frames import source_of_traceback
 from fusion_advisor.support.errors import CaptureError, UsageError
@@ -32,11 +32,8 @@ def dry_run(
     be described, CaptureError for a module that cannot be copied, and any exception of the
     model."""
     given = signature((args, dict(kwargs)))
-    for what in unknown_in(given):
-        raise UsageError(
-            f"apply: an argument is {what}, which dry=True cannot describe; pass tensors, numbers, "
-            "strings, and containers or plain objects of these"
-        )
+    if why := undescribed(given):
+        raise UsageError(f"apply: {why}")
     fake = HostFakeMode()
     with undisturbed(), objects_known(given):
         bare = without_weights(model, fake) if isinstance(model, torch.nn.Module) else model

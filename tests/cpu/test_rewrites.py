@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusion_advisor.dynamo.rewrites import rewrite
 from fusion_advisor.dynamo.rewrites.attention import launched
-from fusion_advisor.dynamo.rewrites.conditions import Requirement, Unchanged
+from fusion_advisor.dynamo.rewrites.conditions import Requirement, Unchanged, hold
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.schema import Rulebook
 
@@ -44,7 +44,7 @@ class Seen:
         self.conditions.append(done.conditions)
 
         def run(*given: Any) -> Any:
-            return (done.module if done.serves(given) else module)(*given)
+            return (done.module if hold(done.conditions, given) else module)(*given)
 
         return run
 

@@ -36,10 +36,6 @@ class Rewritten:
         every = dict.fromkeys(each for taken in self.taken for each in taken.conditions)
         return tuple(sorted(every, key=lambda each: each.reads))
 
-    def serves(self, inputs: Sequence[Any]) -> bool:
-        """Whether the graph means the same for these inputs."""
-        return all(each.holds(inputs) for each in self.conditions)
-
 
 def rewrite(
     module: torch.fx.GraphModule,
@@ -50,8 +46,8 @@ def rewrite(
     read: bool = True,
 ) -> Rewritten:
     """Rewrite a graph as Dynamo hands it to a backend; the graph that is given stays. With
-    `conditions` also where the meaning is the same for some inputs alone (`Rewritten.serves`), with
-    `read` also where the host waits to know that."""
+    `conditions` also where the meaning is the same for some inputs alone, with `read` also where
+    the host waits to know that."""
     changed = _copied(module)
     unread = frozenset(node for node in changed.graph.nodes if not node.users)
     asked = Asked(changed, inputs, rulebook, conditions, read, unread)

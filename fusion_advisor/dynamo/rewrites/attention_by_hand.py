@@ -50,10 +50,6 @@ class _Steps:
     filled: list[tuple[Any, float, bool]] = field(default_factory=list[tuple[Any, float, bool]])
     """Conditions with the number that is there where each is as the last says."""
 
-    @property
-    def masked(self) -> bool:
-        return bool(self.added or self.filled)
-
 
 @dataclass(frozen=True)
 class _Product:
@@ -93,8 +89,9 @@ def attention_by_hand(asked: Asked) -> Iterator[Taken]:
 
 def _over_last(softmax: torch.fx.Node) -> bool:
     """Whether a softmax is over the last dimension of scores, in their dtype or a wider one."""
-    scores = value_of(argument(softmax, 0, "input"))
-    if scores is None or "out" in softmax.kwargs:
+    given = argument(softmax, 0, "input")
+    scores = value_of(given)
+    if scores is None or "out" in softmax.kwargs or not _widens(given, softmax):
         return False
     return scores.dim() >= 3 and argument(softmax, 1, "dim") in (-1, scores.dim() - 1)
 
@@ -155,12 +152,12 @@ def _hides(number: Any, node: torch.fx.Node) -> bool:
 def _widens(source: Any, node: torch.fx.Node) -> bool:
     """Whether a conversion keeps every number, so that nothing overflows there alone."""
     old, new = value_of(source), value_of(node)
-    if old is None or new is None or not (old.is_floating_point() and new.is_floating_point()):
+    if old is None or new is None or not (_floats(source) and _floats(node)):
         return False
     return old.dtype == new.dtype or old.dtype.itemsize < new.dtype.itemsize
 
 
-def _floats(node: torch.fx.Node) -> bool:
+def _floats(node: Any) -> bool:
     value = value_of(node)
     return value is not None and value.dtype.is_floating_point
 

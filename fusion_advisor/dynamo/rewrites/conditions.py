@@ -22,6 +22,11 @@ class Requirement(Protocol):
     def holds(self, inputs: Sequence[Any]) -> bool: ...
 
 
+def hold(conditions: Sequence[Requirement], inputs: Sequence[Any]) -> bool:
+    """Whether a graph under some conditions means the same for these inputs."""
+    return all(each.holds(inputs) for each in conditions)
+
+
 @dataclass(frozen=True)
 class Ones:
     """An input has ones alone, as a padding mask without padding, and shares no memory with the

@@ -97,7 +97,7 @@ def leaves(term: Term) -> Iterator[Holds | Read]:
             todo += one.args
 
 
-def value_of(term: Term, known: Mapping[Holds | Read, torch.Tensor]) -> torch.Tensor:
+def evaluated(term: Term, known: Mapping[Holds | Read, torch.Tensor]) -> torch.Tensor:
     """Value of a term, a tensor of no dimension, where what it depends on has these values. Raises
     Unproven."""
     done: dict[int, torch.Tensor] = {}  # terms share their parts
@@ -362,17 +362,12 @@ def _gathered(source: Elements, tables: Sequence[Elements | None]) -> Callable[[
         places: list[sympy.Expr] = []
         for table in given:
             term = table.at(within(table.sizes, index[:rank]))
-            if not isinstance(term, sympy.Expr) or not _not_negative(term):
+            if not isinstance(term, sympy.Expr) or not term.is_nonnegative:
                 raise Unproven("places that are not known, or that count from the end")
             places.append(term)
         return source.at((*places, *index[rank:]))
 
     return at
-
-
-def _not_negative(term: sympy.Expr) -> bool:
-    """Whether an expression of indices and sizes, none of which is negative, is not negative."""
-    return bool(term.is_nonnegative)
 
 
 def _pointwise(

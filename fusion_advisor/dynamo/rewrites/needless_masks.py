@@ -33,19 +33,16 @@ from fusion_advisor.dynamo.rewrites.elements import (
     Read,
     Unproven,
     elements_of,
+    evaluated,
     leaves,
     size,
-    value_of,
     within,
 )
 from fusion_advisor.dynamo.rewrites.nodes import storage, writes_into, written
-from fusion_advisor.dynamo.rewrites.nodes import value_of as fake_of
 from fusion_advisor.dynamo.rewrites.tables import Tables
 from fusion_advisor.frontend.aot import as_fake, fake_mode, functional
 from fusion_advisor.rulebook.schema import Rulebook
 
-_MOST_COMPARISONS = 6
-"""Most comparisons that a mask may depend on: each of their outcomes is looked at."""
 _PLACES = ("batch", "head", "query", "key")
 Hides = Literal["nothing", "later"]
 
@@ -131,7 +128,7 @@ def _hidden(made: _Made, attention: Attention) -> tuple[Hides, tuple[Requirement
             known[leaf] = torch.tensor(always)
             if not always and not never:
                 unsettled.append(leaf)
-    if len(unsettled) > _MOST_COMPARISONS:
+    if len(unsettled) > made.comparisons:
         raise Unproven(f"it depends on {len(unsettled)} comparisons")
     seen: dict[bool, set[bool]] = {}
     for before, *outcome in product((True, False), repeat=1 + len(unsettled)):
@@ -140,7 +137,7 @@ def _hidden(made: _Made, attention: Attention) -> tuple[Hides, tuple[Requirement
         if not _possible(case, (before, *outcome)):
             continue
         known |= {causal: torch.tensor(before), causal.opposite: torch.tensor(not before)}
-        seen.setdefault(before, set()).add(_shows(value_of(term, known)))
+        seen.setdefault(before, set()).add(_shows(evaluated(term, known)))
     conditions = (*made.tables.read.values(), *shown.values())
     if seen == {True: {True}, False: {True}}:
         return "nothing", conditions
@@ -227,10 +224,11 @@ class _Made:
             if attention.mask is not None:
                 first.setdefault(attention.mask, order[attention.node])
         self._order = order
-        self._writes = {
-            mask: [order[mask], *(n for node, n in order.items() if _writes_into(node, mask))]
-            for mask in first
-        }
+        self._writes: dict[torch.fx.Node, list[int]] = {}
+        for mask in first:
+            memory = {storage(mask)}
+            after = (number for node, number in order.items() if writes_into(node, memory))
+            self._writes[mask] = [order[mask], *after]
         self._whole = {
             mask: max(number for number in self._writes[mask] if number < first[mask])
             for mask in first
@@ -242,6 +240,8 @@ class _Made:
         self.number = {name: number for number, name in enumerate(inputs)}
         self.tables = Tables(asked, inputs)
         self.written = _written_inputs(asked.module.graph)
+        limits = asked.rulebook.rewrites["needless-mask"].limits
+        self.comparisons = limits["comparisons"].count
         self._masks = dict(zip(first, nodes[-1].args[0], strict=True))
         values = (node.meta.get("val") for node in nodes)
         numbers = (value.node for value in values if isinstance(value, torch.SymInt))
@@ -261,14 +261,8 @@ class _Made:
 def _written_inputs(graph: torch.fx.Graph) -> tuple[int, ...]:
     """Numbers of the inputs that a graph may write into."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    into = {storage(each) for node in graph.nodes for each in written(node)}
-    return tuple(n for n, node in enumerate(inputs) if fake_of(node) is not None
-                 and storage(node) in into)  # fmt: skip
-
-
-def _writes_into(node: torch.fx.Node, mask: torch.fx.Node) -> bool:
-    """Whether a node may write into the memory of a mask."""
-    return writes_into(node, {storage(mask)})
+    into = {storage(each) for node in graph.nodes for each in written(node)} - {None}
+    return tuple(number for number, node in enumerate(inputs) if storage(node) in into)
 
 
 def _traced(

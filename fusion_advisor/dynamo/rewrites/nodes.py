@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -36,6 +36,15 @@ def value_of(node: Any) -> torch.Tensor | None:
     """Fake tensor of a node; None for what is no plain tensor, as within `torch.vmap`."""
     value = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
     return value if isinstance(value, FakeTensor) else None
+
+
+def kept_by_a_module(placeholder: torch.fx.Node) -> bool:
+    """Whether an input of Dynamo's graph is a parameter, a buffer or an attribute of a module."""
+    source: Any = getattr(placeholder, "_dynamo_source", None)
+    if source is None:
+        return False
+    kind = source.guard_source  # a method in older releases
+    return cast(Any, kind() if callable(kind) else kind).is_unspecialized_nn_module()
 
 
 def argument(node: torch.fx.Node, place: int, name: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import sympy
 import torch
@@ -19,9 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fusion_advisor.dynamo.rewrites.base import Asked
 from fusion_advisor.dynamo.rewrites.conditions import Unchanged
 from fusion_advisor.dynamo.rewrites.elements import Composed, FixedValue, Holds, Index, Term
-
-_MOST_ELEMENTS = 1 << 26
-"""Largest table that is read: 8192 places by as many."""
+from fusion_advisor.dynamo.rewrites.nodes import kept_by_a_module
 
 
 class Tables(Mapping[str, Callable[[Index], Term]]):
@@ -31,11 +29,12 @@ class Tables(Mapping[str, Callable[[Index], Term]]):
     def __init__(self, asked: Asked, names: Sequence[str]) -> None:
         self.read: dict[str, Unchanged] = {}
         self._found: dict[str, Callable[[Index], Term]] = {}
+        most = asked.rulebook.capture.mask_elements.count
         placeholders = (node for node in asked.module.graph.nodes if node.op == "placeholder")
         for number, (name, placeholder, value) in enumerate(
             zip(names, placeholders, asked.inputs, strict=True)
         ):
-            if _kept_by_a_module(placeholder) and (numbers := _triangle(value)) is not None:
+            if kept_by_a_module(placeholder) and (numbers := _triangle(value, most)) is not None:
                 same = Unchanged(number, weakref.ref(value), value._version)
                 self._found[name] = partial(self._at, name, same, *map(FixedValue, numbers))
 
@@ -56,15 +55,15 @@ class Tables(Mapping[str, Callable[[Index], Term]]):
         return len(self._found)
 
 
-def _triangle(value: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The numbers of a triangle, at and before each place and behind; None for any other tensor,
-    and for one that cannot be read."""
+def _triangle(value: Any, most: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Numbers of a triangle, at and before each place and behind; None for any other tensor, for
+    one of more than `most` elements and for one that cannot be read."""
     if (
         not isinstance(value, torch.Tensor)
         or isinstance(value, FakeTensor)
         or value.is_inference()
         or value.dim() < len(("query", "key"))
-        or not 1 < value.numel() <= _MOST_ELEMENTS
+        or not 1 < value.numel() <= most
         or any(size != 1 for size in value.shape[:-2])
     ):
         return None
@@ -72,17 +71,3 @@ def _triangle(value: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     lower = torch.ones(table.shape, dtype=torch.bool).tril()
     seen, later = table[lower].unique(), table[~lower].unique()
     return (seen[0], later[0]) if seen.numel() == later.numel() == 1 else None
-
-
-def _kept_by_a_module(placeholder: torch.fx.Node) -> bool:
-    """Whether an input is a parameter, a buffer or an attribute of a module."""
-    source: Any = getattr(placeholder, "_dynamo_source", None)
-    if source is None:
-        return False
-    kind = source.guard_source  # a method in older releases
-    asked = cast(Any, kind() if callable(kind) else kind)
-    kinds: tuple[Callable[[], bool], ...] = (
-        asked.is_unspecialized_nn_module, asked.is_unspecialized_builtin_nn_module,
-        asked.is_specialized_nn_module,
-    )  # fmt: skip
-    return any(each() for each in kinds)
