@@ -100,13 +100,13 @@ def unknown_in(part: Part) -> Iterator[str]:
             yield from unknown_in(inner)
 
 
-def undescribed(part: Part) -> str:
-    """Sentence that says of the first argument without a description what it is, and what to pass
-    instead; "" where all are described."""
+def undescribed(part: Part, refusal: str = "cannot be described") -> str:
+    """Sentence that says of the first argument without a description what it is, who refuses it,
+    and what to pass instead; "" where all are described."""
     what = next(unknown_in(part), "")
     return what and (
-        f"an argument is {what}, which cannot be described; pass tensors, numbers, strings, and "
-        "containers or plain objects of these"
+        f"an argument is {what}, which {refusal}; pass tensors, numbers, strings, and containers "
+        "or plain objects of these"
     )
 
 

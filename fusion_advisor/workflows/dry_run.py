@@ -32,7 +32,7 @@ def dry_run(
     be described, CaptureError for a module that cannot be copied, and any exception of the
     model."""
     given = signature((args, dict(kwargs)))
-    if why := undescribed(given):
+    if why := undescribed(given, "dry=True cannot describe"):
         raise UsageError(f"apply: {why}")
     fake = HostFakeMode()
     with undisturbed(), objects_known(given):
