@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusion_advisor.dynamo.rewrites import rewrite
+from fusion_advisor.dynamo.rewrites import rewrite, tables
 from fusion_advisor.dynamo.rewrites.attention import launched
 from fusion_advisor.dynamo.rewrites.conditions import Requirement, Unchanged, hold
 from fusion_advisor.rulebook.load import load_rulebook
@@ -262,6 +262,33 @@ def test_other_tables_stay() -> None:
         compiled = torch.compile(model, backend=seen)
         torch.testing.assert_close(compiled(*given), model(*given), equal_nan=True)
         assert seen.names == []
+
+
+class Weighed(Kept):
+    """A model that keeps weights beside its triangle."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__(table)
+        self.out = torch.nn.Linear(8, 24)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return self.out(super().forward(q, k, v))
+
+
+def test_weights_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[tuple[int, ...]] = []
+
+    def triangle(value: torch.Tensor, most: int) -> Any:
+        read.append(tuple(value.shape))
+        return looked_at(value, most)
+
+    looked_at = getattr(tables, "_triangle")  # noqa: B009
+    monkeypatch.setattr(tables, "_triangle", triangle)
+    model, seen = Weighed(torch.tril(torch.ones(16, 16)).view(1, 1, 16, 16)), Seen()
+    given = operands()
+    torch.compile(model, backend=seen)(*given)
+    assert "needless-mask" in seen.names
+    assert set(read) == {(1, 1, 16, 16)}
 
 
 # -- masks that stay -------------------------------------------------------------------------------

@@ -24,19 +24,21 @@ from fusion_advisor.dynamo.rewrites.nodes import kept_by_a_module
 
 class Tables(Mapping[str, Callable[[Index], Term]]):
     """Elements of the triangles among the inputs of a graph, by the names that a trace gives to the
-    inputs. `read` has the condition of each that was used, that it is as it was."""
+    inputs. A tensor is read as it is asked for: most of what a module keeps are weights, which no
+    mask reads. `read` has the condition of each that was used, that it is as it was."""
 
     def __init__(self, asked: Asked, names: Sequence[str]) -> None:
         self.read: dict[str, Unchanged] = {}
-        self._found: dict[str, Callable[[Index], Term]] = {}
-        most = asked.rulebook.capture.mask_elements.count
+        self._found: dict[str, Callable[[Index], Term] | None] = {}
+        self._most = asked.rulebook.capture.mask_elements.count
         placeholders = (node for node in asked.module.graph.nodes if node.op == "placeholder")
-        for number, (name, placeholder, value) in enumerate(
-            zip(names, placeholders, asked.inputs, strict=True)
-        ):
-            if kept_by_a_module(placeholder) and (numbers := _triangle(value, most)) is not None:
-                same = Unchanged(number, weakref.ref(value), value._version)
-                self._found[name] = partial(self._at, name, same, *map(FixedValue, numbers))
+        self._kept = {
+            name: (number, value)
+            for number, (name, placeholder, value) in enumerate(
+                zip(names, placeholders, asked.inputs, strict=True)
+            )
+            if kept_by_a_module(placeholder)
+        }
 
     def _at(
         self, name: str, same: Unchanged, seen: FixedValue, later: FixedValue, index: Index
@@ -46,13 +48,25 @@ class Tables(Mapping[str, Callable[[Index], Term]]):
         return Composed(torch.ops.aten.where.self, (before, seen, later), {})
 
     def __getitem__(self, name: str) -> Callable[[Index], Term]:
-        return self._found[name]
+        if name not in self._found:
+            self._found[name] = self._element(*self._kept[name], name)
+        if (found := self._found[name]) is None:
+            raise KeyError(name)
+        return found
+
+    def _element(self, number: int, value: Any, name: str) -> Callable[[Index], Term] | None:
+        """Element of a tensor as a function of its index; None where it is no triangle."""
+        numbers = _triangle(value, self._most)
+        if numbers is None:
+            return None
+        same = Unchanged(number, weakref.ref(value), value._version)
+        return partial(self._at, name, same, *map(FixedValue, numbers))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return (name for name in self._kept if name in self)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(list(iter(self)))
 
 
 def _triangle(value: Any, most: int) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -67,7 +81,9 @@ def _triangle(value: Any, most: int) -> tuple[torch.Tensor, torch.Tensor] | None
         or any(size != 1 for size in value.shape[:-2])
     ):
         return None
-    table = value.detach().reshape(value.shape[-2:]).cpu()
-    lower = torch.ones(table.shape, dtype=torch.bool).tril()
-    seen, later = table[lower].unique(), table[~lower].unique()
-    return (seen[0], later[0]) if seen.numel() == later.numel() == 1 else None
+    table = value.detach().reshape(value.shape[-2:])
+    seen, later = table[0, 0], table[0, -1]
+    lower = torch.ones(table.shape, dtype=torch.bool, device=table.device).tril()
+    if table.shape[-1] == 1 or not torch.equal(table, torch.where(lower, seen, later)):
+        return None
+    return seen.cpu(), later.cpu()
