@@ -1,15 +1,15 @@
 """Training steps of whole models: forward, loss and backward under the backend, beside eager and
 torch.compile; writes a table.
 
-    python -m benchmarks.models.training [--jobs llama,bert] [--ways eager,compile] [--out DIR]
+    python -m benchmarks.models.training [--jobs llama,bert] [--ways eager,liger] [--out DIR]
 
-Four layers of each model at its real width in bfloat16 on random weights, without an optimizer. One
-process measures one way after the other: the wall time of steps that follow each other, the median
-of seven batches; `peak` is the most memory that a step holds, weights included; `first` the
-seconds of the first step. `apart` is the distance to eager's gradients of all parameters as a
-share of their length, taken before anything is timed and in eval mode, where nothing is drawn at
-random; `eager again` that of a second eager step. With `--rehearse` the models are narrow and run
-on the CPU.
+Four layers of each model at its real width in bfloat16 on random weights, without dropout and
+without an optimizer; the function that returns the loss is what is compiled. One process measures
+one way after the other: the wall time of steps that follow each other, the median of seven batches;
+`peak` is the most memory that a step holds, weights included; `first` the seconds of the first
+step. `apart` is the distance to eager's gradients of all parameters as a share of their length,
+`eager again` that of a second eager step. With `--rehearse` the models are narrow and run on the
+CPU.
 """
 # transformers and torch.compile are untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import statistics
 import time
 from collections import Counter
@@ -64,19 +63,29 @@ JOBS = {
 WAYS = ("eager", "compile", "backend")
 
 
-def _way(name: str, model: Any) -> Callable[..., Any]:
-    """A model as one way runs it: `backend` takes options after a colon, as `backend:a=b`."""
+def _way(name: str, model: Any, outcomes: list[Any]) -> Callable[..., Any]:
+    """The loss of a model as one way runs it: `backend` takes options after colons, as
+    `backend:rewrites=False`, and adds its outcomes."""
     import torch
 
     from fusion_advisor.dynamo.backend import fusion_advisor
 
-    if name == "eager":
-        return model
+    def loss(**given: Any) -> Any:
+        return model(**given).loss
+
+    if name == "liger":
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance as liger
+
+        liger(model=model)  # in place: the last way of a process
+    if name in ("eager", "liger"):
+        return loss
     if name == "compile":
-        return torch.compile(model)
+        return torch.compile(loss)
     options = [each.partition("=") for each in name.split(":")[1:]]
     chosen = {key: {"True": True, "False": False}.get(value, value) for key, _, value in options}
-    return torch.compile(model, backend=partial(fusion_advisor, options=chosen))
+    return torch.compile(loss, backend=partial(
+        fusion_advisor, options=chosen, on_outcome=outcomes.append,
+    ))  # fmt: skip
 
 
 def _built(job: Job, device: str) -> tuple[Any, dict[str, Any]]:
@@ -86,6 +95,9 @@ def _built(job: Job, device: str) -> tuple[Any, dict[str, Any]]:
 
     config: Any = transformers.AutoConfig.for_model(job.kind, **job.fields)
     config.num_hidden_layers = 4
+    for name in ("attention_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"):
+        if hasattr(config, name):
+            setattr(config, name, 0.0)
     torch.manual_seed(0)
     with torch.device(device):
         auto = getattr(transformers, job.auto)
@@ -111,7 +123,7 @@ def _narrow(job: Job) -> Job:
 
 def _step(call: Callable[..., Any], model: Any, given: dict[str, Any]) -> Any:
     model.zero_grad(set_to_none=True)
-    loss = call(**given).loss
+    loss = call(**given)
     loss.backward()
     return loss.detach()
 
@@ -130,19 +142,27 @@ def _apart(found: dict[str, Any], wanted: dict[str, Any]) -> float:
     return (off / sum(float(g.float().norm()) ** 2 for g in wanted.values())) ** 0.5
 
 
+def _said(outcomes: Sequence[Any]) -> str:
+    """Rewrites and kernels of a step, with how often each is in it."""
+    made = Counter(each.name for outcome in outcomes for each in outcome.rewrites)
+    made += Counter(
+        f"{outcome.phase} {place.name}" for outcome in outcomes for place in outcome.taken
+    )
+    return ", ".join(f"{each} x{count}" for each, count in made.items())
+
+
 def rows(name: str, ways: Sequence[str], *, rehearse: bool) -> list[str]:
     """Rows of the table for one job."""
     import torch
 
-    from fusion_advisor.dynamo.backend import last
-
     device = "cpu" if rehearse else "cuda"
     job = _narrow(JOBS[name]) if rehearse else JOBS[name]
     model, given = _built(job, device)
-    model.eval()
-    _step(model, model, given)
+    model.train()
+    eager = _way("eager", model, [])
+    _step(eager, model, given)
     wanted = _gradients(model)
-    _step(model, model, given)
+    _step(eager, model, given)
     again = _apart(_gradients(model), wanted)
     found: list[str] = []
     for way in ways:
@@ -150,19 +170,14 @@ def rows(name: str, ways: Sequence[str], *, rehearse: bool) -> list[str]:
         gc.collect()
         if not rehearse:
             torch.cuda.empty_cache()
-        call = _way(way, model)
-        model.eval()
-        _step(call, model, given)
-        apart = _apart(_gradients(model), wanted)
-        if way == ways[-1]:
-            wanted = {}
-        model.train()
-        torch.compiler.reset()
-        call = _way(way, model)
+        outcomes: list[Any] = []
+        call = _way(way, model, outcomes)
         step = partial(_step, call, model, given)
         began = time.perf_counter()
-        warmed(step, device)
+        step()
+        apart = _apart(_gradients(model), wanted)
         first = time.perf_counter() - began
+        warmed(step, device)
         peak = 0.0
         if not rehearse:
             torch.cuda.synchronize()
@@ -172,15 +187,10 @@ def rows(name: str, ways: Sequence[str], *, rehearse: bool) -> list[str]:
             kept = sum(g.numel() * g.element_size() for g in wanted.values())
             peak = (torch.cuda.max_memory_allocated() - kept) / 1e9
         spent = statistics.median(batches(step, device))
-        said = ""
-        if way.startswith("backend") and (outcome := last()) is not None:
-            made = Counter(each.name for each in outcome.rewrites)
-            said = ", ".join(f"{each} x{count}" for each, count in made.items())
-            said += f"; {outcome.why or len(outcome.taken)}"
-            (Path(os.environ.get("OUT", "/tmp")) / f"{name}.txt").write_text(str(outcome))
         found.append(
             f"| {name} | {job.batch} x {job.tokens} | {way} | {spent:.2f} | {peak:.2f} |"
-            f" {first:.0f} | {apart:.4f} | {again:.4f} | {said} |"
+            f" {first:.0f} | {apart:.4f} | {again:.4f} |"
+            f" {_said(outcomes)} |"
         )
         print(found[-1], flush=True)
     return found

@@ -16,8 +16,9 @@ Options (`torch.compile(..., options={...})`; all others are Inductor's, and `mo
   by default. `read_inputs`: also where an input has to be read once a call, as a padding mask is.
 - `device`, `rules`: as on the command line; without `device` the rules of the inputs' GPU.
 
-Where gradients are required the graph is Inductor's alone: it stays differentiable as it was, and
-nothing is saved. Kernels run under `torch.no_grad()` and `torch.inference_mode()`.
+Where gradients are required, AOTAutograd traces the backward pass and chooses what is saved for it,
+as under torch.compile; the kernels go into its two graphs (`training.py`). With an `inner` function
+of the caller's such a graph stays as it is.
 
 What was done is logged at INFO by the logger "fusion_advisor", and kept in `last()`. A fault of
 ours costs the kernels, not the model: one warning names it and Inductor compiles the graph alone;
@@ -36,6 +37,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import FunctionType
@@ -46,8 +48,9 @@ import torch
 from fusion_advisor.dynamo.custom_ops import interpreted, substitute
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.rewrites import Rewritten, Taken, rewrite
+from fusion_advisor.dynamo.training import Phase, Put, copied, through_eager, through_inductor
 from fusion_advisor.dynamo.two_graphs import choosing
-from fusion_advisor.frontend.aot import lower
+from fusion_advisor.frontend.aot import Lowered, lower, record
 from fusion_advisor.report.schema import Report
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.rulebook.local_gpu import choose_device
@@ -56,17 +59,20 @@ from fusion_advisor.support.kernel_fault import cause
 _log = logging.getLogger("fusion_advisor")
 
 Inner = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Trained = Callable[[torch.fx.GraphModule, Sequence[Any], Put], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result for one of Dynamo's graphs. `why` says why the whole graph is Inductor's; `report` is
-    None where the graph was not analysed."""
+    """Result for one of Dynamo's graphs, or for its forward or backward graph where gradients are
+    required (`phase`). `why` says why the whole graph is Inductor's; `report` is None where the
+    graph was not analysed."""
 
     places: tuple[Occurrence, ...] = ()
     report: Report | None = None
     why: str = ""
     rewrites: tuple[Taken, ...] = ()
+    phase: Phase | None = None
 
     @property
     def taken(self) -> tuple[Occurrence, ...]:
@@ -74,7 +80,8 @@ class Outcome:
 
     @property
     def saved_us(self) -> float:
-        """Predicted saving of our kernels against eager, us of one run."""
+        """Predicted saving of our kernels, us of one run: against eager, and of a training step
+        against Inductor, which launches other kernels than eager there."""
         return sum(place.saved_us for place in self.taken)
 
     @property
@@ -88,7 +95,7 @@ class Outcome:
 
     def __str__(self) -> str:
         head = f"{len(self.taken)} of {len(self.places)} fusions are ours"
-        lines = [self.why or head]
+        lines = [f"{self.phase}: " * bool(self.phase) + (self.why or head)]
         rewritten = Counter(f"{each.name}: {each.why}" for each in self.rewrites)
         lines += [f"  rewritten x{count}: {what}" for what, count in rewritten.items()]
         for what, places in (("ours", self.taken), ("left to Inductor", self.left)):
@@ -119,6 +126,7 @@ class _Options:
     """Options of this backend, and how the rest is compiled."""
 
     inner: Inner
+    trained: Trained | None
     compiler: InnerCompiler
     device: str | None = None
     rules: tuple[Path, ...] = ()
@@ -146,13 +154,14 @@ def fusion_advisor(
 
     chosen = _options(mode, dict(options or {}))
     if dry:
-        chosen = replace(chosen, inner=_inner("eager", {}))
+        chosen = replace(chosen, inner=_inner("eager", {}), trained=through_eager)
     anywhere = dry or interpreted()
     rewritten = _rewritten(module, inputs, chosen, conditions=True, anywhere=anywhere)
 
     def compiled(graph: Rewritten, given: Sequence[Any]) -> Callable[..., Any]:
-        def told(outcome: Outcome) -> None:
-            tell(replace(outcome, rewrites=graph.taken))
+        def told(outcome: Outcome) -> None:  # what is rewritten is told of once
+            backward = outcome.phase == "backward"
+            tell(outcome if backward else replace(outcome, rewrites=graph.taken))
 
         return _compiled(graph.module, given, chosen, told, anywhere=anywhere, dry=dry)
 
@@ -206,7 +215,7 @@ def _rewritten(
         rulebook, read = load_rulebook(options.rules), options.read_inputs
         return rewrite(module, inputs, rulebook, conditions=conditions, read=read)
     except Exception as error:
-        if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
+        if _strict():
             raise
         warnings.warn(f"fusion_advisor: no rewrites here: {cause(error)}", stacklevel=2)
         return Rewritten(module)
@@ -222,25 +231,68 @@ def _compiled(
     dry: bool,
 ) -> Callable[..., Any]:
     """Divide a graph and compile it."""
-    why = _not_ours(module, inputs, anywhere=anywhere)
-    if why:
-        tell(Outcome(why=why))
+    if _elsewhere(inputs, anywhere=anywhere):
+        tell(Outcome(why="no input is on a CUDA device: the graph is Inductor's alone"))
         return options.inner(module, inputs)
+    if _recorded(module, inputs):
+        return _compiled_to_train(module, inputs, options, tell, anywhere=anywhere, dry=dry)
     try:
-        ours, outcome = _divided(module, inputs, options, anywhere=anywhere)
-        if ours is None or dry:
-            tell(outcome)
-            return options.inner(module, inputs)
+        lowered = lower(module, inputs)
+        outcome = _divided(lowered, inputs, options, anywhere=anywhere)
+        ours = lowered.module if outcome.taken and not dry else module
         compiled = options.inner(ours, inputs)
         tell(outcome)
         return compiled
     except Exception as error:
-        if os.environ.get("FUSION_ADVISOR_STRICT") == "1":
+        if _strict():
             raise
-        why = f"no kernels of ours here: {cause(error)}; Inductor compiles the graph alone"
-        warnings.warn(f"fusion_advisor: {why}", stacklevel=2)
-        tell(Outcome(why=why))
+        tell(_fault(error))
     return options.inner(module, inputs)
+
+
+def _compiled_to_train(
+    module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    options: _Options,
+    tell: Callable[[Outcome], None],
+    *,
+    anywhere: bool,
+    dry: bool,
+) -> Callable[..., Any]:
+    """Divide the forward and the backward graph of a graph under gradients, and compile both."""
+    # These graphs are in Inductor's decompositions, of which eager launches other kernels.
+    compiler = replace(options.compiler, baseline=options.trained is not through_eager)
+    options = replace(options, compiler=compiler)
+    if options.trained is None:
+        why = "gradients are required, and what `inner` does with a backward pass is not known"
+        tell(Outcome(why=why))
+        return options.inner(module, inputs)
+
+    def put(graph: torch.fx.GraphModule, phase: Phase) -> torch.fx.GraphModule:
+        try:
+            lowered = record(copied(graph))
+            outcome = _divided(lowered, inputs, options, anywhere=anywhere)
+        except Exception as error:
+            if _strict():
+                raise
+            tell(replace(_fault(error), phase=phase))
+            return graph
+        tell(replace(outcome, phase=phase))
+        return lowered.module if outcome.taken and not dry else graph
+
+    return options.trained(module, inputs, put)
+
+
+def _strict() -> bool:
+    """Whether a fault of ours is raised."""
+    return os.environ.get("FUSION_ADVISOR_STRICT") == "1"
+
+
+def _fault(error: Exception) -> Outcome:
+    """Outcome of a graph that a fault of ours costs its kernels, after a warning."""
+    why = f"no kernels of ours here: {cause(error)}; Inductor compiles the graph alone"
+    warnings.warn(f"fusion_advisor: {why}", stacklevel=3)
+    return Outcome(why=why)
 
 
 def _tell(outcome: Outcome) -> None:
@@ -264,7 +316,10 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
 
     compiler = InnerCompiler(setting("max_autotune"), setting("triton.cudagraphs"), take_all)
     paths = tuple(map(Path, (rules,) if isinstance(rules, str | Path) else rules))
-    return _Options(_inner(inner, patches), compiler, device, paths, rewrites, read_inputs)
+    return _Options(
+        _inner(inner, patches), _trained(inner, patches), compiler,
+        device, paths, rewrites, read_inputs,
+    )  # fmt: skip
 
 
 def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
@@ -284,19 +339,17 @@ def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
     return inductor
 
 
-def _not_ours(module: torch.fx.GraphModule, inputs: Sequence[Any], *, anywhere: bool) -> str:
-    """Reason why no kernel of ours can run in a graph; "" where one may. `anywhere`: on any device,
-    not on a GPU alone."""
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+def _trained(name: str | Inner, patches: dict[str, Any]) -> Trained | None:
+    """How a graph under gradients is compiled; None where the caller does that."""
+    if callable(name):
+        return None
+    return through_eager if name == "eager" else partial(through_inductor, patches=patches)
+
+
+def _recorded(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether a graph is run for gradients: some may be required of what an input gives."""
     recording = torch.is_grad_enabled() or _enables_gradients(module)
-    if recording and any(tensor.requires_grad for tensor in tensors):
-        return (
-            "gradients are required: the graph is Inductor's alone and stays differentiable; "
-            "kernels run under torch.no_grad() or torch.inference_mode()"
-        )
-    if _elsewhere(inputs, anywhere=anywhere):
-        return "no input is on a CUDA device: the graph is Inductor's alone"
-    return ""
+    return recording and any(isinstance(v, torch.Tensor) and v.requires_grad for v in inputs)
 
 
 def _elsewhere(inputs: Sequence[Any], *, anywhere: bool) -> bool:
@@ -311,15 +364,17 @@ def _enables_gradients(module: torch.fx.GraphModule) -> bool:
 
 
 def _divided(
-    module: torch.fx.GraphModule, inputs: Sequence[Any], options: _Options, *, anywhere: bool
-) -> tuple[torch.fx.GraphModule | None, Outcome]:
-    """Graph with calls of our kernels in it; None where there are none."""
+    lowered: Lowered,
+    inputs: Sequence[Any],
+    options: _Options,
+    *,
+    anywhere: bool,
+) -> Outcome:
+    """Put calls of our kernels into a lowered graph."""
     rulebook = load_rulebook(options.rules)
     gpu = next((v.device for v in inputs if isinstance(v, torch.Tensor) and v.is_cuda), None)
     names = (torch.cuda.get_device_name(gpu),) if gpu is not None else ()
     device, chosen = choose_device(options.device, rulebook, names)
-    lowered = lower(module, inputs)
     division = divide(lowered.graph, device, rulebook, options.compiler, (chosen,))
     places = substitute(lowered, division.flow, division.places, anywhere=anywhere)
-    outcome = Outcome(tuple(places), division.report)
-    return (lowered.module if outcome.taken else None), outcome
+    return Outcome(tuple(places), division.report)

@@ -26,11 +26,13 @@ from fusion_advisor.rulebook.schema import Rulebook
 class InnerCompiler:
     """Compiler of the rest of the graph: `tuned` where Inductor measures its choices, `graphed`
     where launches are replayed by a CUDA graph. With `take_all` every accepted group is taken,
-    whether its kernel wins or not: for comparisons and tests."""
+    whether its kernel wins or not: for comparisons and tests. `baseline`: savings are against this
+    compiler, not against eager."""
 
     tuned: bool = False
     graphed: bool = False
     take_all: bool = False
+    baseline: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,9 @@ class Occurrence:
     kernel: Kernel | None = None
     as_fast: bool = False
     """Whether the group is Inductor's because its kernel is expected to be as fast."""
-
-    @property
-    def saved_us(self) -> float:
-        """Predicted saving of the kernel here against eager, us."""
-        return self.decision.unfused_us - self.decision.fused_us
+    saved_us: float = 0.0
+    """Predicted saving of the kernel here, us: against eager, or against Inductor's kernel where
+    that is the baseline."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,10 @@ def _divided(
         weighed = compare_with_inductor(
             decision, rulebook, tuned=compiler.tuned, graphed=compiler.graphed
         )
-        place = Occurrence(finding.id, finding.name, str(weighed), decision)
+        over_eager = decision.unfused_us - decision.fused_us
+        over_inductor = max(weighed.inductor_us - weighed.ours_us, 0.0)
+        saved_us = over_inductor if compiler.baseline else over_eager
+        place = Occurrence(finding.id, finding.name, str(weighed), decision, saved_us=saved_us)
         if not compiler.take_all and route == "inductor":
             why = "a short chain of pointwise ops, which Inductor fuses as well"
             yield replace(place, why=why, as_fast=True)

@@ -57,15 +57,24 @@ def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
         traced = make_fx(functional(run), decomposition_table=_composites())(*values)
     traced.graph.eliminate_dead_code()
     _refuse_shared_state(traced)
-    placeholders = _placeholders(module, values)
+    lowered = _recorded(traced, _placeholders(module, values))
+    _keep_metadata(module, traced)
+    return lowered
+
+
+def record(module: torch.fx.GraphModule) -> Lowered:
+    """Record what a graph that AOTAutograd has made launches, which is one of ATen calls already.
+    Raises CaptureError where it cannot be replaced part by part."""
+    _refuse_shared_state(module)
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return _recorded(module, _placeholders(module, [node.meta["val"] for node in nodes]))
+
+
+def _recorded(traced: torch.fx.GraphModule, placeholders: list[Placeholder]) -> Lowered:
     launcher = EagerTrace()
     outputs = launch(Traced(traced, placeholders, "dynamo"), launcher)
-    _keep_metadata(module, traced)
-    return Lowered(
-        traced,
-        Graph(tuple(launcher.nodes), outputs, captured_by="dynamo", source="torch.compile"),
-        launcher.origins,
-    )
+    graph = Graph(tuple(launcher.nodes), outputs, captured_by="dynamo", source="torch.compile")
+    return Lowered(traced, graph, launcher.origins)
 
 
 def _composites() -> dict[Any, Callable[..., Any]]:

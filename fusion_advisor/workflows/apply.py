@@ -47,8 +47,9 @@ class Applied(Placed):
 
 @dataclass
 class Gathered:
-    """Outcomes of one model's graphs, by the piece of Python code that each is captured from. For a
-    piece that was captured again (for other sizes), the graph that saves most counts. `warn_below`:
+    """Outcomes of one model's graphs, by the piece of Python code that each is captured from and by
+    its phase. For a piece that was captured again (for other sizes), the graph that saves most
+    counts. `warn_below`:
     share of what could run as kernels of ours below which a graph is warned of, once."""
 
     placed: Placed
@@ -57,7 +58,7 @@ class Gathered:
 
     def add(self, outcome: Outcome) -> None:
         compiling = CompileContext.current_compile_id()
-        piece = compiling.frame_id if compiling is not None else None
+        piece = compiling.frame_id if compiling is not None else None, outcome.phase
         self.pieces.setdefault(piece, []).append(outcome)
         best = [max(outcomes, key=lambda each: each.saved_us) for outcomes in self.pieces.values()]
         done = self.placed

@@ -248,18 +248,6 @@ def numbers_given_by_the_caller() -> Facts:
     return {"off": max(off), **seen()}
 
 
-def gradients() -> Facts:
-    model = Stack()
-    x = torch.randn(2, 5, 32)
-    compiled(model)(x).square().sum().backward()
-    ours = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    model.zero_grad()
-    model(x).square().sum().backward()
-    theirs = [p.grad for p in model.parameters() if p.grad is not None]
-    equal = all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    return {"equal": equal and bool(ours), **seen()}
-
-
 def gradients_within() -> Facts:
     """Forces from an energy: the model switches gradients on where its caller has none."""
 
@@ -471,7 +459,7 @@ def inductor() -> Facts:
 SCENARIOS: tuple[Callable[[], Facts], ...] = (
     transformer, transformer_in_bfloat16, perceptron, parts, losses, operators_are_shared,
     sizes_found_dynamic, sizes_said_dynamic, numbers_made_from_sizes, rows_made_from_sizes,
-    numbers_given_by_the_caller, gradients, gradients_within, inference_mode, constants, autocast,
+    numbers_given_by_the_caller, gradients_within, inference_mode, constants, autocast,
     dropout, state_written_in_place, result_in_a_written_input, a_fault_of_ours,
     nothing_that_wins, no_gpu, logged, a_wrong_option, padding, inductor,
 )  # fmt: skip

@@ -119,12 +119,6 @@ def test_a_number_of_the_callers_is_not_fixed(scenarios: dict[str, Facts]) -> No
 # -- what is left to others ------------------------------------------------------------------------
 
 
-def test_under_gradients_the_graph_is_inductors(scenarios: dict[str, Facts]) -> None:
-    facts = facts_of(scenarios, "gradients")
-    assert facts["equal"]
-    assert facts["why"].startswith("gradients are required")
-
-
 def test_a_model_that_takes_gradients_itself_gets_them(scenarios: dict[str, Facts]) -> None:
     facts = facts_of(scenarios, "gradients_within")
     assert facts["error"] <= facts["allowed"]

@@ -15,11 +15,14 @@ from fusion_advisor.dynamo.rewrites.attention_by_hand import attention_by_hand
 from fusion_advisor.dynamo.rewrites.base import Asked, Rewrite, Taken
 from fusion_advisor.dynamo.rewrites.conditions import Requirement
 from fusion_advisor.dynamo.rewrites.grouped_heads import grouped_heads
+from fusion_advisor.dynamo.rewrites.linear_cross_entropy import linear_cross_entropy
 from fusion_advisor.dynamo.rewrites.needless_masks import needless_masks
 from fusion_advisor.dynamo.rewrites.nodes import take_out_dead
 from fusion_advisor.rulebook.schema import Rulebook
 
-REWRITES: tuple[Rewrite, ...] = (attention_by_hand, needless_masks, grouped_heads)
+REWRITES: tuple[Rewrite, ...] = (
+    attention_by_hand, needless_masks, grouped_heads, linear_cross_entropy,
+)  # fmt: skip
 """Rewrites in their order: each sees what those before have made."""
 
 

@@ -1,0 +1,91 @@
+"""Training steps under `backend="fusion_advisor"`, with kernels in Triton's interpreter: both
+passes have kernels, gradients are as near to float64's as eager's, and nothing more is saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .spawned import run_script
+
+ROOT = Path(__file__).resolve().parents[2]
+Facts = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def scenarios() -> dict[str, Facts]:
+    """What each scenario of `trained_models` saw, all in one process of their own."""
+    program = Path(__file__).with_name("trained_models.py")
+    script = f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')"
+    printed = run_script(script, folder=ROOT, PYTHONPATH=str(ROOT))
+    found: dict[str, Facts] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:
+    facts = scenarios[name]
+    assert "raised" not in facts, facts.get("raised")
+    return facts
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a_language_model",
+        "through_inductor",
+        "a_block_that_is_computed_again",
+        "parts_that_are_frozen",
+        "sizes",
+        "statistics_of_a_batch",
+    ],
+)
+def test_gradients_are_as_near_as_eagers(scenarios: dict[str, Facts], name: str) -> None:
+    facts = facts_of(scenarios, name)
+    assert facts["share"] <= 1
+    assert facts["same"]
+    assert facts["phases"] == ["forward", "backward"]
+    assert all(facts["taken"]), facts["taken"]
+    assert facts["why"] == ["", ""]
+
+
+def test_running_statistics_are_written_once_a_step(scenarios: dict[str, Facts]) -> None:
+    assert facts_of(scenarios, "statistics_of_a_batch")["mean"] < 1e-6
+
+
+def test_what_is_dropped_has_no_gradient(scenarios: dict[str, Facts]) -> None:
+    facts = facts_of(scenarios, "dropout")
+    assert facts["agrees"]
+    assert 400 < facts["dropped"] < 600
+
+
+def test_no_more_is_saved_for_the_backward_pass(scenarios: dict[str, Facts]) -> None:
+    facts = facts_of(scenarios, "what_is_saved")
+    assert facts["ours taken"] > facts["theirs taken"] == 0
+    assert facts["ours"] == facts["theirs"] > 0
+
+
+def test_a_fault_costs_one_pass_its_kernels(scenarios: dict[str, Facts]) -> None:
+    facts = facts_of(scenarios, "a_fault_in_the_backward_pass")
+    assert facts["share"] <= 1
+    forward, backward = facts["taken"]
+    assert forward > backward == 0
+    (warned,) = facts["warned"]
+    assert "RuntimeError: the analysis is out; Inductor compiles the graph alone" in warned
+
+
+def test_an_inner_function_gets_the_graph_as_it_is(scenarios: dict[str, Facts]) -> None:
+    facts = facts_of(scenarios, "an_inner_function")
+    assert facts["share"] <= 1
+    assert facts["why"] == [
+        "gradients are required, and what `inner` does with a backward pass is not known"
+    ]
+
+
+def test_apply_counts_both_passes(scenarios: dict[str, Facts]) -> None:
+    facts = facts_of(scenarios, "kernels_of_a_step_are_counted")
+    assert "residual_rms_norm_mul_erf" in facts["kernels"]
+    assert len(facts["kernels"]) > 8
+    assert facts["share"] > 0.8
