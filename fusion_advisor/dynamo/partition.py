@@ -107,6 +107,9 @@ def _divided(
         if not compiler.take_all and not weighed.wins:
             yield replace(place, as_fast=True)
             continue
+        if compiler.baseline and weighed.kept_bytes > rulebook.inductor.kept.value * weighed.bytes:
+            yield replace(place, why=f"would keep {weighed.kept_bytes} B in memory; {weighed}")
+            continue
         expressed = decision.subject.expressed
         assert expressed is not None
         kernel = known.get(expressed.form) or attempt(flow, decision, finding.name, rulebook)

@@ -29,19 +29,23 @@ from fusion_advisor.rulebook.schema import InductorRules, Rulebook, Slower
 from fusion_advisor.schedules.base import Plan
 
 INLINED = frozenset({"pointwise", "reduction", "window", "copy", "gather", "creation", "random"})
-"""Patterns of launches that Inductor fuses with their neighbours."""
+"""Patterns of launches that Inductor fuses with their neighbours; what has no model is taken to be
+one of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class InductorComparison:
     """Predicted microseconds of one occurrence: of Inductor's kernel for the region, and of our
-    kernel, its blocked fusions and its host overhead. `blocked_bytes` are the bytes that move only
-    because the op is opaque."""
+    kernel, its blocked fusions and its host overhead. `bytes` are those of its operands and
+    results; `blocked_bytes` are the bytes that move only
+    because the op is opaque, `kept_bytes` those of tensors that lie in memory only for that."""
 
     inductor_us: float
     kernel_us: float
     blocked_us: float
+    bytes: int
     blocked_bytes: int
+    kept_bytes: int
     host_us: float
 
     @property
@@ -72,7 +76,8 @@ def compare_with_inductor(
     kernel_us = decision.fused_us - device.times.call.value
     least_us = plan.launches * device.times.kernel_launch.value
     slower = _slower(plan, rules).of(narrow=_narrow(plan.region), tuned=tuned)
-    blocked_bytes, launches = _blocked(subject.flow, subject.border)
+    blocked_bytes, kept_bytes, launches = _blocked(subject.flow, subject.border)
+    crossing = (*subject.border.inputs, *subject.border.outputs)
     blocked_us = (
         1e6 * blocked_bytes / device.bandwidth + launches * device.times.kernel_launch.value
     )
@@ -80,7 +85,9 @@ def compare_with_inductor(
         inductor_us=least_us + max(kernel_us - least_us, 0.0) * slower,
         kernel_us=kernel_us,
         blocked_us=blocked_us,
+        bytes=sum(subject.flow.annotated.tensors[ref].bytes for ref in crossing),
         blocked_bytes=blocked_bytes,
+        kept_bytes=kept_bytes,
         host_us=0.0 if graphed else max(rules.call.value - kernel_us, 0.0),
     )
 
@@ -115,23 +122,26 @@ def _narrow(region: Region) -> bool:
     return all(tensor.dtype not in FLOATS for tensor in tensors if tensor.numel == most)
 
 
-def _blocked(flow: Dataflow, border: Boundary) -> tuple[int, int]:
-    """Bytes that an opaque op keeps from being fused away, and the number of launches that stay."""
+def _blocked(flow: Dataflow, border: Boundary) -> tuple[int, int, int]:
+    """Bytes that an opaque op keeps from being fused away, those of tensors that are in memory only
+    for it, and the number of launches that stay."""
     inside, tensors = set(border.members), flow.annotated.tensors
     neighbours: set[int] = set()
-    moved = 0
+    moved = kept = 0
     for ref in border.inputs:
         maker = flow.position[flow.base(ref).node]
         if _inlined(flow, maker) and not any(flow.beyond[i] >> maker & 1 for i in inside):
             neighbours.add(maker)
-            moved += tensors[ref].bytes
-            moved += tensors[ref].bytes * _only_for(flow, flow.base(ref), inside)
+            alone = _only_for(flow, flow.base(ref), inside)
+            moved += tensors[ref].bytes * (1 + alone)
+            kept += tensors[ref].bytes * alone
     for ref in border.outputs:
         users = {use for use in flow.uses(ref) if use not in inside}
         fused = {use for use in users if use >= 0 and _joins(flow, use, inside)}
         neighbours |= fused
         moved += tensors[ref].bytes * (len(fused) + (users == fused))
-    return moved, len(neighbours)
+        kept += tensors[ref].bytes * (users == fused)
+    return moved, kept, len(neighbours)
 
 
 def _joins(flow: Dataflow, use: int, inside: set[int]) -> bool:
@@ -148,4 +158,4 @@ def _only_for(flow: Dataflow, ref: Ref, inside: set[int]) -> bool:
 
 def _inlined(flow: Dataflow, number: int) -> bool:
     cost = flow.annotated.costs[flow.nodes[number].name]
-    return cost.memory_bound and cost.pattern in INLINED
+    return cost.memory_bound and (cost.pattern in INLINED or not cost.modelled)

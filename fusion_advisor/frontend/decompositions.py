@@ -54,6 +54,19 @@ def _soft_margin_loss(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tens
     return _reduced(aten.neg.default(x).mul_(target).exp_().log1p_(), reduction)
 
 
+def _converted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return aten._to_copy.default(x, dtype=dtype)
+
+
+def _multiplied_and_added(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    return aten.addcmul.default(z, x, y)
+
+
+def _counted(length: int, *, start: int, step: int, **how: Any) -> Tensor:
+    del how["requires_grad"]  # of whole numbers none is
+    return aten.arange.start_step(start, start + step * length, step, **how)
+
+
 COMPOSITES: dict[Any, Callable[..., Tensor]] = {
     aten.logsumexp.default: _logsumexp,
     aten.mse_loss.default: _mse_loss,
@@ -61,3 +74,12 @@ COMPOSITES: dict[Any, Callable[..., Tensor]] = {
     aten.huber_loss.default: _huber_loss,
     aten.soft_margin_loss.default: _soft_margin_loss,
 }
+
+
+PRIMITIVES: dict[str, Callable[..., Tensor]] = {
+    "prims.convert_element_type.default": _converted,
+    "prims.fma.default": _multiplied_and_added,
+    "prims.iota.default": _counted,
+}
+"""Calls of ATen for what Inductor's decompositions call instead, by name: not every release has
+every one."""

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from fusion_advisor.frontend.decompositions import COMPOSITES
+from fusion_advisor.frontend.decompositions import COMPOSITES, PRIMITIVES
 from fusion_advisor.frontend.expansions import (
     OPERAND,
     ExpandedLaunch,
@@ -332,7 +332,9 @@ class EagerTrace:
 
 
 def _as_cuda_runs(target: Any) -> Any:
-    return COMPOSITES.get(target, target) if isinstance(target, torch._ops.OpOverload) else target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target
+    return COMPOSITES.get(target) or PRIMITIVES.get(str(target), target)
 
 
 class _Recorder(TorchDispatchMode):

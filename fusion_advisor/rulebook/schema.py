@@ -328,10 +328,12 @@ class InductorRules(Table):
     """Time of Inductor's kernel for a region, relative to ours, by the schedule of our kernel:
     `row` with one reduction, `rows` with several that follow each other, `long` where a row does
     not fit into one program, `parts` where programs share a reduction. `persistent` is the longest
-    row that Inductor keeps on chip; `call` is the host's time for one call of our operator."""
+    row that Inductor keeps on chip; `call` is the host's time for one call of our operator; `kept`
+    is how much more a kernel may keep in memory in a training step, of what it reads and writes."""
 
     persistent: Elements
     call: Time
+    kept: Share
     flat: Slower
     tiled: Slower
     row: Slower
