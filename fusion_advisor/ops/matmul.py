@@ -9,6 +9,7 @@ import math
 
 from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.ir.graph import Ref, Tensor
+from fusion_advisor.ops.attention import ATTENTION_BACKWARDS
 from fusion_advisor.ops.registry import Call, formula
 from fusion_advisor.ops.windows import Windows
 
@@ -123,6 +124,18 @@ formula(
     flops=_attention,
     unit="tensor",
 )
+
+
+def _attention_backward(call: Call) -> int:
+    """FLOPs of five products: the scores once more, and the gradients of weights, values, queries
+    and keys. The first operand is the gradient of the result."""
+    query, key, value = (call.operand(i) for i in range(1, 4))
+    batch = math.prod(query.shape[:-2])
+    rows, columns = query.shape[-2], key.shape[-2]
+    return 2 * batch * rows * columns * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+formula("attention", *ATTENTION_BACKWARDS, flops=_attention_backward, unit="tensor")
 
 
 def _recurrent(call: Call) -> int:
