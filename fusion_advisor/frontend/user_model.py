@@ -182,7 +182,7 @@ def _built_in(
     tuple[int, ...],
     ModuleType,
 ]:
-    """What `found_in` gives, and the Python module that the model is from."""
+    """Gives what `found_in` does, and the Python module that the model is from."""
     namespace, name, file = _import(model)
     module, name, assumed, built = _find(namespace, name, file, dict(sizes.built) if sizes else {})
 
