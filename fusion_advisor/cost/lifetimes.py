@@ -33,15 +33,25 @@ class Lifetime:
 
 
 @dataclass(frozen=True, slots=True)
+class LeanerWay:
+    """Way to keep less: the bytes saved, and the time that backward takes longer for it."""
+
+    action: str
+    saved_bytes: int
+    extra_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """Storage that a forward pass keeps for backward: the node that makes it with its layout, and
-    the forward nodes whose backward reads it."""
+    """Storage that a forward pass keeps for backward: the node that makes it with its layout, the
+    forward nodes whose backward reads it, and a way to keep less, None where none is known."""
 
     name: str
     tensor: Tensor
     bytes: int
     source: Source | None
     saved_by: tuple[str, ...]
+    alternative: LeanerWay | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +132,34 @@ def saved_tensors(annotated: Annotated) -> tuple[SavedTensor, ...]:
                 first.setdefault(tensor.storage, (node, tensor))
     names = {node.fx: node.name for node in graph.nodes if node.fx and node.phase in AHEAD}
     lives = lifetimes(graph)
+    kept = {
+        storage: lives[storage].bytes
+        for storage, (node, _) in first.items()
+        if storage in readers and node.kind == "call" and node.phase in AHEAD
+    }
     return tuple(
         SavedTensor(
-            node.name, tensor, lives[storage].bytes, node.source,
+            node.name, tensor, kept[storage], node.source,
             tuple(names[of] for of in readers[storage] if of in names),
+            _cast_again(annotated, node, kept),
         )
         for storage, (node, tensor) in first.items()
-        if storage in readers and node.kind == "call" and node.phase in AHEAD
+        if storage in kept
     )  # fmt: skip
+
+
+def _cast_again(annotated: Annotated, node: Node, kept: Mapping[int, int]) -> LeanerWay | None:
+    """Cast of a narrower float, done again in backward: the narrower tensor is kept in place of the
+    copy, or is kept anyway."""
+    ref = next(node.refs(), None)
+    before = annotated.tensors.get(ref) if ref else None
+    if node.op != "aten._to_copy.default" or before is None or not before.dtype.endswith("float16"):
+        return None
+    saved = node.out.bytes - (0 if before.storage in kept else before.bytes)
+    again = annotated.costs[node.name].time_us
+    if node.out.itemsize <= before.itemsize or saved <= 0:
+        return None
+    return LeanerWay(f"keep it in {before.dtype}, cast again in backward", saved, again)
 
 
 def memory(annotated: Annotated) -> Memory:

@@ -106,6 +106,25 @@ formula(
 )
 
 
+def _convolution_backward(call: Call) -> int:
+    """FLOPs of the products that are asked for: the gradient of the input, and of the weight, each
+    as many as the convolution itself."""
+    grad, x, weight = (call.operand(i) for i in range(3))
+    transposed = bool(call.arg(7, "transposed", False))
+    positions = math.prod((x if transposed else grad).shape[2:])
+    wanted = call.arg(10, "output_mask", (True, True, True))
+    products = sum(map(bool, wanted[:2])) if isinstance(wanted, tuple) else 2
+    return products * 2 * x.shape[0] * positions * weight.numel
+
+
+formula(
+    "convolution",
+    "aten.convolution_backward.default",
+    flops=_convolution_backward,
+    unit="tensor",
+)
+
+
 def _attention(call: Call) -> int:
     """FLOPs of two products: [B, H, S, E] × [E, T] and [S, T] × [T, Ev]; a mask saves none."""
     query, key, value = (call.operand(i) for i in range(3))

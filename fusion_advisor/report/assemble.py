@@ -31,6 +31,7 @@ from fusion_advisor.profile.profile import Profile, Profiled
 from fusion_advisor.report.schema import (
     ActionRow,
     AdviceRow,
+    AlternativeRow,
     CauseRow,
     CheckRow,
     DeviceRow,
@@ -610,6 +611,7 @@ def _saved(annotated: Annotated) -> list[SavedRow]:
             name=each.name, bytes=each.bytes, shape=list(each.tensor.shape),
             dtype=each.tensor.dtype, source=_source(each.source) if each.source else None,
             saved_by=list(each.saved_by),
+            alternative=AlternativeRow.of(each.alternative) if each.alternative else None,
         )
         for each in sorted(found, key=lambda each: -each.bytes)
     ]  # fmt: skip

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fusion_advisor.advice import Advice
+from fusion_advisor.advice.run import advise
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.cost.lifetimes import memory, saved_tensors
@@ -298,3 +300,49 @@ def test_autocast_is_the_forward_pass_alone() -> None:
 def test_train_mode_without_gradients_has_no_backward() -> None:
     graph = capture_loaded(faked("mlp"), Scenario(mode="train", step=True, grad=False))
     assert {node.phase for node in graph.nodes} == {"forward"}
+
+
+def advice(graph: Graph) -> dict[str, Advice]:
+    return {found.code: found for found in advise(dataflow(graph, H200), (), True, RULES)}
+
+
+def test_an_optimizer_in_several_passes_is_advised_on() -> None:
+    said = advice(step("mlp"))["unfused-optimizer"]
+    assert "AdamW takes 8 passes" in said.message
+    assert "torch.optim.AdamW(..., fused=True)" in said.message
+    assert said.saved_us
+    assert "unfused-optimizer" not in advice(step("mlp", "none"))
+
+
+def test_a_copy_in_float32_may_be_made_again() -> None:
+    graph = step("norm by hand")
+    (copy,) = (each for each in saved_tensors(annotate(graph, H200)) if each.alternative)
+    assert copy.name == "_to_copy_1"
+    assert copy.alternative is not None
+    assert copy.alternative.saved_bytes == copy.bytes // 2, "the product's result is kept instead"
+    assert copy.alternative.extra_us > 0
+    assert "1 float32 copy" in advice(graph)["float-copies"].message
+    assert "float-copies" not in advice(step("layer norms"))
+
+
+def test_logits_for_a_loss_alone_are_advised_on() -> None:
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(64, 32_000, bias=False, dtype=torch.bfloat16)
+
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            scores = self.head(x).float()
+            return F.cross_entropy(scores.flatten(0, 1), ids.flatten())
+
+    fake = HostFakeMode()
+    with fake:
+        model = Language()
+        x, ids = torch.randn(4, 512, 64, dtype=torch.bfloat16), torch.zeros(4, 512).long()
+    graph = capture_loaded(
+        Loaded(model, (x, ids), {}, fake, "language"), Scenario(mode="train", step=True)
+    )
+    said = advice(graph)["materialised-logits"]
+    assert "launches on logits of 2048x32000:bfloat16" in said.message
+    assert said.saved_us
+    assert "materialised-logits" not in advice(step("convolution"))
