@@ -341,11 +341,29 @@ def phases(report: Report) -> list[tuple[str, str]]:
         most = saved[0]
         where = f" at {short(most.source)}" if most.source else ""
         total = size(sum(each.bytes for each in saved))
-        rows.append(("saved", f"{total} in {len(saved)} tensors; {size(most.bytes)}{where}"))
+        largest = f"the largest {size(most.bytes)}{where}"
+        rows.append(("saved", f"{total} for backward in {len(saved)} tensors, {largest}"))
     if held := report.memory:
         parts = ", ".join(f"{size(count)} {use}" for use, count in [*held.parts.items()][:_NAMED])
         rows.append(("memory", f"{size(held.peak_bytes)} at {held.at}: {parts}"))
     return rows
+
+
+def saved(report: Report, top: int) -> list[tuple[str, ...]]:
+    """Tensors kept for backward, the most bytes first: bytes, node, place, reader, leaner way."""
+    return [
+        (
+            size(row.bytes),
+            row.name,
+            short(row.source) if row.source else "",
+            f"for {', '.join(row.saved_by[:_NAMED])}" if row.saved_by else "",
+            f"{row.alternative.action}: {size(row.alternative.saved_bytes)} less,"
+            f" {time(row.alternative.extra_us)} more"
+            if row.alternative
+            else "",
+        )
+        for row in report.saved[:top]
+    ]
 
 
 _LINKED = {"id": "by id", "alignment": "by alignment", "sequence": "by sequence number"}
