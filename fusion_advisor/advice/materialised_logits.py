@@ -25,7 +25,7 @@ def find(model: Model) -> Iterator[Advice]:
             continue
         size = flow.nodes[product].out.numel
         others = [i for i in model.launches if i != product and _works_on(model, i, size)]
-        us = model.time_us(others)
+        us = 1e6 * model.bytes(others) / flow.annotated.device.bandwidth
         if us < share * whole_us:
             continue
         held = sum(

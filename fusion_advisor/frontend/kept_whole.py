@@ -105,18 +105,20 @@ def _trained_attention(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expans
 
 
 def _attention_backward(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion:
-    """Backward of attention: one kernel for the gradients of query, key and value."""
-    grad, query, key, value, mask, out, logsumexp, *options = args
+    """Backward of attention: one kernel for the gradients of query, key and value, and of a mask
+    that is trained."""
+    grad, query, key, value, mask, out, logsumexp, trained_mask, *options = args
     flash = layout_of(query).dtype in ("float16", "bfloat16") and mask is None
     given = (grad, query, key, value, *(() if flash else (mask,)), out, logsumexp)
     outputs = tuple(
         replace(layout_of(each), storage=-1, offset=0)
         if layout_of(each).numel == layout_of(each).extent
         else dense(layout_of(each).shape, layout_of(each).dtype)
-        for each in (query, key, value)
+        for each in (query, key, value, *((mask,) if trained_mask else ()))
     )
     call = tuple(freeze(each, slots) for each in (*given, *options))
-    return _single(FLASH_BACKWARD if flash else EFFICIENT_BACKWARD, call, (), outputs, None)
+    made = _single(FLASH_BACKWARD if flash else EFFICIENT_BACKWARD, call, (), outputs, None)
+    return replace(made, result=(*made.result, None)[:4])
 
 
 def _rms_norm_backward(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion:

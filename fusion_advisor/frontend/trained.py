@@ -25,8 +25,8 @@ _LIBRARY.define(
 )
 _LIBRARY.define(
     "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask,"
-    " Tensor out, Tensor logsumexp, float dropout, bool causal, float? scale, bool grouped)"
-    " -> (Tensor, Tensor, Tensor)"
+    " Tensor out, Tensor logsumexp, bool trained, float dropout, bool causal, float? scale,"
+    " bool grouped) -> (Tensor, Tensor, Tensor, Tensor?)"
 )
 _LIBRARY.define(
     "rms_norm(Tensor input, SymInt[] shape, Tensor? weight, float? eps) -> (Tensor, Tensor)"
@@ -58,8 +58,13 @@ def _attention(
 
 
 @torch.library.register_fake("fusion_advisor_training::attention_backward", lib=_LIBRARY)
-def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any) -> Any:
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+def _attention_backward(
+    grad: Any, query: Any, key: Any, value: Any, mask: Any, out: Any, logsumexp: Any, trained: bool,
+    *_: Any,
+) -> Any:  # fmt: skip
+    """Gradients of the operands; of the mask where it is trained."""
+    made = [torch.empty_like(each) for each in (query, key, value)]
+    return (*made, mask.new_empty(mask.shape) if trained else None)
 
 
 @torch.library.register_fake("fusion_advisor_training::rms_norm", lib=_LIBRARY)
@@ -87,8 +92,11 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         query, key, value, mask, out, logsumexp = ctx.saved_tensors
-        found = ATTENTION_BACKWARD(grad, query, key, value, mask, out, logsumexp, *ctx.options)
-        return (*found, None, *(None for _ in ctx.options))
+        trained = ctx.needs_input_grad[3]
+        found = ATTENTION_BACKWARD(
+            grad, query, key, value, mask, out, logsumexp, trained, *ctx.options
+        )
+        return (*found, *(None for _ in ctx.options))
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -112,10 +120,11 @@ def attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
-    """Attention as CUDA trains it; by the unfused path where CUDA has no kernel for the operands,
-    and where the mask itself is trained."""
-    trained = attn_mask is not None and attn_mask.requires_grad
-    if query.dim() != 4 or query.dtype == torch.float64 or trained:
+    """Attention as CUDA trains it; by the unfused path where CUDA has no kernel for the operands. A
+    mask that is trained has its gradient in the size of the scores, which autograd sums."""
+    if attn_mask is not None and attn_mask.requires_grad:
+        attn_mask = attn_mask.expand(*query.shape[:-1], key.shape[-2])
+    if query.dim() != 4 or query.dtype == torch.float64:
         return aten._scaled_dot_product_attention_math.default(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]

@@ -80,6 +80,18 @@ class Attention(nn.Module):
         return self.out(h.transpose(1, 2).flatten(2)).pow(2).mean()
 
 
+class Biased(nn.Module):
+    """Attention with a bias of each head that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.bias = nn.Linear(32, 96), nn.Parameter(torch.zeros(4, 16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (h.unflatten(-1, (4, 8)).transpose(1, 2) for h in self.qkv(x).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias).square().sum()
+
+
 class Convolution(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -125,10 +137,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "norms": (Norms, X),
     "norm by hand": (NormByHand, X),
     "attention": (Attention, X),
+    "biased": (Biased, X),
     "convolution": (Convolution, IMAGES),
     "tied": (Tied, IDS),
     "no loss": (Plain, X),
 }
+ON_CUDA_ALONE = {"norms", "biased"}
+"""Whose kernels a CPU does not have: autograd saves what their parts save there."""
 each_model = pytest.mark.parametrize("name", MODELS)
 
 
@@ -164,7 +179,7 @@ def saved_in_eager(loaded: Loaded) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "norms"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ON_CUDA_ALONE])
 def test_what_is_saved_is_what_autograd_saves(name: str) -> None:
     saved = saved_tensors(annotate(step(name), H200))
     assert sum(each.bytes for each in saved) == saved_in_eager(faked(name))
@@ -346,3 +361,12 @@ def test_logits_for_a_loss_alone_are_advised_on() -> None:
     assert "launches on logits of 2048x32000:bfloat16" in said.message
     assert said.saved_us
     assert "materialised-logits" not in advice(step("convolution"))
+
+
+def test_the_gradient_of_a_trained_mask_is_summed_over_the_batch() -> None:
+    graph = step("biased")
+    nodes = {node.name: node for node in graph.nodes}
+    bias = next(node for node in graph.nodes if node.name == "bias").out
+    (backward,) = (node for node in graph.nodes if "efficient_attention_backward" in node.op)
+    assert [t and t.shape for t in backward.outputs][3] == (4, 4, 16, 16)
+    assert any(nodes[ref.node].out.shape == bias.shape for ref in graph.outputs)
