@@ -153,9 +153,8 @@ def _leaves(traced: Traced, fake: FakeTensorMode) -> tuple[list[Placeholder], li
             positions.append(len(kept))
             kept.append(each)
             continue
-        place = (
-            value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride(),
-        )  # fmt: skip
+        layout = (value.storage_offset(), *value.shape, *value.stride())
+        place = (value.untyped_storage()._cdata, *map(str, layout))  # symbols have no hash
         if place not in known:
             known[place] = len(kept)
             with fake, torch.no_grad():

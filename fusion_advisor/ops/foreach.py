@@ -58,6 +58,28 @@ _STEPS = {
 }  # fmt: skip
 """FLOPs of an element by op."""
 
+_FUSED_STEPS = {"adam": 12, "adamw": 12, "sgd": 4, "adagrad": 6}
+"""FLOPs of an element by optimizer: its formulas in torch/optim, constants of the step aside."""
+
+
+def _fused(call: Call) -> tuple[int, int]:
+    """HBM bytes: every tensor read once, and all but the gradients written: those change only where
+    a scaler's factor is given."""
+    lists = _lists(call)
+    sizes = [sum(tensor.bytes for tensor in each) for each in lists]
+    return sum(sizes), sum(sizes) - (sizes[1] if len(sizes) > 1 else 0)
+
+
+for _name, _each in _FUSED_STEPS.items():
+    for _overload in ("default", "tensor_lr"):
+        formula(
+            "foreach",
+            f"aten._fused_{_name}_.{_overload}",
+            flops=_steps_of(_each),
+            traffic=_fused,
+            launches=_launches,
+        )
+
 _OVERLOADS = ("default", "List", "Scalar", "ScalarList", "Tensor")
 
 for _name, _each in _STEPS.items():

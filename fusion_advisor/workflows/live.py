@@ -184,7 +184,7 @@ def _captured(
     graph = captured_bare(bare, arguments, modes, scenario, most)
     return replace(
         graph,
-        assumed=(f"mode={mode}", *graph.assumed),
+        assumed=(*graph.assumed, f"mode={mode}"),
         differs_from_eager=(*notes, *graph.differs_from_eager),
     )
 

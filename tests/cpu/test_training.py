@@ -370,3 +370,25 @@ def test_the_gradient_of_a_trained_mask_is_summed_over_the_batch() -> None:
     (backward,) = (node for node in graph.nodes if "efficient_attention_backward" in node.op)
     assert [t and t.shape for t in backward.outputs][3] == (4, 4, 16, 16)
     assert any(nodes[ref.node].out.shape == bias.shape for ref in graph.outputs)
+
+
+def test_a_fused_optimizer_moves_each_tensor_once() -> None:
+    def optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, fused=True)
+
+    asked = Scenario(mode="train", step=True, optimizer="module")
+    graph = capture_loaded(faked("mlp", optimizer=optimizer), asked)
+    costs = annotate(graph, H200).costs
+    (update,) = (node for node in graph.nodes if node.op == "aten._fused_adamw_.default")
+    size = sum(p.nbytes for p in Mlp().parameters())
+    steps = len(list(Mlp().parameters())) * 4
+    assert costs[update.name].bytes_read == 4 * size + steps
+    assert costs[update.name].bytes_written == 3 * size + steps
+
+
+def test_symbolic_sizes_stay_in_a_step() -> None:
+    graph = capture_loaded(faked("mlp"), Scenario(mode="train", step=True, dynamic=True))
+    assert "whole training step" in graph.assumed[0]
+    (linear,) = (node for node in graph.nodes if node.name == "addmm")
+    assert linear.phase == "forward"
+    assert any("s" in dim for dim in linear.out.dims)
