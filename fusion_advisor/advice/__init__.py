@@ -5,13 +5,16 @@ from collections.abc import Callable, Iterator
 from fusion_advisor.advice import (
     differs_from_eager,
     float64,
+    float_copies,
     forward_only,
     growing_cache,
     hidden_copy,
     host_sync,
     launch_bound,
     masked_attention,
+    materialised_logits,
     repeated_heads,
+    unfused_optimizer,
     weight_cast,
 )
 from fusion_advisor.advice.base import Advice, Model
@@ -25,6 +28,9 @@ KINDS: dict[str, Callable[[Model], Iterator[Advice]]] = {
     "weight-cast": weight_cast.find,
     "float64": float64.find,
     "host-sync": host_sync.find,
+    "unfused-optimizer": unfused_optimizer.find,
+    "materialised-logits": materialised_logits.find,
+    "float-copies": float_copies.find,
     "forward-only": forward_only.find,
     "differs-from-eager": differs_from_eager.find,
 }

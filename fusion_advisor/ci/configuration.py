@@ -93,6 +93,7 @@ class ScenarioTable(_Table):
     phase: Literal["forward", "prefill", "decode"] = "forward"
     kv_len: Size | None = None
     grad: bool | None = None
+    optimizer: Literal["none", "adamw", "sgd", "module"] = "adamw"
 
     @property
     def scenario(self) -> Scenario:
@@ -107,6 +108,7 @@ class ScenarioTable(_Table):
             phase=self.phase,
             kv_len=self.kv_len,
             grad=self.grad,
+            optimizer=self.optimizer,
         )
 
 

@@ -48,6 +48,15 @@ walk to a second tile of rows, of which one has a third. An interpreter takes as
 of few elements as for one of many."""
 
 
+_COSTLY_S = 10.0
+"""Seconds that one draw of `costly_elements` takes the interpreter, as the rule's source says."""
+
+
+_HELD_ELEMENTS = 1 << 27
+"""Elements between the first and the last of all inputs that a check may hold: a GiB in float64, of
+which it has several copies."""
+
+
 def at_full_size(kernel: Kernel) -> Case:
     """The inputs at the graph's own sizes, under whatever name those are checked."""
     return next((c for c in kernel.cases if c.name == FULL_SIZE), kernel.cases[0])
@@ -241,6 +250,7 @@ def _alike(outer: Sequence[int], inner: Sequence[int]) -> dict[int, int]:
 def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify) -> Case:
     most = _largest(file) if name == FULL_SIZE else numbers.indexed_places.count
     sizes = {**sizes, **_parts(file, sizes)}
+    elements = prod(sizes.values())
     loaded: int | None = 0
     stored = loads_asked = stores_asked = 0
     tensors = _laid_out(file, sizes, most, apart=name in (ODD_SIZES, SQUARE))
@@ -260,13 +270,17 @@ def _case(file: KernelFile, name: str, sizes: Mapping[int, int], numbers: Verify
                 prod(sizes[a] for dim in access.dims for a in dim) * access.tensor.itemsize
                 for access in written
             )
+    inputs = _inputs(file, name, sizes, tensors)
+    held = sum(tensor.extent for tensor in inputs.inputs)
+    longest = numbers.costly_elements.count * numbers.timeout.base / _COSTLY_S
     return replace(
-        _inputs(file, name, sizes, tensors),
+        inputs,
         loaded_bytes=loaded,
         stored_bytes=stored,
         loads=loads_asked,
         stores=stores_asked,
-        costly=prod(sizes.values()) > numbers.costly_elements.count,
+        costly=elements > numbers.costly_elements.count,
+        endless=elements > longest or held > _HELD_ELEMENTS,
         summed=_summed(file.region, sizes),
     )
 

@@ -3,6 +3,7 @@
 OFFERS = (
     "annotate",
     "dataflow",
+    "lifetimes",
     "times",
     "totals",
 )

@@ -16,6 +16,7 @@ from fusion_advisor.cost.times import EagerLaunch, time_model
 from fusion_advisor.ir.addressed import addressed_bytes, of_tensor
 from fusion_advisor.ir.graph import OWN_OPS, Arg, Graph, Node, Ref, Tensor
 from fusion_advisor.ops import REGISTRY, Call, Op, state
+from fusion_advisor.ops.attention import ATTENTION_BACKWARDS
 from fusion_advisor.region.axes import NotExpressible
 from fusion_advisor.region.builder import Builder, Value
 from fusion_advisor.rulebook.devices import Device, Unit
@@ -132,11 +133,14 @@ def _cost(call: Call, device: Device) -> Cost:
     unit = op.unit if op else "cuda"
     ours = node.op.startswith(OWN_OPS)
     launches = 0 if op is not None and op.pattern == "allocation" else 1
+    if op is not None and op.launches is not None:
+        launches = op.launches(call)
     if not launches or not read + written:
         return _free(node, op)
     arithmetic_us = seconds_of_arithmetic(device, unit, dtype, flops, special) * 1e6
     launch = EagerLaunch(call, op, read, written, unit, arithmetic_us, made.instructions(device))
     time_us, work = time_model().launch(launch, device)
+    time_us += max(launches - 1, 0) * device.launch_us
     intensity, ridge = flops / (read + written), device.ridge(unit, dtype)
     bound: Bound = "memory" if intensity < ridge else "compute"
     if max((read + written) / device.bandwidth * 1e6, arithmetic_us) < device.launch_us:
@@ -199,6 +203,8 @@ def _arithmetic_dtype(call: Call, op: Op | None) -> str:
 
 
 def _widest(call: Call) -> str:
+    if call.node.op in ATTENTION_BACKWARDS:
+        return call.operand(0).dtype  # the logsumexp is float32 in any case
     tensors = [*call.operands, *(t for t in call.node.outputs if t is not None)]
     floats = [t for t in call.operands if t.dtype.startswith(("float", "bfloat"))]
     if floats:

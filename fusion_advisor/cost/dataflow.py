@@ -145,7 +145,23 @@ def _beyond(flow: Dataflow, launches: Sequence[bool], views: Sequence[bool]) -> 
             if not passes:
                 out |= flow.above[p] | (1 << p)
         beyond.append(out)
-    return beyond
+    others = _other_passes(flow)
+    return [mask | others[_pass(node)] for mask, node in zip(beyond, flow.nodes, strict=True)]
+
+
+def _pass(node: Node) -> str:
+    """Pass of a step that a node runs in: the loss runs with forward."""
+    return "forward" if node.phase == "loss" else node.phase
+
+
+def _other_passes(flow: Dataflow) -> dict[str, int]:
+    """For each pass, the nodes of the others: autograd runs one after the other, and calls no
+    kernel that is of two."""
+    masks: dict[str, int] = {}
+    for i, node in enumerate(flow.nodes):
+        masks[_pass(node)] = masks.get(_pass(node), 0) | (1 << i)
+    every = sum(masks.values())
+    return {name: every ^ mask for name, mask in masks.items()}
 
 
 def _resolve_writes(flow: Dataflow) -> tuple[dict[int, set[int]], set[int]]:

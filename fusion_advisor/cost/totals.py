@@ -1,14 +1,12 @@
-"""Lower bound on the time of a whole graph with everything fused, and peak memory."""
+"""Lower bound on the time of a whole graph with everything fused."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
-from itertools import accumulate
 
 from fusion_advisor.cost.annotate import element_set
 from fusion_advisor.cost.dataflow import Dataflow
-from fusion_advisor.ir.graph import Graph, Ref, Tensor
+from fusion_advisor.ir.graph import Ref
 
 
 def least_us(flow: Dataflow, eager_us: Mapping[str, float]) -> float:
@@ -50,37 +48,3 @@ def least_us(flow: Dataflow, eager_us: Mapping[str, float]) -> float:
     least_launch = min(device.times.eager_launch.value, device.times.kernel_launch.value)
     launches = (max(turns, default=0) + 1) // 2
     return left_us + max(moving_us, launches * least_launch)
-
-
-def peak_activation_bytes(graph: Graph) -> int:
-    """Peak bytes of intermediates and results alive at once. Each storage lives from the launch
-    that makes it to its last use; tensors that exist before the graph runs are not counted."""
-    storage_of: dict[Ref, int] = {}
-    sizes: dict[int, int] = {}
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-    for step, node in enumerate(graph.nodes):
-        for ref in node.refs():
-            if ref in storage_of:
-                last[storage_of[ref]] = step
-        for n, tensor in enumerate(node.outputs):
-            if tensor is not None:
-                storage = storage_of[Ref(node.name, n)] = tensor.storage
-                first.setdefault(storage, step)
-                last[storage] = step
-                given = graph.nodes[first[storage]].kind != "call"
-                sizes[storage] = 0 if given else max(sizes.get(storage, 0), _extent(tensor))
-    for ref in graph.outputs:
-        if ref in storage_of:
-            last[storage_of[ref]] = len(graph.nodes)
-    change = [0] * (len(graph.nodes) + 2)
-    for storage, size in sizes.items():
-        change[first[storage]] += size
-        change[last[storage] + 1] -= size
-    return max(accumulate(change))
-
-
-def _extent(tensor: Tensor) -> int:
-    """Bytes of the storage up to the last element of this tensor."""
-    reach = sum(map(operator.mul, tensor.shape, tensor.stride)) - sum(tensor.stride)
-    return (tensor.offset + reach + 1) * tensor.itemsize if tensor.numel else 0

@@ -249,27 +249,38 @@ def _translate(
     import torch
 
     from fusion_advisor.frontend.eager_trace import EagerTrace
-    from fusion_advisor.frontend.export import from_program, launch, trace
+    from fusion_advisor.frontend.export import from_program, launch, trace, unwrapped
+    from fusion_advisor.frontend.joint import followed_by
     from fusion_advisor.frontend.masks import masks
+    from fusion_advisor.frontend.training import captured_step
 
     if loaded.program is not None:
         traced = from_program(loaded.program)
     else:
-        traced = trace(
-            loaded.module, loaded.args, loaded.kwargs, loaded.fake,
-            grad=scenario.gradients, dynamic=scenario.dynamic, autocast=bool(scenario.autocast),
-            trail=trail, references=references, breaks=loaded.breaks, hint=loaded.hint,
-        )  # fmt: skip
-    autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
-    launcher = EagerTrace(autocast)
-    outputs = launch(traced, launcher)
+        loss = loaded.loss if scenario.trains else None
+        with followed_by(unwrapped(loaded.module)[0] if loss else loaded.module, loss):
+            traced = trace(
+                loaded.module, loaded.args, loaded.kwargs, loaded.fake,
+                grad=scenario.gradients, dynamic=scenario.dynamic, trail=trail,
+                autocast=bool(scenario.autocast), references=references, breaks=loaded.breaks,
+                hint=loaded.hint,
+            )  # fmt: skip
+    assumed: list[str] = []
+    launched = None
+    if scenario.trains:
+        launched = captured_step(traced, loaded, scenario, assumed)
+    if launched is None:
+        autocast = getattr(torch, scenario.autocast) if scenario.autocast else None
+        launcher = EagerTrace(autocast)
+        launched = launcher, launch(traced, launcher)
+    launcher, outputs = launched
     graph = Graph(
         tuple(launcher.nodes), outputs,
         captured_by=traced.captured_by,
         graph_breaks=tuple(traced.graph_breaks),
         differs_from_eager=tuple(dict.fromkeys(traced.differs)),
         source=loaded.source,
-        assumed=tuple(loaded.assumed),
+        assumed=(*assumed, *loaded.assumed),
         trail=replace(traced.trail, values=launcher.values) if traced.trail else None,
         built=loaded.built,
         not_run=_not_run(loaded.module, launcher.nodes),

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import operator
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -49,7 +49,7 @@ from fusion_advisor.frontend.expansions import (
 from fusion_advisor.frontend.kept_whole import Method, kept_whole, op_name, whole_operator
 from fusion_advisor.frontend.source_tracer import marked
 from fusion_advisor.ir.frames import source_of
-from fusion_advisor.ir.graph import Node, NodeKind, Ref, Source, Symbol, Tensor
+from fusion_advisor.ir.graph import Node, NodeKind, Phase, Ref, Source, Symbol, Tensor
 from fusion_advisor.ops import REGISTRY
 from fusion_advisor.support.errors import CaptureError
 
@@ -68,6 +68,8 @@ _IGNORED = {
     "aten::_assert_scalar",
     "aten::sym_constrain_range",
     "aten::sym_constrain_range_for_size",
+    "profiler::_record_function_enter_new",
+    "profiler::_record_function_exit",
 }
 _LIFTS = {"aten::lift_fresh_copy", "aten::lift_fresh", "aten::lift"}
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
@@ -91,13 +93,43 @@ class EagerTrace:
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def tensor(
-        self, name: str, kind: NodeKind, example: torch.Tensor, storage: int = -1
+        self,
+        name: str,
+        kind: NodeKind,
+        example: torch.Tensor,
+        storage: int = -1,
+        phase: Phase = "forward",
     ) -> TracedValue:
         """Adds a tensor that is there before the graph runs; `storage` when it shares memory."""
         name = self._unique(name)
         layout = replace(describe(example), storage=self._storage() if storage < 0 else storage)
-        self.nodes.append(Node(name, kind, kind, outputs=(layout,)))
+        self.nodes.append(Node(name, kind, kind, outputs=(layout,), phase=phase))
         return TracedValue(layout, Ref(name))
+
+    def values_of(self, refs: Iterable[Ref]) -> dict[Ref, TracedValue]:
+        """Tensors of the records so far, by their references."""
+        nodes = {node.name: node for node in self.nodes}
+        found = {ref: nodes[ref.node].outputs[ref.output] for ref in refs}
+        return {ref: TracedValue(t, ref) for ref, t in found.items() if t is not None}
+
+    @contextmanager
+    def faking(self) -> Generator[Callable[[TracedValue], torch.Tensor]]:
+        """Fake CUDA tensors, and the function that makes one for a tensor of the records."""
+        with self._fake:
+            yield _fake_tensor
+
+    def follow(
+        self, run: Callable[[], Any], operands: Sequence[tuple[TracedValue, torch.Tensor]],
+        name: str, phase: Phase,
+    ) -> None:  # fmt: skip
+        """Adds every launch of Python code that works on fake CUDA tensors, `operands` in the
+        records; what it computes on the host is no launch."""
+        recorder = _DeviceRecorder([tensor for _, tensor in operands])
+        with self._fake, torch.no_grad(), recorder:
+            run()
+        node = torch.fx.Graph().create_node("call_function", run, name=name)
+        node.meta["phase"] = phase
+        self._replay(recorder.expansion(None), [value for value, _ in operands], node, None, None)
 
     def graph(self, module: torch.fx.GraphModule, operands: Sequence[Any]) -> Any:
         """Adds every launch of `module` called with `operands` (Values, numbers); its outputs.
@@ -192,6 +224,7 @@ class EagerTrace:
                     source=_source(node, outer),
                     module=_module(node, outer),
                     fx=(outer or node).name,
+                    phase=node.meta.get("phase", "forward"),
                 )
             )
 
@@ -283,6 +316,8 @@ class EagerTrace:
                     module=module,
                     step=marked(node.meta.get("stack_trace")),
                     fx=(outer or node).name,
+                    phase=node.meta.get("phase", "forward"),
+                    backward_of=node.meta.get("backward_of", ""),
                 )
             )
         result = _fill(expansion.result, made)
@@ -458,6 +493,18 @@ class _Recorder(TorchDispatchMode):
         if isinstance(value, dict):
             return {key: self._freeze(item) for key, item in value.items()}
         return value
+
+
+class _DeviceRecorder(_Recorder):
+    """Writes down the operators of CUDA tensors alone: those of the host launch nothing."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        tensors = [x for x in leaves((args, kwargs or {})) if isinstance(x, torch.Tensor)]
+        if tensors and not any(tensor.is_cuda for tensor in tensors):
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _on_cuda(func: Any, args: Any, kwargs: Any) -> Any:

@@ -133,7 +133,23 @@ def _inputs(module: Any, config: Any, scenario: Scenario, assumed: list[str]) ->
     if "use_cache" in takes:
         values["use_cache"] = scenario.phase != "forward"
         assumed.append(f"use_cache={values['use_cache']}")
+    if scenario.trains and "labels" in takes and (labels := _labels(module, config, values)):
+        values["labels"], said = labels
+        assumed.append(f"labels={said}")
     return values
+
+
+def _labels(module: Any, config: Any, values: Mapping[str, Any]) -> tuple[torch.Tensor, str] | None:
+    """Labels with which a model computes its own loss, and their kind in words: a word for each
+    place of text, a class for each example; None where the model's task is another."""
+    name = type(module).__name__
+    if name.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")):
+        ids = values.get("decoder_input_ids", values.get("input_ids"))
+        return None if ids is None else (ids.clone(), "a word for each place")
+    if name.endswith("Classification") and "Token" not in name:
+        batch = next(iter(values.values())).shape[0]
+        return torch.randint(0, config.num_labels, (batch,)), "a class for each example"
+    return None
 
 
 def _shape(name: str, config: Any, batch: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fusion_advisor.frontend import trained
 from fusion_advisor.frontend.expansions import (
     ExpandedLaunch,
     ExpandedOutput,
@@ -30,7 +31,7 @@ from fusion_advisor.frontend.expansions import (
 )
 from fusion_advisor.frontend.recurrent import RECURRENT, output_shape
 from fusion_advisor.ir.graph import Ref, Tensor
-from fusion_advisor.ops.attention import ATTENTION
+from fusion_advisor.ops.attention import ATTENTION, EFFICIENT_BACKWARD, FLASH_BACKWARD
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +88,56 @@ def _attention(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | No
     return _single(ATTENTION, frozen, options, (out,), 0)
 
 
+def _trained_attention(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion:
+    """Attention of a training step, which also writes the logsumexp of each row."""
+    query, key, value, mask, *options = args
+    *plain, scale, grouped = options
+    given = (query, key, value, mask, *plain)
+    named = {"scale": scale, "enable_gqa": grouped}
+    whole = _attention(given, named, slots)
+    assert whole is not None  # other operands are never made into this operator
+    (launch,) = whole.launches
+    shape = layout_of(query).shape[:-1]
+    outputs = (*launch.outputs, ExpandedOutput(dense(shape, "float32"), None))
+    return replace(
+        whole, launches=(replace(launch, outputs=outputs),), result=(Slot(0, 0), Slot(0, 1))
+    )
+
+
+def _attention_backward(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion:
+    """Backward of attention: one kernel for the gradients of query, key and value, and of a mask
+    that is trained."""
+    grad, query, key, value, mask, out, logsumexp, trained_mask, *options = args
+    flash = layout_of(query).dtype in ("float16", "bfloat16") and mask is None
+    given = (grad, query, key, value, *(() if flash else (mask,)), out, logsumexp)
+    outputs = tuple(
+        replace(layout_of(each), storage=-1, offset=0)
+        if layout_of(each).numel == layout_of(each).extent
+        else dense(layout_of(each).shape, layout_of(each).dtype)
+        for each in (query, key, value, *((mask,) if trained_mask else ()))
+    )
+    call = tuple(freeze(each, slots) for each in (*given, *options))
+    made = _single(FLASH_BACKWARD if flash else EFFICIENT_BACKWARD, call, (), outputs, None)
+    return replace(made, result=(*made.result, None)[:4])
+
+
+def _rms_norm_backward(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion:
+    """Backward of RMSNorm: one call for the gradients of the input and of the weight."""
+    _, x, _, _, weight = args
+    outputs = [dense(layout_of(x).shape, layout_of(x).dtype)]
+    if weight is not None:
+        outputs.append(dense(layout_of(weight).shape, layout_of(weight).dtype))
+    call = (*(freeze(each, slots) for each in args), (True, weight is not None))
+    made = _single("aten._fused_rms_norm_backward.default", call, (), tuple(outputs), None)
+    return replace(made, result=(*made.result, None)[:2])
+
+
+def _native_batch_norm(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | None:
+    """The same kernel as it is trained: the result with the statistics of the batch."""
+    whole = _batch_norm(args, kwargs, slots)
+    return whole and replace(whole, result=tuple(Slot(0, output) for output in range(3)))
+
+
 def _batch_norm(args: Any, kwargs: Any, slots: dict[Ref, Slot]) -> Expansion | None:
     """One kernel for both modes; in training it writes the running statistics in place."""
     names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum")
@@ -124,6 +175,11 @@ def _recurrent(operator: Any) -> Callable[[Any, Any, dict[Ref, Slot]], Expansion
 
 
 _WHOLE: dict[Any, Callable[[Any, Any, dict[Ref, Slot]], Expansion | None]] = {
+    trained.ATTENTION: _trained_attention,
+    trained.ATTENTION_BACKWARD: _attention_backward,
+    trained.RMS_NORM: _fused_rms_norm,
+    trained.RMS_NORM_BACKWARD: _rms_norm_backward,
+    aten.native_batch_norm.default: _native_batch_norm,
     aten.batch_norm.default: _batch_norm,
     aten.rms_norm.default: _rms_norm,
     aten._fused_rms_norm.default: _fused_rms_norm,

@@ -69,6 +69,10 @@ class Loaded:
     """The distinct whole numbers that the model's factory was given."""
     hint: str = ""
     """Advice where forward raises: the inputs that it takes and was not given."""
+    loss: Callable[[Any], Any] | None = None
+    """The loss of the model's output, where its file defines one."""
+    optimizer: Callable[[Any], Any] | None = None
+    """The optimizer of given parameters, where the model's file defines one."""
 
 
 class HostFakeMode(FakeTensorMode):
@@ -134,7 +138,7 @@ def _host(value: Any) -> Any:
 def load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
     """The model that a Python file or module defines, with its inputs; CaptureError, one line."""
     with building(scenario, fake):
-        module, draw, assumed, built = found_in(model, scenario.sizes)
+        module, draw, assumed, built, namespace = _built_in(model, scenario.sizes)
         if scenario.cast and scenario.dtype is not None:
             module = module.to(getattr(torch, scenario.dtype))
         args, kwargs = draw()
@@ -142,7 +146,16 @@ def load_python(model: str, scenario: Scenario, fake: FakeTensorMode) -> Loaded:
     assumed.append(f"mode={scenario.mode}")
     if scenario.dtype is None:
         assumed.append("dtype as the model has it")
-    return Loaded(module, args, kwargs, fake, model, assumed, built=built)
+    return Loaded(
+        module, args, kwargs, fake, model, assumed, built=built,
+        loss=_function(namespace, "loss"), optimizer=_function(namespace, "optimizer"),
+    )  # fmt: skip
+
+
+def _function(namespace: ModuleType, name: str) -> Callable[[Any], Any] | None:
+    """A function of the model's own file; None where there is none."""
+    found = getattr(namespace, name, None)
+    return found if inspect.isfunction(found) else None
 
 
 def found_in(
@@ -156,9 +169,27 @@ def found_in(
     """The module that a Python file or module defines (built with other numbers where `sizes` has
     some), the function that draws its inputs, the assumptions made in finding them, and the whole
     numbers that its factory was given. Raises CaptureError, one line."""
+    module, draw, assumed, built, _ = _built_in(model, sizes)
+    return module, draw, assumed, built
+
+
+def _built_in(
+    model: str, sizes: Sizes | None
+) -> tuple[
+    torch.nn.Module,
+    Callable[[], tuple[tuple[Any, ...], dict[str, Any]]],
+    list[str],
+    tuple[int, ...],
+    ModuleType,
+]:
+    """Gives what `found_in` does, and the Python module that the model is from."""
     namespace, name, file = _import(model)
     module, name, assumed, built = _find(namespace, name, file, dict(sizes.built) if sizes else {})
-    return module, lambda: inputs_of(_inputs(namespace, module, name, file), file), assumed, built
+
+    def draw() -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return inputs_of(_inputs(namespace, module, name, file), file)
+
+    return module, draw, assumed, built, namespace
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def _decides(node: Node) -> bool:
     """Whether a small change of an operand may change a result by a step. `x == inf` does not:
     rounding does not change its answer, short of an overflow that eager has too."""
     op = REGISTRY.get(node.op)
-    if op is None or (not op.discrete and _floats(node.out)):
+    if op is None or not any(node.outputs) or (not op.discrete and _floats(node.out)):
         return False
     other = node.args[1] if len(node.args) > 1 else None
     compares = node.op in ("aten.eq.Scalar", "aten.ne.Scalar")

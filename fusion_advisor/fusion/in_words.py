@@ -201,9 +201,11 @@ class _LaunchesOfValues:
         return self.makers.get(value)
 
     def base(self, load: int) -> str:
-        """Tensor behind a load."""
-        ref = self.expressed.inputs[self.expressed.region.exprs[load].input]
-        return self.flow.base(ref).node
+        """Tensor behind a load; empty for the seed and the offset of random bits."""
+        number = self.expressed.region.exprs[load].input
+        if number >= len(self.expressed.inputs):
+            return ""
+        return self.flow.base(self.expressed.inputs[number]).node
 
     def between(self, starts: Iterable[int], end: int) -> list[int]:
         """Launches on the paths from a start to the end, with the end's own launch; empty where the

@@ -134,6 +134,9 @@ class Source:
     line: int
 
 
+Phase = Literal["forward", "loss", "backward", "optimizer"]
+"""Part of a training step."""
+
 NodeKind = Literal["input", "parameter", "buffer", "constant", "call"]
 
 
@@ -159,6 +162,9 @@ class Node:
     """Step of the graph's `trail` that made the node."""
     fx: str = ""
     """Node of the exported program that the launch belongs to."""
+    phase: Phase = "forward"
+    backward_of: str = ""
+    """`fx` of the forward node that a launch of backward belongs to."""
 
     @property
     def out(self) -> Tensor:

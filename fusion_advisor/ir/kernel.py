@@ -41,6 +41,9 @@ class Case:
     costly: bool = False
     """Whether the interpreter takes long for the case: then only the first two seeds are
     checked."""
+    endless: bool = False
+    """Whether one draw of the case would take the interpreter longer than a check may, or more
+    memory: it is left to a GPU."""
     summed: int = 0
     """Elements of the largest sum behind a result."""
     loads: int | None = None

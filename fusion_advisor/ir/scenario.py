@@ -45,6 +45,10 @@ class Sizes:
     built: tuple[tuple[int, int], ...] = ()
 
 
+Optimizer = Literal["none", "adamw", "sgd", "module"]
+"""Optimizer of a training step; `module`: the one that the model's file defines."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """Settings of the model's run. None: as the model's own file has it."""
@@ -63,11 +67,20 @@ class Scenario:
     cast: bool = False
     """Whether the floats of a built module are cast to `dtype`, too, which the model's file
     may name."""
+    step: bool = False
+    """Whether a whole training step is captured, where gradients are on: forward, loss, backward
+    and optimizer. Without it the forward pass alone is."""
+    optimizer: Optimizer = "adamw"
 
     @property
     def gradients(self) -> bool:
         """Whether gradients are on: in train mode, unless the scenario says otherwise."""
         return self.mode == "train" if self.grad is None else self.grad
+
+    @property
+    def trains(self) -> bool:
+        """Whether a whole training step is captured."""
+        return self.step and self.mode == "train" and self.gradients
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from fusion_advisor.ir.graph import Node, Ref
 
 ATTENTION = "aten.scaled_dot_product_attention.default"
+FLASH_BACKWARD = "aten._scaled_dot_product_flash_attention_backward.default"
+EFFICIENT_BACKWARD = "aten._scaled_dot_product_efficient_attention_backward.default"
+ATTENTION_BACKWARDS = (FLASH_BACKWARD, EFFICIENT_BACKWARD)
 _MASK = 3
 """The position of the mask among the arguments, by the op."""
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from fusion_advisor.ir.graph import Arg
-from fusion_advisor.ops.registry import pointwise, reduction
+from fusion_advisor.ops.registry import Call, formula, pointwise, reduction
 from fusion_advisor.region.builder import Builder, Scalar, Value
 
 # -- of activations --------------------------------------------------------------------------------
@@ -140,3 +140,47 @@ def rms_norm_backward(
         scale * (inner - normal * along) if wanted[0] else None,
         _over_rows(b, grad * normal, rank) if wanted[1] else None,
     )
+
+
+def _eight_steps(call: Call) -> int:
+    """FLOPs: eight of each element, of two sums and of the gradient that they go into."""
+    return 8 * call.operand(0).numel
+
+
+formula(
+    "reduction",
+    "aten.native_batch_norm_backward.default",
+    "aten.native_group_norm_backward.default",
+    flops=_eight_steps,
+)
+
+# -- of reads by index -----------------------------------------------------------------------------
+
+
+def _embedding_backward(call: Call) -> tuple[int, int]:
+    """HBM bytes: the table is filled with zeros, and the rows that were read are added to."""
+    grad, indices = call.operand(0), call.operand(1)
+    rows = min(grad.bytes, call.out.bytes)
+    return grad.bytes + indices.bytes + rows, call.out.bytes + rows
+
+
+formula(
+    "scatter",
+    "aten.embedding_dense_backward.default",
+    flops=lambda call: call.operand(0).numel,
+    traffic=_embedding_backward,
+)
+
+
+def _select_backward(call: Call) -> tuple[int, int]:
+    """HBM bytes: zeros in the whole result, then a copy of the gradient into its place."""
+    grad = call.operand(0)
+    return grad.bytes, call.out.bytes + grad.bytes
+
+
+formula(
+    "pointwise",
+    "aten.select_backward.default",
+    traffic=_select_backward,
+    launches=lambda call: 2,
+)

@@ -9,6 +9,7 @@ import math
 
 from fusion_advisor.ir.addressed import addressed_bytes
 from fusion_advisor.ir.graph import Ref, Tensor
+from fusion_advisor.ops.attention import ATTENTION_BACKWARDS
 from fusion_advisor.ops.registry import Call, formula
 from fusion_advisor.ops.windows import Windows
 
@@ -105,6 +106,25 @@ formula(
 )
 
 
+def _convolution_backward(call: Call) -> int:
+    """FLOPs of the products that are asked for: the gradient of the input, and of the weight, each
+    as many as the convolution itself."""
+    grad, x, weight = (call.operand(i) for i in range(3))
+    transposed = bool(call.arg(7, "transposed", False))
+    positions = math.prod((x if transposed else grad).shape[2:])
+    wanted = call.arg(10, "output_mask", (True, True, True))
+    products = sum(map(bool, wanted[:2])) if isinstance(wanted, tuple) else 2
+    return products * 2 * x.shape[0] * positions * weight.numel
+
+
+formula(
+    "convolution",
+    "aten.convolution_backward.default",
+    flops=_convolution_backward,
+    unit="tensor",
+)
+
+
 def _attention(call: Call) -> int:
     """FLOPs of two products: [B, H, S, E] × [E, T] and [S, T] × [T, Ev]; a mask saves none."""
     query, key, value = (call.operand(i) for i in range(3))
@@ -123,6 +143,18 @@ formula(
     flops=_attention,
     unit="tensor",
 )
+
+
+def _attention_backward(call: Call) -> int:
+    """FLOPs of five products: the scores once more, and the gradients of weights, values, queries
+    and keys. The first operand is the gradient of the result."""
+    query, key, value = (call.operand(i) for i in range(1, 4))
+    batch = math.prod(query.shape[:-2])
+    rows, columns = query.shape[-2], key.shape[-2]
+    return 2 * batch * rows * columns * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+formula("attention", *ATTENTION_BACKWARDS, flops=_attention_backward, unit="tensor")
 
 
 def _recurrent(call: Call) -> int:

@@ -67,6 +67,8 @@ class Op:
     flops: Formula | None = None
     traffic: Traffic | None = None
     unit: Unit = "cuda"
+    launches: Formula | None = None
+    """Kernels of one call; None: one."""
     inputs: Literal["result", "raw"] = "result"
     discrete: bool = False
     """A small change of an operand can change the result by a step."""
@@ -95,6 +97,7 @@ _UNSTATED = {
     "sort": "sorts, counts or searches",
     "scan": "is a scan that carries more than one value",
     "random": "is made of random numbers",
+    "foreach": "works on many tensors at once",
     "allocation": "is memory that nothing has been written to",
 }
 """Why ops of a pattern have no meaning."""
@@ -222,10 +225,11 @@ def formula(
     flops: Formula | None = None,
     traffic: Traffic | None = None,
     unit: Unit = "cuda",
+    launches: Formula | None = None,
 ) -> None:
     """Register ops that are counted by formula and have no meaning."""
     for name in names:
-        register(Op(name, pattern, None, flops, traffic, unit))
+        register(Op(name, pattern, None, flops, traffic, unit, launches))
 
 
 def state(

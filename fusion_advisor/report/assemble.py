@@ -13,15 +13,16 @@ from fusion_advisor.advice.base import QueueStep
 from fusion_advisor.advice.run import advise
 from fusion_advisor.cost.annotate import Annotated, Cost
 from fusion_advisor.cost.dataflow import Dataflow, timed
+from fusion_advisor.cost.lifetimes import memory, peak_activation_bytes, saved_tensors
 from fusion_advisor.cost.times import time_model
-from fusion_advisor.cost.totals import least_us, peak_activation_bytes
+from fusion_advisor.cost.totals import least_us
 from fusion_advisor.fusion.decide import Decision
 from fusion_advisor.fusion.findings import Finding, Identified, step_us
 from fusion_advisor.fusion.route import action, fix
 from fusion_advisor.fusion.verdict import GateResult
 from fusion_advisor.ir.faults import Faults
 from fusion_advisor.ir.frames import portable_path
-from fusion_advisor.ir.graph import Graph, Node, Ref, Source, Tensor
+from fusion_advisor.ir.graph import Graph, Node, Phase, Ref, Source, Tensor
 from fusion_advisor.ir.kernel import Check, Compiled, Kernel
 from fusion_advisor.ir.scenario import Scenario
 from fusion_advisor.measure.search import SearchResult
@@ -30,21 +31,26 @@ from fusion_advisor.profile.profile import Profile, Profiled
 from fusion_advisor.report.schema import (
     ActionRow,
     AdviceRow,
+    AlternativeRow,
     CauseRow,
     CheckRow,
     DeviceRow,
     GroupRow,
     GroupTimeRow,
+    HeldRow,
     ImpactRow,
     KernelRow,
     LineRow,
+    MemoryRow,
     ModelRow,
     NodeRow,
     OnChipRow,
+    PhaseRow,
     PredictedRow,
     Report,
     ResourcesRow,
     Rules,
+    SavedRow,
     ScenarioRow,
     SourceRow,
     Tool,
@@ -127,6 +133,8 @@ def assemble(
         no_schedule=_no_schedule(found),
         not_run=list(graph.not_run),
         faults=list(faults.found),
+        saved=_saved(annotated),
+        memory=_memory(annotated),
     )
 
 
@@ -178,6 +186,7 @@ def _scenario(graph: Graph, scenario: Scenario, assumed: Sequence[str]) -> Scena
             if node.kind == "input" and node.outputs and node.outputs[0]
         },
         defaults=list(assumed),
+        optimizer=scenario.optimizer if _phases(graph) else "",
     )
 
 
@@ -501,6 +510,14 @@ def _by_cause(rows: Iterable[tuple[str, int, float]]) -> list[CauseRow]:
 
 
 _UNDER_NO_GRAD = "under torch.no_grad() alone: with gradients eager's own launches run"
+_IN_A_STEP = "once a torch.autograd.Function calls the kernels: until then eager's own launches run"
+
+
+def _condition(graph: Graph, gradients: bool) -> str:
+    """Condition for the kernels of the groups to run."""
+    if _phases(graph):
+        return _IN_A_STEP
+    return _UNDER_NO_GRAD if gradients else ""
 
 
 def _totals(
@@ -537,8 +554,76 @@ def _totals(
         peak_activation_bytes=peak_activation_bytes(flow.annotated.graph),
         time_by_bound=by_bound,
         faults=faults,
-        condition=_UNDER_NO_GRAD if gradients else "",
+        condition=_condition(flow.annotated.graph, gradients),
+        by_phase=_by_phase(flow, found, eager_us),
     )
+
+
+def _phases(graph: Graph) -> list[Phase]:
+    """Phases of a training step, in order; [] where the graph is a forward pass alone."""
+    found: dict[Phase, None] = {n.phase: None for n in graph.nodes if n.kind == "call"}
+    return [*found] if "backward" in found else []
+
+
+def _by_phase(
+    flow: Dataflow, found: Identified, eager_us: Mapping[str, float]
+) -> dict[str, PhaseRow]:
+    """Totals of each phase; a group is of the phase of its first launch."""
+    rows: dict[str, PhaseRow] = {}
+    for phase in _phases(flow.annotated.graph):
+        names = {node.name for node in flow.nodes if node.phase == phase}
+        costs = [flow.annotated.costs[name] for name in names]
+        places = [
+            group
+            for group in found.groups
+            for place in group.instances
+            if flow.nodes[place[0]].name in names
+        ]
+        hbm_bytes, kernels = sum(c.bytes for c in costs), sum(c.launches for c in costs)
+        time_us = sum(us for name, us in eager_us.items() if name in names)
+        saved_us = sum(group.saved_us for group in places)
+        by_bound: dict[str, float] = {}
+        for name in eager_us:
+            if name in names:
+                bound = flow.annotated.costs[name].bound
+                by_bound[bound] = by_bound.get(bound, 0.0) + eager_us[name]
+        modelled_us = sum(c.time_us for c in costs if c.modelled)
+        rows[phase] = PhaseRow(
+            flops=sum(c.flops for c in costs),
+            hbm_bytes_unfused=hbm_bytes,
+            hbm_bytes_fused=hbm_bytes
+            - sum(g.decision.unfused_bytes - g.decision.fused_bytes for g in places),
+            kernels_unfused=kernels,
+            kernels_fused=kernels - sum(g.launches_saved for g in places),
+            time_us=time_us,
+            predicted_speedup=_ratio(time_us, time_us - saved_us),
+            coverage=_ratio(modelled_us, sum(c.time_us for c in costs)),
+            time_by_bound=by_bound,
+        )
+    return rows
+
+
+def _saved(annotated: Annotated) -> list[SavedRow]:
+    """Tensors that a training step keeps for backward, the most bytes first."""
+    found = saved_tensors(annotated) if _phases(annotated.graph) else ()
+    return [
+        SavedRow(
+            name=each.name, bytes=each.bytes, shape=list(each.tensor.shape),
+            dtype=each.tensor.dtype, source=_source(each.source) if each.source else None,
+            saved_by=list(each.saved_by),
+            alternative=AlternativeRow.of(each.alternative) if each.alternative else None,
+        )
+        for each in sorted(found, key=lambda each: -each.bytes)
+    ]  # fmt: skip
+
+
+def _memory(annotated: Annotated) -> MemoryRow | None:
+    """Memory over a training step; None for a forward pass alone."""
+    if not _phases(annotated.graph):
+        return None
+    found = memory(annotated)
+    curve = [HeldRow(node=name, bytes=held) for name, held in found.curve]
+    return MemoryRow.of(found, parts=dict(found.parts), curve=curve)
 
 
 def _beside(profile: Profile) -> dict[str, float]:

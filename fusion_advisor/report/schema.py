@@ -96,6 +96,8 @@ class ScenarioRow(_Row):
     seq: int | None
     kv_len: int | None
     dynamic: bool
+    optimizer: str = Field(default="", exclude_if=lambda name: not name)
+    """Optimizer of a training step; empty for a forward pass alone."""
     shapes: dict[str, str]
     defaults: list[str]
 
@@ -146,6 +148,8 @@ class NodeRow(_Row):
     unit: str = ""
     measured: NodeTime | None = None
     """Time in a profiler's trace; None without one, and where the trace has no such launch."""
+    phase: str = Field(default="forward", exclude_if=lambda phase: phase == "forward")
+    """Part of a training step: forward, loss, backward or optimizer; left out where forward."""
 
 
 class TrafficRow(_Row):
@@ -388,6 +392,63 @@ class CauseRow(_Row):
     time_us: float
 
 
+class PhaseRow(_Row):
+    """Totals of one phase of a training step. The time of the call itself is in no phase."""
+
+    flops: int
+    hbm_bytes_unfused: int
+    hbm_bytes_fused: int
+    kernels_unfused: int
+    kernels_fused: int
+    time_us: float
+    predicted_speedup: float
+    coverage: float
+    time_by_bound: dict[str, float] = {}
+
+
+class SavedRow(_Row):
+    """Memory that a forward pass keeps for backward: a storage, by the node that makes it.
+    `saved_by` are the forward nodes whose backward reads it; `alternative` is None where none is
+    known."""
+
+    name: str
+    bytes: int
+    shape: list[int]
+    dtype: str
+    source: SourceRow | None
+    saved_by: list[str]
+    alternative: AlternativeRow | None = None
+
+
+class AlternativeRow(_Row):
+    """Way to save less memory: the bytes saved, and the time that it costs."""
+
+    action: str
+    saved_bytes: int
+    extra_us: float
+
+
+class HeldRow(_Row):
+    """Bytes alive while a node runs."""
+
+    node: str
+    bytes: int
+
+
+class MemoryRow(_Row):
+    """Memory over a training step, in eager's order, without the allocator's rounding: at its peak
+    the node and the bytes by what they are for."""
+
+    peak_bytes: int
+    at: str
+    parts: dict[str, int]
+    curve: list[HeldRow]
+
+
+def _empty(value: Any) -> bool:
+    return not value
+
+
 class TotalsRow(_Row):
     """Totals of the whole model, all instances counted. `ceiling_speedup` is Amdahl's: launches
     that are never fused stay, the others cost one read of their inputs and one write of the results
@@ -408,6 +469,8 @@ class TotalsRow(_Row):
     time_by_bound: dict[str, float] = {}
     faults: int = 0
     """Regions that were not analysed because of a fault of the tool."""
+    by_phase: dict[str, PhaseRow] = Field(default={}, exclude_if=_empty)
+    """Totals of each phase of a training step; empty for a forward pass alone."""
     condition: str = ""
     """Condition for the kernels of these figures to run; empty where they run in this scenario."""
 
@@ -497,6 +560,9 @@ class Report(_Row):
     no_schedule: list[CauseRow] = []
     faults: list[Fault] = []
     not_run: list[str] = []
+    saved: list[SavedRow] = Field(default=[], exclude_if=_empty)
+    """Memory that a training step keeps for backward, the most first."""
+    memory: MemoryRow | None = Field(default=None, exclude_if=_empty)
     graph: dict[str, Any] | None = None
     bench: BenchRow | None = None
     profile: Profile | None = None

@@ -121,15 +121,17 @@ def analyze(
     compile: bool = True,
     profile: str | Path | None = None,
 ) -> Report:
-    """Report of one forward pass of a model, which is captured as by `capture`.
+    """Report of one forward pass of a model, which is captured as by `capture`; in train mode of a
+    whole training step with AdamW, but for a `profile`, which is of the forward pass.
 
     `device`, `rules`, `verify`, `compile` and `profile` are as on the command line. Raises
     UsageError and CaptureError.
     """
-    graph = capture(model, inputs, kwargs=kwargs, mode=mode, rules=rules)
+    scenario = Scenario(mode=_mode(mode), step=mode == "train" and profile is None)
+    graph = _captured(model, inputs, kwargs, scenario, rules)
     request = Request(
         model if isinstance(model, str) else type(unwrapped(model)[0]).__name__,
-        Scenario(mode=mode), device=device, rules=tuple(map(Path, rules)),
+        scenario, device=device, rules=tuple(map(Path, rules)),
         verify=verify, compile=compile, folder="kernels",
         profile=None if profile is None else Path(profile),
     )  # fmt: skip
@@ -153,7 +155,22 @@ def capture(
     shape, strides, dtype and device count. Without `inputs`, `model` is MODEL as on the command
     line, which has its own. Raises UsageError and CaptureError.
     """
-    scenario = Scenario(mode=one_of("mode", mode, "eval", "train"))
+    return _captured(model, inputs, kwargs, Scenario(mode=_mode(mode)), rules)
+
+
+def _mode(mode: Mode) -> Mode:
+    return one_of("mode", mode, "eval", "train")
+
+
+def _captured(
+    model: torch.nn.Module | str,
+    inputs: Any,
+    kwargs: dict[str, Any] | None,
+    scenario: Scenario,
+    rules: Sequence[str | Path],
+) -> Graph:
+    """Graph of a model in a scenario, as `capture` has it."""
+    mode = scenario.mode
     most = load_rulebook(tuple(map(Path, rules))).capture.mask_elements.count
     if isinstance(model, str):
         if inputs is not None or kwargs:
@@ -167,7 +184,7 @@ def capture(
     graph = captured_bare(bare, arguments, modes, scenario, most)
     return replace(
         graph,
-        assumed=(f"mode={mode}", *graph.assumed),
+        assumed=(*graph.assumed, f"mode={mode}"),
         differs_from_eager=(*notes, *graph.differs_from_eager),
     )
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fusion_advisor.ci.findings import Policy, review
 from fusion_advisor.cost.dataflow import Dataflow, dataflow
-from fusion_advisor.cost.totals import peak_activation_bytes
+from fusion_advisor.cost.lifetimes import peak_activation_bytes
 from fusion_advisor.fusion.components import DecidedSet, Grouping
 from fusion_advisor.fusion.findings import Identified, fuse, with_registers
 from fusion_advisor.ir.graph import Arg, Graph, Node, Ref, Source, Tensor

@@ -95,7 +95,9 @@ def analyze(
     reviewing = Reviewing(settings, rulebook_of(settings.rules), tree)
     kernels = "kernels" if out else None
     requests = {
-        name: replace(options.request(settings, kernels, name), profile=profile)
+        name: replace(
+            options.request(settings, kernels, name, step=profile is None), profile=profile
+        )
         for name in settings.scenarios
     }
     shown = not any(output.name == "text" for output in outputs)
@@ -154,7 +156,7 @@ def emit(
 ) -> int:
     """Write a checked Triton kernel for each accepted group of MODEL."""
     require_folder(out)
-    request = options.request(options.settings(), str(out), measured=search)
+    request = options.request(options.settings(), str(out), measured=search, step=True)
     prepare(request, checks=options.verify or options.compile)
     with searcher_of(request, search=search) as searcher:
         analysis = run_analysis(request, options.verbose, searcher)

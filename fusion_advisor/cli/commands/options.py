@@ -8,7 +8,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -82,6 +82,10 @@ class Options:
         typer.Option(help="GPU to judge for (default: h200; the one here in bench and --search)"),
     ] = None
     mode: Annotated[str | None, typer.Option(help="eval (default) or train")] = None
+    optimizer: Annotated[
+        str | None,
+        typer.Option(help="of a training step: adamw (default), sgd, module (the file's) or none"),
+    ] = None
     dtype: Annotated[str | None, typer.Option(help="dtype that the model is built in")] = None
     autocast: Annotated[
         str | None, typer.Option(help="dtype of torch.autocast around the model")
@@ -132,10 +136,11 @@ class Options:
         scenario: str | None = None,
         *,
         measured: bool = False,
+        step: bool = False,
     ) -> Request:
         """One scenario of the settings as a request, kernels going to `folder`; judged for the GPU
-        here, if no device is asked for, where it is `measured` on that. UsageError where there are
-        several scenarios and none is named."""
+        here, if no device is asked for, where it is `measured` on that. With `step` train mode is a
+        whole training step. UsageError where there are several scenarios and none is named."""
         from fusion_advisor.ir.scenario import Least, Limits, Request
         from fusion_advisor.rulebook.local_gpu import gpu_names, has_triton
 
@@ -147,7 +152,7 @@ class Options:
             raise UsageError(f"kv-len {asked.kv_len}: only for phase decode, not {asked.phase}")
         return Request(
             model=settings.model_in(name),
-            scenario=asked,
+            scenario=replace(asked, step=step and asked.mode == "train"),
             limits=Limits(values.timeout, int(values.memory * GIB)),
             device=values.device,
             rules=settings.rules,
@@ -211,8 +216,8 @@ def rulebook_of(rules: Sequence[Path] | None) -> Rulebook:
 
 
 _KEPT_OPTIONS = frozenset(
-    {"--device", "--mode", "--dtype", "--autocast", "--batch", "--seq", "--input", "--phase",
-     "--kv-len", "--rules", "--scenario"}
+    {"--device", "--mode", "--optimizer", "--dtype", "--autocast", "--batch", "--seq", "--input",
+     "--phase", "--kv-len", "--rules", "--scenario"}
 )  # fmt: skip
 _WITH_VALUE = frozenset(
     {"--out", "--format", "--json", "--timeout", "--memory", "--fail-on", "--top"}

@@ -38,6 +38,11 @@ def _lines(report: Report, top: int) -> Iterator[str]:
     yield from _fuse(report, top)
     for group in report.groups[:top]:
         yield from _folded(f"{group.id} {wording.named(group)}: gates and kernel", _details(group))
+    if rows := wording.saved(report, top):
+        cells = [tuple(map(_text, row)) for row in rows]
+        head = ("bytes", "made by", "source", "read by the backward of", "leaner")
+        saved = [*_table(head, cells), *_more(len(report.saved), top)]
+        yield from _folded("Saved for backward", saved)
     if report.profile:
         yield from _folded("Profile", _profile(report, report.profile, top))
     if report.bench:

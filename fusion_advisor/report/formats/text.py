@@ -266,6 +266,8 @@ def _rest(report: Report, top: int) -> Iterator[RenderableType]:
     if report.advice:
         advice = [line for row in report.advice[:top] for line in _advised(row)]
         yield from _section("Advice", advice)
+    if rows := wording.saved(report, top):
+        yield from _section("Saved for backward", [_columns(rows)])
     if report.profile:
         rows = wording.launch_times(report, top)
         yield from _section("Launches, predicted and measured", [_columns(rows)])

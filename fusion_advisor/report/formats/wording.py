@@ -152,7 +152,8 @@ def independent_candidates(report: Report) -> list[GroupRow]:
 def scenario(report: Report) -> str:
     """Settings that differ from a plain forward pass in eval mode."""
     row = report.scenario
-    settings = [f"{row.mode} mode", row.phase]
+    run = f"a whole step, optimizer {row.optimizer}" if row.optimizer else row.phase
+    settings = [f"{row.mode} mode", run]
     settings += [f"{row.dtype} parameters"] if row.dtype else []
     settings += [f"autocast to {row.autocast}"] if row.autocast else []
     settings += [f"batch {row.batch}"] if row.batch else []
@@ -316,11 +317,52 @@ def totals(report: Report) -> list[tuple[str, str]]:
             f" ({row.predicted_speedup:.2f}x, ceiling {row.ceiling_speedup:.2f}x)"
             + (f", {row.condition}" if row.condition else ""),
         ),
+        *phases(report),
         ("FLOPs", f"{row.flops:.4g}"),
         ("coverage", f"{percent(row.coverage)} of the time is in modelled ops"),
         ("peak activations", size(row.peak_activation_bytes)),
         *([("faults", said)] if (said := faults(report)) else []),
         *profile(report),
+    ]
+
+
+def phases(report: Report) -> list[tuple[str, str]]:
+    """Totals of each phase of a training step, what forward saves, and the peak of memory."""
+    rows = [
+        (
+            name,
+            f"{time(row.time_us)}, {row.kernels_unfused} → {row.kernels_fused} kernels,"
+            f" {size(row.hbm_bytes_unfused)} → {size(row.hbm_bytes_fused)}"
+            f" ({row.predicted_speedup:.2f}x)",
+        )
+        for name, row in report.totals.by_phase.items()
+    ]
+    if saved := report.saved:
+        most = saved[0]
+        where = f" at {short(most.source)}" if most.source else ""
+        total = size(sum(each.bytes for each in saved))
+        largest = f"the largest {size(most.bytes)}{where}"
+        rows.append(("saved", f"{total} for backward in {len(saved)} tensors, {largest}"))
+    if held := report.memory:
+        parts = ", ".join(f"{size(count)} {use}" for use, count in [*held.parts.items()][:_NAMED])
+        rows.append(("memory", f"{size(held.peak_bytes)} at {held.at}: {parts}"))
+    return rows
+
+
+def saved(report: Report, top: int) -> list[tuple[str, ...]]:
+    """Tensors kept for backward, the most bytes first: bytes, node, place, reader, leaner way."""
+    return [
+        (
+            size(row.bytes),
+            row.name,
+            short(row.source) if row.source else "",
+            f"for {', '.join(row.saved_by[:_NAMED])}" if row.saved_by else "",
+            f"{row.alternative.action}: {size(row.alternative.saved_bytes)} less,"
+            f" {time(row.alternative.extra_us)} more"
+            if row.alternative
+            else "",
+        )
+        for row in report.saved[:top]
     ]
 
 

@@ -1,0 +1,203 @@
+"""Lifetimes of a graph's tensors in eager's order: memory over the run, and what a training step
+saves for backward.
+
+Memory is that of storages, each up to its last element. A tensor that exists before the graph runs
+(parameter, buffer, state of an optimizer, input) lives all the time. Another lives from the launch
+that makes it to the last that reads it, through whatever view, and what the graph returns to the
+end. The allocator's rounding, workspaces of libraries and the CUDA context are not counted.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from fusion_advisor.cost.annotate import Annotated
+from fusion_advisor.ir.graph import Graph, Node, Ref, Source, Tensor
+
+AHEAD = ("forward", "loss")
+"""Phases that run before backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """Storage from the position of the node that makes it to that of its last use; `bytes` up to
+    its last element. `given`: it exists before the graph runs."""
+
+    first: int
+    last: int
+    bytes: int
+    given: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeanerWay:
+    """Way to keep less: the bytes saved, and the time that backward takes longer for it."""
+
+    action: str
+    saved_bytes: int
+    extra_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """Storage that a forward pass keeps for backward: the node that makes it with its layout, the
+    forward nodes whose backward reads it, and a way to keep less, None where none is known."""
+
+    name: str
+    tensor: Tensor
+    bytes: int
+    source: Source | None
+    saved_by: tuple[str, ...]
+    alternative: LeanerWay | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes alive while each node runs, in the graph's order; `parts` are those at the peak, by
+    what they are for."""
+
+    curve: tuple[tuple[str, int], ...]
+    peak_bytes: int = 0
+    at: str = ""
+    parts: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+def lifetimes(graph: Graph) -> dict[int, Lifetime]:
+    """Lifetime of each storage, by its number."""
+    storage_of: dict[Ref, int] = {}
+    sizes: dict[int, int] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for step, node in enumerate(graph.nodes):
+        for ref in node.refs():
+            if ref in storage_of:
+                last[storage_of[ref]] = step
+        for n, tensor in enumerate(node.outputs):
+            if tensor is not None:
+                storage = storage_of[Ref(node.name, n)] = tensor.storage
+                first.setdefault(storage, step)
+                last[storage] = step
+                sizes[storage] = max(sizes.get(storage, 0), _extent(tensor))
+    for ref in graph.outputs:
+        if ref in storage_of:
+            last[storage_of[ref]] = len(graph.nodes)
+    return {
+        storage: Lifetime(0, len(graph.nodes), size, True)
+        if graph.nodes[first[storage]].kind != "call"
+        else Lifetime(first[storage], last[storage], size, False)
+        for storage, size in sizes.items()
+    }
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes of the storage up to the last element of this tensor."""
+    reach = sum(map(operator.mul, tensor.shape, tensor.stride)) - sum(tensor.stride)
+    return (tensor.offset + reach + 1) * tensor.itemsize if tensor.numel else 0
+
+
+def _alive(lives: Iterable[Lifetime], length: int) -> list[int]:
+    """Bytes alive at each of `length` nodes, and at the end."""
+    change = [0] * (length + 2)
+    for life in lives:
+        change[life.first] += life.bytes
+        change[life.last + 1] -= life.bytes
+    return list(accumulate(change[:-1]))
+
+
+def peak_activation_bytes(graph: Graph) -> int:
+    """Peak bytes of intermediates and results alive at once; tensors that exist before the graph
+    runs are not counted."""
+    made = (life for life in lifetimes(graph).values() if not life.given)
+    return max(_alive(made, len(graph.nodes)))
+
+
+def saved_tensors(annotated: Annotated) -> tuple[SavedTensor, ...]:
+    """Storages that forward makes and backward reads, each once, in the order of forward. A
+    parameter or an input that backward reads is alive anyway, and not among them."""
+    graph = annotated.graph
+    first: dict[int, tuple[Node, Tensor]] = {}
+    storage_of: dict[Ref, int] = {}
+    readers: dict[int, dict[str, None]] = {}
+    for node in graph.nodes:
+        reads = node.phase == "backward" and annotated.costs[node.name].bytes_read
+        for ref in node.refs() if reads else ():  # `ones_like` reads nothing
+            if ref in storage_of:
+                readers.setdefault(storage_of[ref], {})[node.backward_of] = None
+        for n, tensor in enumerate(node.outputs):
+            if tensor is not None:
+                storage_of[Ref(node.name, n)] = tensor.storage
+                first.setdefault(tensor.storage, (node, tensor))
+    names = {node.fx: node.name for node in graph.nodes if node.fx and node.phase in AHEAD}
+    lives = lifetimes(graph)
+    kept = {
+        storage: lives[storage].bytes
+        for storage, (node, _) in first.items()
+        if storage in readers and node.kind == "call" and node.phase in AHEAD
+    }
+    return tuple(
+        SavedTensor(
+            node.name, tensor, kept[storage], node.source,
+            tuple(names[of] for of in readers[storage] if of in names),
+            _cast_again(annotated, node, kept),
+        )
+        for storage, (node, tensor) in first.items()
+        if storage in kept
+    )  # fmt: skip
+
+
+def _cast_again(annotated: Annotated, node: Node, kept: Mapping[int, int]) -> LeanerWay | None:
+    """Cast of a narrower float, done again in backward: the narrower tensor is kept in place of the
+    copy, or is kept anyway."""
+    ref = next(node.refs(), None)
+    before = annotated.tensors.get(ref) if ref else None
+    if node.op != "aten._to_copy.default" or before is None or not before.dtype.endswith("float16"):
+        return None
+    saved = node.out.bytes - (0 if before.storage in kept else before.bytes)
+    again = annotated.costs[node.name].time_us
+    if node.out.itemsize <= before.itemsize or saved <= 0:
+        return None
+    return LeanerWay(f"keep it in {before.dtype}, cast again in backward", saved, again)
+
+
+def memory(annotated: Annotated) -> Memory:
+    """Memory over the run of a graph."""
+    graph = annotated.graph
+    lives = lifetimes(graph)
+    alive = _alive(lives.values(), len(graph.nodes))
+    curve = [(step, node.name) for step, node in enumerate(graph.nodes) if node.kind == "call"]
+    if not curve:
+        return Memory(())
+    step, at = max(curve, key=lambda each: alive[each[0]])
+    return Memory(
+        tuple((name, alive[step]) for step, name in curve), alive[step], at,
+        _parts(annotated, lives, step),
+    )  # fmt: skip
+
+
+def _parts(annotated: Annotated, lives: Mapping[int, Lifetime], step: int) -> dict[str, int]:
+    """Bytes alive at one node by what they are for, the most first."""
+    use: dict[int, str] = {}
+    graph = annotated.graph
+    saved = {each.tensor.storage for each in saved_tensors(annotated)}
+    returned = {*graph.outputs}
+    for node in graph.nodes:
+        for n, tensor in enumerate(node.outputs):
+            if tensor is None:
+                continue
+            known = use.setdefault(tensor.storage, _use(node, tensor.storage in saved))
+            if known == "temporaries" and Ref(node.name, n) in returned:
+                use[tensor.storage] = "gradients" if node.phase == "backward" else "results"
+    found: dict[str, int] = {}
+    for storage, life in lives.items():
+        if life.first <= step <= life.last:
+            found[use[storage]] = found.get(use[storage], 0) + life.bytes
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def _use(node: Node, saved: bool) -> str:
+    if node.kind != "call":
+        return "optimizer state" if node.phase == "optimizer" else f"{node.kind}s"
+    return "saved for backward" if saved else "temporaries"

@@ -1,0 +1,394 @@
+"""A whole training step: forward, loss, backward, optimizer; what it saves, and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fusion_advisor.advice import Advice
+from fusion_advisor.advice.run import advise
+from fusion_advisor.cost.annotate import annotate
+from fusion_advisor.cost.dataflow import dataflow
+from fusion_advisor.cost.lifetimes import memory, saved_tensors
+from fusion_advisor.frontend.child import capture_loaded
+from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
+from fusion_advisor.fusion.findings import fuse
+from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.scenario import Optimizer, Scenario
+from fusion_advisor.rulebook.load import load_rulebook
+from fusion_advisor.support.errors import UsageError
+
+RULES = load_rulebook(())
+H200 = RULES.device("h200")
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x))).square().mean()
+
+
+class Norms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rms = nn.LayerNorm(32), nn.RMSNorm(32)
+        self.scale = nn.Parameter(torch.ones(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rms(self.layer(x * self.scale) + x).sum()
+
+
+class LayerNorms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(32), nn.LayerNorm(32, elementwise_affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)) + x).abs().sum()
+
+
+class NormByHand(nn.Module):
+    """Saves float32 copies of a bfloat16 tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 32, dtype=torch.bfloat16)
+        self.weight = nn.Parameter(torch.ones(32, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.bfloat16()).float()
+        h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return (self.weight * h.bfloat16()).float().sum()
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (h.unflatten(-1, (4, 8)).transpose(1, 2) for h in self.qkv(x).chunk(3, -1))
+        h = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(h.transpose(1, 2).flatten(2)).pow(2).mean()
+
+
+class Biased(nn.Module):
+    """Attention with a bias of each head that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.bias = nn.Linear(32, 96), nn.Parameter(torch.zeros(4, 16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (h.unflatten(-1, (4, 8)).transpose(1, 2) for h in self.qkv(x).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias).square().sum()
+
+
+class Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.conv(x), inplace=True)
+        return F.cross_entropy(self.head(h.mean((2, 3))), torch.zeros(x.shape[0], dtype=torch.long))
+
+
+class Tied(nn.Module):
+    """One weight twice, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(16, 32), nn.Linear(32, 16, bias=False)
+        self.head.weight = self.embed.weight
+        self.frozen = nn.Linear(32, 32).requires_grad_(False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        scores = self.head(torch.tanh(self.frozen(self.embed(ids))))
+        return F.cross_entropy(scores.flatten(0, 1), ids.flatten())
+
+
+class Plain(nn.Module):
+    """Returns no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.linear(x).relu()
+        return h, h.sigmoid()
+
+
+X = torch.randn(4, 16, 32)
+IMAGES = torch.randn(4, 3, 16, 16)
+IDS = torch.randint(0, 16, (4, 8))
+MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "mlp": (Mlp, X),
+    "layer norms": (LayerNorms, X),
+    "norms": (Norms, X),
+    "norm by hand": (NormByHand, X),
+    "attention": (Attention, X),
+    "biased": (Biased, X),
+    "convolution": (Convolution, IMAGES),
+    "tied": (Tied, IDS),
+    "no loss": (Plain, X),
+}
+ON_CUDA_ALONE = {"norms", "biased"}
+"""Whose kernels a CPU does not have: autograd saves what their parts save there."""
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+def faked(name: str, **more: Any) -> Loaded:
+    build, x = MODELS[name]
+    fake = HostFakeMode()
+    with fake:
+        model = build().train()
+    return Loaded(model, (fake.from_tensor(x),), {}, fake, name, **more)
+
+
+def step(name: str, optimizer: Optimizer = "adamw", **more: Any) -> Graph:
+    asked = Scenario(mode="train", step=True, optimizer=optimizer)
+    return capture_loaded(faked(name, **more), asked)
+
+
+def saved_in_eager(loaded: Loaded) -> int:
+    """Bytes that autograd keeps beside parameters and inputs, each storage once."""
+    known = [*loaded.module.parameters(), *loaded.module.buffers(), *loaded.args]
+    alive = {tensor.untyped_storage()._cdata for tensor in known}
+    kept: dict[int, int] = {}
+    held: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in alive:
+            kept[storage._cdata] = storage.nbytes()
+        held.append(tensor)
+        return tensor
+
+    with loaded.fake, torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loaded.module(*loaded.args)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ON_CUDA_ALONE])
+def test_what_is_saved_is_what_autograd_saves(name: str) -> None:
+    saved = saved_tensors(annotate(step(name), H200))
+    assert sum(each.bytes for each in saved) == saved_in_eager(faked(name))
+
+
+def test_cuda_saves_less_for_rms_norm_than_a_cpu_does() -> None:
+    saved = {each.name: each.bytes for each in saved_tensors(annotate(step("norms"), H200))}
+    rows = 4 * 16 * 4
+    assert saved == {
+        "mul": X.nbytes, "native_layer_norm": rows, "add": X.nbytes, "rms_norm": rows,
+    }  # fmt: skip
+
+
+@each_model
+def test_phases_follow_each_other_and_backward_has_its_lines(name: str) -> None:
+    graph = step(name)
+    calls = [node for node in graph.nodes if node.kind == "call"]
+    order = ["forward", "loss", "backward", "optimizer"]
+    assert [node.phase for node in calls] == sorted((n.phase for n in calls), key=order.index)
+    assert {"forward", "backward", "optimizer"} <= {node.phase for node in calls}
+    backward = [node for node in calls if node.phase == "backward"]
+    assert all(node.source for node in backward)
+    assert "whole training step" in graph.assumed[0]
+
+
+def test_memory_is_what_lives_at_each_node() -> None:
+    found = memory(annotate(step("mlp"), H200))
+    parameters = sum(p.nbytes for p in Mlp().parameters())
+    curve = dict(found.curve)
+    assert curve["addmm"] == 3 * parameters + X.nbytes + 4 * 16 * 64 * 4
+    assert found.peak_bytes == max(curve.values()) == sum(found.parts.values())
+    assert found.parts["parameters"] == parameters
+    assert found.parts["optimizer state"] == 2 * parameters
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "count"), [("none", 0), ("sgd", 3), ("adamw", 8)]
+)  # as torch 2.11 and 2.13 launch them
+def test_an_optimizer_launches_over_all_parameters_at_once(
+    optimizer: Optimizer, count: int
+) -> None:
+    graph = step("mlp", optimizer)
+    updates = [n for n in graph.nodes if n.kind == "call" and n.phase == "optimizer"]
+    assert len(updates) == count
+    assert all(node.op.startswith("aten._foreach_") for node in updates)
+    parameters = {n.out.storage for n in graph.nodes if n.kind == "parameter"}
+    written = {storage for node in updates for storage in node.mutates}
+    assert parameters <= written if count else not written
+
+
+def test_large_parameters_take_several_launches() -> None:
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8192, 8192)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).sum()
+
+    fake = HostFakeMode()
+    with fake:
+        model, x = Large(), torch.randn(2, 8192)
+    graph = capture_loaded(
+        Loaded(model, (x,), {}, fake, "large"), Scenario(mode="train", step=True)
+    )
+    costs = annotate(graph, H200).costs
+    # 1024 chunks of 65 536 elements and one of the bias, 320 blocks a launch
+    assert costs["adamw_foreach_mul"].launches == 4
+
+
+def test_an_optimizer_of_the_file_is_asked_for_by_its_name() -> None:
+    def optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(parameters)
+
+    graph = capture_loaded(
+        faked("mlp", optimizer=optimizer), Scenario(mode="train", step=True, optimizer="module")
+    )
+    assert any(said.startswith("optimizer=RMSprop") for said in graph.assumed)
+    with pytest.raises(UsageError, match="has no function optimizer"):
+        step("mlp", "module")
+
+
+def test_a_loss_of_the_file_follows_the_model() -> None:
+    def loss(output: tuple[Tensor, Tensor]) -> Tensor:
+        return (output[0] - output[1]).square().mean()
+
+    graph = step("no loss", loss=loss)
+    phases = {node.name: node.phase for node in graph.nodes if node.kind == "call"}
+    assert [name for name in phases if phases[name] == "loss"] == ["sub", "pow_1", "mean"]
+    assert not any(node.name.startswith("gradient_") for node in graph.nodes)
+
+
+def test_without_a_loss_gradients_arrive_from_outside() -> None:
+    graph = step("no loss")
+    assert "gradient of 2 outputs arrives from outside" in graph.assumed[0]
+    assert [n.name for n in graph.nodes if n.kind == "input"][1:] == ["gradient_0", "gradient_1"]
+
+
+@each_model
+def test_no_group_is_of_two_passes(name: str) -> None:
+    flow = dataflow(step(name), H200)
+    found = fuse(flow, RULES)
+    for finding in (*found.groups, *found.candidates):
+        for place in finding.instances:
+            phases = {flow.nodes[i].phase for i in place}
+            assert len(phases - {"loss"}) <= 1 or phases == {"forward", "loss"}, finding.id
+
+
+def test_where_there_is_no_joint_graph_the_first_line_says_why() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = nn.GRU(32, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.gru(x)[0].sum()
+
+    fake = HostFakeMode()
+    with fake:
+        model, x = Recurrent(), torch.randn(4, 2, 32)
+    asked = Scenario(mode="train", step=True)
+    graph = capture_loaded(Loaded(model, (x,), {}, fake, "gru"), asked)
+    assert graph.assumed[0].startswith("forward pass alone, no backward: the backward of aten.gru")
+    assert {node.phase for node in graph.nodes} == {"forward"}
+
+
+def test_autocast_is_the_forward_pass_alone() -> None:
+    asked = Scenario(mode="train", step=True, autocast="bfloat16")
+    graph = capture_loaded(faked("mlp"), asked)
+    assert graph.assumed[0].startswith("forward pass alone, no backward: autocast")
+
+
+def test_train_mode_without_gradients_has_no_backward() -> None:
+    graph = capture_loaded(faked("mlp"), Scenario(mode="train", step=True, grad=False))
+    assert {node.phase for node in graph.nodes} == {"forward"}
+
+
+def advice(graph: Graph) -> dict[str, Advice]:
+    return {found.code: found for found in advise(dataflow(graph, H200), (), True, RULES)}
+
+
+def test_an_optimizer_in_several_passes_is_advised_on() -> None:
+    said = advice(step("mlp"))["unfused-optimizer"]
+    assert "AdamW takes 8 passes" in said.message
+    assert "torch.optim.AdamW(..., fused=True)" in said.message
+    assert said.saved_us
+    assert "unfused-optimizer" not in advice(step("mlp", "none"))
+
+
+def test_a_copy_in_float32_may_be_made_again() -> None:
+    graph = step("norm by hand")
+    (copy,) = (each for each in saved_tensors(annotate(graph, H200)) if each.alternative)
+    assert copy.name == "_to_copy_1"
+    assert copy.alternative is not None
+    assert copy.alternative.saved_bytes == copy.bytes // 2, "the product's result is kept instead"
+    assert copy.alternative.extra_us > 0
+    assert "1 float32 copy" in advice(graph)["float-copies"].message
+    assert "float-copies" not in advice(step("layer norms"))
+
+
+def test_logits_for_a_loss_alone_are_advised_on() -> None:
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(64, 32_000, bias=False, dtype=torch.bfloat16)
+
+        def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+            scores = self.head(x).float()
+            return F.cross_entropy(scores.flatten(0, 1), ids.flatten())
+
+    fake = HostFakeMode()
+    with fake:
+        model = Language()
+        x, ids = torch.randn(4, 512, 64, dtype=torch.bfloat16), torch.zeros(4, 512).long()
+    graph = capture_loaded(
+        Loaded(model, (x, ids), {}, fake, "language"), Scenario(mode="train", step=True)
+    )
+    said = advice(graph)["materialised-logits"]
+    assert "launches on logits of 2048x32000:bfloat16" in said.message
+    assert said.saved_us
+    assert "materialised-logits" not in advice(step("convolution"))
+
+
+def test_the_gradient_of_a_trained_mask_is_summed_over_the_batch() -> None:
+    graph = step("biased")
+    nodes = {node.name: node for node in graph.nodes}
+    bias = next(node for node in graph.nodes if node.name == "bias").out
+    (backward,) = (node for node in graph.nodes if "efficient_attention_backward" in node.op)
+    assert [t and t.shape for t in backward.outputs][3] == (4, 4, 16, 16)
+    assert any(nodes[ref.node].out.shape == bias.shape for ref in graph.outputs)
+
+
+def test_a_fused_optimizer_moves_each_tensor_once() -> None:
+    def optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, fused=True)
+
+    asked = Scenario(mode="train", step=True, optimizer="module")
+    graph = capture_loaded(faked("mlp", optimizer=optimizer), asked)
+    costs = annotate(graph, H200).costs
+    (update,) = (node for node in graph.nodes if node.op == "aten._fused_adamw_.default")
+    size = sum(p.nbytes for p in Mlp().parameters())
+    steps = len(list(Mlp().parameters())) * 4
+    assert costs[update.name].bytes_read == 4 * size + steps
+    assert costs[update.name].bytes_written == 3 * size + steps
+
+
+def test_symbolic_sizes_stay_in_a_step() -> None:
+    graph = capture_loaded(faked("mlp"), Scenario(mode="train", step=True, dynamic=True))
+    assert "whole training step" in graph.assumed[0]
+    (linear,) = (node for node in graph.nodes if node.name == "addmm")
+    assert linear.phase == "forward"
+    assert any("s" in dim for dim in linear.out.dims)
