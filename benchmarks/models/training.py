@@ -60,7 +60,7 @@ JOBS = {
     "bert": Job("bert", "AutoModelForMaskedLM", _BERT, 32, 512),
     "vit": Job("vit", "AutoModelForImageClassification", _VIT, 64, 0),
 }
-WAYS = ("eager", "compile", "backend")
+WAYS = ("eager", "compile", "backend", "backend:training=True")
 
 
 def _way(name: str, model: Any, outcomes: list[Any]) -> Callable[..., Any]:

@@ -14,11 +14,13 @@ Options (`torch.compile(..., options={...})`; all others are Inductor's, and `mo
   as it is with `inner="eager"`, where there is none to win over.
 - `rewrites`: what is worth more than a kernel (`dynamo/rewrites`), before anything is divided; on
   by default. `read_inputs`: also where an input has to be read once a call, as a padding mask is.
+- `training`: kernels in both passes of a training step, and its last product and loss in chunks.
 - `device`, `rules`: as on the command line; without `device` the rules of the inputs' GPU.
 
-Where gradients are required, AOTAutograd traces the backward pass and chooses what is saved for it,
-as under torch.compile; the kernels go into its two graphs (`training.py`). With an `inner` function
-of the caller's such a graph stays as it is.
+Where gradients are required the graph is Inductor's alone, after the rewrites. With `training`,
+AOTAutograd traces the backward pass and chooses what is saved for it, as under torch.compile, and
+kernels go into its two graphs (`training.py`); not with an `inner` function of the caller's. It is
+off by default as long as no measured step is faster with it and as small.
 
 What was done is logged at INFO by the logger "fusion_advisor", and kept in `last()`. A fault of
 ours costs the kernels, not the model: one warning names it and Inductor compiles the graph alone;
@@ -131,6 +133,7 @@ class _Options:
     device: str | None = None
     rules: tuple[Path, ...] = ()
     rewrites: bool = True
+    training: bool = False
     read_inputs: bool = True
     patches: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -213,7 +216,10 @@ def _rewritten(
         return Rewritten(module)
     try:
         rulebook, read = load_rulebook(options.rules), options.read_inputs
-        return rewrite(module, inputs, rulebook, conditions=conditions, read=read)
+        return rewrite(
+            module, inputs, rulebook,
+            conditions=conditions, read=read, training=options.training,
+        )  # fmt: skip
     except Exception as error:
         if _strict():
             raise
@@ -260,6 +266,10 @@ def _compiled_to_train(
     dry: bool,
 ) -> Callable[..., Any]:
     """Divide the forward and the backward graph of a graph under gradients, and compile both."""
+    if not options.training:
+        why = "gradients are required: in a training step kernels run with training=True alone"
+        tell(Outcome(why=why))
+        return options.inner(module, inputs)
     # These graphs are in Inductor's decompositions, of which eager launches other kernels.
     compiler = replace(options.compiler, baseline=options.trained is not through_eager)
     options = replace(options, compiler=compiler)
@@ -305,6 +315,7 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
     device, rules = options.pop("device", None), options.pop("rules", ())
     take_all = bool(options.pop("take_all", inner == "eager"))
     rewrites = bool(options.pop("rewrites", True))
+    training = bool(options.pop("training", False))
     read_inputs = bool(options.pop("read_inputs", True))
     from torch._inductor import config, list_mode_options
 
@@ -318,7 +329,7 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
     paths = tuple(map(Path, (rules,) if isinstance(rules, str | Path) else rules))
     return _Options(
         _inner(inner, patches), _trained(inner, patches), compiler,
-        device, paths, rewrites, read_inputs,
+        device, paths, rewrites, training, read_inputs,
     )  # fmt: skip
 
 

@@ -113,6 +113,7 @@ def apply(
     how: Literal["dynamo", "source"] = "dynamo",
     verify: bool | None = None,
     dry: bool = False,
+    training: bool = False,
 ) -> Applied:
     """Let kernels run the groups of a model or a function.
 
@@ -127,6 +128,8 @@ def apply(
     the examples, and `verify` checks every kernel against float64 first; `inner`, `mode` and
     `dynamic` are not used. With `dry` the result says what would become of such a call: a copy
     without weights is called on fake tensors, no GPU is needed, and the model stays as it is.
+    With `training` kernels run in both passes of a training step, too; without it such a step is
+    the inner compiler's.
     Raises UsageError for wrong arguments, and any exception of the model when it is called.
     """
     if not callable(model):
@@ -151,6 +154,7 @@ def apply(
         paths, checked = tuple(map(Path, rules)), verify is not False
         return apply_source(model, args, kwargs, device=device, rules=paths, verify=checked)
     options = {"inner": inner or "inductor", "device": device, "rules": rules}
+    options |= {"training": training}
     done = Applied(run=model)
     least = 0.0 if dry else load_rulebook(tuple(map(Path, rules))).apply.told.value
     told = Gathered(done, least).add

@@ -125,10 +125,9 @@ def two_models() -> Facts:
     return {"first": dict(first.kernels), "second": dict(second.kernels)}
 
 
-def an_inner_function() -> Facts:
-    """A backward pass whose compiler is the caller's own."""
+def with_gradients() -> Facts:
     model = Stack()
-    done = fa.apply(model, inner=lambda module, inputs: module.forward)
+    done = fa.apply(model, **HOW)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         model(torch.randn(2, 5, 32)).sum().backward()
@@ -174,7 +173,7 @@ def as_it_was_called() -> Facts:
 
 SCENARIOS: tuple[Callable[[], Facts], ...] = (
     without_examples, with_examples, taken_out_again, copies, a_function, two_models,
-    an_inner_function, a_model_that_raises, dry_first, as_it_was_called,
+    with_gradients, a_model_that_raises, dry_first, as_it_was_called,
 )  # fmt: skip
 
 

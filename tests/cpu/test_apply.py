@@ -91,7 +91,7 @@ def test_each_model_has_its_own_outcomes(scenarios: dict[str, Facts]) -> None:
 
 
 def test_it_says_why_nothing_runs(scenarios: dict[str, Facts]) -> None:
-    facts = facts_of(scenarios, "an_inner_function")
+    facts = facts_of(scenarios, "with_gradients")
     assert facts["kernels"] == {}
     assert facts["refused"]["graph 1"].startswith("gradients are required")
     assert facts["share"] == 0

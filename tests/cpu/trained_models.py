@@ -72,7 +72,8 @@ def compiled(model: nn.Module, told: list[Outcome], **options: Any) -> Any:
     torch._dynamo.reset()
     dynamic = options.pop("dynamic", None)
     backed = partial(
-        fusion_advisor, options={"inner": "eager", "take_all": True, **options},
+        fusion_advisor,
+        options={"inner": "eager", "take_all": True, "training": True, **options},
         on_outcome=told.append,
     )  # fmt: skip
     return torch.compile(model, backend=backed, dynamic=dynamic)
@@ -245,7 +246,7 @@ def kernels_of_a_step_are_counted() -> Facts:
     import fusion_advisor as fa
 
     model = Gated()
-    applied = fa.apply(model, inner="eager")
+    applied = fa.apply(model, inner="eager", training=True)
     given = tokens()
     model(*given).backward()
     return {"kernels": dict(applied.kernels), "share": applied.share, "text": str(applied)}

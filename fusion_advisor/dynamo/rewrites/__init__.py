@@ -47,13 +47,15 @@ def rewrite(
     *,
     conditions: bool = True,
     read: bool = True,
+    training: bool = False,
 ) -> Rewritten:
     """Rewrite a graph as Dynamo hands it to a backend; the graph that is given stays. With
     `conditions` also where the meaning is the same for some inputs alone, with `read` also where
-    the host waits to know that."""
+    the host waits to know that, with `training` also those whose gain is memory in a training
+    step."""
     changed = _copied(module)
     unread = frozenset(node for node in changed.graph.nodes if not node.users)
-    asked = Asked(changed, inputs, rulebook, conditions, read, unread)
+    asked = Asked(changed, inputs, rulebook, conditions, read, training, unread)
     taken = tuple(each for unit in REWRITES for each in unit(asked))
     if not taken:
         return Rewritten(module)

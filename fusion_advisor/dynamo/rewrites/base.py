@@ -26,13 +26,15 @@ class Taken:
 @dataclass(frozen=True)
 class Asked:
     """Graph to rewrite, with its inputs as Dynamo gives them. `conditions`: a rewrite may have
-    some; `read`: also those that the host waits for."""
+    some; `read`: also those that the host waits for. `training`: a rewrite may be for the memory of
+    a training step."""
 
     module: torch.fx.GraphModule
     inputs: Sequence[Any]
     rulebook: Rulebook
     conditions: bool
     read: bool
+    training: bool
     unread: frozenset[torch.fx.Node]
     """Nodes that nothing reads in the graph as it was given: they do something, or are dead."""
 

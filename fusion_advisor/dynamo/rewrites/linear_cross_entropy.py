@@ -34,7 +34,9 @@ class _Loss:
 
 def linear_cross_entropy(asked: Asked) -> Iterator[Taken]:
     """Give cross-entropies and their products to one operator, in place; yields those. Only where
-    the logits are large, as the rule says, and nothing but the loss reads them."""
+    the logits are large, as the rule says, and nothing but the loss reads them; for training."""
+    if not asked.training:
+        return
     limits = asked.rulebook.rewrites[_NAME].limits
     chunk, most = limits["chunk"].count, limits["chunks"].count
     for node in list(asked.module.graph.nodes):
