@@ -37,7 +37,6 @@ def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:
         "a_language_model",
         "through_inductor",
         "a_block_that_is_computed_again",
-        "parts_that_are_frozen",
         "sizes",
         "statistics_of_a_batch",
     ],
