@@ -26,6 +26,7 @@ from torch._guards import CompileContext
 from torch.utils import _pytree as pytree
 
 from fusion_advisor.dynamo.backend import Inner, Outcome, fusion_advisor
+from fusion_advisor.dynamo.rewrites import Taken
 from fusion_advisor.frontend.user_model import given_inputs
 from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.load import load_rulebook
@@ -65,11 +66,22 @@ class Gathered:
         done.kernels = dict(Counter(place.name for each in best for place in each.taken))
         done.refused = dict(_reasons(best))
         done.rewrites = dict(Counter(taken.name for each in best for taken in each.rewrites))
+        done.rewritten_at = _lines([taken for each in best for taken in each.rewrites])
         done.saved_us = sum((each.saved_us for each in best), 0.0)
         done.accepted_us = sum((each.accepted_us for each in best), 0.0)
         if why := _too_little(outcome, self.warn_below):
             self.warn_below = 0.0
             warnings.warn(f"fusion_advisor: {why}", stacklevel=2)
+
+
+def _lines(rewrites: list[Taken]) -> dict[str, tuple[str, ...]]:
+    """Lines of the user that are rewritten, each as `file:line`, by the rewrite."""
+    found: dict[str, dict[str, None]] = {}
+    for each in rewrites:
+        if each.source:
+            place = f"{Path(each.source.file).name}:{each.source.line}"
+            found.setdefault(each.name, {})[place] = None
+    return {name: tuple(places) for name, places in found.items()}
 
 
 def _too_little(outcome: Outcome, share: float) -> str:

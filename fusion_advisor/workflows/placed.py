@@ -13,13 +13,15 @@ class Placed:
     """Account of a model's groups: `kernels` has in how many places each kernel runs, by name;
     `refused` why other groups do not run as kernels, by name; `saved_us` the microseconds that the
     kernels are predicted to save in a call, and `accepted_us` the microseconds that all accepted
-    groups would save; `rewrites` in how many places the graph was rewritten, by the rewrite."""
+    groups would save; `rewrites` in how many places the graph was rewritten, by the rewrite, and
+    `rewritten_at` the lines of the user's source that were, each as `file:line`."""
 
     kernels: Mapping[str, int] = field(default_factory=dict[str, int])
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     saved_us: float = 0.0
     accepted_us: float = 0.0
     rewrites: Mapping[str, int] = field(default_factory=dict[str, int])
+    rewritten_at: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     @property
     def share(self) -> float:
@@ -36,6 +38,8 @@ class Placed:
             f"{wording.time(self.accepted_us)} that analysis accepts ({share})"
         ]
         lines += [f"  {name} x{count}" for name, count in self.kernels.items()]
-        lines += [f"  rewritten: {name} x{count}" for name, count in self.rewrites.items()]
+        for name, count in self.rewrites.items():
+            places = ", ".join(self.rewritten_at.get(name, ()))
+            lines += [f"  rewritten: {name} x{count}" + f" at {places}" * bool(places)]
         lines += [f"  not {name}: {reason}" for name, reason in self.refused.items()]
         return "\n".join(lines)

@@ -37,10 +37,12 @@ class Seen:
     read: bool = True
     names: list[str] = field(default_factory=list[str])
     conditions: list[tuple[Requirement, ...]] = field(default_factory=list[tuple[Requirement, ...]])
+    places: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         done = rewrite(module, inputs, always_read(), read=self.read)
         self.names += [each.name for each in done.taken]
+        self.places += [(each.source.file, each.source.line) for each in done.taken if each.source]
         self.conditions.append(done.conditions)
 
         def run(*given: Any) -> Any:
@@ -262,6 +264,16 @@ def test_other_tables_stay() -> None:
         compiled = torch.compile(model, backend=seen)
         torch.testing.assert_close(compiled(*given), model(*given), equal_nan=True)
         assert seen.names == []
+
+
+def test_a_rewrite_names_the_line_that_it_is_at() -> None:
+    seen = Seen()
+    compiled = torch.compile(Kept(torch.ones(16, 16).tril().view(1, 1, 16, 16)), backend=seen)
+    compiled(*operands())
+    lines = Path(__file__).read_text().splitlines()
+    last = 1 + lines.index("        return scores.softmax(-1) @ v")
+    assert seen.names == ["attention-by-hand", "needless-mask"]
+    assert seen.places == [(__file__, last)] * 2
 
 
 class Weighed(Kept):

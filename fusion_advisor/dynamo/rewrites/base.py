@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from fusion_advisor.dynamo.rewrites.conditions import Requirement
+from fusion_advisor.ir.frames import source_of
+from fusion_advisor.ir.graph import Source
 from fusion_advisor.rulebook.schema import Rulebook
 
 
@@ -21,6 +23,11 @@ class Taken:
     node: torch.fx.Node
     why: str
     conditions: tuple[Requirement, ...] = ()
+
+    @property
+    def source(self) -> Source | None:
+        """Line of the user that the node is from; None where it is not known."""
+        return source_of(self.node.stack_trace) if self.node.stack_trace else None
 
 
 @dataclass(frozen=True)
