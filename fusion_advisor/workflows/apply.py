@@ -26,7 +26,6 @@ from torch._guards import CompileContext
 from torch.utils import _pytree as pytree
 
 from fusion_advisor.dynamo.backend import Inner, Outcome, fusion_advisor
-from fusion_advisor.dynamo.rewrites import Taken
 from fusion_advisor.frontend.user_model import given_inputs
 from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.load import load_rulebook
@@ -66,7 +65,7 @@ class Gathered:
         done.kernels = dict(Counter(place.name for each in best for place in each.taken))
         done.refused = dict(_reasons(best))
         done.rewrites = dict(Counter(taken.name for each in best for taken in each.rewrites))
-        done.rewritten_at = _lines([taken for each in best for taken in each.rewrites])
+        done.rewritten_at = _lines(best)
         done.saved_us = sum((each.saved_us for each in best), 0.0)
         done.accepted_us = sum((each.accepted_us for each in best), 0.0)
         if why := _too_little(outcome, self.warn_below):
@@ -74,10 +73,10 @@ class Gathered:
             warnings.warn(f"fusion_advisor: {why}", stacklevel=2)
 
 
-def _lines(rewrites: list[Taken]) -> dict[str, tuple[str, ...]]:
+def _lines(outcomes: list[Outcome]) -> dict[str, tuple[str, ...]]:
     """Lines of the user that are rewritten, each as `file:line`, by the rewrite."""
     found: dict[str, dict[str, None]] = {}
-    for each in rewrites:
+    for each in (taken for outcome in outcomes for taken in outcome.rewrites):
         if each.source:
             place = f"{Path(each.source.file).name}:{each.source.line}"
             found.setdefault(each.name, {})[place] = None
