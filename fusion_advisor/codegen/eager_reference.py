@@ -107,7 +107,8 @@ def reference_lines(
         near = taken  # a view has the places of its operand; so have numbers drawn for it
         if node.op not in RESHAPES and not (taken and REGISTRY[node.op].reference):
             near = [ref for ref in reversed(texts) if ref not in inputs and ref not in taken]
-        shape = shape_of(Ref(node.name), near)
+        made = next(i for i, tensor in enumerate(node.outputs) if tensor is not None)
+        shape = shape_of(Ref(node.name, made), near)
         stream, _ = expressed.draws.get(node.name, (0, None))
         call = _call(node, operands, shape, device, stream)
         name = titles[node.name]

@@ -90,8 +90,9 @@ def followed_by(
         del module.forward
 
 
-def joint(traced: Traced, fake: FakeTensorMode) -> Joint:
-    """Joint graph of a forward graph. Raises CaptureError, which says why there is none."""
+def joint(traced: Traced, fake: FakeTensorMode, maker: str) -> Joint:
+    """Joint graph of a forward graph, whose outputs the `maker` returns. Raises CaptureError, which
+    says why there is none."""
     _refuse(traced)
     leaves, positions = _leaves(traced, fake)
     found: list[str] = []
@@ -100,7 +101,7 @@ def joint(traced: Traced, fake: FakeTensorMode) -> Joint:
     def step(given: list[Any], tangents: list[torch.Tensor]) -> Any:
         results = _Forward(traced.module, phases).run(*(given[at] for at in positions))
         made = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
-        roots, incoming, said = _roots(made, tangents)
+        roots, incoming, said = _roots(made, tangents, maker)
         found.append(said)
         setup_stacktrace_preservation_hooks([root.grad_fn for root in roots if root.grad_fn])
         wanted = [leaf for leaf in given if _trains(leaf)]
@@ -109,7 +110,7 @@ def joint(traced: Traced, fake: FakeTensorMode) -> Joint:
         return made, gradients
 
     with _under_autograd(fake):
-        tangents = _tangents(traced, leaves, positions)
+        tangents = _tangents(traced, leaves, positions, maker)
         graph = make_fx(step, record_stack_traces=True, _allow_non_fake_inputs=True)(
             [each.value for each in leaves], tangents
         )
@@ -170,14 +171,14 @@ def _trains(value: Any) -> bool:
 
 
 def _tangents(
-    traced: Traced, leaves: list[Placeholder], positions: list[int]
+    traced: Traced, leaves: list[Placeholder], positions: list[int], maker: str
 ) -> list[torch.Tensor]:
     """Gradients of the outputs, which arrive from outside where no output is a loss."""
     given = [leaves[at].value for at in positions]
     results = _Forward(traced.module, None).run(*given)
     made = [each for each in pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
     if not any(map(_trains, made)):
-        raise CaptureError("no output depends on a parameter that requires gradients")
+        raise CaptureError(f"nothing that {maker} returns depends on a parameter that is trained")
     if any(map(_is_loss, made)):
         return []
     with torch.no_grad():
@@ -189,15 +190,21 @@ def _is_loss(output: torch.Tensor) -> bool:
 
 
 def _roots(
-    made: list[torch.Tensor], tangents: list[torch.Tensor]
+    made: list[torch.Tensor], tangents: list[torch.Tensor], maker: str
 ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None, str]:
     """Tensors that backward starts from, their gradients, and the assumption in words: the first
     scalar is the loss; without one all outputs have a gradient."""
     if not tangents:
-        return [next(filter(_is_loss, made))], None, "loss=the scalar that the model returns"
+        losses = [each for each in made if _is_loss(each)]
+        which = "the scalar" if len(losses) == 1 else f"the first of {len(losses)} scalars"
+        return losses[:1], None, f"loss={which} that {maker} returns"
     roots = [each for each in made if _trains(each)]
-    counted = "the output" if len(roots) == 1 else f"{len(roots)} outputs"
-    return roots, tangents, f"loss=none: the gradient of {counted} arrives from outside"
+    counted = "what" if len(roots) == 1 else f"{len(roots)} tensors that"
+    return (
+        roots,
+        tangents,
+        f"loss=none: the gradient of {counted} {maker} returns comes from outside",
+    )
 
 
 # -- the run under autograd ------------------------------------------------------------------------

@@ -53,8 +53,10 @@ def update(
             parameter.grad = fakes[gradients[name]]
         stepping = build(list(parameters.values()))
         for group in stepping.param_groups:
-            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-                group["foreach"] = True  # torch's default on CUDA, which fakes are not taken for
+            # Torch's defaults on CUDA, which fakes are not taken for.
+            by_tensor = isinstance(group.get("lr"), torch.Tensor) and not group.get("capturable")
+            if group.get("foreach", False) is None and not group.get("fused"):
+                group["foreach"] = not by_tensor
         stepping.step()
         operands = [(values[ref], tensor) for ref, tensor in fakes.items()]
         for name, parameter in parameters.items():
@@ -63,8 +65,9 @@ def update(
                     made = launcher.tensor(f"{key}_{name}", "buffer", tensor, phase="optimizer")
                     operands.append((made, tensor))
         launcher.follow(stepping.step, operands, type(stepping).__name__.lower(), "optimizer")
-    each = "foreach" if stepping.param_groups[0].get("foreach") else "fused"
-    return f"optimizer={type(stepping).__name__} ({each}, in a later step than the first)"
+    first = stepping.param_groups[0]
+    ways = [way for way in ("foreach", "fused") if first.get(way)] or ["a parameter at a time"]
+    return f"optimizer={type(stepping).__name__} ({ways[0]}, in a later step than the first)"
 
 
 @contextmanager

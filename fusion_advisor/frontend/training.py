@@ -35,15 +35,15 @@ def captured_step(
         assumed.append(f"{_ALONE}: autocast casts backward as only a GPU shows")
         return None
     try:
-        found = joint(traced, loaded.fake)
+        maker = "loss() of the model's file" if loaded.loss else "the model"
+        found = joint(traced, loaded.fake, maker)
         launcher = EagerTrace()
         outputs = launch(found.traced, launcher)
     except Exception as error:  # noqa: BLE001 whatever autograd or a tracer raises
         _log.debug("no joint graph", exc_info=error)
         assumed.append(f"{_ALONE}: {first_line(error)}")
         return None
-    loss = "loss=loss() of the model's file" if loaded.loss else found.assumed
-    assumed.append(f"whole training step, {loss}")
+    assumed.append(f"whole training step, {found.assumed}")
     gradients = dict(zip(found.parameters, outputs[-len(found.parameters) :], strict=True))
     try:
         assumed.append(update(launcher, gradients, scenario.optimizer, loaded.optimizer))

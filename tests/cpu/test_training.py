@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fusion_advisor.advice import Advice
 from fusion_advisor.advice.run import advise
+from fusion_advisor.codegen.emit import attempt
 from fusion_advisor.cost.annotate import annotate
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.cost.lifetimes import memory, saved_tensors
@@ -19,6 +20,7 @@ from fusion_advisor.frontend.child import capture_loaded
 from fusion_advisor.frontend.user_model import HostFakeMode, Loaded
 from fusion_advisor.fusion.findings import fuse
 from fusion_advisor.ir.graph import Graph
+from fusion_advisor.ir.kernel import Kernel
 from fusion_advisor.ir.scenario import Optimizer, Scenario
 from fusion_advisor.rulebook.load import load_rulebook
 from fusion_advisor.support.errors import UsageError
@@ -53,6 +55,18 @@ class LayerNorms(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(torch.tanh(self.first(x)) + x).abs().sum()
+
+
+class FirstNorm(nn.Module):
+    """A norm of the input, which needs no gradient, whose result goes two ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return (x + self.linear(x)).square().mean()
 
 
 class NormByHand(nn.Module):
@@ -135,6 +149,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "mlp": (Mlp, X),
     "layer norms": (LayerNorms, X),
     "norms": (Norms, X),
+    "first norm": (FirstNorm, X),
     "norm by hand": (NormByHand, X),
     "attention": (Attention, X),
     "biased": (Biased, X),
@@ -274,7 +289,7 @@ def test_a_loss_of_the_file_follows_the_model() -> None:
 
 def test_without_a_loss_gradients_arrive_from_outside() -> None:
     graph = step("no loss")
-    assert "gradient of 2 outputs arrives from outside" in graph.assumed[0]
+    assert "gradient of 2 tensors that the model returns comes from outside" in graph.assumed[0]
     assert [n.name for n in graph.nodes if n.kind == "input"][1:] == ["gradient_0", "gradient_1"]
 
 
@@ -286,6 +301,33 @@ def test_no_group_is_of_two_passes(name: str) -> None:
         for place in finding.instances:
             phases = {flow.nodes[i].phase for i in place}
             assert len(phases - {"loss"}) <= 1 or phases == {"forward", "loss"}, finding.id
+
+
+@each_model
+def test_every_group_has_a_kernel_or_a_reason(name: str) -> None:
+    flow = dataflow(step(name), H200)
+    groups = fuse(flow, RULES).groups
+    kernels = [attempt(flow, each.decision, each.name, RULES) for each in groups]
+    assert all(isinstance(kernel, Kernel) or kernel for kernel in kernels)
+    assert any(isinstance(kernel, Kernel) for kernel in kernels)
+
+
+def test_of_several_scalars_the_first_is_the_loss() -> None:
+    def loss(output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return output[0].mean(), output[1].sum()
+
+    said = step("no loss", loss=loss).assumed[0]
+    assert "loss=the first of 2 scalars that loss() of the model's file returns" in said
+
+
+def test_a_learning_rate_in_a_tensor_takes_a_parameter_at_a_time() -> None:
+    def optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=torch.tensor(1e-3))
+
+    graph = capture_loaded(
+        faked("mlp", optimizer=optimizer), Scenario(mode="train", step=True, optimizer="module")
+    )
+    assert any(said.startswith("optimizer=AdamW (a parameter at a time") for said in graph.assumed)
 
 
 def test_where_there_is_no_joint_graph_the_first_line_says_why() -> None:
