@@ -20,6 +20,7 @@ test: $(READY)
 test-deep: $(READY)
 	$(PYTEST) -m deep
 	$(BIN)/python -m benchmarks.drawn
+	$(BIN)/python -m benchmarks.drawn.gradients --seed $$(git rev-parse --short=8 HEAD)
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
