@@ -210,9 +210,9 @@ def loaded(path: Path, name: str) -> ModuleType:
         sys.path.pop(0)
 
 
-def drawn_module(seed: str, number: int) -> tuple[str, ModuleType]:
-    """The name of a module at its full sizes, and what its file defines."""
-    name, text = loaded(HERE / "draw.py", "draw").drawn(seed, number, False)
+def drawn_module(seed: str, number: int, *, small: bool = False) -> tuple[str, ModuleType]:
+    """The name of a module, at its full sizes or at small ones, and what its file defines."""
+    name, text = loaded(HERE / "draw.py", "draw").drawn(seed, number, small)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "model.py").write_text(text)
         return name, loaded(Path(folder) / "model.py", f"model_{number}")

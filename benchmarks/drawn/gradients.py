@@ -16,10 +16,8 @@ import argparse
 import copy
 import json
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -27,17 +25,9 @@ os.environ["FUSION_ADVISOR_STRICT"] = "1"
 
 import torch
 
-from .__main__ import HERE, loaded
+from .__main__ import drawn_module
 
 _HOW = {"inner": "eager", "take_all": True, "training": True, "device": "h200"}
-
-
-def _small(seed: str, number: int) -> tuple[str, Any]:
-    """A drawn module at small sizes: its name, and what its file defines."""
-    name, text = loaded(HERE / "draw.py", "draw").drawn(seed, number, True)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "model.py").write_text(text)
-        return name, loaded(Path(folder) / "model.py", f"small_{number}")
 
 
 def _trained(value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -78,7 +68,7 @@ def row(seed: str, number: int) -> dict[str, Any]:
 
     torch.compiler.reset()
     torch.manual_seed(0)
-    name, file = _small(seed, number)
+    name, file = drawn_module(seed, number, small=True)
     model = file.Model(*file.get_init_inputs()).train()
     given = file.get_inputs()
     inputs = [_trained(each) for each in given]

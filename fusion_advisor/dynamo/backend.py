@@ -50,7 +50,8 @@ import torch
 from fusion_advisor.dynamo.custom_ops import interpreted, substitute
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.rewrites import Rewritten, Taken, rewrite
-from fusion_advisor.dynamo.training import Phase, Put, copied, through_eager, through_inductor
+from fusion_advisor.dynamo.rewrites.nodes import copied
+from fusion_advisor.dynamo.training import Phase, Put, through_eager, through_inductor
 from fusion_advisor.dynamo.two_graphs import choosing
 from fusion_advisor.frontend.aot import Lowered, lower, record
 from fusion_advisor.report.schema import Report
@@ -266,17 +267,18 @@ def _compiled_to_train(
     dry: bool,
 ) -> Callable[..., Any]:
     """Divide the forward and the backward graph of a graph under gradients, and compile both."""
-    if not options.training:
-        why = "gradients are required: in a training step kernels run with training=True alone"
+    compile_both = options.trained
+    if not options.training or compile_both is None:
+        why = (
+            "gradients are required, and what `inner` does with a backward pass is not known"
+            if options.training
+            else "gradients are required: in a training step kernels run with training=True alone"
+        )
         tell(Outcome(why=why))
         return options.inner(module, inputs)
     # These graphs are in Inductor's decompositions, of which eager launches other kernels.
-    compiler = replace(options.compiler, baseline=options.trained is not through_eager)
+    compiler = replace(options.compiler, baseline=compile_both is not through_eager)
     options = replace(options, compiler=compiler)
-    if options.trained is None:
-        why = "gradients are required, and what `inner` does with a backward pass is not known"
-        tell(Outcome(why=why))
-        return options.inner(module, inputs)
 
     def put(graph: torch.fx.GraphModule, phase: Phase) -> torch.fx.GraphModule:
         try:
@@ -290,7 +292,7 @@ def _compiled_to_train(
         tell(replace(outcome, phase=phase))
         return lowered.module if outcome.taken and not dry else graph
 
-    return options.trained(module, inputs, put)
+    return compile_both(module, inputs, put)
 
 
 def _strict() -> bool:
@@ -375,11 +377,7 @@ def _enables_gradients(module: torch.fx.GraphModule) -> bool:
 
 
 def _divided(
-    lowered: Lowered,
-    inputs: Sequence[Any],
-    options: _Options,
-    *,
-    anywhere: bool,
+    lowered: Lowered, inputs: Sequence[Any], options: _Options, *, anywhere: bool
 ) -> Outcome:
     """Put calls of our kernels into a lowered graph."""
     rulebook = load_rulebook(options.rules)

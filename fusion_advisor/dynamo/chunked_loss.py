@@ -118,19 +118,10 @@ def _empty(
 
 @linear_cross_entropy.register_fake
 def _fake(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    ignored: int,
-    mean: bool,
-    smoothing: float,
-    chunk_bytes: int,
-    most: int,
-    needed: Sequence[bool],
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Any
 ) -> tuple[torch.Tensor, ...]:
     loss = hidden.new_empty((), dtype=torch.float32)
-    return loss, *_empty(hidden, weight, bias, needed)
+    return loss, *_empty(hidden, weight, bias, options[-1])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

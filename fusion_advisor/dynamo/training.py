@@ -12,7 +12,6 @@ Inductor's decompositions, and Inductor compiles them with the kernels in them.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -64,10 +63,3 @@ def through_eager(
         decompositions=select_decomp_table,
     )
     return backend(module, inputs)
-
-
-def copied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Copy of a graph whose places are replaced: where that fails, the graph is as it was."""
-    module = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    module.meta.update(graph.meta)
-    return module

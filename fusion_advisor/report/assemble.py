@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from fusion_advisor.advice.base import QueueStep
 from fusion_advisor.advice.run import advise
@@ -531,24 +532,14 @@ def _totals(
     others_us = sum(beside.values())
     total_us = sum(eager_us.values()) + others_us
     costs = [flow.annotated.costs[node.name] for node in flow.nodes]
-    hbm_bytes, kernels = sum(c.bytes for c in costs), sum(c.launches for c in costs)
     saved_us = sum(g.saved_us_total for g in found.groups)
-    saved_bytes = sum(
-        (g.decision.unfused_bytes - g.decision.fused_bytes) * len(g.instances) for g in found.groups
-    )
+    places = [group for group in found.groups for _ in group.instances]
     by_bound: dict[str, float] = {"compute": 0.0, "memory": 0.0, "overhead": 0.0}
     for name, time_us in eager_us.items():
         by_bound[flow.annotated.costs[name].bound if name else "overhead"] += time_us
     by_bound |= beside
     return TotalsRow(
-        flops=sum(c.flops for c in costs),
-        hbm_bytes_unfused=hbm_bytes,
-        hbm_bytes_fused=hbm_bytes - saved_bytes,
-        kernels_unfused=kernels,
-        kernels_fused=kernels - sum(g.launches_saved * len(g.instances) for g in found.groups),
-        time_us=total_us,
-        predicted_speedup=_ratio(total_us, total_us - saved_us),
-        coverage=_ratio(sum(c.time_us for c in costs if c.modelled), sum(c.time_us for c in costs)),
+        **_sums(costs, places, total_us, saved_us),
         saveable_bytes=found.saveable_bytes,
         ceiling_speedup=max(_ratio(total_us, least_us(flow, eager_us) + others_us), 1.0),
         peak_activation_bytes=peak_activation_bytes(flow.annotated.graph),
@@ -557,6 +548,27 @@ def _totals(
         condition=_condition(flow.annotated.graph, gradients),
         by_phase=_by_phase(flow, found, eager_us),
     )
+
+
+def _sums(
+    costs: Sequence[Cost], places: Sequence[Finding], time_us: float, saved_us: float
+) -> dict[str, Any]:
+    """Totals that the whole and each phase have: of launches by their costs, and of the places of
+    groups, a group once for each."""
+    hbm_bytes, kernels = sum(c.bytes for c in costs), sum(c.launches for c in costs)
+    saved_bytes = sum(g.decision.unfused_bytes - g.decision.fused_bytes for g in places)
+    return {
+        "flops": sum(c.flops for c in costs),
+        "hbm_bytes_unfused": hbm_bytes,
+        "hbm_bytes_fused": hbm_bytes - saved_bytes,
+        "kernels_unfused": kernels,
+        "kernels_fused": kernels - sum(g.launches_saved for g in places),
+        "time_us": time_us,
+        "predicted_speedup": _ratio(time_us, time_us - saved_us),
+        "coverage": _ratio(
+            sum(c.time_us for c in costs if c.modelled), sum(c.time_us for c in costs)
+        ),
+    }
 
 
 def _phases(graph: Graph) -> list[Phase]:
@@ -571,35 +583,21 @@ def _by_phase(
     """Totals of each phase; a group is of the phase of its first launch."""
     rows: dict[str, PhaseRow] = {}
     for phase in _phases(flow.annotated.graph):
-        names = {node.name for node in flow.nodes if node.phase == phase}
+        names = [node.name for node in flow.nodes if node.phase == phase]
         costs = [flow.annotated.costs[name] for name in names]
         places = [
             group
             for group in found.groups
             for place in group.instances
-            if flow.nodes[place[0]].name in names
+            if flow.nodes[place[0]].phase == phase
         ]
-        hbm_bytes, kernels = sum(c.bytes for c in costs), sum(c.launches for c in costs)
-        time_us = sum(us for name, us in eager_us.items() if name in names)
-        saved_us = sum(group.saved_us for group in places)
         by_bound: dict[str, float] = {}
-        for name in eager_us:
-            if name in names:
-                bound = flow.annotated.costs[name].bound
-                by_bound[bound] = by_bound.get(bound, 0.0) + eager_us[name]
-        modelled_us = sum(c.time_us for c in costs if c.modelled)
-        rows[phase] = PhaseRow(
-            flops=sum(c.flops for c in costs),
-            hbm_bytes_unfused=hbm_bytes,
-            hbm_bytes_fused=hbm_bytes
-            - sum(g.decision.unfused_bytes - g.decision.fused_bytes for g in places),
-            kernels_unfused=kernels,
-            kernels_fused=kernels - sum(g.launches_saved for g in places),
-            time_us=time_us,
-            predicted_speedup=_ratio(time_us, time_us - saved_us),
-            coverage=_ratio(modelled_us, sum(c.time_us for c in costs)),
-            time_by_bound=by_bound,
-        )
+        taken = {name: eager_us[name] for name in names if name in eager_us}
+        for name, time_us in taken.items():
+            bound = flow.annotated.costs[name].bound
+            by_bound[bound] = by_bound.get(bound, 0.0) + time_us
+        time_us, saved_us = sum(taken.values()), sum(group.saved_us for group in places)
+        rows[phase] = PhaseRow(**_sums(costs, places, time_us, saved_us), time_by_bound=by_bound)
     return rows
 
 

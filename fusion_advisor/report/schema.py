@@ -84,6 +84,10 @@ class DeviceRow(_Row):
     sources: dict[str, str] = {}
 
 
+def _empty(value: Any) -> bool:
+    return not value
+
+
 class ScenarioRow(_Row):
     """Settings that the model was captured under. None: as the model's own file has it. `defaults`
     lists the assumptions for settings that nobody gave."""
@@ -96,7 +100,7 @@ class ScenarioRow(_Row):
     seq: int | None
     kv_len: int | None
     dynamic: bool
-    optimizer: str = Field(default="", exclude_if=lambda name: not name)
+    optimizer: str = Field(default="", exclude_if=_empty)
     """Optimizer of a training step; empty for a forward pass alone."""
     shapes: dict[str, str]
     defaults: list[str]
@@ -443,10 +447,6 @@ class MemoryRow(_Row):
     at: str
     parts: dict[str, int]
     curve: list[HeldRow]
-
-
-def _empty(value: Any) -> bool:
-    return not value
 
 
 class TotalsRow(_Row):

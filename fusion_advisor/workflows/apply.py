@@ -49,8 +49,8 @@ class Applied(Placed):
 class Gathered:
     """Outcomes of one model's graphs, by the piece of Python code that each is captured from and by
     its phase. For a piece that was captured again (for other sizes), the graph that saves most
-    counts. `warn_below`:
-    share of what could run as kernels of ours below which a graph is warned of, once."""
+    counts. `warn_below`: share of what could run as kernels of ours below which a graph is warned
+    of, once."""
 
     placed: Placed
     warn_below: float = 0.0
@@ -164,8 +164,9 @@ def apply(
         model._compiled_call_impl = None
         paths, checked = tuple(map(Path, rules)), verify is not False
         return apply_source(model, args, kwargs, device=device, rules=paths, verify=checked)
-    options = {"inner": inner or "inductor", "device": device, "rules": rules}
-    options |= {"training": training}
+    options = {
+        "inner": inner or "inductor", "device": device, "rules": rules, "training": training,
+    }  # fmt: skip
     done = Applied(run=model)
     least = 0.0 if dry else load_rulebook(tuple(map(Path, rules))).apply.told.value
     told = Gathered(done, least).add

@@ -201,6 +201,20 @@ def run_script(script: str, *arguments: str, folder: Path | None = None, **envir
     return done.stdout
 
 
+def run_program(name: str, *arguments: str, folder: Path | None = None, **environment: str) -> str:
+    """What a program beside the tests prints, run as a script by `run_script`."""
+    script = f"import runpy; runpy.run_path({str(HERE.with_name(name))!r}, run_name='__main__')"
+    return run_script(script, *arguments, folder=folder, **environment)
+
+
+def facts_by(name: str, folder: Path | None = None, **environment: str) -> dict[str, Any]:
+    """Facts of each scenario of a program beside the tests, by the scenario's name: the JSON of the
+    last line that the program prints, all in one process of its own."""
+    printed = run_program(name, folder=folder, **environment)
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return found
+
+
 def install() -> Callable[[], None]:
     """The package's children are forks from now on; what undoes that."""
     before = worker.subprocess, forkserver.subprocess

@@ -12,7 +12,7 @@ import pytest
 
 from fusion_advisor.workflows.placed import Placed
 
-from .spawned import run_script
+from .spawned import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 Facts = dict[str, Any]
@@ -23,9 +23,8 @@ STACK = 7
 
 def ran(program: str, *words: str) -> str:
     """What one of the programs here prints."""
-    file = Path(__file__).with_name(program)
-    script = f"import runpy; runpy.run_path({str(file)!r}, run_name='__main__')"
-    return run_script(script, *words, folder=ROOT, PYTHONPATH=f"{ROOT}{os.pathsep}{file.parent}")
+    path = f"{ROOT}{os.pathsep}{Path(__file__).parent}"
+    return run_program(program, *words, folder=ROOT, PYTHONPATH=path)
 
 
 @pytest.fixture(scope="module")

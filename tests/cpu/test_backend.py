@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from fusion_advisor.dynamo.weigh import InductorComparison, compare_with_inducto
 from fusion_advisor.fusion.decide import decide
 
 from .regions import RULES, flow_of
-from .spawned import run_script
+from .spawned import facts_by
 
 ROOT = Path(__file__).resolve().parents[2]
 Facts = dict[str, Any]
@@ -25,11 +24,7 @@ Facts = dict[str, Any]
 @pytest.fixture(scope="module")
 def scenarios() -> dict[str, Facts]:
     """What each scenario of `compiled_models` saw, all in one process of their own."""
-    program = Path(__file__).with_name("compiled_models.py")
-    script = f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')"
-    printed = run_script(script, folder=ROOT, PYTHONPATH=str(ROOT))
-    found: dict[str, Facts] = json.loads(printed.splitlines()[-1])
-    return found
+    return facts_by("compiled_models.py", ROOT, PYTHONPATH=str(ROOT))
 
 
 def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:

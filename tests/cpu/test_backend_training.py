@@ -3,13 +3,12 @@ passes have kernels, gradients are as near to float64's as eager's, and nothing 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .spawned import run_script
+from .spawned import facts_by
 
 ROOT = Path(__file__).resolve().parents[2]
 Facts = dict[str, Any]
@@ -18,11 +17,7 @@ Facts = dict[str, Any]
 @pytest.fixture(scope="module")
 def scenarios() -> dict[str, Facts]:
     """What each scenario of `trained_models` saw, all in one process of their own."""
-    program = Path(__file__).with_name("trained_models.py")
-    script = f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')"
-    printed = run_script(script, folder=ROOT, PYTHONPATH=str(ROOT))
-    found: dict[str, Facts] = json.loads(printed.splitlines()[-1])
-    return found
+    return facts_by("trained_models.py", ROOT, PYTHONPATH=str(ROOT))
 
 
 def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:

@@ -3,7 +3,6 @@ in DDP, with kernels in Triton's interpreter."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from fusion_advisor.shipped.files import write_kernel
 
 from .generated import kernel
-from .spawned import run_script
+from .spawned import facts_by
 
 Facts = dict[str, Any]
 OURS = r"fusion_advisor.mine_softmax_"
@@ -54,10 +53,7 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Facts]:
     """What each scenario of `registered_kernels` saw, all in one process of their own."""
     folder = tmp_path_factory.mktemp("registered")
     packages(folder)
-    program = Path(__file__).with_name("registered_kernels.py")
-    script = f"import runpy; runpy.run_path({str(program)!r}, run_name='__main__')"
-    found: dict[str, Facts] = json.loads(run_script(script, folder=folder).splitlines()[-1])
-    return found
+    return facts_by("registered_kernels.py", folder)
 
 
 def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:

@@ -170,8 +170,8 @@ def faked(name: str, **more: Any) -> Loaded:
     return Loaded(model, (fake.from_tensor(x),), {}, fake, name, **more)
 
 
-def step(name: str, optimizer: Optimizer = "adamw", **more: Any) -> Graph:
-    asked = Scenario(mode="train", step=True, optimizer=optimizer)
+def step(name: str, kind: Optimizer = "adamw", **more: Any) -> Graph:
+    asked = Scenario(mode="train", step=True, optimizer=kind)
     return capture_loaded(faked(name, **more), asked)
 
 
@@ -269,9 +269,7 @@ def test_an_optimizer_of_the_file_is_asked_for_by_its_name() -> None:
     def optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.RMSprop(parameters)
 
-    graph = capture_loaded(
-        faked("mlp", optimizer=optimizer), Scenario(mode="train", step=True, optimizer="module")
-    )
+    graph = step("mlp", "module", optimizer=optimizer)
     assert any(said.startswith("optimizer=RMSprop") for said in graph.assumed)
     with pytest.raises(UsageError, match="has no function optimizer"):
         step("mlp", "module")
@@ -324,9 +322,7 @@ def test_a_learning_rate_in_a_tensor_takes_a_parameter_at_a_time() -> None:
     def optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=torch.tensor(1e-3))
 
-    graph = capture_loaded(
-        faked("mlp", optimizer=optimizer), Scenario(mode="train", step=True, optimizer="module")
-    )
+    graph = step("mlp", "module", optimizer=optimizer)
     assert any(said.startswith("optimizer=AdamW (a parameter at a time") for said in graph.assumed)
 
 

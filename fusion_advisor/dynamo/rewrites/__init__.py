@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from fusion_advisor.dynamo.rewrites.conditions import Requirement
 from fusion_advisor.dynamo.rewrites.grouped_heads import grouped_heads
 from fusion_advisor.dynamo.rewrites.linear_cross_entropy import linear_cross_entropy
 from fusion_advisor.dynamo.rewrites.needless_masks import needless_masks
-from fusion_advisor.dynamo.rewrites.nodes import take_out_dead
+from fusion_advisor.dynamo.rewrites.nodes import copied, take_out_dead
 from fusion_advisor.rulebook.schema import Rulebook
 
 REWRITES: tuple[Rewrite, ...] = (
@@ -53,7 +52,7 @@ def rewrite(
     `conditions` also where the meaning is the same for some inputs alone, with `read` also where
     the host waits to know that, with `training` also those whose gain is memory in a training
     step."""
-    changed = _copied(module)
+    changed = copied(module)
     unread = frozenset(node for node in changed.graph.nodes if not node.users)
     asked = Asked(changed, inputs, rulebook, conditions, read, training, unread)
     taken = tuple(each for unit in REWRITES for each in unit(asked))
@@ -62,13 +61,3 @@ def rewrite(
     take_out_dead(changed.graph, unread)
     changed.recompile()
     return Rewritten(changed, taken)
-
-
-def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Copy of Dynamo's graph, with what Dynamo says of its inputs."""
-    copied = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
-    copied.meta = module.meta
-    for old, new in zip(module.graph.nodes, copied.graph.nodes, strict=True):
-        if hasattr(old, "_dynamo_source"):
-            new._dynamo_source = old._dynamo_source  # read by AOTAutograd, and by this backend
-    return copied

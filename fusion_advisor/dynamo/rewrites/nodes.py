@@ -1,10 +1,11 @@
-"""Queries of nodes in Dynamo's graph, whichever way a call is spelled."""
+"""Queries of nodes in Dynamo's graph, whichever way a call is spelled, and copies of the graph."""
 # torch.fx carries Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from typing import Any, cast
 
@@ -141,6 +142,16 @@ def take_out_dead(graph: torch.fx.Graph, unread: Collection[torch.fx.Node]) -> N
             read.update(map(storage, node.all_input_nodes))
         else:
             graph.erase_node(node)
+
+
+def copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Copy of a graph that is to be changed, with what Dynamo and AOTAutograd say of its inputs."""
+    made = torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+    made.meta = module.meta
+    for old, new in zip(module.graph.nodes, made.graph.nodes, strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source  # read by AOTAutograd, and by this backend
+    return made
 
 
 def alike(these: Sequence[Any], those: Sequence[Any]) -> bool:
