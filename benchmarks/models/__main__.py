@@ -144,7 +144,7 @@ FAMILIES = {
     ),
 }  # fmt: skip
 _TOGETHER = 16
-_TOGETHER_GB = 126.0
+_TOGETHER_SHARE = 0.88
 """How many processes prepare at a time, and what they may take of the GPU's memory."""
 
 
@@ -417,15 +417,20 @@ def _start(job: Job, arguments: argparse.Namespace) -> subprocess.Popen[str]:
 
 def _waves(arguments: argparse.Namespace) -> list[list[Job]]:
     """Processes that prepare together: all ways of a job where there is room."""
+    import torch
+
     waves: list[list[Job]] = [[]]
-    used = 0.0
+    used, room = 0.0, math.inf
+    if not arguments.rehearse:
+        room = torch.cuda.get_device_properties(0).total_memory / 1e9 * _TOGETHER_SHARE
     for name in arguments.families:
         family = FAMILIES[name]
         for what in (job for job in family.jobs() if job in arguments.jobs):
-            trains = TRAINING[:1] if family.trains and what == "forward" else ()
-            for way in (*arguments.ways, *trains):
+            for way in arguments.ways:
+                if way in TRAINING and not (family.trains and what == "forward"):
+                    continue
                 needs = family.gigabytes(what)
-                if waves[-1] and (used + needs > _TOGETHER_GB or len(waves[-1]) == _TOGETHER):
+                if waves[-1] and (used + needs > room or len(waves[-1]) == _TOGETHER):
                     waves.append([])
                     used = 0.0
                 waves[-1].append((name, what, way))

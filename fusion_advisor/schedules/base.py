@@ -298,17 +298,26 @@ def _whole(tensor: Tensor) -> list[View]:
     return [found] if found else []
 
 
-class Refused(Exception):
-    """This schedule cannot serve the region. `gate` is the obstacle's name.
+@dataclass(frozen=True)
+class Refusal:
+    """Reason why a schedule cannot serve a region. `gate` is the obstacle's name.
 
     `final`: it, and every other schedule, cannot serve a larger region either.
     """
 
+    gate: str
+    why: str
+    final: bool = False
+
+
+class Refused(Exception):
+    """Raised by a schedule that cannot serve the region. What outlives the search keeps the
+    `refusal` alone: an exception holds every frame that it passed, and with a model's step in
+    those frames all of its tensors."""
+
     def __init__(self, gate: str, why: str, *, final: bool = False) -> None:
         super().__init__(why)
-        self.gate = gate
-        self.why = why
-        self.final = final
+        self.refusal = Refusal(gate, why, final)
 
 
 def emission_order(region: Region) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from fusion_advisor.region.region import Region
 from fusion_advisor.rulebook.devices import Device
 from fusion_advisor.rulebook.schema import Rulebook
 from fusion_advisor.schedules import SCHEDULES, finishing
-from fusion_advisor.schedules.base import Plan, Refused, Step, check_walks
+from fusion_advisor.schedules.base import Plan, Refusal, Refused, Step, check_walks
 from fusion_advisor.schedules.layout import reach
 
 
@@ -18,31 +18,31 @@ class Planned:
     """The plans that serve a region, best first, and why the other schedules do not."""
 
     plans: tuple[Plan, ...]
-    refusals: tuple[Refused, ...]
+    refusals: tuple[Refusal, ...]
 
 
 def plan(region: Region, device: Device, rulebook: Rulebook) -> Planned:
     """Try every schedule on a region."""
     loads = (region.exprs[i].input for i in region.live if region.exprs[i].op == "load")
     if not set(loads) - region.random_state:
-        return Planned((), (Refused("no-schedule", "it reads no tensor that names the device"),))
+        return Planned((), (Refusal("no-schedule", "it reads no tensor that names the device"),))
     if not all(region.sizes.values()):
-        return Planned((), (Refused("no-schedule", "a dimension has no elements"),))
+        return Planned((), (Refusal("no-schedule", "a dimension has no elements"),))
     accesses = len(list(region.all("load"))) + len(region.outputs)
     most = rulebook.gate("no-schedule").number("accesses").count
     if accesses > most:
         # Larger regions have more of them: few keep to themselves what they share with these.
         why = f"{accesses} loads and stores would compile for minutes; {most} at most"
-        return Planned((), (Refused("no-schedule", why, final=True),))
+        return Planned((), (Refusal("no-schedule", why, final=True),))
     if _loses_a_sign(region):
         why = "ptxas 12.8 drops a sign where negated integers meet in a maximum or minimum"
-        return Planned((), (Refused("no-schedule", why),))
+        return Planned((), (Refusal("no-schedule", why),))
     plans, refusals = _tried(region, device, rulebook)
     if not plans:
         try:
             plans.append(finishing.plan(region, device, rulebook, _best))
-        except Refused as refusal:
-            refusals.append(refusal)
+        except Refused as refused:
+            refusals.append(refused.refusal)
     return Planned(tuple(plans), tuple(refusals))
 
 
@@ -74,16 +74,16 @@ def _negates(region: Region, expr: Expr) -> bool:
     return _is_integer(expr) and (expr.op == "neg" or same)
 
 
-def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Plan], list[Refused]]:
+def _tried(region: Region, device: Device, rulebook: Rulebook) -> tuple[list[Plan], list[Refusal]]:
     plans: list[Plan] = []
-    refusals: list[Refused] = []
+    refusals: list[Refusal] = []
     for schedule in SCHEDULES:
         try:
             found = schedule.plan(region, device, rulebook)
             check_walks(found, rulebook)
             plans.append(found)
-        except Refused as refusal:
-            refusals.append(refusal)
+        except Refused as refused:
+            refusals.append(refused.refusal)
     return _ranked(plans, device, rulebook), refusals
 
 
@@ -121,5 +121,6 @@ def _best(region: Region, device: Device, rulebook: Rulebook) -> Plan:
     """The first plan of a part of a region; Refused when it has none."""
     plans, refusals = _tried(region, device, rulebook)
     if not plans:
-        raise refusals[0]
+        first = refusals[0]
+        raise Refused(first.gate, first.why, final=first.final)
     return plans[0]

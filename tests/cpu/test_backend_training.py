@@ -61,6 +61,13 @@ def test_no_more_is_saved_for_the_backward_pass(scenarios: dict[str, Facts]) -> 
     assert facts["ours"] == facts["theirs"] > 0
 
 
+def test_a_first_step_leaves_no_tensor_in_memory(scenarios: dict[str, Facts]) -> None:
+    """An exception that is kept holds the frames of the step that compiled, with all in them."""
+    facts = facts_of(scenarios, "what_a_first_step_leaves")
+    assert all(facts["taken"]), facts["taken"]
+    assert facts["left"] == []
+
+
 def test_a_fault_costs_one_pass_its_kernels(scenarios: dict[str, Facts]) -> None:
     facts = facts_of(scenarios, "a_fault_in_the_backward_pass")
     assert facts["share"] <= 1
