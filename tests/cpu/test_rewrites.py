@@ -137,11 +137,36 @@ def wide_window(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return (j <= i) & (i - j < k.shape[2])
 
 
+def sequences(positions: Callable[[int], torch.Tensor]) -> Mask:
+    """As transformers has it without a cache: tokens see those before them of their own sequence,
+    and another begins where a position is not the next one."""
+
+    def mask(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        place = positions(q.shape[2])[None].expand(q.shape[0], -1)
+        apart = torch.diff(place, prepend=place[:, :1] - 1, dim=-1)
+        number = (apart != 1).cumsum(-1)
+        batch = torch.arange(q.shape[0])[:, None, None, None]
+        i, j = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+        return (j <= i) & (number[batch, i] == number[batch, j])
+
+    mask.__name__ = f"sequences by {positions.__name__}"
+    return mask
+
+
+def one_sequence(length: int) -> torch.Tensor:
+    return torch.arange(length) + 3
+
+
+def from_a_place(length: int) -> torch.Tensor:
+    """Positions behind one that they continue."""
+    return torch.cat([torch.arange(5, 6), torch.arange(6, 5 + length)])
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
     "mask",
     [by_tril, by_comparison, by_triu_of_least, by_infinity, by_where, by_product,
-     written_in_place, inverted, wide_window],
+     written_in_place, inverted, wide_window, sequences(one_sequence), sequences(from_a_place)],
 )  # fmt: skip
 def test_a_causal_mask_goes(mask: Mask, dynamic: bool) -> None:
     seen = Seen()
@@ -335,10 +360,33 @@ def by_distance(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return (j - i).to(q.dtype) * 0.5
 
 
+def on_the_diagonal(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.arange(k.shape[2]) == torch.arange(q.shape[2])[:, None]
+
+
+def off_the_diagonal(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.arange(k.shape[2]) != torch.arange(q.shape[2])[:, None] + 1
+
+
+def two_sequences(length: int) -> torch.Tensor:
+    return torch.cat([torch.arange(2), torch.arange(length - 2)])
+
+
+def every_other(length: int) -> torch.Tensor:
+    return 2 * torch.arange(length)
+
+
+def begun_again(length: int) -> torch.Tensor:
+    return torch.cat([torch.arange(1), torch.arange(length - 1)])
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
-    "mask", [narrow_window, strictly_before, from_the_end, softly, one_of_two, by_distance]
-)
+    "mask",
+    [narrow_window, strictly_before, from_the_end, softly, one_of_two, by_distance,
+     on_the_diagonal, off_the_diagonal, sequences(two_sequences), sequences(every_other),
+     sequences(begun_again)],
+)  # fmt: skip
 def test_other_masks_stay(mask: Mask, dynamic: bool) -> None:
     seen = Seen()
     compiled = torch.compile(attended(mask), backend=seen, dynamic=dynamic)
@@ -384,7 +432,7 @@ def _drawn(draw: random.Random, depth: int) -> Callable[[Any, Any, int], Any]:
     if depth == 0 or draw.random() < 0.2:
         shift = draw.choice((0, 0, 0, 0, 1, -1, 2, -5, 40))
         sign = draw.choice((1, 1, -1))
-        compared = draw.choice((torch.le, torch.lt, torch.ge, torch.gt))
+        compared = draw.choice((torch.le, torch.lt, torch.ge, torch.gt, torch.eq, torch.ne))
         ends = draw.random() < 0.2
 
         def leaf(i: Any, j: Any, n: int) -> Any:

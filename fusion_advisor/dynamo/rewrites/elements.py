@@ -142,6 +142,8 @@ _COMPARED: dict[Any, Callable[[Any, Any], sympy.Expr]] = {
     aten.le: lambda a, b: b - a, aten.lt: lambda a, b: b - a - 1,
 }  # fmt: skip
 """Comparisons of whole numbers, as what is not negative where they hold."""
+_EQUAL: dict[Any, Any] = {aten.eq: aten.logical_and.default, aten.ne: aten.logical_or.default}
+"""Equality of whole numbers, as what joins the comparisons of one with the other."""
 
 
 class _Reader:
@@ -208,6 +210,10 @@ class _Reader:
             )  # fmt: skip
         if target is aten.index.Tensor:
             return _gathered(args[0], args[1])
+        if target is aten.cat.default:
+            return _joined(args[0], args[1] if len(args) > 1 else 0)
+        if target is aten.cumsum.default and value.dtype is torch.int64:
+            return _counted(args[0], args[1])
         if torch.Tag.pointwise in target.tags or target is aten.masked_fill.Tensor:
             return _pointwise(target, args, node.kwargs)
         raise Unproven(f"{node.name} is made by {target}")
@@ -370,6 +376,56 @@ def _gathered(source: Elements, tables: Sequence[Elements | None]) -> Callable[[
     return at
 
 
+def _joined(parts: Sequence[Elements], dim: int) -> Callable[[Index], Term]:
+    """Tensors one behind the other, where one expression has the places of all of them: those of
+    one element may stand before or behind a longer one that they continue."""
+    dim %= len(parts[0].sizes)
+    start: sympy.Expr = sympy.Integer(0)
+    starts = [start := start + part.sizes[dim] for part in parts[:-1]]
+    begun = list(zip(parts, [sympy.Integer(0), *starts], strict=True))
+    long = [each for each in begun if each[0].sizes[dim] != 1]
+    if len(long) != 1:
+        raise Unproven(f"{len(long)} tensors of several places are joined")
+
+    def moved(index: Index, place: sympy.Expr) -> Index:
+        return (*index[:dim], place, *index[dim + 1 :])
+
+    def at(index: Index) -> Term:
+        whole, first = long[0]
+        term = whole.at(moved(index, index[dim] - first))
+        for part, start in begun:
+            one = part.at(moved(index, sympy.Integer(0)))
+            there = whole.at(moved(index, start - first))
+            numbers = isinstance(one, sympy.Expr) and isinstance(there, sympy.Expr)
+            if part is not whole and not (numbers and sympy.expand(one - there) == 0):
+                raise Unproven("what is joined does not go on as it begins")
+        if not isinstance(term, sympy.Expr):
+            raise Unproven("what is joined is no whole number")
+        return term
+
+    return at
+
+
+def _counted(source: Elements, dim: int) -> Callable[[Index], Term]:
+    """Sums of all places up to each, where all of them have the same whole number."""
+    dim %= len(source.sizes)
+
+    def at(index: Index) -> Term:
+        place = sympy.Symbol("place", integer=True, nonnegative=True)
+        term = source.at((*index[:dim], place, *index[dim + 1 :]))
+        known = {each: _settled(each) for each in leaves(term)}
+        return int(evaluated(term, known)) * (index[dim] + 1)
+
+    return at
+
+
+def _settled(leaf: Holds | Read) -> torch.Tensor:
+    """Truth of a comparison of numbers. Raises Unproven for one that depends on a place."""
+    if isinstance(leaf, Read) or not leaf.value.is_number:
+        raise Unproven("a sum of elements that are not all the same")
+    return torch.tensor(bool(leaf.value >= 0))
+
+
 def _pointwise(
     target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[[Index], Term]:
@@ -390,6 +446,11 @@ def _pointwise(
                 return _EXACT[family](*whole)
             if family in _COMPARED:
                 return Holds(sympy.expand(_COMPARED[family](*whole)))
+            if family in _EQUAL:
+                strict = 0 if family is aten.eq else 1
+                apart = sympy.expand(whole[0] - whole[1])
+                sides = (Holds(apart - strict), Holds(sympy.expand(-apart) - strict))
+                return Composed(_EQUAL[family], sides, {})
         return Composed(target, tuple(given), kwargs)
 
     return at
