@@ -394,8 +394,8 @@ def _joined(parts: Sequence[Elements], dim: int) -> Callable[[Index], Term]:
         whole, first = long[0]
         term = whole.at(moved(index, index[dim] - first))
         for part, start in begun:
-            one = part.at(moved(index, sympy.Integer(0)))
-            there = whole.at(moved(index, start - first))
+            one: Any = part.at(moved(index, sympy.Integer(0)))
+            there: Any = whole.at(moved(index, start - first))
             numbers = isinstance(one, sympy.Expr) and isinstance(there, sympy.Expr)
             if part is not whole and not (numbers and sympy.expand(one - there) == 0):
                 raise Unproven("what is joined does not go on as it begins")
@@ -448,7 +448,7 @@ def _pointwise(
                 return Holds(sympy.expand(_COMPARED[family](*whole)))
             if family in _EQUAL:
                 strict = 0 if family is aten.eq else 1
-                apart = sympy.expand(whole[0] - whole[1])
+                apart = sympy.expand(_EXACT[aten.sub](*whole))
                 sides = (Holds(apart - strict), Holds(sympy.expand(-apart) - strict))
                 return Composed(_EQUAL[family], sides, {})
         return Composed(target, tuple(given), kwargs)
