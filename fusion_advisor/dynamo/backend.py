@@ -47,7 +47,7 @@ from typing import Any
 
 import torch
 
-from fusion_advisor.dynamo.custom_ops import interpreted, substitute
+from fusion_advisor.dynamo.custom_ops import interpreted, introduce, substitute
 from fusion_advisor.dynamo.partition import InnerCompiler, Occurrence, divide
 from fusion_advisor.dynamo.rewrites import Rewritten, Taken, rewrite
 from fusion_advisor.dynamo.rewrites.nodes import copied
@@ -346,6 +346,7 @@ def _inner(name: str | Inner, patches: dict[str, Any]) -> Inner:
     def inductor(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._inductor.compile_fx import compile_fx
 
+        introduce(module.graph)
         compiled: Any = compile_fx(module, inputs, config_patches=patches)
         return compiled
 

@@ -98,6 +98,7 @@ def linear_cross_entropy(
             by_weight.addmm_(slope.t(), part, beta=1 if start else 0)
         if needed[2]:
             wide_bias += slope.sum(0, dtype=torch.float32)
+        del slope  # before the next chunk makes its own
     return loss, by_hidden, by_weight, wide_bias.to(by_bias.dtype)
 
 

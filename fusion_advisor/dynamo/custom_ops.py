@@ -19,7 +19,9 @@ from unittest import mock
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
+from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
 from torch._inductor.pattern_matcher import stable_topological_sort
+from torch._library.utils import get_layout_constraint_tag
 from torch.fx.experimental.symbolic_shapes import guard_scalar, statically_known_true
 from torch.fx.node import map_arg
 
@@ -67,6 +69,18 @@ def substitute(
     lowered.module.graph.eliminate_dead_code()
     lowered.module.recompile()
     return done
+
+
+def introduce(graph: torch.fx.Graph) -> None:
+    """Tell Inductor that this package's operators in a graph are called as they are. It would find
+    out: but up to PyTorch 2.11 it then spells out all that makes the operands, for a message that
+    nobody reads, which takes minutes where one call's results reach the next."""
+    for node in graph.nodes:
+        called = node.target
+        ours = isinstance(called, torch._ops.OpOverload) and called.namespace == "fusion_advisor"
+        if ours and called not in lowerings:
+            tag = get_layout_constraint_tag(called, with_default=True)
+            make_fallback(called, tag_to_layout_constraint(tag), warn=False)
 
 
 def _replace(

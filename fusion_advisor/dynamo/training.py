@@ -22,6 +22,8 @@ from torch._functorch import config as aot_config
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+from fusion_advisor.dynamo.custom_ops import introduce
+
 Phase = Literal["forward", "backward"]
 
 Put = Callable[[torch.fx.GraphModule, Phase], torch.fx.GraphModule]
@@ -36,7 +38,9 @@ def through_inductor(
 
     def inner(graph: torch.fx.GraphModule, given: Sequence[Any], **how: Any) -> Any:
         phase: Phase = "backward" if how.get("is_backward") else "forward"
-        return compile_fx_inner(put(graph, phase), given, **how)
+        ours = put(graph, phase)
+        introduce(ours.graph)
+        return compile_fx_inner(ours, given, **how)
 
     # A step out of AOTAutograd's cache would pass by `put`; Inductor's has the kernels in its key.
     with aot_config.patch(enable_autograd_cache=False):

@@ -45,6 +45,10 @@ def test_gradients_are_as_near_as_eagers(scenarios: dict[str, Facts], name: str)
     assert facts["why"] == ["", ""]
 
 
+def test_inductor_knows_the_operators_before_it_meets_them(scenarios: dict[str, Facts]) -> None:
+    assert facts_of(scenarios, "through_inductor")["unknown"] == []
+
+
 def test_running_statistics_are_written_once_a_step(scenarios: dict[str, Facts]) -> None:
     assert facts_of(scenarios, "statistics_of_a_batch")["mean"] < 1e-6
 

@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from scenarios import Facts, report
 from torch import nn
+from torch._inductor import graph
 from torch.utils.checkpoint import checkpoint
 
 from fusion_advisor.dynamo import backend
@@ -124,7 +125,10 @@ def a_language_model() -> Facts:
 
 
 def through_inductor() -> Facts:
-    return run(Gated(), *tokens(), inner="inductor")
+    with mock.patch.object(graph, "make_fallback", wraps=graph.make_fallback) as found:
+        facts = run(Gated(), *tokens(), inner="inductor")
+    unknown = [str(call.args[0]) for call in found.call_args_list]
+    return {**facts, "unknown": [each for each in unknown if "fusion_advisor" in each]}
 
 
 def a_block_that_is_computed_again() -> Facts:
