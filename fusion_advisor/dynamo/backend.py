@@ -14,13 +14,14 @@ Options (`torch.compile(..., options={...})`; all others are Inductor's, and `mo
   as it is with `inner="eager"`, where there is none to win over.
 - `rewrites`: what is worth more than a kernel (`dynamo/rewrites`), before anything is divided; on
   by default. `read_inputs`: also where an input has to be read once a call, as a padding mask is.
-- `training`: kernels in both passes of a training step, and its last product and loss in chunks.
+- `training`: kernels in both passes of a training step. `chunked_loss`: its last product and loss
+  in chunks of rows, which takes less memory where they are large.
 - `device`, `rules`: as on the command line; without `device` the rules of the inputs' GPU.
 
 Where gradients are required the graph is Inductor's alone, after the rewrites. With `training`,
 AOTAutograd traces the backward pass and chooses what is saved for it, as under torch.compile, and
 kernels go into its two graphs (`training.py`); not with an `inner` function of the caller's. It is
-off by default as long as no measured step is faster with it and as small.
+off by default until a language model's step is measured with it and without chunks.
 
 What was done is logged at INFO by the logger "fusion_advisor", and kept in `last()`. A fault of
 ours costs the kernels, not the model: one warning names it and Inductor compiles the graph alone;
@@ -135,6 +136,7 @@ class _Options:
     rules: tuple[Path, ...] = ()
     rewrites: bool = True
     training: bool = False
+    chunked_loss: bool = False
     read_inputs: bool = True
     patches: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -219,7 +221,7 @@ def _rewritten(
         rulebook, read = load_rulebook(options.rules), options.read_inputs
         return rewrite(
             module, inputs, rulebook,
-            conditions=conditions, read=read, training=options.training,
+            conditions=conditions, read=read, chunked_loss=options.chunked_loss,
         )  # fmt: skip
     except Exception as error:
         if _strict():
@@ -318,6 +320,7 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
     take_all = bool(options.pop("take_all", inner == "eager"))
     rewrites = bool(options.pop("rewrites", True))
     training = bool(options.pop("training", False))
+    chunked_loss = bool(options.pop("chunked_loss", False))
     read_inputs = bool(options.pop("read_inputs", True))
     from torch._inductor import config, list_mode_options
 
@@ -331,7 +334,7 @@ def _options(mode: str | None, options: dict[str, Any]) -> _Options:
     paths = tuple(map(Path, (rules,) if isinstance(rules, str | Path) else rules))
     return _Options(
         _inner(inner, patches), _trained(inner, patches), compiler,
-        device, paths, rewrites, training, read_inputs,
+        device, paths, rewrites, training, chunked_loss, read_inputs,
     )  # fmt: skip
 
 

@@ -125,6 +125,7 @@ def apply(
     verify: bool | None = None,
     dry: bool = False,
     training: bool = False,
+    chunked_loss: bool = False,
 ) -> Applied:
     """Let kernels run the groups of a model or a function.
 
@@ -140,7 +141,8 @@ def apply(
     `dynamic` are not used. With `dry` the result says what would become of such a call: a copy
     without weights is called on fake tensors, no GPU is needed, and the model stays as it is.
     With `training` kernels run in both passes of a training step, too; without it such a step is
-    the inner compiler's.
+    the inner compiler's. With `chunked_loss` the last product and cross-entropy of a training step
+    go in chunks of rows, where the logits are large and the compiled function returns the loss.
     Raises UsageError for wrong arguments, and any exception of the model when it is called.
     """
     if not callable(model):
@@ -166,6 +168,7 @@ def apply(
         return apply_source(model, args, kwargs, device=device, rules=paths, verify=checked)
     options = {
         "inner": inner or "inductor", "device": device, "rules": rules, "training": training,
+        "chunked_loss": chunked_loss,
     }  # fmt: skip
     done = Applied(run=model)
     least = 0.0 if dry else load_rulebook(tuple(map(Path, rules))).apply.told.value

@@ -52,7 +52,7 @@ class Seen:
     names: list[str] = field(default_factory=list[str])
 
     def __call__(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        done = rewrite(module, inputs, small_chunks(), training=True)
+        done = rewrite(module, inputs, small_chunks(), chunked_loss=True)
         self.names += [each.name for each in done.taken]
         return done.module.forward
 

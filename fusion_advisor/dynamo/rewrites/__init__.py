@@ -46,15 +46,15 @@ def rewrite(
     *,
     conditions: bool = True,
     read: bool = True,
-    training: bool = False,
+    chunked_loss: bool = False,
 ) -> Rewritten:
     """Rewrite a graph as Dynamo hands it to a backend; the graph that is given stays. With
     `conditions` also where the meaning is the same for some inputs alone, with `read` also where
-    the host waits to know that, with `training` also those whose gain is memory in a training
-    step."""
+    the host waits to know that, with `chunked_loss` also losses in chunks, whose gain is memory in
+    a training step."""
     changed = copied(module)
     unread = frozenset(node for node in changed.graph.nodes if not node.users)
-    asked = Asked(changed, inputs, rulebook, conditions, read, training, unread)
+    asked = Asked(changed, inputs, rulebook, conditions, read, chunked_loss, unread)
     taken = tuple(each for unit in REWRITES for each in unit(asked))
     if not taken:
         return Rewritten(module)

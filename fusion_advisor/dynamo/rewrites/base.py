@@ -33,15 +33,15 @@ class Taken:
 @dataclass(frozen=True)
 class Asked:
     """Graph to rewrite, with its inputs as Dynamo gives them. `conditions`: a rewrite may have
-    some; `read`: also those that the host waits for. `training`: a rewrite may be for the memory of
-    a training step."""
+    some; `read`: also those that the host waits for. `chunked_loss`: the last product and
+    the loss of a training step may go in chunks of rows."""
 
     module: torch.fx.GraphModule
     inputs: Sequence[Any]
     rulebook: Rulebook
     conditions: bool
     read: bool
-    training: bool
+    chunked_loss: bool
     unread: frozenset[torch.fx.Node]
     """Nodes that nothing reads in the graph as it was given: they do something, or are dead."""
 

@@ -34,8 +34,8 @@ class _Loss:
 
 def linear_cross_entropy(asked: Asked) -> Iterator[Taken]:
     """Give cross-entropies and their products to one operator, in place; yields those. Only where
-    the logits are large, as the rule says, and nothing but the loss reads them; for training."""
-    if not asked.training:
+    the logits are large, as the rule says, and nothing but the loss reads them; where asked for."""
+    if not asked.chunked_loss:
         return
     limits = asked.rulebook.rewrites[_NAME].limits
     chunk, most = limits["chunk"].count, limits["chunks"].count
