@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from fusion_advisor.workflows.apply import Applied as Applied
     from fusion_advisor.workflows.apply import apply as apply
     from fusion_advisor.workflows.apply import unapply as unapply
+    from fusion_advisor.workflows.export import Exported as Exported
+    from fusion_advisor.workflows.export import export as export
     from fusion_advisor.workflows.live import Fusion as Fusion
     from fusion_advisor.workflows.live import Report as Report
     from fusion_advisor.workflows.live import analyze as analyze
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _OFFERED = {
     "Applied": "workflows.apply",
+    "Exported": "workflows.export",
     "Fusion": "workflows.live",
     "Graph": "ir.graph",
     "Report": "workflows.live",
@@ -28,6 +31,7 @@ _OFFERED = {
     "apply": "workflows.apply",
     "bench": "workflows.live",
     "capture": "workflows.live",
+    "export": "workflows.export",
     "fuse": "workflows.live",
     "patch": "workflows.live",
     "record": "frontend.session",
@@ -37,6 +41,7 @@ _OFFERED = {
 
 __all__ = [
     "Applied",
+    "Exported",
     "Fusion",
     "Graph",
     "Report",
@@ -44,6 +49,7 @@ __all__ = [
     "apply",
     "bench",
     "capture",
+    "export",
     "fuse",
     "patch",
     "record",

@@ -50,18 +50,24 @@ class NotReplaceable(Exception):
 
 
 def substitute(
-    lowered: Lowered, flow: Dataflow, places: Sequence[Occurrence], *, anywhere: bool
+    lowered: Lowered,
+    flow: Dataflow,
+    places: Sequence[Occurrence],
+    *,
+    anywhere: bool,
+    package: str = "",
 ) -> list[Occurrence]:
     """Replace the places that have a kernel by calls of the kernel, in the graph itself; returns
     the places as they are then. A place whose kernel cannot be called there stays as it is, and
-    says why. `anywhere`: tensors may be on another device than a GPU."""
+    says why. `anywhere`: tensors may be on another device than a GPU. `package`: the package that
+    the operators are named after; without one, that of all kernels of this process."""
     done: list[Occurrence] = []
     for place in places:
         if place.kernel is None:
             done.append(place)
             continue
         try:
-            _replace(lowered, flow, place, place.kernel, anywhere=anywhere)
+            _replace(lowered, flow, place, place.kernel, anywhere=anywhere, package=package)
         except NotReplaceable as why:
             place = replace(place, kernel=None, why=str(why))
         done.append(place)
@@ -84,7 +90,13 @@ def introduce(graph: torch.fx.Graph) -> None:
 
 
 def _replace(
-    lowered: Lowered, flow: Dataflow, place: Occurrence, kernel: Kernel, *, anywhere: bool
+    lowered: Lowered,
+    flow: Dataflow,
+    place: Occurrence,
+    kernel: Kernel,
+    *,
+    anywhere: bool,
+    package: str,
 ) -> None:
     """Replace one place by a call of its kernel. Raises NotReplaceable before anything is
     changed."""
@@ -104,7 +116,7 @@ def _replace(
     _check_layouts(flow, expressed, taken)
     _check_sizes(lowered, place, expressed)
     kept = _kept_numbers(lowered, flow, expressed)
-    called = _operator(kernel.text, kernel.entry)
+    called = _operator(kernel.text, kernel.entry, package)
     values = _fake_results(called, taken, made, anywhere=anywhere)
     for number in kept:
         guard_scalar(number)  # as torch itself fixes them where an operator asks for a number
@@ -270,12 +282,13 @@ def _said(tensor: torch.Tensor) -> str:
 
 
 @cache
-def _operator(text: str, entry: str) -> Any:
+def _operator(text: str, entry: str, package: str) -> Any:
     """Operator of an emitted file; its name holds a hash of the text, so that Inductor's cache on
     disk never meets another kernel."""
     if interpreted():
         from fusion_advisor.verify.interpreter import install  # needs Triton
 
         install()
-    module: Any = load_module(text, process_folder())
+    name = f"{package}.{entry}" if package else ""
+    module: Any = load_module(text, process_folder(), name)
     return getattr(module, entry).operator

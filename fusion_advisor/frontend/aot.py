@@ -54,7 +54,7 @@ def lower(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Lowered:
             return torch.fx.Interpreter(module).run(*given)
 
     with fake, enable_python_dispatcher():  # what CUDA runs as several kernels is taken apart
-        traced = make_fx(functional(run), decomposition_table=_composites())(*values)
+        traced = make_fx(functional(run), decomposition_table=composites())(*values)
     traced.graph.eliminate_dead_code()
     _refuse_shared_state(traced)
     lowered = _recorded(traced, _placeholders(module, values))
@@ -77,7 +77,7 @@ def _recorded(traced: torch.fx.GraphModule, placeholders: list[Placeholder]) -> 
     return Lowered(traced, graph, launcher.origins)
 
 
-def _composites() -> dict[Any, Callable[..., Any]]:
+def composites() -> dict[Any, Callable[..., Any]]:
     """The decomposition of each composite operator, without writes in place. A decomposition that
     calls its own operator, as a loss calls the loss of the elements, means the launch there."""
     within: set[Any] = set()

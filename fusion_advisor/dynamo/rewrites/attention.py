@@ -1,4 +1,4 @@
-"""A call of `scaled_dot_product_attention` in Dynamo's graph."""
+"""A call of `scaled_dot_product_attention` in Dynamo's graph, or in an exported program's."""
 # torch.fx carries Any.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
@@ -18,6 +18,7 @@ from fusion_advisor.dynamo.rewrites.nodes import value_of
 from fusion_advisor.frontend.expansions import hint
 
 _OPERATOR = torch.nn.functional.scaled_dot_product_attention
+_SPELLINGS = _OPERATOR, torch.ops.aten.scaled_dot_product_attention.default
 _POSITIONAL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -119,7 +120,7 @@ class _Launches(TorchDispatchMode):
 def attentions(graph: torch.fx.Graph) -> Iterator[Attention]:
     """Yield the calls of a graph in their order, those whose tensors are described."""
     for node in graph.nodes:
-        if node.op != "call_function" or node.target is not _OPERATOR:
+        if node.op != "call_function" or node.target not in _SPELLINGS:
             continue
         given = {**dict(zip(_POSITIONAL, node.args, strict=False)), **node.kwargs}
         tensors = [given.get(name) for name in _POSITIONAL[:3]]

@@ -1,0 +1,145 @@
+"""`fusion_advisor.export`: a folder that gives a model back, with kernels, without this package."""
+
+# torch is partly untyped.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fusion_advisor as fa
+from fusion_advisor.support.errors import CaptureError, UsageError
+
+
+class Block(nn.Module):
+    """A causal block that counts its calls; returns its result and what it adds to."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.heads, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
+        self.gate = nn.Linear(32, 64)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
+        self.calls.add_(1)
+        batch, length, _ = x.shape
+        heads = self.heads(self.norm(x)).view(batch, length, 3, 4, 8)
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        seen = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        x = x + self.out(y.transpose(1, 2).flatten(2)) * scale
+        gate, up = self.gate(self.norm(x)).chunk(2, -1)
+        return {"out": x + F.silu(gate) * up, "before": x}
+
+
+_LOADED = """
+import sys
+sys.modules["fusion_advisor"] = None  # an import of it fails
+import json, torch
+sys.path.insert(0, sys.argv[1])
+from {package}.program import load
+model, given = load(), torch.load(sys.argv[2])
+found = [model(x, scale=2.0) for x in given["inputs"]]
+print(json.dumps({{
+    "apart": [
+        float((one[name] - wanted[name]).abs().max())
+        for one, wanted in zip(found, given["wanted"]) for name in ("out", "before")
+    ],
+    "names": [list(one) for one in found],
+    "calls": float(model.state_dict()["calls"]),
+    "ours": sorted(n.target.__name__ for n in model.graph.nodes if "{package}" in str(n.target)),
+}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, nn.Module, Path]:
+    torch.manual_seed(0)
+    model = Block().eval()
+    given = (torch.randn(4, 24, 32),), {"scale": 2.0}
+    folder = tmp_path_factory.mktemp("here") / "fused_block"
+    return fa.export(model, folder, given, device="h200"), model, folder
+
+
+def loaded(folder: Path, model: nn.Module, tmp_path: Path) -> dict[str, Any]:
+    """What another process sees of the program, at three sizes, in the interpreter."""
+    inputs = [torch.randn(*sizes, 32) for sizes in ((4, 24), (2, 24), (3, 129))]
+    with torch.no_grad():
+        wanted = [model(x, scale=2.0) for x in inputs]
+    torch.save({"inputs": inputs, "wanted": wanted}, tmp_path / "given.pt")
+    code = _LOADED.format(package=folder.name)
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder.parent, tmp_path / "given.pt"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "FUSION_ADVISOR_STRICT": "1"},
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_another_process_has_the_model_with_its_kernels(
+    exported: tuple[Any, nn.Module, Path], tmp_path: Path
+) -> None:
+    done, model, folder = exported
+    assert done.kernels == {"mul_add_layer_norm": 1, "swiglu_add": 1}, str(done)
+    assert done.rewrites == {"needless-mask": 1}
+    assert done.folder == folder
+    facts = loaded(folder, model, tmp_path)
+    assert max(facts["apart"]) < 1e-5
+    assert facts["names"] == [["out", "before"]] * 3
+    assert facts["calls"] == 3
+    assert len(facts["ours"]) == 2
+
+
+def test_a_folder_runs_where_it_is_moved_to(
+    exported: tuple[Any, nn.Module, Path], tmp_path: Path
+) -> None:
+    _, model, folder = exported
+    shutil.copytree(folder, tmp_path / "vendored" / "of_others")
+    assert max(loaded(tmp_path / "vendored" / "of_others", model, tmp_path)["apart"]) < 1e-5
+
+
+def test_its_files_import_torch_and_triton_alone(
+    exported: tuple[Any, nn.Module, Path],
+) -> None:
+    roots: set[str] = set()
+    for file in exported[2].glob("*.py"):
+        roots |= set(re.findall(r"^(?:from|import) ([a-z_]\w*)", file.read_text(), re.MULTILINE))
+    assert roots - set(sys.stdlib_module_names) <= {"torch", "triton", "pytest"}
+
+
+def test_the_model_stays_as_it_was(exported: tuple[Any, nn.Module, Path], tmp_path: Path) -> None:
+    del exported
+    model = Block().eval()
+    fa.export(model, tmp_path / "fused", torch.randn(2, 8, 32), device="h200", verify=False)
+    assert float(model.calls) == 0
+    assert all(each.requires_grad for each in model.parameters())
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    class Counting(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[: int(x.sum())]
+
+    x = torch.ones(4)
+    with pytest.raises(UsageError, match="is no name of a package"):
+        fa.export(Block(), tmp_path / "my-model", x)
+    with pytest.raises(UsageError, match="is there already"):
+        fa.export(Block(), tmp_path, x)
+    with pytest.raises(CaptureError, match="exporting Counting raised"):
+        fa.export(Counting(), tmp_path / "fused", x)
+    assert not (tmp_path / "fused").exists()
