@@ -3,7 +3,6 @@
 OFFERS = (
     "editing",
     "equivalence",
-    "function_copies",
     "guards",
     "library_call",
     "other_sizes",

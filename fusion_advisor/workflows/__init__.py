@@ -5,7 +5,6 @@ OFFERS = (
     "apply_named",
     "bench",
     "patch",
-    "patch_transformers",
     "results_db",
     "update",
 )

@@ -3,7 +3,7 @@
 `torch.compile` does the work, with the backend of this package: Dynamo captures what is called,
 guards it and captures it again where that does not hold; the backend puts the kernels in
 (`dynamo/backend.py`). Here is what makes that one call, and gathers what became of one model's
-graphs. `how="source"` edits the model's statements instead (`apply_source.py`).
+graphs.
 """
 # The model, its inputs and what torch.compile gives are whatever the user has.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch._guards import CompileContext
@@ -29,7 +29,7 @@ from fusion_advisor.dynamo.backend import Inner, Outcome, fusion_advisor
 from fusion_advisor.frontend.user_model import given_inputs
 from fusion_advisor.report.formats import wording
 from fusion_advisor.rulebook.load import load_rulebook
-from fusion_advisor.support.errors import UsageError, one_of
+from fusion_advisor.support.errors import UsageError
 from fusion_advisor.workflows.dry_run import dry_run
 from fusion_advisor.workflows.placed import Placed
 
@@ -121,7 +121,7 @@ def apply(
     dynamic: bool | None = None,
     device: str | None = None,
     rules: tuple[str | Path, ...] = (),
-    how: Literal["dynamo", "source"] = "dynamo",
+    how: str = "dynamo",
     verify: bool | None = None,
     dry: bool = False,
     training: bool = False,
@@ -136,36 +136,23 @@ def apply(
 
     `inner` compiles the rest of the graph: "inductor", "eager" (no compiler; kernels run every
     accepted group then) or a backend function. `mode` and `dynamic` are torch.compile's, `device`
-    and `rules` as on the command line. With `how="source"` the model's statements are edited for
-    the examples, and `verify` checks every kernel against float64 first; `inner`, `mode` and
-    `dynamic` are not used. With `dry` the result says what would become of such a call: a copy
-    without weights is called on fake tensors, no GPU is needed, and the model stays as it is.
+    and `rules` as on the command line. With `dry` the result says what would become of such a call:
+    a copy without weights is called on fake tensors, no GPU is needed, the model stays as it is.
     With `training` kernels run in both passes of a training step, too; without it such a step is
     the inner compiler's. With `chunked_loss` the last product and cross-entropy of a training step
     go in chunks of rows, where the logits are large and the compiled function returns the loss.
+    `how` and `verify` were of the way that edited a model's statements, and are not used.
     Raises UsageError for wrong arguments, and any exception of the model when it is called.
     """
     if not callable(model):
         raise UsageError(f"apply: {type(model).__name__} is neither a module nor a function")
-    one_of("how", how, "dynamo", "source")
     args, kwargs = given_inputs(example_inputs)
     kwargs |= example_kwargs or {}
-    if verify is not None and how != "source":
+    if how != "dynamo" or verify is not None:
         warnings.warn(
-            'fusion_advisor.apply: verify= is of how="source", which is done; give how="source"',
-            DeprecationWarning, stacklevel=2,
+            "fusion_advisor.apply: how= and verify= were of edited statements, which are gone; "
+            "torch.compile places the kernels now", DeprecationWarning, stacklevel=2,
         )  # fmt: skip
-        how = "source"
-    if how == "source":
-        from fusion_advisor.workflows.apply_source import apply_source
-
-        if not isinstance(model, torch.nn.Module):
-            raise UsageError('apply: how="source" edits a torch.nn.Module, not a function')
-        if dry:
-            raise UsageError('apply: dry=True says what Dynamo would place, not how="source"')
-        model._compiled_call_impl = None
-        paths, checked = tuple(map(Path, rules)), verify is not False
-        return apply_source(model, args, kwargs, device=device, rules=paths, verify=checked)
     options = {
         "inner": inner or "inductor", "device": device, "rules": rules, "training": training,
         "chunked_loss": chunked_loss,
@@ -194,17 +181,11 @@ def apply(
 
 
 def unapply(model: torch.nn.Module | Callable[..., Any]) -> None:
-    """Take kernels out of a model again, whichever way `apply` put them in: the model runs as its
-    classes say. The effect of `model.compile` on it is undone, too. Raises UsageError for a
-    function, which `apply` leaves as it is."""
-    from fusion_advisor.workflows.apply_source import plain_class
-
+    """Take kernels out of a model again: the effect of `model.compile` on it is undone. Raises
+    UsageError for a function, which `apply` leaves as it is."""
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"unapply: {type(model).__name__} is no module; apply changed none")
     model._compiled_call_impl = None
-    for module in model.modules():
-        if type(module) is not plain_class(type(module)):
-            module.__class__ = plain_class(type(module))
 
 
 @contextmanager

@@ -117,7 +117,8 @@ def export(
         def proven(kernels: Sequence[Kernel]) -> list[str]:
             return _faults(kernels, children)
 
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own parts
             try:
                 plain = _with_plain_results(model)
                 program = torch.export.export(plain, args, kwargs, dynamic_shapes=shapes)

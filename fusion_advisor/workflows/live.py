@@ -216,10 +216,9 @@ def patch(
     `root` (the git tree, if none is named), or with `model_new`, `.model_new` is a file with a
     class `ModelNew`. Nothing is written.
 
-    MODEL is `file.py` or `file.py:name`, or `hf:config.json` with a `root`. The other arguments are
-    as on the command line. `.patch.refused` says which groups are left out, and why; the text is
-    empty where all are. Raises UsageError and CaptureError, and PatchError where the patched model
-    is not the original.
+    MODEL is `file.py` or `file.py:name`. The other arguments are as on the command line.
+    `.patch.refused` says which groups are left out, and why; the text is empty where all are.
+    Raises UsageError and CaptureError, and PatchError where the patched model is not the original.
     """
     require_triton("patch")
     operators = one_of("level", level, "kernel", "framework") == "framework"
@@ -228,17 +227,10 @@ def patch(
         rules=tuple(map(Path, rules)),
         verify=verify, compile=compile, folder="kernels",
     )  # fmt: skip
-    if model.startswith("hf:"):
-        if root is None or model_new or operators:
-            raise UsageError(f"patch {model}: takes a root and no other form of patch")
-        from fusion_advisor.workflows.patch_transformers import patch_family
-
-        made = patch_family(request, Path(root).resolve())
-    else:
-        made = patch_model(
-            request, tree_for(model, root), diff=not model_new, model_new=model_new,
-            operators=operators,
-        )  # fmt: skip
+    made = patch_model(
+        request, tree_for(model, root), diff=not model_new, model_new=model_new,
+        operators=operators,
+    )  # fmt: skip
     for said, what in made.wrong.items():
         raise PatchError(f"{model}: the patched model is not the original {said}: {what}")
     return made

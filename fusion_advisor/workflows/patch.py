@@ -91,9 +91,14 @@ STAGES = ("capture", "group", "emit", "verify", "try", "report")
 
 def source_of(model: str) -> Path:
     """File of MODEL that is edited. Raises UsageError where there is none."""
+    if model.startswith("hf:"):
+        raise UsageError(
+            f"patch {model}: the source of transformers is not yours; fusion_advisor.apply(model) "
+            "runs the kernels in it, fusion_advisor.export(model, folder, inputs) writes them down"
+        )
     file = Path(model.partition(":")[0])
     if file.suffix != ".py":
-        raise UsageError(f"patch {model}: only a model in a .py file, or of hf:, has a source")
+        raise UsageError(f"patch {model}: only a model in a .py file has a source")
     if not file.is_file():
         raise UsageError(f"{file}: no such file")
     return file

@@ -20,7 +20,6 @@ from compiled_models import Facts, Stack  # sets Triton up for the interpreter, 
 from torch import nn
 
 import fusion_advisor as fa
-from fusion_advisor.sourcepatch.function_copies import Unannounced
 
 HOW: dict[str, Any] = {"inner": "eager", "device": "h200"}
 
@@ -72,27 +71,18 @@ def with_examples() -> Facts:
 
 
 def taken_out_again() -> Facts:
-    facts: Facts = {}
-    x = torch.randn(2, 5, 32)
-    for how in ("dynamo", "source"):
-        model = Stack().eval()
-        classes, given = [type(module) for module in model.modules()], {"device": "h200"}
-        more: dict[str, Any] = {"verify": False} if how == "source" else HOW
-        done = fa.apply(model, (x,), how=how, **{**given, **more})
-        placed = sum(done.kernels.values())
-        runs = runs_kernels(model, x)
-        fa.unapply(model)
-        same = [type(module) for module in model.modules()] == classes
-        facts[how] = {"placed": placed, "ran": runs, "runs": runs_kernels(model, x), "same": same}
-    return facts
+    model, x = Stack().eval(), torch.randn(2, 5, 32)
+    done = fa.apply(model, (x,), **HOW)
+    facts: Facts = {"placed": sum(done.kernels.values()), "ran": runs_kernels(model, x)}
+    fa.unapply(model)
+    return {**facts, "runs": runs_kernels(model, x)}
 
 
 def runs_kernels(model: nn.Module, x: torch.Tensor) -> bool:
     """Does a call of the model do something else than its classes say?"""
-    edited = any(issubclass(type(module), Unannounced) for module in model.modules())
     with torch.no_grad():
         model(x)
-    return edited or model._compiled_call_impl is not None  # pyright: ignore[reportPrivateUsage]
+    return model._compiled_call_impl is not None  # pyright: ignore[reportPrivateUsage]
 
 
 def copies() -> Facts:
@@ -162,13 +152,14 @@ def dry_first() -> Facts:
 
 
 def as_it_was_called() -> Facts:
-    """`verify=` was of the edited statements, which is what is done."""
+    """`verify=` was of the edited statements, which are gone."""
     model, x = Stack().eval(), torch.randn(2, 5, 32)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        done = fa.apply(model, (x,), {}, device="h200", verify=False)
+        done = fa.apply(model, (x,), {}, verify=False, **HOW)
     said = [str(each.message) for each in seen if each.category is DeprecationWarning]
-    return {"said": said, "type": type(done).__name__, "kernels": dict(done.kernels)}
+    ours = [each for each in said if "fusion_advisor" in each]
+    return {"said": ours, "kernels": dict(done.kernels)}
 
 
 SCENARIOS: tuple[Callable[[], Facts], ...] = (

@@ -214,7 +214,7 @@ def test_reports_of_two_calls_are_compared(folder: Path) -> None:
         (("analyze", RECORDING, "--scenario", "call-7"), 2, "known: call-1, call-2"),
         (("analyze", f"{RECORDING}:call-7"), 2, "no such call; known: call-1, call-2"),
         (("emit", RECORDING, "--out", "k"), 2, "--scenario is missing: one of call-1, call-2"),
-        (("patch", RECORDING, "--out", "p"), 2, "only a model in a .py file, or of hf:"),
+        (("patch", RECORDING, "--out", "p"), 2, "only a model in a .py file has"),
         (("analyze", "none.json"), 2, "none.json: no such file; give FILE.py"),
         (("analyze", "report.json"), 2, "is a report, not a model; fusion-advisor report"),
         (("analyze", "config.json"), 2, "is a configuration of transformers; give hf:config.json"),

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from fusion_advisor import apply
 from fusion_advisor.codegen.emit import emit
 from fusion_advisor.cost.dataflow import dataflow
 from fusion_advisor.frontend.child import capture_module
@@ -344,16 +343,3 @@ def test_an_emitted_file_refuses_a_size_that_is_a_number_in_it(tmp_path: Path, b
     for width in (4096, 1024):
         with pytest.raises(ValueError, match=f"has {width} in dimension 1, and this was made for"):
             kernel(torch.randn(8, width))
-
-
-@pytest.mark.filterwarnings("ignore:.*running eager instead")
-def test_an_applied_model_is_the_original_at_other_widths(tmp_path: Path) -> None:
-    """In memory, too."""
-    (tmp_path / "model.py").write_text(GLU)
-    plain, model = loaded(tmp_path / "model.py"), loaded(tmp_path / "model.py")
-    applied = apply(model, (torch.empty(4096, 2048),), device="h200", verify=False, how="source")
-    assert applied.kernels
-    assert any(REASON in why for why in applied.unplaced.values())
-    for shape in [(4, 4096), (4, 1024), (4, 2048)]:
-        x = torch.randn(shape)
-        torch.testing.assert_close(model(x), plain(x))

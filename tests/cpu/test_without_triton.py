@@ -121,7 +121,6 @@ def test_a_run_that_asks_for_no_check_says_nothing_of_it(folder: Path) -> None:
     "words",
     [
         ("patch", SOFTMAX, "--out", "a.patch"),
-        ("patch", "hf:config.json", "--out", "a.patch"),
         ("bench", SOFTMAX, "--rehearse"),
     ],
 )

@@ -12,10 +12,9 @@ from fusion_advisor.cli.commands.options import FAILED, Options, Search, takes_o
 from fusion_advisor.cli.commands.outcome import prepare, searched_lines, searcher_of
 from fusion_advisor.cli.commands.output import following, tell
 from fusion_advisor.support.errors import PatchError, UsageError, one_of
-from fusion_advisor.support.files import require_file, require_folder, tree_of, write
+from fusion_advisor.support.files import require_file, write
 
 if TYPE_CHECKING:
-    from fusion_advisor.ci.configuration import Settings
     from fusion_advisor.ir.scenario import Request
     from fusion_advisor.sourcepatch.placement import Patch
     from fusion_advisor.workflows.patch import Patched
@@ -52,10 +51,6 @@ def patch(
 
     settings = options.settings()
     model = settings.model
-    if model.startswith("hf:"):
-        if out is None or check or update or model_new or level != "kernel" or search:
-            raise UsageError(f"patch {model}: takes --out FILE and no other form of patch")
-        return _patch_family(options, settings, out, root or tree_of(out))
     file = source_of(model)
     if (check or update) and (
         (check and update) or out or model_new or level != "kernel" or search
@@ -93,23 +88,6 @@ def patch(
             searcher=searcher,
         )  # fmt: skip
     return _written(made, out, model_new, operators=operators)
-
-
-def _patch_family(options: Options, settings: Settings, out: Path, root: Path) -> int:
-    """A package that swaps classes of transformers, whose source is not the user's."""
-    from fusion_advisor.rulebook.local_gpu import require_triton
-
-    require_folder(out.parent)
-    if not root.is_dir():
-        raise UsageError(f"--root {root}: no such folder")
-    require_triton("patch")
-    request = options.request(settings, "kernels")
-    prepare(request, checks=False)
-    from fusion_advisor.workflows.patch_transformers import STAGES, patch_family
-
-    with following(STAGES, verbose=options.verbose) as listener:
-        made = patch_family(request, root.resolve(), listener)
-    return _written(made, out)
 
 
 def _written(
