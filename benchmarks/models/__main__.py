@@ -8,8 +8,6 @@ static cache filled to 4096. Each way of each job has a process of its own, whic
 beside the others; then one process at a time measures. A step is the wall time of steps that
 follow each other, the device waited for at the end: the median of several batches of steps. What a
 way computes is held to eager's results: the distance of both as a share of eager's length.
-
-`training` is one step forward and back through the model, with the kernels applied and without.
 """
 # transformers and torch.compile are untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -18,7 +16,6 @@ way computes is held to eager's results: the distance of both as a share of eage
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
 import os
@@ -41,19 +38,12 @@ WAYS = (
     "eager",
     "compile",
     "reduce-overhead",
-    "apply",
-    "apply+compile",
-    "apply+reduce-overhead",
     "backend",
     "backend+reduce-overhead",
     "graph",
-    "apply+graph",
 )
-"""Ways of running a model. `apply` edits its statements (`how="source"`); `backend` is
-torch.compile with this package's backend, which `apply` by Dynamo uses; `graph` is what eager
-launches, captured once in a CUDA graph and replayed."""
-
-TRAINING = ("training", "training-applied")
+"""Ways of running a model. `backend` is torch.compile with this package's backend, as `apply` has
+it; `graph` is what eager launches, captured once in a CUDA graph and replayed."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +75,6 @@ class Family:
     """With embeddings and head, four layers."""
     cached_gb: float = 0.0
     """The cache of one sequence of 4096 tokens, four layers."""
-    trains: bool = False
 
     def jobs(self) -> dict[str, tuple[Size, ...]]:
         """What one process runs: all lengths without a cache, or one batch with its cache."""
@@ -111,14 +100,14 @@ FAMILIES = {
             "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
             "max_position_embeddings": 8192,
         },
-        (*_PREFILL, *_DECODE), 3.9, 0.067, trains=True,
+        (*_PREFILL, *_DECODE), 3.9, 0.067,
     ),
     "BERT": Family(
         {
             "model_type": "bert", "hidden_size": 1024, "intermediate_size": 4096,
             "num_attention_heads": 16,
         },
-        tuple(Size("forward", batch, 512) for batch in (4, 1, 16)), 0.2, trains=True,
+        tuple(Size("forward", batch, 512) for batch in (4, 1, 16)), 0.2,
     ),
     "ViT": Family(
         {
@@ -176,15 +165,14 @@ def child(name: str, job: str, way: str, layers: int, rehearse: bool) -> None:
 
     device = "cpu" if rehearse else "cuda"
     torch.set_num_threads(2)
-    torch.set_grad_enabled(way in TRAINING)
+    torch.set_grad_enabled(False)
     torch._inductor.config.compile_threads = 1  # pyright: ignore[reportPrivateUsage]
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is not an answer
     sizes = FAMILIES[name].jobs()[job]
     if rehearse:
         sizes = [replace(s, batch=min(s.batch, 2), tokens=s.tokens // 64) for s in sizes]
-    prepare = _trained if way in TRAINING else _prepared
-    runs = [*prepare(name, way, sizes, layers, device)]
+    runs = [*_prepared(name, way, sizes, layers, device)]
     print("ready", file=out)
     sys.stdin.readline()
     for row, call in runs:
@@ -209,10 +197,7 @@ def _prepared(
     inputs = [given, *(_given(name, size, device) for size in sizes[1:])]
     eager = [leading(model(**given)).clone() for given in inputs]
     rows = [Row(name, way, str(size), size.made) for size in sizes]
-    said = ""
     try:
-        if way.startswith("apply"):
-            said = _apply(model, given)
         steps = _way(model, way)
     except Exception as error:  # noqa: BLE001 a way that fails is a row
         for row in rows:
@@ -226,28 +211,13 @@ def _prepared(
             found = leading(steps(**given)).clone()
             row.apart = float((found.double() - wanted.double()).norm() / wanted.double().norm())
             del found
-            row.said = said or _taken(way)
+            row.said = _taken(way)
             if device == "cuda":
                 torch.cuda.empty_cache()
             yield row, partial(steps, **given)
         except Exception as error:  # noqa: BLE001 a way that fails is a row
             row.failure = _cause(error)
             yield row, None
-
-
-def _trained(
-    name: str, way: str, sizes: Sequence[Size], layers: int, device: str
-) -> Iterator[_Run]:
-    """Steps of training without the kernels and with them applied, of two models in turn."""
-    plain, given = _built(name, sizes[0], layers, device)
-    applied = copy.deepcopy(plain)
-    said = _apply(applied, given)
-    for size in sizes:
-        given = _given(name, size, device)
-        for which, model in ((TRAINING[0], plain), (TRAINING[1], applied)):
-            row = Row(name, which, f"training, {size}", size.made)
-            row.said = said if model is applied else ""
-            yield row, _training_step(model.train(), given)
 
 
 def _cause(error: Exception) -> str:
@@ -292,15 +262,6 @@ def _given(name: str, size: Size, device: str) -> dict[str, Any]:
     return given if name == "BERT" else {**given, "use_cache": False}
 
 
-def _apply(model: Any, given: dict[str, Any]) -> str:
-    import fusion_advisor
-
-    began = time.perf_counter()
-    applied = fusion_advisor.apply(model, (), given, how="source")
-    put = ", ".join(f"{name} x{count}" for name, count in applied.kernels.items())
-    return f"{put or 'nothing'} ({time.perf_counter() - began:.0f} s)"
-
-
 def _taken(way: str) -> str:
     """What the backend has taken of the graph that was compiled last."""
     if not way.startswith("backend"):
@@ -336,7 +297,7 @@ def _graphed(model: Any, given: dict[str, Any]) -> Callable[..., Any]:
 def _way(model: Any, way: str) -> Callable[..., Any]:
     import torch
 
-    if way in ("eager", "apply", "graph", "apply+graph"):
+    if way in ("eager", "graph"):
         return model
     mode = "reduce-overhead" if way.endswith("reduce-overhead") else None
     if way.startswith("backend"):
@@ -345,14 +306,6 @@ def _way(model: Any, way: str) -> Callable[..., Any]:
         # By the function: the name is known where the package is installed.
         return torch.compile(model, backend=fusion_advisor, mode=mode, dynamic=False)
     return torch.compile(model, mode=mode, dynamic=False)
-
-
-def _training_step(model: Any, given: dict[str, Any]) -> Callable[[], Any]:
-    def step() -> None:
-        leading(model(**given)).float().square().mean().backward()
-        model.zero_grad(set_to_none=True)  # the other model's step needs the memory
-
-    return step
 
 
 def _measure(row: Row, step: Callable[[], Any], device: str) -> None:
@@ -427,8 +380,6 @@ def _waves(arguments: argparse.Namespace) -> list[list[Job]]:
         family = FAMILIES[name]
         for what in (job for job in family.jobs() if job in arguments.jobs):
             for way in arguments.ways:
-                if way in TRAINING and not (family.trains and what == "forward"):
-                    continue
                 needs = family.gigabytes(what)
                 if waves[-1] and (used + needs > room or len(waves[-1]) == _TOGETHER):
                     waves.append([])
@@ -473,9 +424,8 @@ def _within(process: subprocess.Popen[str], seconds: float) -> str:
 def table(rows: Sequence[Row]) -> str:
     """A table for each family: step times, and the best way beside eager and torch.compile."""
     lines = [*heading("Whole models"), ""]
-    steps = [row for row in rows if not row.way.startswith("training")]
-    for name in dict.fromkeys(row.family for row in steps):
-        own = [row for row in steps if row.family == name]
+    for name in dict.fromkeys(row.family for row in rows):
+        own = [row for row in rows if row.family == name]
         ways = list(dict.fromkeys(row.way for row in own))
         lines += [f"## {name}", "", "| size | " + " | ".join(ways) + " | best | tokens/s |"]
         lines.append("|---" * (len(ways) + 3) + "|")
@@ -487,7 +437,6 @@ def table(rows: Sequence[Row]) -> str:
             speed = f"{at[best].tokens / times[best] * 1e3:,.0f}" if best else ""
             lines.append(f"| {size} | {' | '.join(shown)} | {best} | {speed} |")
         lines += ["", *_means(own, ways), *_details(own), ""]
-    lines += _training(rows)
     failed = [row for row in rows if row.failure]
     lines += [
         "## What failed",
@@ -520,23 +469,6 @@ def _details(rows: Sequence[Row]) -> list[str]:
                 f" | {row.said} |"
             )
     return lines
-
-
-def _training(rows: Sequence[Row]) -> list[str]:
-    own = [row for row in rows if row.way.startswith("training")]
-    if not own:
-        return []
-    lines = ["## A training step", "", "| model | step | as it is, ms | applied, ms | GB | GB |"]
-    lines.append("|---|---|---|---|---|---|")
-    for name, size in dict.fromkeys((row.family, row.size) for row in own if row.size):
-        pair = {row.way: row for row in own if (row.family, row.size) == (name, size)}
-        before, after = pair.get("training"), pair.get(TRAINING[1])
-        if before and after:
-            lines.append(
-                f"| {name} | {size} | {before.ms:.2f} | {after.ms:.2f}"
-                f" | {before.memory / 1e9:.2f} | {after.memory / 1e9:.2f} |"
-            )
-    return [*lines, ""]
 
 
 def main() -> None:
