@@ -42,6 +42,8 @@ def with_kernels(
     division = divide(lowered.graph, device, rulebook, InnerCompiler(take_all=True), ())
     kernels = list(dict.fromkeys(p.kernel for p in division.places if p.kernel))
     why = dict(zip(kernels, proven(kernels), strict=True))
+    files = {kernel.entry: kernel for kernel in reversed(kernels)}
+    why |= {k: "a kernel for other strides has its name" for k in kernels if files[k.entry] != k}
     places = [
         replace(place, kernel=None, why=why[place.kernel])
         if place.kernel and why[place.kernel]

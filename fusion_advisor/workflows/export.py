@@ -10,9 +10,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import io
+import shutil
+import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -66,6 +68,10 @@ def load():
         raise ImportError(f"{{{{HERE}}}}: {{{{PACKAGE}}}} is imported from {{{{found}}}} already")
     return torch.export.load(HERE / "{PROGRAM}").module().requires_grad_(False)
 '''
+
+
+_BROUGHT = ("aten", "prim", "prims", "higher_order", "fusion_advisor")
+"""Namespaces of operators that torch and a folder's kernels bring."""
 
 
 @dataclass
@@ -129,18 +135,31 @@ def export(
     done = Exported(folder=folder)
     Gathered(done).add(outcome)
     kernels = {place.kernel.entry: place.kernel.text for place in outcome.taken if place.kernel}
-    stored = io.BytesIO()
-    torch.export.save(program, stored)
-    for file, text in package_files(folder, kernels).items():
-        write(file, text)
-    write(folder / LOADER, _LOADER.format(package=folder.name))
-    (folder / PROGRAM).write_bytes(stored.getvalue())
+    with _whole(folder) as made:
+        for file, text in package_files(folder, kernels).items():
+            write(made / file.name, text)
+        write(made / LOADER, _LOADER.format(package=folder.name))
+        torch.export.save(program, made / PROGRAM)
     if needs := sorted({*_needed(program)}):
         warnings.warn(
             f"fusion_advisor.export: {folder} needs {', '.join(needs)}: import what registers "
             "that before load()", stacklevel=2,
         )  # fmt: skip
     return done
+
+
+@contextmanager
+def _whole(folder: Path) -> Generator[Path]:
+    """Yield a folder that gets its name when the block ends, and is gone where the block raises."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield made
+        made.chmod(0o755)
+        made.rename(folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
 
 
 def _with_plain_results(model: torch.nn.Module) -> torch.nn.Module:
@@ -170,13 +189,7 @@ def _plain(value: Any) -> Any:
 def _needed(program: torch.export.ExportedProgram) -> Iterator[str]:
     """Yield operators and containers that neither torch nor this package's kernels bring."""
     for node in program.graph.nodes:
-        if getattr(node.target, "namespace", "aten") not in (
-            "aten",
-            "prim",
-            "prims",
-            "fusion_advisor",
-            "higher_order",
-        ):
+        if getattr(node.target, "namespace", "aten") not in _BROUGHT:
             yield str(node.target)
     todo = [program.call_spec.in_spec, program.call_spec.out_spec]
     while todo:
