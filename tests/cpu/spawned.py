@@ -207,10 +207,13 @@ def run_program(name: str, *arguments: str, folder: Path | None = None, **enviro
     return run_script(script, *arguments, folder=folder, **environment)
 
 
-def facts_by(name: str, folder: Path | None = None, **environment: str) -> dict[str, Any]:
-    """Facts of each scenario of a program beside the tests, by the scenario's name: the JSON of the
-    last line that the program prints, all in one process of its own."""
-    printed = run_program(name, folder=folder, **environment)
+def facts_by(
+    name: str, folder: Path | None = None, wanted: Sequence[str] = (), **environment: str
+) -> dict[str, Any]:
+    """Facts of each scenario of a program beside the tests, of the `wanted` ones if any are named,
+    by the scenario's name: the JSON of the last line that the program prints, all in one process
+    of its own."""
+    printed = run_program(name, *wanted, folder=folder, **environment)
     found: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return found
 

@@ -14,10 +14,23 @@ ROOT = Path(__file__).resolve().parents[2]
 Facts = dict[str, Any]
 
 
+QUICK = (
+    "a_language_model", "through_inductor", "statistics_of_a_batch", "dropout", "what_is_saved",
+    "a_fault_in_the_backward_pass", "an_inner_function", "what_a_first_step_leaves",
+)  # fmt: skip
+LONG = ("a_block_that_is_computed_again", "sizes", "kernels_of_a_step_are_counted")
+
+
 @pytest.fixture(scope="module")
 def scenarios() -> dict[str, Facts]:
-    """What each scenario of `trained_models` saw, all in one process of their own."""
-    return facts_by("trained_models.py", ROOT, PYTHONPATH=str(ROOT))
+    """What each quick scenario of `trained_models` saw, all in one process of their own."""
+    return facts_by("trained_models.py", ROOT, QUICK, PYTHONPATH=str(ROOT))
+
+
+@pytest.fixture(scope="module")
+def long_scenarios() -> dict[str, Facts]:
+    """What the others saw, which only the deep tests ask for."""
+    return facts_by("trained_models.py", ROOT, LONG, PYTHONPATH=str(ROOT))
 
 
 def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:
@@ -26,23 +39,23 @@ def facts_of(scenarios: dict[str, Facts], name: str) -> Facts:
     return facts
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a_language_model",
-        "through_inductor",
-        "a_block_that_is_computed_again",
-        "sizes",
-        "statistics_of_a_batch",
-    ],
-)
-def test_gradients_are_as_near_as_eagers(scenarios: dict[str, Facts], name: str) -> None:
-    facts = facts_of(scenarios, name)
+def _near_in_both_passes(facts: Facts) -> None:
     assert facts["share"] <= 1
     assert facts["same"]
     assert facts["phases"] == ["forward", "backward"]
     assert all(facts["taken"]), facts["taken"]
     assert facts["why"] == ["", ""]
+
+
+@pytest.mark.parametrize("name", ["a_language_model", "through_inductor", "statistics_of_a_batch"])
+def test_gradients_are_as_near_as_eagers(scenarios: dict[str, Facts], name: str) -> None:
+    _near_in_both_passes(facts_of(scenarios, name))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["a_block_that_is_computed_again", "sizes"])
+def test_gradients_of_longer_scenarios(long_scenarios: dict[str, Facts], name: str) -> None:
+    _near_in_both_passes(facts_of(long_scenarios, name))
 
 
 def test_inductor_knows_the_operators_before_it_meets_them(scenarios: dict[str, Facts]) -> None:
@@ -89,8 +102,9 @@ def test_an_inner_function_gets_the_graph_as_it_is(scenarios: dict[str, Facts]) 
     ]
 
 
-def test_apply_counts_both_passes(scenarios: dict[str, Facts]) -> None:
-    facts = facts_of(scenarios, "kernels_of_a_step_are_counted")
+@pytest.mark.deep
+def test_apply_counts_both_passes(long_scenarios: dict[str, Facts]) -> None:
+    facts = facts_of(long_scenarios, "kernels_of_a_step_are_counted")
     assert "residual_rms_norm_mul_erf" in facts["kernels"]
     assert len(facts["kernels"]) > 8
     assert facts["share"] > 0.8

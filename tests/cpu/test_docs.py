@@ -53,6 +53,7 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield program
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [name for name in FOLLOWED if name not in IN_A_CHECKOUT | OWN_PROGRAMS],

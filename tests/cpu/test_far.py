@@ -41,6 +41,7 @@ def test_in_64_bits_a_kernel_does_the_same(name: str, worker: Worker) -> None:
     assert check.failure is None
 
 
+@pytest.mark.deep
 def test_with_64_bits_every_kernel_compiles() -> None:
     made: list[Kernel] = []
     for one in map(kernel, EVERY):

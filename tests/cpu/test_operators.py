@@ -94,6 +94,7 @@ def test_statements_become_the_op_that_computes_the_same(tmp_path: Path) -> None
     run_script(textwrap.dedent(run), folder=tmp_path)
 
 
+@pytest.mark.deep
 def test_without_a_check_other_dtypes_keep_the_statements(tmp_path: Path) -> None:
     patch = made(tmp_path, MODEL, verify=False)
     (text,) = patch.patch.after.values()
