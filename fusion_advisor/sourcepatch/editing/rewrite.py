@@ -17,6 +17,7 @@ from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.sourcepatch.editing.sources import (
+    Block,
     SourceFile,
     SourcePlace,
     Sources,
@@ -76,11 +77,35 @@ def _is_path(node: ast.expr) -> bool:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Statement that an edit takes out, or an expression of one. `leaves` are the parts of it that
+    the call is given, with the texts that it is given them as; `result` is the number of the
+    kernel's result that it is, if it is one."""
+
+    statement: Span
+    node: Span
+    leaves: tuple[tuple[Span, str], ...] = ()
+    result: int | None = None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What an edit takes out of the source, and the call that stands for it: its text, with those
+    of its operands. `modules` are names that hold modules there."""
+
+    kernel: str
+    call: str
+    operands: tuple[str, ...]
+    parts: tuple[Part, ...]
+    modules: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Edit:
     """Edit of one block of a file: expressions and statements replaced by text, statements removed
     (an empty text), and text inserted before a statement."""
 
-    file: str
+    block: Block
     function: str
     qualname: str
     replaced: tuple[tuple[Span, str], ...]
@@ -89,10 +114,16 @@ class Edit:
     """The statement in which, or before which, the kernel is called."""
     lines: tuple[int, int]
     """First and last line of the statements that change."""
+    taken: Taken = field(compare=False)
     kept: tuple[Span, ...] = ()
     """Parts of replaced expressions that become operands."""
     guard: str = ""
     """Condition under which the source stays as it was: it computes something else then."""
+
+    @property
+    def file(self) -> str:
+        """Path of the file."""
+        return self.block.file
 
     @property
     def touched(self) -> tuple[Span, ...]:
@@ -213,6 +244,7 @@ class _Rewriter:
         else:
             self._several(results, text, replaced, inserted)
         self._idle_names(replaced)
+        self._idle_casts(first.statement, replaced)
         self._unread(rebound, replaced)
         body = map(span_of, self._file.body(self._place.block))
         held = [s for s in body if any(s.holds(span) for span in (*replaced, *inserted))]
@@ -220,7 +252,7 @@ class _Rewriter:
             if not self._file.alone(span):
                 raise NotPlaced(f"line {span.line}: its statements share a line")
         return self._place, Edit(
-            file=self._file.path,
+            block=self._place.block,
             function=self._function.name,
             qualname=self._file.qualname(self._function),
             replaced=tuple(sorted(replaced.items())),
@@ -228,7 +260,32 @@ class _Rewriter:
             called=span_of(first.statement),
             kept=tuple(sorted(span_of(leaf) for top in tops for leaf in top.leaves)),
             lines=(held[0].line, held[-1].end_line),
+            taken=Taken(
+                self._call.name.rpartition(".")[2],
+                text,
+                tuple(texts),
+                tuple(self._parts(tops, texts, replaced)),
+                frozenset(n for n, w in self._names(first.statement).items() if w[:1] == ":"),
+            ),
         )
+
+    def _parts(
+        self, tops: list[_Top], texts: Sequence[str], replaced: dict[Span, str]
+    ) -> Iterator[Part]:
+        """What the call stands for, a statement without which nothing reads it included."""
+        numbers: dict[Ref | None, int] = {ref: n for n, ref in enumerate(self._call.outputs)}
+        for top in tops:
+            number = numbers.pop(top.value, None)
+            kept = _targets(top.statement) if number is None else None
+            leaves: list[tuple[Span, str]] = []
+            for leaf in top.leaves:
+                stays = kept and not self._only_views(leaf)
+                text = kept[0] if kept and stays else self._text(leaf)
+                if stays or text in texts:
+                    leaves.append((span_of(leaf), text))
+            yield Part(span_of(top.statement), span_of(top.node), tuple(leaves), number)
+        known = {span_of(top.statement) for top in tops}
+        yield from (Part(s, s) for s, text in replaced.items() if not text and s not in known)
 
     def _statements(self) -> list[ast.stmt]:
         """The statements of the place that the group is made in, in their order."""
@@ -550,6 +607,26 @@ class _Rewriter:
             )
             if plain and was_read and not any(t in used or t in kept for t in targets):
                 replaced[span_of(statement)] = ""
+
+    def _idle_casts(self, call: ast.stmt, replaced: dict[Span, str]) -> None:
+        """Take out `x = x.float()` and its like between the parts of the group, where x is what it
+        was and only what is gone reads it."""
+        body = self._file.body(self._place.block)
+        touched = [n for n, s in enumerate(body) if any(span_of(s).holds(r) for r in replaced)]
+        for statement in body[touched[0] : body.index(call)]:
+            match statement:
+                case ast.Assign(
+                    targets=[ast.Name(id=name)],
+                    value=ast.Call(func=ast.Attribute(value=ast.Name(id=root))) as value,
+                ) if name == root and span_of(statement) not in replaced:
+                    steps = self._evaluated(statement)
+                    made = any(self._sources.made.get(step) for step in steps)
+                    before = self._sources.value(self._names(statement).get(name))
+                    same = before is not None and before == self._value(value)
+                    if same and not made and not self._read_after(name, statement, replaced):
+                        replaced[span_of(statement)] = ""
+                case _:
+                    pass
 
     def _text(self, node: ast.expr | ast.stmt) -> str:
         """In one line: as it is written, if that is one."""
