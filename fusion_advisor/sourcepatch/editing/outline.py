@@ -18,10 +18,12 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import indent
 
+from fusion_advisor.codegen.kernel_package import ASKING
 from fusion_advisor.ir.source_trace import Span
 from fusion_advisor.sourcepatch.editing.rewrite import Edit, NotPlaced
 from fusion_advisor.sourcepatch.editing.sources import SourceFile, names_in, span_of, stored_in
 from fusion_advisor.sourcepatch.editing.splice import overlapping
+from fusion_advisor.support.errors import UsageError
 
 _SAYS = '''"""Calls that ask before they launch a kernel: where it would compute something else, the
 statements run that it replaced. Written by fusion-advisor; the statements are the model's."""'''
@@ -35,10 +37,14 @@ hold. What a function is given is evaluated whether it is read or not."""
 
 
 class Outlines:
-    """The functions of one file beside the kernels, those that stand in it already included."""
+    """The functions of one file beside the kernels, those that stand in it already included. Raises
+    UsageError for a text that is not Python."""
 
     def __init__(self, standing: str, kernels: Collection[str]) -> None:
-        tree = ast.parse(standing)
+        try:
+            tree = ast.parse(standing)
+        except SyntaxError as error:
+            raise UsageError(f"{ASKING}:{error.lineno}: {error.msg}; correct the file") from error
         self._standing, self._kernels = standing, kernels
         self._imports = {
             alias.asname or alias.name: ast.unparse(each)
