@@ -161,6 +161,37 @@ def test_a_function_is_given_what_its_statements_read(tmp_path: Path) -> None:
     assert "\nimport math\n\nimport torch\nimport torch.nn.functional as F\n\nfrom ." in functions
 
 
+def test_a_function_takes_no_name_for_another(tmp_path: Path) -> None:
+    """What a function around gives is not what the file imports; a kernel's name is no other's."""
+    patch = made(
+        tmp_path,
+        """
+        def making(F, scale):
+            class Made(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.lin, self.tanh_mul_add = nn.Linear(96, 96), 2.0
+
+                def forward(self, x):
+                    import math
+                    tanh_mul_add = self.lin(x)
+                    y = F(tanh_mul_add) * self.tanh_mul_add * scale + math.sqrt(scale)
+                    return y
+
+            return Made
+
+        Model = making(torch.tanh, 2.5)
+        """,
+        shape="4, 512, 96",
+    )
+    assert "fused_model.tanh_mul_add_or_eager(tanh_mul_add, F, " in changed(patch)
+    text = asking(patch)
+    assert "return tanh_mul_add(tanh_mul_add_)" in text
+    assert "tanh_mul_add__" in text
+    assert "import math" not in text
+    assert "torch.nn.functional" not in text
+
+
 def test_statements_that_are_no_functions_stay(tmp_path: Path) -> None:
     """A part that may not be evaluated, a name that is bound between the parts, `super()`."""
     patch = made(
@@ -309,8 +340,9 @@ def test_a_cast_between_two_parts_that_does_nothing_in_one_dtype(tmp_path: Path)
                 h = x.float()
                 return x, F.normalize(h, dim=-1).to(x.dtype)
         """
-    text = changed(made(tmp_path, body))
+    text = asking(made(tmp_path, body))
     assert "if x.dtype != torch.float32" in text
+    assert "h = x.float()" in text
 
 
 @pytest.mark.deep

@@ -136,16 +136,20 @@ class _Function(ast.NodeTransformer):
         self.imports: dict[str, str] = {}
         self.given: dict[str, str] = {}
         """What it is given, as the source spells it, with the names of its parameters."""
-        function = file.function(edit.block)
-        parameters = (each for each in ast.walk(function.args) if isinstance(each, ast.arg))
-        self._locals = stored_in(function) | {each.arg for each in parameters}
-        self._known = names_in(function) | self._locals | self._reserved
+        self._renames: dict[str, str] = {}
+        own = span_of(file.function(edit.block))
+        around = [each for span, each in file.statements.items() if span.holds(own)]
+        functions = [n for n in around if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        parameters = {n.arg for f in functions for n in ast.walk(f.args) if isinstance(n, ast.arg)}
+        self._locals = parameters.union(*map(stored_in, functions))
+        self._known = self._locals.union(self._reserved, *map(names_in, functions))
         self._body = file.body(edit.block)
         self._numbers = {span_of(each): number for number, each in enumerate(self._body)}
         self._call = self._numbers[edit.called]
         self._parts = sorted(self._taken.parts, key=lambda part: (part.statement, part.node))
         self._leaves = {span: text for part in self._parts for span, text in part.leaves}
-        self._at = self._call
+        self._at: int | None = None
+        """The statement whose names are read; None at the call."""
         operands = [self._operand(text) for text in self._taken.operands]
         self._at = min(self._numbers[part.statement] for part in self._parts)
         self._asks = [self._written(_expression(each)) for each in edit.guard.split(" or ")]
@@ -171,9 +175,9 @@ class _Function(ast.NodeTransformer):
         results: dict[int, str] = {}
         several = sum(part.result is not None for part in self._parts) > 1
         for part in self._parts:
-            self._at = self._numbers[part.statement]
-            statement = self._body[self._at]
-            stored = sorted(self._inside(self._at))
+            number = self._at = self._numbers[part.statement]
+            statement = self._body[number]
+            stored = sorted(self._inside(number))
             if {self._renamed(name) for name in stored} & {*results.values()}:
                 raise NotPlaced(f"line {statement.lineno}: it binds a result's name again")
             named = len(stored) == 1 and (several or isinstance(statement, ast.AugAssign))
@@ -196,17 +200,11 @@ class _Function(ast.NodeTransformer):
         return ast.unparse(ast.fix_missing_locations(made))
 
     def _operand(self, text: str) -> str:
-        """An operand of the kernel."""
+        """An operand of the kernel: what its call was given, or an expression of what has names."""
         node = _expression(text)
         if text in self._leaves.values() and not text.isidentifier():
             return self._parameter(text, _word(node, self._taken.modules))
-        if not _is_plain(node):
-            raise NotPlaced(f"`{text}` is written elsewhere")
-        root = next(each.id for each in ast.walk(node) if isinstance(each, ast.Name))
-        if root in self._taken.modules:
-            return self._written(node)
-        self.given.setdefault(root, self._renamed(root))
-        return text.replace(root, self._renamed(root), 1)
+        return self._written(node)
 
     # Names.
 
@@ -220,7 +218,7 @@ class _Function(ast.NodeTransformer):
 
     def _leaf(self, node: ast.expr, text: str) -> ast.AST:
         if text.isidentifier():  # bound by what stays of the statement
-            self._require_unbound(text, self._at + 1, self._call)
+            self._require_unbound(text, (self._at or 0) + 1, self._call)
             self.given.setdefault(text, self._renamed(text))
             return _named(self._renamed(text), node)
         if any(self._is_made(name) for name in names_in(node) & self._locals):
@@ -285,16 +283,18 @@ class _Function(ast.NodeTransformer):
         return name
 
     def _renamed(self, name: str) -> str:
-        """A name of the source, other than that of a kernel."""
-        while name in self._reserved:
-            name += "_"
-        return name
+        """A name of the source: another one where that is a kernel's."""
+        if name in self._reserved and name not in self._renames:
+            self._renames[name] = self._free(name)
+        return self._renames.get(name, name)
 
     # Where names are bound.
 
     def _is_made(self, name: str) -> bool:
         """Whether the function makes what a name has where a statement reads it; else it is given
         that, for the name has it at the call, too. NotPlaced where neither is so."""
+        if self._at is None:
+            return False
         makes = [number for number in range(self._at) if name in self._inside(number)]
         if makes:
             self._require_unbound(name, makes[-1] + 1, self._at)
@@ -325,15 +325,6 @@ def _expression(text: str) -> ast.expr:
 def _named(name: str, node: ast.expr) -> ast.Name:
     """A name in place of an expression."""
     return ast.copy_location(ast.Name(name, getattr(node, "ctx", ast.Load())), node)
-
-
-def _is_plain(node: ast.expr) -> bool:
-    """Whether an expression is a name, an attribute, or an element by its number."""
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
-            return False
-        node = node.value
-    return isinstance(node, ast.Name)
 
 
 def _word(node: ast.expr, modules: Collection[str]) -> str:

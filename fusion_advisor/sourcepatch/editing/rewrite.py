@@ -244,7 +244,7 @@ class _Rewriter:
         else:
             self._several(results, text, replaced, inserted)
         self._idle_names(replaced)
-        self._idle_casts(first.statement, replaced)
+        self._idle_casts(replaced)
         self._unread(rebound, replaced)
         body = map(span_of, self._file.body(self._place.block))
         held = [s for s in body if any(s.holds(span) for span in (*replaced, *inserted))]
@@ -608,21 +608,22 @@ class _Rewriter:
             if plain and was_read and not any(t in used or t in kept for t in targets):
                 replaced[span_of(statement)] = ""
 
-    def _idle_casts(self, call: ast.stmt, replaced: dict[Span, str]) -> None:
-        """Take out `x = x.float()` and its like between the parts of the group, where x is what it
-        was and only what is gone reads it."""
+    def _idle_casts(self, replaced: dict[Span, str]) -> None:
+        """Take out `h = x.float()` and its like between the parts of the group, where it is what x
+        is and only what is gone reads it."""
         body = self._file.body(self._place.block)
         touched = [n for n, s in enumerate(body) if any(span_of(s).holds(r) for r in replaced)]
-        for statement in body[touched[0] : body.index(call)]:
+        kept = set(re.findall(r"\w+", " ".join(replaced.values())))
+        for statement in body[touched[0] : touched[-1]]:
             match statement:
                 case ast.Assign(
                     targets=[ast.Name(id=name)],
                     value=ast.Call(func=ast.Attribute(value=ast.Name(id=root))) as value,
-                ) if name == root and span_of(statement) not in replaced:
+                ) if span_of(statement) not in replaced and (name == root or name not in kept):
                     steps = self._evaluated(statement)
                     made = any(self._sources.made.get(step) for step in steps)
-                    before = self._sources.value(self._names(statement).get(name))
-                    same = before is not None and before == self._value(value)
+                    given = self._sources.value(self._names(statement).get(root))
+                    same = given is not None and given == self._value(value)
                     if same and not made and not self._read_after(name, statement, replaced):
                         replaced[span_of(statement)] = ""
                 case _:
