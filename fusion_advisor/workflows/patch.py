@@ -223,7 +223,7 @@ def patch_model(
         own = Patch()
         if model_new:
             within = replace(placement, editable=_within(model, folder))
-            own = patch(within, found.groups, proven, model, only_dtype)
+            own = patch(within, found.groups, proven, model, only_dtype, outlining=not operators)
             left = {k: why for k, why in own.refused.items() if k not in made.refused}
             made.refused |= {f"{name} of ModelNew": why for name, why in left.items()}
         signed = proven | {
@@ -426,7 +426,9 @@ def _proven_operators(
 def _model_new(made: Patch, kernels: Mapping[str, Kernel], model: Path) -> str:
     """Patch of the model's own file as a file with a class `ModelNew`; empty without a group."""
     texts = {put.finding.name: kernels[put.finding.name].text for put in made.puts}
-    return inline(made.after[model], package_name(model), texts) if texts else ""
+    package = package_name(model)
+    asking = made.after.get(model.parent / package / ASKING, "")
+    return inline(made.after[model], package, texts, asking) if texts else ""
 
 
 def _has_more(there: Dataflow, here: Dataflow) -> bool:
