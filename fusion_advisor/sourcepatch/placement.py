@@ -356,8 +356,7 @@ def patch(
         path, source = Path(file).resolve(), placement.sources.file(file)
         result.before[path] = source.text
         if outlining:
-            called = outlines.outlined(source, [edit for edit, _ in edits])
-            edits = [(called.get(edit, edit), note) for edit, note in edits]
+            edits = [*outlines.outlined(source, edits)]
         imported = ["import torch"] if placement.wants_torch([edit for edit, _ in edits]) else []
         if not placement.operators:
             imported.append(_import(path, folder))

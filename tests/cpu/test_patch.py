@@ -231,6 +231,31 @@ def test_statements_that_are_no_functions_stay(tmp_path: Path) -> None:
     text = changed(patch)
     assert text.count("        if ") == text.count("        else:") == 3
     assert all(path.name != ASKING for path in patch.patch.after)
+    said = "# fusion-advisor: the statements stay, for "
+    assert [line.split(said)[1] for line in text.splitlines() if said in line] == [
+        "a part of theirs may be left out",
+        "`by` is bound between them",
+        "super() belongs to the class",
+    ]
+
+
+def test_two_guards_of_one_statement_are_asked_by_two_calls(tmp_path: Path) -> None:
+    patch = made(
+        tmp_path,
+        """
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+                self.s, self.t = 0.5, 1.0
+
+            def forward(self, x):
+                return (torch.tanh(self.a(x)) * self.s) @ (torch.sigmoid(self.b(x)) + self.t).mT
+        """,
+    )
+    line = next(line.strip() for line in changed(patch).splitlines() if "return fused" in line)
+    one, two = "tanh_mul_or_eager(self.a(x), self.s)", "sigmoid_add_or_eager(self.b(x), self.t)"
+    assert line == f"return fused_model.{one} @ fused_model.{two}.mT"
 
 
 def test_statements_beside_the_kernels_are_tried(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import ast
 import builtins
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -72,15 +71,20 @@ class Outlines:
             head += ["", *lines]
         return "\n\n\n".join(["\n".join(head), *self.functions.values()]) + "\n"
 
-    def outlined(self, file: SourceFile, edits: Sequence[Edit]) -> dict[Edit, Edit]:
-        """The edits with guards, among those of a file, as calls of functions that ask these. Edits
-        that share lines keep their guards where one of them has to."""
-        found: dict[Edit, Edit] = {}
+    def outlined(
+        self, file: SourceFile, edits: Sequence[tuple[Edit, str]]
+    ) -> Iterator[tuple[Edit, str]]:
+        """Yield the edits of a file with their comments, those with guards as calls of functions
+        that ask these. Edits that share lines keep their guards, and say why, where one has to."""
         for several in overlapping(edits):
-            with suppress(NotPlaced):
-                functions = {edit: self._function(file, edit) for edit in several if edit.guard}
-                found |= {edit: self._called(edit, each) for edit, each in functions.items()}
-        return found
+            try:
+                functions = {e: self._function(file, e) for e, _ in several if e.guard}
+            except NotPlaced as reason:
+                yield from several
+                yield several[0][0], f"fusion-advisor: the statements stay, for {reason}"
+                continue
+            made = {edit: self._called(edit, each) for edit, each in functions.items()}
+            yield from ((made.get(edit, edit), comment) for edit, comment in several)
 
     def _function(self, file: SourceFile, edit: Edit) -> _Function:
         kernel = edit.taken.kernel
@@ -179,7 +183,7 @@ class _Function(ast.NodeTransformer):
             statement = self._body[number]
             stored = sorted(self._inside(number))
             if {self._renamed(name) for name in stored} & {*results.values()}:
-                raise NotPlaced(f"line {statement.lineno}: it binds a result's name again")
+                raise NotPlaced(f"`{stored[0]}` is bound again")
             named = len(stored) == 1 and (several or isinstance(statement, ast.AugAssign))
             if part.result is None or named:
                 yield self._written(statement)
@@ -213,7 +217,7 @@ class _Function(ast.NodeTransformer):
         if isinstance(node, ast.expr) and span_of(node) in self._leaves:
             return self._leaf(node, self._leaves[span_of(node)])
         if isinstance(node, _SOMETIMES):
-            raise NotPlaced(f"line {node.lineno}: a part of it may not be evaluated")
+            raise NotPlaced("a part of theirs may be left out")
         return super().visit(node)
 
     def _leaf(self, node: ast.expr, text: str) -> ast.AST:
@@ -222,7 +226,7 @@ class _Function(ast.NodeTransformer):
             self.given.setdefault(text, self._renamed(text))
             return _named(self._renamed(text), node)
         if any(self._is_made(name) for name in names_in(node) & self._locals):
-            raise NotPlaced(f"line {node.lineno}: `{text}` is made of what is taken out")
+            raise NotPlaced(f"`{text}` is made of what they make")
         return _named(self._parameter(text, _word(node, self._taken.modules)), node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -234,7 +238,7 @@ class _Function(ast.NodeTransformer):
             return _named(self._renamed(name), node)
         line = self._file.bound.get(name)
         if name == "super":
-            raise NotPlaced(f"line {node.lineno}: super() is its class's")
+            raise NotPlaced("super() belongs to the class")
         if name == "torch" and line in (None, "import torch"):
             return node  # a guard names it, whatever the file imports
         if line is None and hasattr(builtins, name):
@@ -250,10 +254,10 @@ class _Function(ast.NodeTransformer):
         root = node.value
         if isinstance(root, ast.Name) and root.id in self._taken.modules:
             if self._is_made(root.id):
-                raise NotPlaced(f"line {node.lineno}: `{root.id}` is another module by then")
+                raise NotPlaced(f"`{root.id}` is bound between them")
             return _named(self._parameter(f"{root.id}.{node.attr}", node.attr), node)
         if node.attr.startswith("__") and not node.attr.endswith("__"):
-            raise NotPlaced(f"line {node.lineno}: {node.attr} is its class's")
+            raise NotPlaced(f"{node.attr} belongs to the class")
         return self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
@@ -264,8 +268,7 @@ class _Function(ast.NodeTransformer):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         """An assignment without its annotation, which may name anything."""
-        if node.value is None:
-            raise NotPlaced(f"line {node.lineno}: it assigns nothing")
+        assert node.value is not None  # nothing is computed without
         return self.visit(ast.copy_location(ast.Assign([node.target], node.value), node))
 
     def _parameter(self, text: str, wanted: str) -> str:
@@ -315,7 +318,7 @@ class _Function(ast.NodeTransformer):
         removed = {span for span, text in self._edit.replaced if not text}
         for statement in self._body[start:end]:
             if span_of(statement) not in removed and name in stored_in(statement):
-                raise NotPlaced(f"line {statement.lineno}: `{name}` is bound between its parts")
+                raise NotPlaced(f"`{name}` is bound between them")
 
 
 def _expression(text: str) -> ast.expr:

@@ -23,7 +23,7 @@ def splice(text: str, edits: Iterable[tuple[Edit, str]], imports: Iterable[str])
     inserted: dict[Span, str] = {}
     comments: dict[Span, list[str]] = {}
     edits = [*edits]
-    guards = [*_guards(edit for edit, _ in edits)]
+    guards = [*_guards(edits)]
     for edit, comment in edits:
         replaced |= dict(edit.replaced)
         inserted |= dict(edit.inserted)
@@ -45,23 +45,26 @@ class _Guard:
     last: int
 
 
-def overlapping(edits: Iterable[Edit]) -> list[list[Edit]]:
-    """Edits of a file, those of a block that share lines together; a guard is that of all these."""
-    found: list[list[Edit]] = []
-    for edit in sorted(edits, key=lambda each: (each.block.owner, each.block.field, each.lines)):
-        near = [each for each in (found[-1] if found else ()) if each.block == edit.block]
-        if not any(each.lines[1] >= edit.lines[0] for each in near):
+def overlapping(edits: Iterable[tuple[Edit, str]]) -> list[list[tuple[Edit, str]]]:
+    """Edits of a file with their comments, those of a block that share lines together; a guard is
+    that of all these."""
+    found: list[list[tuple[Edit, str]]] = []
+    for pair in sorted(edits, key=lambda p: (p[0].block.owner, p[0].block.field, p[0].lines)):
+        near = [each for each, _ in (found[-1] if found else ()) if each.block == pair[0].block]
+        if not any(each.lines[1] >= pair[0].lines[0] for each in near):
             found.append([])
-        found[-1].append(edit)
+        found[-1].append(pair)
     return found
 
 
-def _guards(edits: Iterable[Edit]) -> Iterator[_Guard]:
+def _guards(edits: Iterable[tuple[Edit, str]]) -> Iterator[_Guard]:
     for several in overlapping(edits):
-        asked = dict.fromkeys(part for each in several for part in each.guard.split(" or ") if part)
+        first = several[0][0]
+        conditions = (part for edit, _ in several for part in edit.guard.split(" or ") if part)
+        asked = dict.fromkeys(conditions)
         if asked:
-            last = max(each.lines[1] for each in several)
-            yield _Guard(" or ".join(asked), several[0].called, several[0].lines[0], last)
+            last = max(edit.lines[1] for edit, _ in several)
+            yield _Guard(" or ".join(asked), first.called, first.lines[0], last)
 
 
 class _Spans:
