@@ -123,7 +123,7 @@ def always_eager(text: str) -> str:
 
 
 def _order(line: str) -> tuple[int, bool, str]:
-    """Where an import stands: the standard library's first, then torch's, then the package's."""
+    """Order of imports: the standard library's first, then torch's, then the package's."""
     top = line.split()[1].partition(".")[0]
     return 2 if not top else top == "torch", line.startswith("from"), line
 
@@ -139,7 +139,7 @@ class _Function(ast.NodeTransformer):
         self._reserved = {*kernels, "torch"}
         self.imports: dict[str, str] = {}
         self.given: dict[str, str] = {}
-        """What it is given, as the source spells it, with the names of its parameters."""
+        """Arguments as the source spells them, with the names of their parameters."""
         self._renames: dict[str, str] = {}
         own = span_of(file.function(edit.block))
         around = [each for span, each in file.statements.items() if span.holds(own)]

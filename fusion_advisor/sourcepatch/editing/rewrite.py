@@ -89,9 +89,9 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What an edit takes out of the source, and the call that stands for it: its text, with those
-    of its operands. `modules` are names that hold modules there."""
+class TakenOut:
+    """Parts that an edit takes out of the source, and the call that stands for them: its text, with
+    those of its operands. `modules` are names that hold modules there."""
 
     kernel: str
     call: str
@@ -114,7 +114,7 @@ class Edit:
     """The statement in which, or before which, the kernel is called."""
     lines: tuple[int, int]
     """First and last line of the statements that change."""
-    taken: Taken = field(compare=False)
+    taken: TakenOut = field(compare=False)
     kept: tuple[Span, ...] = ()
     """Parts of replaced expressions that become operands."""
     guard: str = ""
@@ -260,7 +260,7 @@ class _Rewriter:
             called=span_of(first.statement),
             kept=tuple(sorted(span_of(leaf) for top in tops for leaf in top.leaves)),
             lines=(held[0].line, held[-1].end_line),
-            taken=Taken(
+            taken=TakenOut(
                 self._call.name.rpartition(".")[2],
                 text,
                 tuple(texts),
@@ -272,7 +272,7 @@ class _Rewriter:
     def _parts(
         self, tops: list[_Top], texts: Sequence[str], replaced: dict[Span, str]
     ) -> Iterator[Part]:
-        """What the call stands for, a statement without which nothing reads it included."""
+        """Yield the parts that the call stands for, statements that only they read included."""
         numbers: dict[Ref | None, int] = {ref: n for n, ref in enumerate(self._call.outputs)}
         for top in tops:
             number = numbers.pop(top.value, None)
