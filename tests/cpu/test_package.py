@@ -219,6 +219,23 @@ def test_a_second_patch_keeps_the_functions_that_ask(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
+def test_a_second_patch_for_another_dtype_asks_before_the_first(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    scaled = "(torch.tanh(x.float()) * 3.0).to(x.dtype)"
+    file.write_text(ASKS.replace("torch.tanh(x) * self.by", scaled))
+    applied(tmp_path)
+    assert "self.lin(fused_model.tanh_mul_or_eager(x).to(x.dtype))" in file.read_text()
+    request = Request(
+        str(file), Scenario(dtype="bfloat16"), device="h200", verify=False, compile=False
+    )
+    made = patch_model(request, tmp_path.resolve(), captured=captured)
+    assert made.wrong == {}
+    text = made.patch.after[tmp_path.resolve() / "fused_model" / ASKING]
+    (new,) = [each for each in text.split("\n\n\n") if "bfloat16" in each]
+    assert "return tanh_mul_or_eager(x).to(x.dtype)" in new
+
+
+@pytest.mark.deep
 def test_statements_that_were_put_back_get_their_kernel_again(folder: Path) -> None:
     (folder / "model.py").write_text(MODEL)
     made = applied(folder)

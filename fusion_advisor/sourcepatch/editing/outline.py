@@ -88,7 +88,7 @@ class Outlines:
 
     def _function(self, file: SourceFile, edit: Edit) -> _Function:
         kernel = edit.taken.kernel
-        made = _Function(file, edit, self._imports, self._kernels)
+        made = _Function(file, edit, self._imports, self._kernels, self.functions)
         made.imports |= {"torch": "import torch", kernel: f"from .{kernel} import {kernel}"}
         if any(self._imports.get(name, line) != line for name, line in made.imports.items()):
             raise NotPlaced(f"{kernel} is something else beside the kernels")
@@ -132,10 +132,15 @@ class _Function(ast.NodeTransformer):
     """An edit as a function. Raises NotPlaced where its statements cannot be a function's."""
 
     def __init__(
-        self, file: SourceFile, edit: Edit, imported: Mapping[str, str], kernels: Collection[str]
+        self,
+        file: SourceFile,
+        edit: Edit,
+        imported: Mapping[str, str],
+        kernels: Collection[str],
+        functions: Collection[str],
     ) -> None:
         self._file, self._edit, self._taken = file, edit, edit.taken
-        self._imported = imported
+        self._imported, self._functions = imported, functions
         self._reserved = {*kernels, "torch"}
         self.imports: dict[str, str] = {}
         self.given: dict[str, str] = {}
@@ -143,10 +148,10 @@ class _Function(ast.NodeTransformer):
         self._renames: dict[str, str] = {}
         own = span_of(file.function(edit.block))
         around = [each for span, each in file.statements.items() if span.holds(own)]
-        functions = [n for n in around if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
-        parameters = {n.arg for f in functions for n in ast.walk(f.args) if isinstance(n, ast.arg)}
-        self._locals = parameters.union(*map(stored_in, functions))
-        self._known = self._locals.union(self._reserved, *map(names_in, functions))
+        scopes = [n for n in around if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        parameters = {n.arg for f in scopes for n in ast.walk(f.args) if isinstance(n, ast.arg)}
+        self._locals = parameters.union(*map(stored_in, scopes))
+        self._known = self._locals.union(self._reserved, *map(names_in, scopes))
         self._body = file.body(edit.block)
         self._numbers = {span_of(each): number for number, each in enumerate(self._body)}
         self._call = self._numbers[edit.called]
@@ -250,8 +255,14 @@ class _Function(ast.NodeTransformer):
         return _named(self._renamed(name), node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """An attribute; of a module the function is given it."""
+        """An attribute: of a module it is given, of the package of kernels it is at hand."""
         root = node.value
+        if isinstance(root, ast.Name) and self._taken.call.startswith(f"{root.id}."):
+            if node.attr in self._functions:
+                return _named(node.attr, node)
+            if node.attr in self._reserved:
+                self.imports[node.attr] = f"from .{node.attr} import {node.attr}"
+                return _named(node.attr, node)
         if isinstance(root, ast.Name) and root.id in self._taken.modules:
             if self._is_made(root.id):
                 raise NotPlaced(f"`{root.id}` is bound between them")
