@@ -46,6 +46,11 @@ def package_name(model: Path) -> str:
     return f"fused_{re.sub(r'[^0-9a-zA-Z_]', '_', model.stem)}"
 
 
+def asks(file: str) -> bool:
+    """Whether a file is that of a package with the functions that ask."""
+    return Path(file).name == ASKING and Path(file).parent.name.startswith("fused_")
+
+
 def read_package(folder: Path) -> dict[Path, str]:
     """The files of an existing package; {} without the folder. Raises UsageError for a folder that
     this tool did not write."""

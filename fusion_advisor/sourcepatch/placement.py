@@ -138,7 +138,7 @@ class Placement:
         edit there; `decision` is the group's. Raises NotPlaced with the reason."""
         call = self._call(decision.subject, expressed, name, only_dtype=only_dtype)
         unserved = self._unserved(decision, expressed)
-        place, edit = rewrite(self.sources, self.flow, border.members, call, self.editable)
+        place, edit = rewrite(self.sources, self.flow, border.members, call)
         if not self.editable(edit.file, edit.lines[0]):
             raise NotPlaced(
                 f"{edit.file}:{edit.lines[0]}: {edit.function}() cannot be edited there"

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from fusion_advisor.codegen.kernel_package import asks
 from fusion_advisor.cost.dataflow import Dataflow
 from fusion_advisor.ir.graph import Ref
 from fusion_advisor.ir.source_trace import Span
@@ -152,25 +153,16 @@ class _Top:
 
 
 def rewrite(
-    sources: Sources,
-    flow: Dataflow,
-    members: Sequence[int],
-    call: KernelCall,
-    editable: Callable[[str, int], bool],
+    sources: Sources, flow: Dataflow, members: Sequence[int], call: KernelCall
 ) -> tuple[SourcePlace, Edit]:
-    """Find the place where one occurrence of a group is made, the innermost whose function may
-    change, and the edit there. Raises NotPlaced with the reason."""
-    return _Rewriter(sources, flow, members, call, editable).edit()
+    """Find the place where one occurrence of a group is made, and the edit there. Raises NotPlaced
+    with the reason."""
+    return _Rewriter(sources, flow, members, call).edit()
 
 
 class _Rewriter:
     def __init__(
-        self,
-        sources: Sources,
-        flow: Dataflow,
-        members: Sequence[int],
-        call: KernelCall,
-        editable: Callable[[str, int], bool],
+        self, sources: Sources, flow: Dataflow, members: Sequence[int], call: KernelCall
     ) -> None:
         self._sources = sources
         self._flow = flow
@@ -181,7 +173,7 @@ class _Rewriter:
             raise NotPlaced("a part of it was made by no expression of the source")
         self._steps = {step for step in steps if step is not None}
         self._gone = self._steps | self._idle() | self._passed_on()
-        self._place = self._common(editable)
+        self._place = self._common()
         activation = sources.trail.activations[self._place.activation]
         self._file: SourceFile = sources.file(activation.file)
         self._function = self._file.function(self._place.block)
@@ -220,16 +212,17 @@ class _Rewriter:
             for step in steps
         }
 
-    def _common(self, editable: Callable[[str, int], bool]) -> SourcePlace:
-        """The innermost place that all of the group is in, and whose function may change."""
+    def _common(self) -> SourcePlace:
+        """The innermost place that all of the group is in; not in a function that asks before it
+        launches a kernel, but where that is called."""
         every = [self._sources.standing[step] for step in self._steps]
         shared = [place for place in every[0] if all(place in places for places in every)]
+        shared = [place for place in shared if not asks(place.block.file)] or shared
         if not shared:
             raise NotPlaced(
                 "its parts are made in different calls, or in different turns of a loop"
             )
-        changing = [p for p in shared if editable(p.block.file, p.block.owner.line)]
-        return (changing or shared)[-1]
+        return shared[-1]
 
     # What.
 
